@@ -1,0 +1,60 @@
+# Each target builds .venv itself when it is missing or older than what it is built from.
+#
+#   make demo     train a small network on one parameter server and two workers
+#   make test     the test suite                 make test PYTEST_ARGS='-k wire -x'
+#   make lint     style, types, direction of imports
+#   make bench    the benchmarks
+#   make docs     write what is generated in docs/ and check every link
+#   make venv     only the environment           make venv PYTHON=/path/to/python3.12
+#   make clean    remove the environment and what tools left behind
+#
+# On a machine without a GPU, PyTorch's own index has a build that is ten times smaller:
+#   make venv PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu
+
+SHELL := /bin/sh
+BIN := .venv/bin
+STAMP := .venv/.installed
+PYTEST_ARGS ?=
+export PIP_EXTRA_INDEX_URL ?=
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# One BLAS thread a process, or processes that share the cores fight over them.
+export OMP_NUM_THREADS ?= 1
+
+# The first Python that really runs (a version manager's stub may not) and is new enough.
+NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
+PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3; do \
+    if "$$p" -c '$(NEW_ENOUGH)' >/dev/null 2>&1; then echo "$$p"; exit; fi; done)
+
+.PHONY: venv demo test lint bench docs clean
+
+venv: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	@if [ -z "$(PYTHON)" ]; then \
+	  echo "make: no Python 3.11 or newer here: install one, or say make PYTHON=/path/to/it" >&2; \
+	  exit 1; fi
+	"$(PYTHON)" -m venv .venv
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,examples]'
+	@touch $@
+
+demo: $(STAMP)
+	$(BIN)/trireme run --ps 1 --workers 2 examples/digits.py
+
+test: $(STAMP)
+	$(BIN)/pytest $(PYTEST_ARGS)
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: $(STAMP)
+	@for file in benchmarks/bench_*.py; do $(BIN)/python "$$file" || exit; done
+
+docs: $(STAMP)
+	$(BIN)/python docs/build.py
+
+clean:
+	rm -rf .venv .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache build dist
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
