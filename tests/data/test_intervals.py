@@ -1,0 +1,72 @@
+"""IntervalSet against a plain set of integers."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trireme.data.intervals import IntervalSet
+
+NUMBERS = st.integers(-5, 40)
+RANGES = st.tuples(NUMBERS, st.integers(0, 12)).map(lambda r: (r[0], r[0] + r[1]))
+OPERATIONS = st.lists(st.tuples(st.booleans(), RANGES), max_size=30)
+
+
+def build(operations: list[tuple[bool, tuple[int, int]]]) -> tuple[IntervalSet, set[int]]:
+    intervals, model = IntervalSet(), set[int]()
+    for adds, (start, stop) in operations:
+        numbers = set(range(start, stop))
+        if adds:
+            assert intervals.add(start, stop) == len(numbers - model)
+            model |= numbers
+        else:
+            assert intervals.remove(start, stop) == len(numbers & model)
+            model -= numbers
+    return intervals, model
+
+
+def members(ranges: list[tuple[int, int]]) -> list[int]:
+    return [number for start, stop in ranges for number in range(start, stop)]
+
+
+@given(OPERATIONS)
+def test_holds_what_a_set_holds(operations: list[tuple[bool, tuple[int, int]]]) -> None:
+    intervals, model = build(operations)
+    ranges = intervals.ranges()
+    assert members(list(ranges)) == sorted(model)
+    assert intervals.total == len(model)
+    assert bool(intervals) == bool(model)
+    assert intervals.end == (max(model) + 1 if model else 0)
+    assert all(number in intervals for number in model)
+    assert not any(number in intervals for number in set(range(-8, 60)) - model)
+    assert IntervalSet(reversed(ranges)) == intervals
+    # Sorted, not empty, neither overlapping nor touching.
+    bounds = [bound for pair in ranges for bound in pair]
+    assert bounds == sorted(set(bounds))
+
+
+@given(OPERATIONS, RANGES)
+def test_within_and_gaps_part_a_range(
+    operations: list[tuple[bool, tuple[int, int]]], part: tuple[int, int]
+) -> None:
+    intervals, model = build(operations)
+    wanted = set(range(*part))
+    assert members(intervals.within(*part)) == sorted(wanted & model)
+    assert members(intervals.gaps(*part)) == sorted(wanted - model)
+    assert intervals.covers(*part) == (wanted <= model)
+    assert all(start < stop for start, stop in intervals.within(*part) + intervals.gaps(*part))
+
+
+def test_a_range_that_ends_before_it_begins_is_refused() -> None:
+    for change in (IntervalSet().add, IntervalSet().remove):
+        with pytest.raises(ValueError, match=r"\[3, 2\) is not a range"):
+            change(3, 2)
+    with pytest.raises(ValueError, match="not a range"):
+        IntervalSet([(3, 2)])
+
+
+def test_prints_and_compares_by_content() -> None:
+    assert repr(IntervalSet([(0, 2), (2, 3), (5, 6)])) == "IntervalSet([(0, 3), (5, 6)])"
+    assert IntervalSet([(0, 1)]) != IntervalSet([(0, 2)])
+    assert IntervalSet() != ()

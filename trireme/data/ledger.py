@@ -1,0 +1,196 @@
+"""Deals the positions of a data set to workers, so that each example is used once per epoch.
+
+Pure: positions only, no tensors, no clock. It lives in server 0; what is finished travels in the
+checkpoint, and a resumed job goes on at exactly the positions that are open.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from trireme.data.intervals import IntervalSet
+
+__all__ = ["Ledger"]
+
+
+class Ledger:
+    """Who holds which positions, and which are done.
+
+    Every position below the highest one dealt is in one of three states: held by a worker,
+    finished, or open. Open ones are dealt first, lowest first; then come fresh ones, without end.
+
+    Not interleaved, fresh positions go to whoever asks. Interleaved, they do not depend on who
+    asks first: with n members, the j-th batch of the i-th member (from 0, lowest worker first) is
+    [base + (j * n + i) * batch, ... + batch). So the workers of a synchronous round together hold
+    exactly the batch that one process would have taken. Counting starts anew, and `base` moves
+    behind all that was dealt, whenever the members change and after `restore`.
+
+    Attributes:
+        size: how many examples the data set has; all workers of a job must agree on it.
+        interleave: which of the two ways fresh positions are dealt.
+        dealt: positions dealt so far, those dealt again counted again.
+        finished: positions finished so far, each once.
+        returned: positions that came back unfinished.
+    """
+
+    def __init__(self, size: int, *, interleave: bool) -> None:
+        """Makes a ledger from which nothing was dealt, with no members.
+
+        Raises:
+            ValueError: the data set is empty.
+        """
+        if size < 1:
+            raise ValueError(f"the data set has {size} examples: there must be at least one")
+        self.size = size
+        self.interleave = interleave
+        self.dealt = 0
+        self.finished = 0
+        self.returned = 0
+        self._done = IntervalSet()
+        self._open = IntervalSet()
+        self._held: dict[int, IntervalSet] = {}
+        self._frontier = 0  # nothing from here on was ever dealt
+        self._rounds = _Rounds(0, ())
+
+    @property
+    def workers(self) -> tuple[int, ...]:
+        """The members: those that take part, lowest first."""
+        return tuple(self._held)
+
+    @property
+    def consumed(self) -> tuple[tuple[int, int], ...]:
+        """The finished positions as ranges (start, stop), lowest first."""
+        return self._done.ranges()
+
+    def members(self, workers: Sequence[int]) -> None:
+        """Says who takes part from now on. The same members again change nothing.
+
+        What those who are no longer among them held goes back; interleaved, so does what was
+        passed over because its worker had not asked for it yet.
+        """
+        members = tuple(sorted(set(workers)))
+        if members == self.workers:
+            return
+        for worker in set(self.workers).difference(members):
+            self.release(worker)
+        self._held = {worker: self._held.get(worker, IntervalSet()) for worker in members}
+        self._begin()
+
+    def release(self, worker: int) -> None:
+        """Gives back all that `worker` holds: it was started anew under the same index."""
+        for start, stop in self._held.get(worker, IntervalSet()).ranges():
+            self.give_back(worker, start, stop)
+
+    def lease(self, worker: int, batch: int, count: int) -> list[tuple[int, int]]:
+        """Deals `count` spans (start, stop) of `batch` positions each to `worker`.
+
+        A span is shorter where a piece that came back, or lies between finished ones, is.
+
+        Raises:
+            ValueError: the worker is no member; batch or count is below 1; or, interleaved, other
+                members asked with another batch.
+        """
+        if worker not in self._held:
+            raise ValueError(f"worker {worker} takes no part: the members are {self.workers}")
+        if batch < 1 or count < 1:
+            raise ValueError(f"cannot deal {count} spans of {batch} positions: both start at 1")
+        if self.interleave:
+            self._rounds.agree(worker, batch)
+        spans: list[tuple[int, int]] = []
+        while len(spans) < count:
+            span = self._reopened(batch) or self._fresh(worker, batch)
+            if span is not None:
+                self._hold(worker, span)
+                spans.append(span)
+        return spans
+
+    def finish(self, worker: int, start: int, stop: int) -> None:
+        """Notes that the positions start to stop - 1 are in the parameters.
+
+        It counts no matter who holds them, and once however often it is said: a worker that was
+        given up for lost may have had its update applied.
+        """
+        self.finished += self._done.add(start, stop)
+        held = self._held.get(worker)
+        if held is not None:
+            held.remove(start, stop)
+        self._open.remove(start, stop)
+
+    def give_back(self, worker: int, start: int, stop: int) -> None:
+        """Takes back what `worker` holds of start to stop - 1; it is dealt again, first."""
+        held = self._held.get(worker)
+        if held is None:
+            return
+        for piece in held.within(start, stop):
+            held.remove(*piece)
+            for rest in self._done.gaps(*piece):
+                self.returned += self._open.add(*rest)
+
+    def restore(self, consumed: Iterable[tuple[int, int]]) -> None:
+        """Goes on from where `consumed` was read: the rest below its end is dealt first.
+
+        The members stay, and hold nothing. The counters go on.
+
+        Raises:
+            ValueError: a range ends before it begins.
+        """
+        self._done = IntervalSet(consumed)
+        self._frontier = self._done.end
+        self._held = {worker: IntervalSet() for worker in self._held}
+        self._begin()
+
+    def _begin(self) -> None:
+        """Opens all below the frontier that nobody holds or finished; counts rounds anew."""
+        taken = IntervalSet(self._done)
+        for held in self._held.values():
+            for start, stop in held:
+                taken.add(start, stop)
+        self._open = IntervalSet(taken.gaps(0, self._frontier))
+        self._rounds = _Rounds(self._frontier, self.workers)
+
+    def _reopened(self, batch: int) -> tuple[int, int] | None:
+        for start, stop in self._open:
+            stop = min(stop, start + batch)
+            self._open.remove(start, stop)
+            return start, stop
+        return None
+
+    def _fresh(self, worker: int, batch: int) -> tuple[int, int] | None:
+        """The next fresh span; None when all of it had been finished before it was dealt."""
+        start = self._rounds.next(worker) if self.interleave else self._frontier
+        self._frontier = max(self._frontier, start + batch)
+        pieces = self._done.gaps(start, start + batch)
+        for piece in pieces[1:]:
+            self._open.add(*piece)
+        return pieces[0] if pieces else None
+
+    def _hold(self, worker: int, span: tuple[int, int]) -> None:
+        self._held[worker].add(*span)
+        self.dealt += span[1] - span[0]
+
+
+class _Rounds:
+    """Whose turn is where: the arithmetic of interleaved dealing."""
+
+    __slots__ = ("_base", "_batch", "_members", "_next")
+
+    def __init__(self, base: int, members: tuple[int, ...]) -> None:
+        self._base = base
+        self._members = members
+        self._next = {worker: place for place, worker in enumerate(members)}
+        self._batch: tuple[int, int] | None = None  # the size, and who asked with it first
+
+    def agree(self, worker: int, batch: int) -> None:
+        if self._batch is None:
+            self._batch = (batch, worker)
+        elif self._batch[0] != batch:
+            raise ValueError(
+                f"worker {worker} asks for batches of {batch}, worker {self._batch[1]} for batches "
+                f"of {self._batch[0]}: a synchronous job needs the same batch size everywhere"
+            )
+
+    def next(self, worker: int) -> int:
+        assert self._batch is not None
+        turn = self._next[worker]
+        self._next[worker] = turn + len(self._members)
+        return self._base + turn * self._batch[0]
