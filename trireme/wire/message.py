@@ -1,0 +1,164 @@
+"""Frames and typed messages: how bytes on the wire become values and back. No I/O here.
+
+A frame is a fixed header, metadata (msgpack of one typed message) and a payload (raw bytes of
+tensors, never interpreted here):
+
+    offset  size  field
+    0       4     magic b"TRIR"
+    4       1     protocol version
+    5       1     kind: which message type the metadata holds
+    6       2     flags, reserved: must be zero
+    8       4     metadata length in bytes
+    12      8     payload length in bytes
+    20      8     sequence: a reply carries its request's; 0 where nobody waits
+
+All integers are big-endian. Lengths are checked against `Limits` before anything is allocated.
+
+Kinds: 1-15 the handshake, 16-63 the cluster, 64-127 the parameter server. A kind is never reused.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import msgspec
+
+from trireme.errors import FrameError
+
+__all__ = [
+    "HANDSHAKE_LIMITS",
+    "HEADER_SIZE",
+    "PROTOCOL_VERSION",
+    "Catalog",
+    "Header",
+    "Limits",
+    "Message",
+    "pack_header",
+    "unpack_header",
+]
+
+MAGIC = b"TRIR"
+PROTOCOL_VERSION = 1
+_HEADER = struct.Struct("!4sBBHIQQ")
+HEADER_SIZE = _HEADER.size
+
+
+class Message(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Base of every typed message. A subclass sets `kind`, unique over the whole protocol."""
+
+    kind: ClassVar[int] = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The largest frame that is accepted, in bytes."""
+
+    metadata: int = 16 << 20
+    payload: int = 1 << 40
+
+
+HANDSHAKE_LIMITS = Limits(metadata=1024, payload=0)
+"""What a peer may send before it has proven that it knows the job's secret."""
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """The fixed part of a frame."""
+
+    kind: int
+    metadata_length: int
+    payload_length: int
+    sequence: int
+
+
+def pack_header(header: Header) -> bytes:
+    """Returns the 28 bytes of a header."""
+    return _HEADER.pack(
+        MAGIC,
+        PROTOCOL_VERSION,
+        header.kind,
+        0,
+        header.metadata_length,
+        header.payload_length,
+        header.sequence,
+    )
+
+
+def unpack_header(data: bytes | bytearray | memoryview, limits: Limits) -> Header:
+    """Reads a header and checks it against the limits.
+
+    Args:
+        data: exactly `HEADER_SIZE` bytes.
+        limits: the largest metadata and payload to accept.
+
+    Raises:
+        FrameError: wrong magic, another protocol version, flags this version does not know, or a
+            length over its limit.
+    """
+    magic, version, kind, flags, metadata_length, payload_length, sequence = _HEADER.unpack(data)
+    if magic != MAGIC:
+        raise FrameError(
+            f"the peer does not speak Trireme's protocol: a frame began with {bytes(magic)!r}"
+        )
+    if version != PROTOCOL_VERSION:
+        raise FrameError(
+            f"the peer speaks version {version} of the protocol and this side {PROTOCOL_VERSION}: "
+            "install the same release of trireme on both"
+        )
+    if flags:
+        raise FrameError(f"a frame has flags 0x{flags:04x}, which this version does not know")
+    if metadata_length > limits.metadata:
+        raise FrameError(
+            f"a frame announces {metadata_length} bytes of metadata; at most "
+            f"{limits.metadata} are accepted here"
+        )
+    if payload_length > limits.payload:
+        raise FrameError(
+            f"a frame announces a payload of {payload_length} bytes; at most "
+            f"{limits.payload} are accepted here"
+        )
+    return Header(kind, metadata_length, payload_length, sequence)
+
+
+class Catalog:
+    """The message types that one conversation may use."""
+
+    def __init__(self, types: Iterable[type[Message]]) -> None:
+        self._encoder = msgspec.msgpack.Encoder()
+        self._decoders: dict[int, msgspec.msgpack.Decoder[Any]] = {}
+        self._names: dict[int, str] = {}
+        for message_type in types:
+            kind = message_type.kind
+            if not 0 < kind < 256 or kind in self._decoders:
+                taken_by = self._names.get(kind, "no type may have it")
+                raise ValueError(f"kind {kind} of {message_type.__name__} is not free: {taken_by}")
+            self._decoders[kind] = msgspec.msgpack.Decoder(message_type)
+            self._names[kind] = message_type.__name__
+
+    def encode(self, message: Message) -> bytes:
+        """Returns the metadata bytes of a message.
+
+        Raises:
+            ValueError: the message's type is not in this catalog.
+        """
+        if message.kind not in self._decoders:
+            raise ValueError(f"{type(message).__name__} is not part of this conversation")
+        return self._encoder.encode(message)
+
+    def decode(self, kind: int, metadata: bytes | bytearray | memoryview) -> Message:
+        """Reads the metadata of a frame of the given kind.
+
+        Raises:
+            FrameError: the kind is not in this catalog, or the bytes are not such a message.
+        """
+        decoder = self._decoders.get(kind)
+        if decoder is None:
+            raise FrameError(f"a frame has kind {kind}, which is not part of this conversation")
+        try:
+            message: Message = decoder.decode(metadata)
+        except (msgspec.DecodeError, RecursionError) as error:
+            raise FrameError(f"a {self._names[kind]} frame is malformed: {error}") from error
+        return message

@@ -1,0 +1,69 @@
+"""A `Stream` over any connected stream socket. What TCP and in-process connections share."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from trireme.errors import ConnectionBroken, ConnectionClosed, PeerClosed, WireError
+from trireme.wire.transport import Stream
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+__all__ = ["BUFFER_BYTES", "IOV_MAX", "SocketStream"]
+
+IOV_MAX: int = os.sysconf("SC_IOV_MAX") if hasattr(os, "sysconf") else 16
+"""How many buffers the system takes in one call."""
+
+BUFFER_BYTES = 4 << 20
+"""What is asked for a socket's send and receive buffers; the system may give less."""
+
+
+class SocketStream(Stream):
+    """A connected stream socket, which this object owns from now on."""
+
+    def __init__(self, connected: socket.socket, peer: str) -> None:
+        connected.setblocking(False)
+        self._socket = connected
+        self.peer = peer
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    def read_into(self, buffers: Sequence[memoryview]) -> int:
+        try:
+            if len(buffers) == 1:
+                count = self._socket.recv_into(buffers[0])
+            else:
+                count = self._socket.recvmsg_into(buffers[:IOV_MAX])[0]
+        except BlockingIOError:
+            return 0
+        except OSError as error:
+            raise self._explain(error) from error
+        if count == 0:
+            raise PeerClosed(f"{self.peer} closed the connection")
+        return count
+
+    def write(self, buffers: Sequence[Buffer]) -> int:
+        try:
+            if len(buffers) == 1:
+                return self._socket.send(buffers[0])
+            return self._socket.sendmsg(buffers)
+        except BlockingIOError:
+            return 0
+        except OSError as error:
+            raise self._explain(error) from error
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def _explain(self, error: OSError) -> WireError:
+        if error.errno == errno.EBADF:
+            return ConnectionClosed(f"the connection to {self.peer} was closed by this side")
+        if error.errno == errno.EPIPE:
+            return PeerClosed(f"{self.peer} closed the connection")
+        return ConnectionBroken(f"the connection to {self.peer} broke: {error.strerror or error}")

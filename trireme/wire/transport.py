@@ -1,0 +1,181 @@
+"""Byte streams between processes, and how an address chooses the transport that makes them.
+
+    tcp://host:port    sockets; `trireme.wire.tcp`
+    memory://name      inside one process; `trireme.wire.memory`
+
+A transport gives two things, a `Stream` and a `Listener`, both non-blocking; whoever waits does it
+with `select` on their file descriptors. `tests/conformance.py` is what every transport must pass.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from trireme.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+__all__ = ["Listener", "Stream", "Transport", "connect", "listen"]
+
+
+class Stream(ABC):
+    """An ordered stream of bytes in each direction, never blocking. Used by one thread at a time.
+
+    Attributes:
+        peer: the address of the other end, for messages.
+    """
+
+    peer: str
+
+    @abstractmethod
+    def fileno(self) -> int:
+        """Returns the descriptor to wait on: readable and writable as `select` understands it."""
+
+    @abstractmethod
+    def read_into(self, buffers: Sequence[memoryview]) -> int:
+        """Reads what is there into the buffers, filling one after the other.
+
+        Args:
+            buffers: writable views of bytes, at least one of them not empty.
+
+        Returns:
+            How many bytes were read; 0 when there is nothing to read yet.
+
+        Raises:
+            PeerClosed: the peer closed, and everything it had sent was read.
+            ConnectionBroken: the peer or the network reset the connection.
+            ConnectionClosed: after this side's own `close`.
+        """
+
+    @abstractmethod
+    def write(self, buffers: Sequence[Buffer]) -> int:
+        """Takes bytes from the front of the buffers, in order, as many as there is room for.
+
+        Args:
+            buffers: at least one of them not empty, at most `IOV_MAX` of them.
+
+        Returns:
+            How many bytes were taken; 0 when there is no room yet. The buffers may be changed as
+            soon as the call returns.
+
+        Raises:
+            PeerClosed: the peer closed, and this transport can tell.
+            ConnectionBroken: the peer or the network reset the connection. A write soon after the
+                peer's close may also succeed: only an answer shows that bytes arrived.
+            ConnectionClosed: after this side's own `close`.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Closes this end; what was written is still delivered. Closing again does nothing."""
+
+
+class Listener(ABC):
+    """Where others connect to.
+
+    Attributes:
+        address: what to give to `connect`: the scheme, and the port or name that was got.
+    """
+
+    address: str
+
+    @abstractmethod
+    def fileno(self) -> int:
+        """Returns the descriptor to wait on: readable when `accept` has something to give."""
+
+    @abstractmethod
+    def accept(self) -> Stream | None:
+        """Returns the next connection, or None when nobody waits.
+
+        Raises:
+            ConnectionClosed: after `close`.
+            WireError: the system has no room for another connection, such as too many open files;
+                those who wait are kept, and a later call may succeed.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Listens no longer and frees the address; accepted streams live on. May be repeated."""
+
+
+class Transport(Protocol):
+    """What the module of a transport offers. `rest` is the address without `scheme://`."""
+
+    def connect(self, rest: str, *, timeout: float) -> Stream:
+        """See `trireme.wire.transport.connect`."""
+
+    def listen(self, rest: str, *, allow_plaintext: bool) -> Listener:
+        """See `trireme.wire.transport.listen`."""
+
+
+def connect(address: str, *, timeout: float, tls: object = None) -> Stream:
+    """Connects to a listener, trying once.
+
+    Args:
+        address: such as `tcp://10.0.0.5:2222`.
+        timeout: in seconds, over all addresses that a name resolves to.
+        tls: not supported yet: must be None.
+
+    Raises:
+        ConfigurationError: the address is malformed or its scheme unknown, or `tls` is given.
+        ConnectTimeout: nobody answered in time, or there is no way to that host.
+        ConnectionRefused: the host answered that nothing listens there.
+        WireError: the system refuses to open another connection.
+    """
+    transport, rest = _resolve(address, tls)
+    return transport.connect(rest, timeout=timeout)
+
+
+def listen(address: str, *, tls: object = None, allow_plaintext: bool = False) -> Listener:
+    """Listens at an address; port 0 or an empty name leaves the choice to the system.
+
+    Args:
+        address: such as `tcp://127.0.0.1:0`.
+        tls: not supported yet: must be None.
+        allow_plaintext: whether the network is trusted, so that an address that other hosts can
+            reach may be served without TLS. Everybody on the way can then read and change what is
+            sent; the job's secret only keeps strangers from joining.
+
+    Raises:
+        ConfigurationError: the address is malformed, is not one of this host's, or its scheme is
+            unknown; or it can be reached from other hosts and `allow_plaintext` is False.
+        AddressInUse: something else listens there.
+    """
+    transport, rest = _resolve(address, tls)
+    return transport.listen(rest, allow_plaintext=allow_plaintext)
+
+
+def _resolve(address: str, tls: object) -> tuple[Transport, str]:
+    scheme, separator, rest = address.partition("://")
+    if not separator:
+        raise ConfigurationError(
+            f"the address {address!r} has no scheme: write it as tcp://host:port"
+        )
+    if tls is not None or scheme == "tls":
+        raise ConfigurationError(
+            f"TLS was asked for {address!r}, and this release has none yet: use tcp:// on "
+            "loopback or, where you trust the network, with plaintext allowed"
+        )
+    transport = _transport(scheme)
+    if transport is None:
+        raise ConfigurationError(
+            f"the address {address!r} has an unknown scheme {scheme!r}: there are tcp://host:port "
+            "and memory://name"
+        )
+    return transport, rest
+
+
+def _transport(scheme: str) -> Transport | None:
+    # Imported here because each transport imports the interfaces above.
+    if scheme == "tcp":
+        from trireme.wire import tcp
+
+        return tcp
+    if scheme == "memory":
+        from trireme.wire import memory
+
+        return memory
+    return None
