@@ -1,0 +1,217 @@
+"""Flat buffers, and the views of them that modules and servers work on.
+
+On the worker a module's parameters and gradients are views into flat vectors, so that a push
+sends, and a pull receives, without packing. On the server each part of a vector is one tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+
+import torch
+from torch import nn
+
+from trireme.errors import ConfigurationError
+from trireme.ps.layout import DEFAULT_SLOTS, Layout
+from trireme.ps.messages import ParameterSpec
+
+__all__ = ["FlatModel", "PartBuffer", "as_bytes", "dtype_of"]
+
+
+def dtype_of(name: str) -> torch.dtype:
+    """Returns the torch dtype of a layout's dtype name."""
+    dtype = getattr(torch, name)
+    assert isinstance(dtype, torch.dtype)
+    return dtype
+
+
+def as_bytes(tensor: torch.Tensor) -> memoryview:
+    """Returns the memory of a contiguous CPU tensor as bytes, without a copy."""
+    flat = tensor.detach().reshape(-1).view(torch.uint8)
+    return flat.numpy().data
+
+
+class PartBuffer:
+    """One server's part of every flat vector, as tensors.
+
+    Args:
+        layout: what lies where.
+        server: whose part.
+        vectors: the part of each vector, 1-D, in the layout's order; new zeros where not given.
+    """
+
+    def __init__(
+        self, layout: Layout, server: int, vectors: Sequence[torch.Tensor] | None = None
+    ) -> None:
+        parts = layout.parts(server)
+        if vectors is None:
+            vectors = [torch.zeros(p.length, dtype=dtype_of(p.vector.dtype)) for p in parts]
+        self.vectors: tuple[torch.Tensor, ...] = tuple(vectors)
+        starts = {part.vector.dtype: part.start for part in parts}
+        by_dtype = {part.vector.dtype: v for part, v in zip(parts, self.vectors, strict=True)}
+        self.segments: tuple[torch.Tensor, ...] = tuple(
+            by_dtype[s.vector.dtype][
+                s.start - starts[s.vector.dtype] : s.stop - starts[s.vector.dtype]
+            ]
+            for s in layout.segments(server)
+        )
+
+    @cached_property
+    def views(self) -> tuple[memoryview, ...]:
+        """The vectors' memory as bytes, empty parts left out. Only for CPU tensors."""
+        return tuple(as_bytes(vector) for vector in self.vectors if vector.numel())
+
+    @cached_property
+    def nbytes(self) -> int:
+        """The size of all vectors in bytes."""
+        return sum(vector.numel() * vector.element_size() for vector in self.vectors)
+
+
+class FlatModel:
+    """A module whose trained parameters and gradients are views into flat vectors.
+
+    The module keeps its parameters (the same `nn.Parameter` objects); their memory moves into
+    `values`, and their `.grad` into `gradients`.
+
+    Args:
+        groups: named parameters of each optimizer group, in the optimizer's order.
+        servers: over how many servers the layout is spread.
+        slots: into how many slots it is cut.
+
+    Raises:
+        ConfigurationError: there is nothing to train, a dtype cannot be trained, a parameter is
+            sparse, or parameters are on several devices.
+    """
+
+    def __init__(
+        self,
+        groups: Sequence[Sequence[tuple[str, nn.Parameter]]],
+        *,
+        servers: int,
+        slots: int = DEFAULT_SLOTS,
+    ) -> None:
+        by_name = {name: parameter for group in groups for name, parameter in group}
+        self.device = _one_device(by_name)
+        self.layout = Layout.of(_specs(groups), servers=servers, slots=slots)
+        self.values = self._vectors()
+        self.gradients = self._vectors()
+        self._bound: list[tuple[nn.Parameter, torch.Tensor]] = []
+        for vector, value, gradient in zip(
+            self.layout.vectors, self.values, self.gradients, strict=True
+        ):
+            for placed in vector.placed:
+                parameter = by_name[placed.parameter.name]
+                view = value[placed.start : placed.stop].view(parameter.shape)
+                view.copy_(parameter.detach())
+                parameter.data = view
+                parameter.grad = gradient[placed.start : placed.stop].view(parameter.shape)
+                self._bound.append((parameter, parameter.grad))
+        self._host_values = _host(self.values)
+        self._host_gradients = _host(self.gradients)
+
+    def part_values(self, server: int) -> PartBuffer:
+        """Returns a server's part of the values on the host: where a pull is received."""
+        return PartBuffer(self.layout, server, self._part(self._host_values, server))
+
+    def part_gradients(self, server: int) -> PartBuffer:
+        """Returns a server's part of the gradients on the host: what a push sends."""
+        return PartBuffer(self.layout, server, self._part(self._host_gradients, server))
+
+    def zero_gradients(self) -> None:
+        """Sets the gradients to zero in place; the views stay."""
+        for gradient in self.gradients:
+            gradient.zero_()
+
+    def collect_gradients(self) -> None:
+        """Makes the flat gradients hold what backward left, and puts them on the host.
+
+        A gradient that is no longer our view (somebody set it to None, and backward made a new
+        one) is copied in and the view put back.
+
+        Raises:
+            ConfigurationError: a gradient is sparse.
+        """
+        for parameter, view in self._bound:
+            gradient = parameter.grad
+            if gradient is view:
+                continue
+            if gradient is None:
+                view.zero_()
+            elif gradient.layout is not torch.strided:
+                raise ConfigurationError(
+                    "a gradient is sparse, and sparse gradients are not built yet: make the "
+                    "embedding with sparse=False"
+                )
+            else:
+                view.copy_(gradient)
+            parameter.grad = view
+        if self._host_gradients is not self.gradients:
+            for host, gradient in zip(self._host_gradients, self.gradients, strict=True):
+                host.copy_(gradient, non_blocking=True)
+            torch.cuda.current_stream(self.device).synchronize()
+
+    def publish_values(self) -> None:
+        """Brings values that were received on the host to the module's device."""
+        if self._host_values is not self.values:
+            for host, value in zip(self._host_values, self.values, strict=True):
+                value.copy_(host, non_blocking=True)
+
+    def collect_values(self) -> None:
+        """Brings the module's values to the host: before the chief's first load."""
+        if self._host_values is not self.values:
+            for host, value in zip(self._host_values, self.values, strict=True):
+                host.copy_(value)
+
+    def gradient_norm(self) -> torch.Tensor:
+        """Returns the L2 norm of all gradients, a 0-dim float tensor."""
+        norms = [torch.linalg.vector_norm(g, dtype=torch.float32) for g in self.gradients]
+        norm: torch.Tensor = torch.linalg.vector_norm(torch.stack(norms))
+        return norm
+
+    def scale_gradients(self, factor: torch.Tensor | float) -> None:
+        """Multiplies all gradients in place."""
+        for gradient in self.gradients:
+            gradient.mul_(factor)
+
+    def _vectors(self) -> tuple[torch.Tensor, ...]:
+        return tuple(
+            torch.zeros(vector.length, dtype=dtype_of(vector.dtype), device=self.device)
+            for vector in self.layout.vectors
+        )
+
+    def _part(self, vectors: Sequence[torch.Tensor], server: int) -> list[torch.Tensor]:
+        parts = self.layout.parts(server)
+        return [v[part.start : part.stop] for part, v in zip(parts, vectors, strict=True)]
+
+
+def _specs(groups: Sequence[Sequence[tuple[str, nn.Parameter]]]) -> list[ParameterSpec]:
+    return [
+        ParameterSpec(name, tuple(p.shape), str(p.dtype).removeprefix("torch."), index)
+        for index, group in enumerate(groups)
+        for name, p in group
+    ]
+
+
+def _one_device(parameters: dict[str, nn.Parameter]) -> torch.device:
+    devices = {parameter.device for parameter in parameters.values()}
+    if not devices:
+        raise ConfigurationError(
+            "there is nothing to train: the optimizer was given no parameter of the model"
+        )
+    if len(devices) > 1:
+        names = ", ".join(sorted(str(device) for device in devices))
+        raise ConfigurationError(
+            f"the model's parameters are on several devices ({names}): put a worker's model on "
+            "one; spreading one over devices is not built yet"
+        )
+    return devices.pop()
+
+
+def _host(vectors: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+    """Returns the vectors themselves on the CPU, and pinned staging for them elsewhere."""
+    if all(vector.device.type == "cpu" for vector in vectors):
+        return vectors
+    return tuple(
+        torch.zeros(vector.numel(), dtype=vector.dtype, pin_memory=True) for vector in vectors
+    )

@@ -1,0 +1,83 @@
+"""The ledgers of all data sets: what server 0 deals, and what is in the parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from trireme.data.ledger import Ledger
+from trireme.ps.messages import Lease, Span
+
+__all__ = ["ExampleBook"]
+
+
+class ExampleBook:
+    """One ledger a data set, by name.
+
+    Attributes:
+        interleave: how to deal; see `trireme.data.ledger.Ledger`.
+    """
+
+    def __init__(self) -> None:
+        self.interleave = False
+        self._ledgers: dict[str, Ledger] = {}
+        self._restored: dict[str, list[tuple[int, int]]] = {}
+        self._members: Sequence[int] = ()
+
+    def members(self, workers: Sequence[int]) -> None:
+        """Says who takes part from now on; what others held goes back."""
+        self._members = workers
+        for ledger in self._ledgers.values():
+            ledger.members(workers)
+
+    def lease(self, request: Lease, live: Sequence[int]) -> tuple[Span, ...]:
+        """Deals examples.
+
+        Raises:
+            ValueError: another size than before, or what the ledger refuses.
+        """
+        ledger = self._ledgers.get(request.dataset)
+        if ledger is None:
+            ledger = Ledger(request.size, interleave=self.interleave)
+            ledger.members(live)
+            ledger.restore(self._restored.pop(request.dataset, []))
+            self._ledgers[request.dataset] = ledger
+        if ledger.size != request.size:
+            raise ValueError(
+                f"worker:{request.worker} has {request.size} examples of {request.dataset!r} and "
+                f"others have {ledger.size}: every worker must load the same data"
+            )
+        spans = ledger.lease(request.worker, request.batch, request.count)
+        return tuple(Span(request.dataset, start, stop) for start, stop in spans)
+
+    def finish(self, worker: int, spans: Iterable[Span]) -> None:
+        """Notes that examples are in the parameters."""
+        for span in spans:
+            if span.dataset in self._ledgers:
+                self._ledgers[span.dataset].finish(worker, span.start, span.stop)
+
+    def give_back(self, worker: int, spans: Iterable[Span]) -> None:
+        """Takes back examples whose update was not applied; they are dealt again."""
+        for span in spans:
+            if span.dataset in self._ledgers:
+                self._ledgers[span.dataset].give_back(worker, span.start, span.stop)
+
+    def release(self, worker: int) -> None:
+        """Takes back all that a worker holds."""
+        for ledger in self._ledgers.values():
+            ledger.release(worker)
+
+    def consumed(self) -> tuple[Span, ...]:
+        """Returns what is in the parameters, data set by data set."""
+        known = [(name, ledger.consumed) for name, ledger in self._ledgers.items()]
+        known += [(name, tuple(ranges)) for name, ranges in self._restored.items()]
+        return tuple(
+            Span(name, start, stop) for name, ranges in sorted(known) for start, stop in ranges
+        )
+
+    def restore(self, consumed: Iterable[Span]) -> None:
+        """Goes on from a snapshot's `consumed`."""
+        self._restored = {}
+        for span in consumed:
+            self._restored.setdefault(span.dataset, []).append((span.start, span.stop))
+        for name, ledger in self._ledgers.items():
+            ledger.restore(self._restored.pop(name, []))

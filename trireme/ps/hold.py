@@ -1,0 +1,52 @@
+"""What a consistent cut holds back, so that all servers copy the same state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from trireme.ps.instructions import Instruction
+from trireme.ps.messages import Cut, Push
+from trireme.ps.push_table import Pending
+
+__all__ = ["Hold"]
+
+Event = Callable[[], list[Instruction]]
+
+
+class Hold:
+    """What a cut holds back: nothing is decided that the cut does not ask for.
+
+    Attributes:
+        token: which cut; None when nothing is held.
+        since: when it began.
+        cut: the cut itself, once asked for.
+        route: where its answer goes.
+        later: (held push or None, event) to let happen afterwards, in order.
+    """
+
+    def __init__(self) -> None:
+        self.token: int | None = None
+        self.since = 0.0
+        self.cut: Cut | None = None
+        self.route: object = None
+        self.later: list[tuple[Pending | None, Event]] = []
+
+    def begin(self, token: int, now: float) -> None:
+        """Begins to hold back; a repeat keeps what is held."""
+        self.token, self.since = token, now
+
+    def end(self) -> None:
+        """Holds back nothing more. What was held is still in `later`."""
+        self.token, self.cut, self.route = None, None, None
+
+    def holds(self, push: Push) -> bool:
+        """Returns whether a push must wait."""
+        if self.token is None:
+            return False
+        return self.cut is None or push.sequence > dict(self.cut.decided).get(push.worker, 0)
+
+    def stops_round(self, step: int) -> bool:
+        """Returns whether the round on top of `step` must not be decided now."""
+        if self.token is None:
+            return False
+        return self.cut is None or step >= self.cut.step

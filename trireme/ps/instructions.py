@@ -1,0 +1,39 @@
+"""What a shard asks its driver to do. The shard itself opens nothing and sends nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from trireme.wire.message import Message
+
+__all__ = ["Instruction", "Reply", "Send"]
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """Send an answer where a request came from.
+
+    Attributes:
+        route: the request's, as the driver gave it.
+        message: the answer.
+        payload: tensors whose memory follows it. They may be live values, which the next event can
+            change: a driver that cannot send them at once copies them first.
+    """
+
+    route: object
+    message: Message
+    payload: Sequence[torch.Tensor] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Send a message to another server."""
+
+    server: int
+    message: Message
+
+
+Instruction = Reply | Send

@@ -1,0 +1,229 @@
+"""Where each parameter lies: parameters -> flat vectors -> slots -> servers.
+
+Parameters lie one after the other in one flat vector per dtype, grouped by parameter group, each
+aligned to 64 bytes. A vector is cut into slots at multiples of 64 bytes; a server holds a run of
+contiguous slots, which is one contiguous *part* of each vector there. Everything here is numbers:
+no tensor is made or touched.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+from trireme.errors import ConfigurationError, ModelMismatchError
+from trireme.ps.messages import LayoutSpec, ParameterSpec
+
+__all__ = [
+    "ALIGNMENT",
+    "DEFAULT_SLOTS",
+    "ITEM_SIZES",
+    "Layout",
+    "Part",
+    "Placed",
+    "Segment",
+    "Vector",
+]
+
+ALIGNMENT = 64
+"""Bytes: a cache line, and the widest vector register, so that no kernel meets an odd start."""
+
+DEFAULT_SLOTS = 256
+"""Far more than the servers a job may grow to."""
+
+ITEM_SIZES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
+"""Bytes of one element, for every dtype that a parameter may have."""
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """One parameter and the elements [start, stop) of its vector that it takes."""
+
+    parameter: ParameterSpec
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class Vector:
+    """One flat vector: all parameters of one dtype.
+
+    Attributes:
+        dtype: the dtype's name, which is the vector's name too.
+        length: its elements, padding included.
+        placed: its parameters in order.
+        groups: (parameter group, start, stop), in order; together they cover the vector.
+    """
+
+    dtype: str
+    length: int
+    placed: tuple[Placed, ...]
+    groups: tuple[tuple[int, int, int], ...]
+
+    @property
+    def item_size(self) -> int:
+        """Bytes of one element."""
+        return ITEM_SIZES[self.dtype]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """The elements [start, stop) of a vector that one server holds."""
+
+    vector: Vector
+    start: int
+    stop: int
+
+    @property
+    def length(self) -> int:
+        """Its elements."""
+        return self.stop - self.start
+
+    @property
+    def bytes(self) -> int:
+        """Its size."""
+        return self.length * self.vector.item_size
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """The elements [start, stop) of a vector in one part and one parameter group.
+
+    One call of the optimizer updates one segment.
+    """
+
+    vector: Vector
+    group: int
+    start: int
+    stop: int
+
+
+class Layout:
+    """The one source of truth for what lies where.
+
+    Args:
+        spec: the parameters, how many slots, and how many servers.
+
+    Raises:
+        ConfigurationError: a dtype that cannot be trained, or a count below one.
+    """
+
+    def __init__(self, spec: LayoutSpec) -> None:
+        if spec.servers < 1 or spec.slots < spec.servers:
+            raise ConfigurationError(
+                f"a layout of {spec.slots} slots over {spec.servers} servers: there must be at "
+                "least one server, and at least one slot for each"
+            )
+        self.spec = spec
+        self.vectors = tuple(_vectors(spec.parameters))
+
+    @classmethod
+    def of(
+        cls, parameters: Iterable[ParameterSpec], *, servers: int, slots: int = DEFAULT_SLOTS
+    ) -> Layout:
+        """Returns the layout of parameters given in the module's order."""
+        ordered = sorted(parameters, key=lambda parameter: (parameter.dtype, parameter.group))
+        return cls(LayoutSpec(tuple(ordered), max(slots, servers), servers))
+
+    @cached_property
+    def bytes(self) -> int:
+        """Bytes of all vectors: what one full push or pull carries."""
+        return sum(vector.length * vector.item_size for vector in self.vectors)
+
+    @cached_property
+    def elements(self) -> int:
+        """How many numbers the parameters hold, padding not counted."""
+        return sum(math.prod(parameter.shape) for parameter in self.spec.parameters)
+
+    def slots_of(self, server: int) -> range:
+        """Returns the slots that a server holds."""
+        slots, servers = self.spec.slots, self.spec.servers
+        return range(server * slots // servers, (server + 1) * slots // servers)
+
+    def parts(self, server: int) -> tuple[Part, ...]:
+        """Returns the server's part of each vector, in the vectors' order; a part may be empty."""
+        slots = self.slots_of(server)
+        return tuple(
+            Part(vector, self._cut(vector, slots.start), self._cut(vector, slots.stop))
+            for vector in self.vectors
+        )
+
+    def segments(self, server: int) -> tuple[Segment, ...]:
+        """Returns the server's segments: its parts, cut where a parameter group ends."""
+        return tuple(
+            Segment(part.vector, group, max(start, part.start), min(stop, part.stop))
+            for part in self.parts(server)
+            for group, start, stop in part.vector.groups
+            if max(start, part.start) < min(stop, part.stop)
+        )
+
+    def check_same(self, other: Layout, *, whose: str, others: str) -> None:
+        """Checks that another layout is the same.
+
+        Args:
+            other: what is compared with this one.
+            whose: the task that this layout is of, for the message.
+            others: the task that the other one is of.
+
+        Raises:
+            ModelMismatchError: names the first parameter that differs.
+        """
+        mine, theirs = self.spec.parameters, other.spec.parameters
+        for position, (a, b) in enumerate(zip(mine, theirs, strict=False)):
+            if a != b:
+                raise ModelMismatchError(
+                    f"the models differ: parameter {position} is {_describe(a)} at {whose} and "
+                    f"{_describe(b)} at {others}; every worker must build the same model"
+                )
+        if len(mine) != len(theirs):
+            longer, owner = (mine, whose) if len(mine) > len(theirs) else (theirs, others)
+            extra = longer[min(len(mine), len(theirs))]
+            raise ModelMismatchError(
+                f"the models differ: {whose} has {len(mine)} parameters and {others} "
+                f"{len(theirs)}; only {owner} has {_describe(extra)}"
+            )
+        if self.spec != other.spec:
+            raise ModelMismatchError(
+                f"the layouts differ: {self.spec.slots} slots over {self.spec.servers} servers at "
+                f"{whose}, {other.spec.slots} over {other.spec.servers} at {others}; start every "
+                "task with the same cluster"
+            )
+
+    def _cut(self, vector: Vector, slot: int) -> int:
+        """Returns the element at which a slot begins."""
+        step = ALIGNMENT // vector.item_size
+        return vector.length // step * slot // self.spec.slots * step
+
+
+def _vectors(parameters: tuple[ParameterSpec, ...]) -> Iterator[Vector]:
+    for dtype in dict.fromkeys(parameter.dtype for parameter in parameters):
+        if dtype not in ITEM_SIZES:
+            names = [parameter.name for parameter in parameters if parameter.dtype == dtype]
+            raise ConfigurationError(
+                f"parameter {names[0]!r} has dtype {dtype}, which cannot be trained over a "
+                f"parameter server: it must be one of {', '.join(ITEM_SIZES)}"
+            )
+        yield _vector(dtype, [p for p in parameters if p.dtype == dtype])
+
+
+def _vector(dtype: str, parameters: list[ParameterSpec]) -> Vector:
+    step = ALIGNMENT // ITEM_SIZES[dtype]
+    placed: list[Placed] = []
+    groups: list[tuple[int, int, int]] = []
+    end = 0
+    for parameter in parameters:
+        start, size = end, math.prod(parameter.shape)
+        end = start + -(-size // step) * step
+        placed.append(Placed(parameter, start, start + size))
+        if groups and groups[-1][0] == parameter.group:
+            groups[-1] = (parameter.group, groups[-1][1], end)
+        else:
+            groups.append((parameter.group, start, end))
+    return Vector(dtype, end, tuple(placed), tuple(groups))
+
+
+def _describe(parameter: ParameterSpec) -> str:
+    shape = "x".join(str(size) for size in parameter.shape) or "scalar"
+    return f"{parameter.name!r} ({shape} {parameter.dtype}, group {parameter.group})"

@@ -1,0 +1,515 @@
+"""What workers and parameter servers say to each other. Kinds 64 to 127.
+
+Every request is answered by one reply with the same frame sequence; before it, `Waiting` notices
+with that sequence may come, which say for whom the reply is withheld.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import msgspec
+
+from trireme.ps.rule import Rule
+from trireme.wire.message import Catalog, Message
+
+__all__ = [
+    "PS_CATALOG",
+    "PS_MESSAGES",
+    "Applied",
+    "Attach",
+    "Attached",
+    "Cut",
+    "Drain",
+    "Duplicate",
+    "FencedVerdict",
+    "Freeze",
+    "Frozen",
+    "GroupSpec",
+    "LayoutSpec",
+    "Lease",
+    "Leased",
+    "Load",
+    "Loaded",
+    "OptimizerSpec",
+    "ParameterSpec",
+    "Pull",
+    "PullReply",
+    "Push",
+    "PushReply",
+    "Refused",
+    "RejectedVerdict",
+    "Retire",
+    "Retired",
+    "RoundClose",
+    "RoundReady",
+    "ServerStatus",
+    "SetEnd",
+    "Snapshot",
+    "Span",
+    "Stale",
+    "Status",
+    "StopJob",
+    "Stopping",
+    "TensorSpec",
+    "Thaw",
+    "Thawed",
+    "Verdict",
+    "Waiting",
+    "WorkerProgress",
+]
+
+# What a model is, without code -----------------------------------------------------------------
+
+
+class ParameterSpec(msgspec.Struct, frozen=True, array_like=True):
+    """One parameter: its name, shape, dtype name (`float32`) and parameter group's index."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    group: int
+
+
+class LayoutSpec(msgspec.Struct, frozen=True, array_like=True):
+    """The parameters in the order in which they lie in the flat vectors, and how they are cut.
+
+    Attributes:
+        parameters: sorted by (dtype, group), in the module's order within.
+        slots: into how many slots the flat vectors are cut; fixed when the job is created.
+        servers: over how many servers the slots are spread.
+    """
+
+    parameters: tuple[ParameterSpec, ...]
+    slots: int
+    servers: int
+
+
+class GroupSpec(msgspec.Struct, frozen=True, array_like=True):
+    """The hyper-parameters of one parameter group, by `torch.optim`'s names."""
+
+    values: dict[str, float | int | bool | tuple[float, ...] | None]
+
+
+class OptimizerSpec(msgspec.Struct, frozen=True, array_like=True):
+    """An optimizer as a registry name and numbers."""
+
+    name: str
+    groups: tuple[GroupSpec, ...]
+
+
+# Verdicts --------------------------------------------------------------------------------------
+
+
+class Applied(msgspec.Struct, frozen=True, array_like=True, tag="applied"):
+    """The update is in the parameters; `step` is the global step that it made."""
+
+    step: int
+
+
+class Stale(msgspec.Struct, frozen=True, array_like=True, tag="stale"):
+    """The update's round was closed, or the job is over: it was not applied. `step` is now's."""
+
+    step: int
+
+
+class Duplicate(msgspec.Struct, frozen=True, array_like=True, tag="duplicate"):
+    """This sequence number was decided before, as `original`."""
+
+    original: Applied | Stale
+
+
+class FencedVerdict(msgspec.Struct, frozen=True, array_like=True, tag="fenced"):
+    """The request carried another view than the server's (`view`), or an old incarnation."""
+
+    view: int
+    reason: str
+
+
+class RejectedVerdict(msgspec.Struct, frozen=True, array_like=True, tag="rejected"):
+    """The request makes no sense to the server."""
+
+    reason: str
+
+
+Verdict = Applied | Stale | Duplicate | FencedVerdict | RejectedVerdict
+
+
+# Worker to server ------------------------------------------------------------------------------
+
+
+class Attach(Message, frozen=True, array_like=True):
+    """A worker shows what it trains. The first one creates the shard; the others must agree."""
+
+    kind: ClassVar[int] = 64
+    worker: int
+    incarnation: int
+    view: int
+    layout: LayoutSpec
+    optimizer: OptimizerSpec
+    rule: Rule
+
+
+class Attached(Message, frozen=True, array_like=True):
+    """The answer to `Attach`: whether values are loaded, and the global step they are of."""
+
+    kind: ClassVar[int] = 65
+    loaded: bool
+    step: int
+
+
+class Span(msgspec.Struct, frozen=True, array_like=True):
+    """Examples of a data set by position: [start, stop) in the endless sequence of its epochs."""
+
+    dataset: str
+    start: int
+    stop: int
+
+
+class Push(Message, frozen=True, array_like=True):
+    """A worker's update. Payload: the gradient, as this server's part of each flat vector.
+
+    Attributes:
+        sequence: 1 for the first push of this incarnation, then one more with each.
+        acknowledged: the highest sequence whose verdict the worker has; the server may forget
+            what it answered up to there.
+        pulled: the global step of the values that the gradient was computed from.
+        weight: how many examples the gradient is the mean of; 0 contributes nothing.
+        hyper: the optimizer's hyper-parameters by group, where they changed since the last push.
+        examples: which examples it was computed from; only server 0 is told.
+        pull: whether the answer shall carry the new values.
+    """
+
+    kind: ClassVar[int] = 66
+    worker: int
+    incarnation: int
+    view: int
+    sequence: int
+    acknowledged: int
+    pulled: int
+    weight: float
+    hyper: tuple[GroupSpec, ...] | None = None
+    examples: tuple[Span, ...] = ()
+    pull: bool = True
+
+
+class PushReply(Message, frozen=True, array_like=True):
+    """The answer to `Push`. Payload: the values, if they were asked for and there are any.
+
+    Attributes:
+        verdict: what became of the update.
+        step: the global step of the values in the payload.
+        staleness: how many updates were applied between this worker's pull and its push.
+        stop: whether the worker should stop training: the job's end is reached or was asked for.
+    """
+
+    kind: ClassVar[int] = 67
+    verdict: Verdict
+    step: int
+    staleness: int
+    stop: bool
+
+
+class Pull(Message, frozen=True, array_like=True):
+    """Asks for this server's part of the values. Withheld until values are loaded.
+
+    `train` says that the worker will compute an update from them: server 0 then counts it among
+    the updates under way, so that the job ends at exactly its last step. The answer is withheld
+    until the step is at least `at_least`: a server that learns of a round a little later than
+    server 0 answers with values of the same step.
+    """
+
+    kind: ClassVar[int] = 68
+    worker: int
+    incarnation: int
+    view: int
+    train: bool = True
+    at_least: int = 0
+
+
+class PullReply(Message, frozen=True, array_like=True):
+    """The answer to `Pull`. Payload: the values, of the given global step."""
+
+    kind: ClassVar[int] = 69
+    step: int
+    stop: bool
+
+
+class Waiting(Message, frozen=True, array_like=True):
+    """A notice that the reply is withheld: what for, on whom, and since how many seconds."""
+
+    kind: ClassVar[int] = 70
+    reason: str
+    names: tuple[str, ...]
+    seconds: float
+
+
+class Refused(Message, frozen=True, array_like=True):
+    """The answer to any request that cannot be served.
+
+    `code` is one of `fenced`, `rejected`, `mismatch`, `optimizer`, `busy`; `view` is the server's.
+    """
+
+    kind: ClassVar[int] = 71
+    code: str
+    reason: str
+    view: int
+
+
+class Lease(Message, frozen=True, array_like=True):
+    """Asks server 0 for the next examples of a data set: `count` batches of `batch` examples.
+
+    `size` is the data set's; all workers must give the same.
+    """
+
+    kind: ClassVar[int] = 72
+    worker: int
+    incarnation: int
+    view: int
+    dataset: str
+    size: int
+    batch: int
+    count: int
+
+
+class Leased(Message, frozen=True, array_like=True):
+    """The answer to `Lease`: one span a batch."""
+
+    kind: ClassVar[int] = 73
+    spans: tuple[Span, ...]
+
+
+class StopJob(Message, frozen=True, array_like=True):
+    """Asks server 0 to end the job at the next step at which every worker can."""
+
+    kind: ClassVar[int] = 74
+    reason: str
+
+
+class Stopping(Message, frozen=True, array_like=True):
+    """The answer to `StopJob`: the global step at which the job will end."""
+
+    kind: ClassVar[int] = 75
+    step: int
+
+
+class SetEnd(Message, frozen=True, array_like=True):
+    """Sets server 0's `max_steps`, where it was not known at `Attach`. Answered by `Stopping`."""
+
+    kind: ClassVar[int] = 76
+    max_steps: int
+
+
+class Drain(Message, frozen=True, array_like=True):
+    """Asks server 0 to answer once no worker has an update under way. Answered by `Stopping`."""
+
+    kind: ClassVar[int] = 77
+
+
+class Retire(Message, frozen=True, array_like=True):
+    """A worker says that it trains no more, though it stays: nobody shall wait for its updates."""
+
+    kind: ClassVar[int] = 78
+    worker: int
+    incarnation: int
+
+
+class Retired(Message, frozen=True, array_like=True):
+    """The answer to `Retire`."""
+
+    kind: ClassVar[int] = 79
+
+
+# A consistent cut over all servers -------------------------------------------------------------
+
+
+class Freeze(Message, frozen=True, array_like=True):
+    """Asks to apply nothing more until `Cut` and its snapshot, or `Thaw`."""
+
+    kind: ClassVar[int] = 80
+    token: int
+
+
+class Frozen(Message, frozen=True, array_like=True):
+    """The answer to `Freeze`: the last decided sequence of each worker (pairs) and the step."""
+
+    kind: ClassVar[int] = 81
+    step: int
+    decided: tuple[tuple[int, int], ...]
+
+
+class Cut(Message, frozen=True, array_like=True):
+    """Asks to decide each worker's pushes up to the given sequence, answer a copy, and go on.
+
+    Attributes:
+        token: the one of `Freeze`.
+        step: the largest step that any server answered in `Frozen`.
+        decided: pairs (worker, sequence): the largest that any server answered in `Frozen`.
+        state: whether the optimizer's state and the tables are wanted too, not only the values.
+    """
+
+    kind: ClassVar[int] = 82
+    token: int
+    step: int
+    decided: tuple[tuple[int, int], ...]
+    state: bool
+
+
+class TensorSpec(msgspec.Struct, frozen=True, array_like=True):
+    """One tensor of a snapshot's payload.
+
+    Attributes:
+        key: `values`, `average`, or `state/NAME` with the optimizer's name for it.
+        dtype: the dtype's name.
+        vector: which flat vector (its dtype's name) it is a part of.
+        start, stop: the elements of that vector; equal for a scalar of one parameter group.
+        group: the parameter group, for a scalar; -1 otherwise.
+    """
+
+    key: str
+    dtype: str
+    vector: str
+    start: int
+    stop: int
+    group: int = -1
+
+
+class WorkerProgress(msgspec.Struct, frozen=True, array_like=True):
+    """One line of the exactly-once table."""
+
+    worker: int
+    incarnation: int
+    sequence: int
+    applied: int
+    stale: int
+
+
+class Snapshot(Message, frozen=True, array_like=True):
+    """The answer to `Cut`. Payload: the tensors, one after the other.
+
+    Attributes:
+        step: the global step.
+        tensors: what the payload holds.
+        workers: the exactly-once table.
+        consumed: which examples are in the parameters (server 0).
+    """
+
+    kind: ClassVar[int] = 83
+    step: int
+    tensors: tuple[TensorSpec, ...]
+    workers: tuple[WorkerProgress, ...]
+    consumed: tuple[Span, ...]
+
+
+class Thaw(Message, frozen=True, array_like=True):
+    """Gives up a `Freeze`. Answered by `Thawed`."""
+
+    kind: ClassVar[int] = 84
+    token: int
+
+
+class Thawed(Message, frozen=True, array_like=True):
+    """The answer to `Thaw`."""
+
+    kind: ClassVar[int] = 85
+
+
+class Load(Message, frozen=True, array_like=True):
+    """The chief's first values, or a checkpoint's. Payload as in `Snapshot`."""
+
+    kind: ClassVar[int] = 86
+    worker: int
+    incarnation: int
+    view: int
+    step: int
+    tensors: tuple[TensorSpec, ...]
+    workers: tuple[WorkerProgress, ...]
+    consumed: tuple[Span, ...]
+
+
+class Loaded(Message, frozen=True, array_like=True):
+    """The answer to `Load`."""
+
+    kind: ClassVar[int] = 87
+    step: int
+
+
+# Server to server ------------------------------------------------------------------------------
+
+
+class RoundReady(Message, frozen=True, array_like=True):
+    """To server 0: this server holds the updates of these workers for a round.
+
+    `square` is the squared L2 norm of its part of their mean gradient, where clipping needs it,
+    for the members that server 0 announced; -1 before.
+    """
+
+    kind: ClassVar[int] = 96
+    server: int
+    step: int
+    square: float
+
+
+class RoundClose(Message, frozen=True, array_like=True):
+    """From server 0: which workers' updates make the round, and how to scale their mean.
+
+    `scale` is -1 while server 0 still gathers the norms.
+    """
+
+    kind: ClassVar[int] = 97
+    step: int
+    members: tuple[int, ...]
+    scale: float
+
+
+# Anybody to server -----------------------------------------------------------------------------
+
+
+class Status(Message, frozen=True, array_like=True):
+    """Asks how things are. Answered by `ServerStatus`."""
+
+    kind: ClassVar[int] = 110
+
+
+class ServerStatus(Message, frozen=True, array_like=True):
+    """The answer to `Status`."""
+
+    kind: ClassVar[int] = 111
+    step: int
+    loaded: bool
+    view: int
+    workers: tuple[WorkerProgress, ...]
+    counters: dict[str, float]
+
+
+PS_MESSAGES: tuple[type[Message], ...] = (
+    Attach,
+    Attached,
+    Push,
+    PushReply,
+    Pull,
+    PullReply,
+    Waiting,
+    Refused,
+    Lease,
+    Leased,
+    StopJob,
+    Stopping,
+    SetEnd,
+    Drain,
+    Retire,
+    Retired,
+    Freeze,
+    Frozen,
+    Cut,
+    Snapshot,
+    Thaw,
+    Thawed,
+    Load,
+    Loaded,
+    RoundReady,
+    RoundClose,
+    Status,
+    ServerStatus,
+)
+PS_CATALOG = Catalog(PS_MESSAGES)

@@ -1,0 +1,254 @@
+"""Server-side optimizers: built from a registry name and numbers, never from code.
+
+An optimizer here is `torch.optim`'s own, over the flat segments of one server instead of over the
+model's tensors: element-wise arithmetic does not see the difference. Fused kernels are used where
+torch has them for the CPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from trireme.errors import ConfigurationError, UnsupportedOptimizerError
+from trireme.ps.dense import PartBuffer, dtype_of
+from trireme.ps.layout import Layout
+from trireme.ps.messages import GroupSpec, OptimizerSpec, TensorSpec
+
+__all__ = [
+    "OPTIMIZERS",
+    "PartOptimizer",
+    "SegmentOptimizer",
+    "groups_of",
+    "spec_of",
+]
+
+Hyper = float | int | bool | None | tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """One optimizer of the registry.
+
+    Attributes:
+        make: torch's class.
+        hyper: the hyper-parameters that a group may set.
+        fused: whether torch has a fused CPU kernel for it.
+    """
+
+    make: type[torch.optim.Optimizer]
+    hyper: frozenset[str]
+    fused: bool = False
+
+
+def _entry(make: type[torch.optim.Optimizer], hyper: str, *, fused: bool = False) -> _Entry:
+    return _Entry(make, frozenset(hyper.split()), fused)
+
+
+OPTIMIZERS: Mapping[str, _Entry] = {
+    "SGD": _entry(
+        torch.optim.SGD, "lr momentum dampening weight_decay nesterov maximize", fused=True
+    ),
+    "Adam": _entry(
+        torch.optim.Adam,
+        "lr betas eps weight_decay amsgrad maximize decoupled_weight_decay",
+        fused=True,
+    ),
+    "AdamW": _entry(torch.optim.AdamW, "lr betas eps weight_decay amsgrad maximize", fused=True),
+    "Adagrad": _entry(
+        torch.optim.Adagrad,
+        "lr lr_decay weight_decay initial_accumulator_value eps maximize",
+        fused=True,
+    ),
+    "RMSprop": _entry(torch.optim.RMSprop, "lr alpha eps weight_decay momentum centered maximize"),
+    "Adadelta": _entry(torch.optim.Adadelta, "lr rho eps weight_decay maximize"),
+}
+"""Every optimizer that a parameter server can run, by the name of its class in `torch.optim`."""
+
+
+def groups_of(optimizer: torch.optim.Optimizer, name: str) -> tuple[GroupSpec, ...]:
+    """Returns an optimizer's present hyper-parameters, group by group."""
+    allowed = OPTIMIZERS[name].hyper
+    return tuple(
+        GroupSpec({key: _plain(value) for key, value in group.items() if key in allowed})
+        for group in optimizer.param_groups
+    )
+
+
+def spec_of(optimizer: torch.optim.Optimizer) -> OptimizerSpec:
+    """Returns an optimizer as a registry name and numbers.
+
+    Raises:
+        UnsupportedOptimizerError: the registry has no optimizer of exactly this class.
+    """
+    name = type(optimizer).__name__
+    entry = OPTIMIZERS.get(name)
+    if entry is None or entry.make is not type(optimizer):
+        module = type(optimizer).__module__
+        raise UnsupportedOptimizerError(
+            f"the parameter server has no optimizer {module}.{name}: it has torch.optim's "
+            f"{', '.join(OPTIMIZERS)}. Use one of them, or train without servers"
+        )
+    return OptimizerSpec(name, groups_of(optimizer, name))
+
+
+class PartOptimizer(Protocol):
+    """What a shard asks of an optimizer over one server's part."""
+
+    def step(self, gradients: PartBuffer) -> None:
+        """Updates the values in place by these gradients."""
+
+    def set_hyper(self, groups: Sequence[GroupSpec]) -> None:
+        """Takes new hyper-parameters, group by group."""
+
+    def export(self) -> list[tuple[TensorSpec, torch.Tensor]]:
+        """Returns the state: live tensors, to be copied by whoever keeps them."""
+
+    def restore(self, state: Sequence[tuple[TensorSpec, torch.Tensor]]) -> None:
+        """Replaces the state."""
+
+
+class SegmentOptimizer:
+    """A `torch.optim` optimizer over the segments of one server's part.
+
+    Args:
+        spec: which optimizer, with which hyper-parameters.
+        layout: what lies where.
+        server: whose part.
+        values: the values that are updated in place.
+
+    Raises:
+        UnsupportedOptimizerError: the registry has no such optimizer.
+        ConfigurationError: a hyper-parameter is unknown or out of its range.
+    """
+
+    def __init__(
+        self, spec: OptimizerSpec, layout: Layout, server: int, values: PartBuffer
+    ) -> None:
+        entry = OPTIMIZERS.get(spec.name)
+        if entry is None:
+            raise UnsupportedOptimizerError(
+                f"this parameter server has no optimizer {spec.name!r}: it has "
+                f"{', '.join(OPTIMIZERS)}"
+            )
+        self._entry = entry
+        self._segments = layout.segments(server)
+        self._tensors = values.segments
+        self._optimizer = self._build(spec)
+
+    def _build(self, spec: OptimizerSpec) -> torch.optim.Optimizer | None:
+        groups: list[dict[str, Any]] = []
+        self._groups: list[int] = []
+        for index, group in enumerate(spec.groups):
+            unknown = sorted(set(group.values) - self._entry.hyper)
+            if unknown:
+                raise ConfigurationError(
+                    f"{spec.name} has no hyper-parameter {unknown[0]!r}: it has "
+                    f"{', '.join(sorted(self._entry.hyper))}"
+                )
+            tensors = [
+                tensor
+                for segment, tensor in zip(self._segments, self._tensors, strict=True)
+                if segment.group == index
+            ]
+            if tensors:
+                groups.append({"params": tensors, **group.values})
+                self._groups.append(index)
+        if not groups:
+            return None  # this server holds nothing: a model smaller than its servers
+        make: Callable[..., torch.optim.Optimizer] = self._entry.make
+        options = {"fused": True} if self._entry.fused else {"foreach": False}
+        try:
+            return make(groups, **options)
+        except (ValueError, TypeError, RuntimeError) as error:
+            raise ConfigurationError(f"{spec.name}: {error}") from error
+
+    def step(self, gradients: PartBuffer) -> None:
+        """Updates the values in place by these gradients."""
+        if self._optimizer is None:
+            return
+        for tensor, gradient in zip(self._tensors, gradients.segments, strict=True):
+            tensor.grad = gradient
+        self._optimizer.step()
+
+    def set_hyper(self, groups: Sequence[GroupSpec]) -> None:
+        """Takes new hyper-parameters, group by group.
+
+        Raises:
+            ConfigurationError: a name that this optimizer does not have, or a group too few.
+        """
+        if self._optimizer is None:
+            return
+        for index, target in zip(self._groups, self._optimizer.param_groups, strict=True):
+            if index >= len(groups) or not set(groups[index].values) <= self._entry.hyper:
+                raise ConfigurationError(
+                    f"the pushed hyper-parameters do not fit group {index} of "
+                    f"{type(self._optimizer).__name__}"
+                )
+            target.update(groups[index].values)
+
+    def export(self) -> list[tuple[TensorSpec, torch.Tensor]]:
+        """Returns the state: live tensors, to be copied by whoever keeps them.
+
+        Tensors of a segment's length are ranges of a flat vector; anything of one element (a step
+        counter) is a scalar of its vector and group.
+        """
+        state: list[tuple[TensorSpec, torch.Tensor]] = []
+        for segment, tensor in zip(self._segments, self._tensors, strict=True):
+            for name, value in self._state_of(tensor).items():
+                if not isinstance(value, torch.Tensor):
+                    continue
+                scalar = value.dim() == 0
+                spec = TensorSpec(
+                    key=f"state/{name}",
+                    dtype=str(value.dtype).removeprefix("torch."),
+                    vector=segment.vector.dtype,
+                    start=0 if scalar else segment.start,
+                    stop=0 if scalar else segment.stop,
+                    group=segment.group if scalar else -1,
+                )
+                state.append((spec, value))
+        return state
+
+    def restore(self, state: Sequence[tuple[TensorSpec, torch.Tensor]]) -> None:
+        """Replaces the state by ranges of flat vectors, however they are cut."""
+        if self._optimizer is None:
+            return
+        for segment, tensor in zip(self._segments, self._tensors, strict=True):
+            restored: dict[str, torch.Tensor] = {}
+            for spec, value in state:
+                name = spec.key.removeprefix("state/")
+                if spec.vector != segment.vector.dtype:
+                    continue
+                if spec.group == segment.group:
+                    restored[name] = value.reshape(()).clone()
+                elif spec.group < 0:
+                    low, high = max(spec.start, segment.start), min(spec.stop, segment.stop)
+                    if low < high:
+                        whole = restored.setdefault(
+                            name, torch.zeros(tensor.shape, dtype=dtype_of(spec.dtype))
+                        )
+                        whole[low - segment.start : high - segment.start] = value[
+                            low - spec.start : high - spec.start
+                        ]
+            if restored:
+                self._optimizer.state[tensor] = restored
+
+    def _state_of(self, tensor: torch.Tensor) -> Mapping[str, Any]:
+        if self._optimizer is None or tensor not in self._optimizer.state:
+            return {}
+        state: Mapping[str, Any] = self._optimizer.state[tensor]
+        return state
+
+
+def _plain(value: Any) -> Hyper:
+    if isinstance(value, torch.Tensor):
+        return float(value)
+    if isinstance(value, (tuple, list)):
+        return tuple(float(item) for item in value)
+    if value is None or isinstance(value, (bool, int, float)):
+        return value
+    raise ConfigurationError(f"a hyper-parameter is {value!r}: only numbers can be sent")

@@ -1,0 +1,184 @@
+"""The values that one server holds, with all that changes with them: optimizer and average."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from trireme.errors import Rejected
+from trireme.ps.dense import PartBuffer, dtype_of
+from trireme.ps.layout import Layout, Part
+from trireme.ps.messages import GroupSpec, OptimizerSpec, TensorSpec
+from trireme.ps.optim import PartOptimizer, SegmentOptimizer
+from trireme.ps.rule import Average
+
+__all__ = [
+    "Contribution",
+    "Tensors",
+    "Values",
+    "ValuesFactory",
+    "make_values",
+    "mean_of",
+    "squared_norm",
+    "tensors_from",
+]
+
+Tensors = Sequence[tuple[TensorSpec, torch.Tensor]]
+"""What a snapshot's payload holds, in order."""
+
+Contribution = tuple[float, PartBuffer]
+"""A weight and the gradient that has it."""
+
+
+class Values:
+    """One server's part of the parameters.
+
+    Args:
+        layout: what lies where.
+        server: whose part.
+        buffer: the parameters' memory.
+        optimizer: what updates `buffer`.
+        average: keep a moving average of the values by this rule.
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        server: int,
+        buffer: PartBuffer,
+        optimizer: PartOptimizer,
+        average: Average | None,
+    ) -> None:
+        self.buffer = buffer
+        self.optimizer = optimizer
+        self._parts: tuple[Part, ...] = layout.parts(server)
+        self._average_rule = average
+        self._average = PartBuffer(layout, server) if average else None
+
+    def apply(self, gradients: PartBuffer, hyper: Sequence[GroupSpec] | None, step: int) -> None:
+        """Updates the values in place; `step` is the global step that this makes."""
+        if hyper is not None:
+            self.optimizer.set_hyper(hyper)
+        self.optimizer.step(gradients)
+        if self._average_rule is not None and self._average is not None:
+            weight = 1 - self._average_rule.decay_at(step)
+            for average, value in zip(self._average.vectors, self.buffer.vectors, strict=True):
+                average.lerp_(value, weight)
+
+    def copy(self, *, state: bool) -> list[tuple[TensorSpec, torch.Tensor]]:
+        """Returns copies of the values and the average, with `state` of the optimizer's too."""
+        live = self._ranges("values", self.buffer)
+        if self._average is not None:
+            live += self._ranges("average", self._average)
+        if state:
+            live += self.optimizer.export()
+        return [(spec, tensor.detach().clone()) for spec, tensor in live]
+
+    def load(self, tensors: Tensors) -> None:
+        """Replaces the values, and the average and the optimizer's state where they are given.
+
+        Raises:
+            Rejected: the values do not cover this part exactly.
+        """
+        covered = self._fill(self.buffer, tensors, "values")
+        if covered != sum(part.length for part in self._parts):
+            raise Rejected(f"the values to load cover {covered} elements of this server's part")
+        if self._average is not None and not self._fill(self._average, tensors, "average"):
+            for average, value in zip(self._average.vectors, self.buffer.vectors, strict=True):
+                average.copy_(value)
+        state = [(spec, tensor) for spec, tensor in tensors if spec.key.startswith("state/")]
+        if state:
+            self.optimizer.restore(state)
+
+    def _ranges(self, key: str, buffer: PartBuffer) -> list[tuple[TensorSpec, torch.Tensor]]:
+        return [
+            (TensorSpec(key, part.vector.dtype, part.vector.dtype, part.start, part.stop), tensor)
+            for part, tensor in zip(self._parts, buffer.vectors, strict=True)
+        ]
+
+    def _fill(self, buffer: PartBuffer, tensors: Tensors, key: str) -> int:
+        """Copies the ranges of `key` that lie in this part; returns how many elements."""
+        covered = 0
+        for spec, tensor in tensors:
+            for part, target in zip(self._parts, buffer.vectors, strict=True):
+                low, high = max(spec.start, part.start), min(spec.stop, part.stop)
+                if spec.key == key and spec.vector == part.vector.dtype and low < high:
+                    source = tensor[low - spec.start : high - spec.start]
+                    target[low - part.start : high - part.start] = source
+                    covered += high - low
+        return covered
+
+
+def make_values(
+    layout: Layout, server: int, optimizer: OptimizerSpec, average: Average | None
+) -> Values:
+    """Returns a server's values in memory of its own, zero until they are loaded."""
+    buffer = PartBuffer(layout, server)
+    return Values(
+        layout, server, buffer, SegmentOptimizer(optimizer, layout, server, buffer), average
+    )
+
+
+ValuesFactory = Callable[[Layout, int, OptimizerSpec, Average | None], Values]
+
+
+def mean_of(contributions: Sequence[Contribution], out: PartBuffer) -> PartBuffer:
+    """Returns the weighted mean of gradients, added in the given order.
+
+    Equal weights are added as they are and divided once, so that integers stay exact. A single
+    gradient is returned itself, without a copy; else the mean is written to `out`.
+
+    Args:
+        contributions: at least one of weight above zero.
+        out: where the mean goes.
+    """
+    weighty = [(weight, buffer) for weight, buffer in contributions if weight > 0]
+    if len(weighty) == 1:
+        return weighty[0][1]
+    equal = len({weight for weight, _ in weighty}) == 1
+    total = float(len(weighty)) if equal else sum(weight for weight, _ in weighty)
+    for position, target in enumerate(out.vectors):
+        for index, (weight, buffer) in enumerate(weighty):
+            factor = 1.0 if equal else weight
+            if index == 0:
+                torch.mul(buffer.vectors[position], factor, out=target)
+            else:
+                target.add_(buffer.vectors[position], alpha=factor)
+        target.div_(total)
+    return out
+
+
+def squared_norm(buffer: PartBuffer) -> float:
+    """Returns the sum of the squares of all elements, in float64."""
+    total = 0.0
+    for vector in buffer.vectors:
+        if vector.numel():
+            total += float(torch.linalg.vector_norm(vector, dtype=torch.float64)) ** 2
+    return total
+
+
+def tensors_from(specs: Sequence[TensorSpec], payload: Sequence[memoryview]) -> Tensors:
+    """Returns the tensors of a snapshot's or load's payload, as views into it.
+
+    Raises:
+        Rejected: the payload's size is not what the specs say, or a spec makes no sense.
+    """
+    joined = payload[0] if len(payload) == 1 else memoryview(bytearray().join(payload))
+    tensors: list[tuple[TensorSpec, torch.Tensor]] = []
+    offset = 0
+    for spec in specs:
+        if spec.stop < spec.start or not hasattr(torch, spec.dtype):
+            raise Rejected(f"a tensor of the payload makes no sense: {spec}")
+        dtype = dtype_of(spec.dtype)
+        count = 1 if spec.group >= 0 else spec.stop - spec.start
+        size = count * dtype.itemsize
+        if offset + size > joined.nbytes:
+            raise Rejected(f"the payload ends at {joined.nbytes} bytes, inside {spec.key}")
+        piece = joined[offset : offset + size]
+        tensor = torch.frombuffer(piece, dtype=dtype) if size else torch.empty(0, dtype=dtype)
+        tensors.append((spec, tensor.reshape(()) if spec.group >= 0 else tensor))
+        offset += size
+    if offset != joined.nbytes:
+        raise Rejected(f"the payload has {joined.nbytes} bytes and its tensors {offset}")
+    return tensors
