@@ -76,6 +76,8 @@ class IntervalSet:
 
     def within(self, start: int, stop: int) -> list[tuple[int, int]]:
         """Returns the ranges of this set that lie in [start, stop), cut to it."""
+        if start >= stop:
+            return []
         low = bisect_right(self._stops, start)
         high = bisect_left(self._starts, stop)
         return [(max(start, self._starts[i]), min(stop, self._stops[i])) for i in range(low, high)]
