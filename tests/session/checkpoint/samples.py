@@ -1,0 +1,74 @@
+"""Checkpoints to test with, and ways to damage them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+
+from trireme.session.checkpoint import CheckpointData
+
+
+def sample(step: int = 7, *, width: int = 3) -> CheckpointData:
+    """A small checkpoint with every group; its values depend on the step."""
+    generator = torch.Generator().manual_seed(step)
+    weight = torch.randn(width, 2, generator=generator)
+    return CheckpointData(
+        step=step,
+        model={"fc.weight": weight, "fc.bias": torch.randn(width, generator=generator)},
+        optimizer={
+            "fc.weight/exp_avg": torch.randn(width, 2, generator=generator),
+            "fc.weight/step": torch.tensor(float(step)),
+        },
+        average={"fc.weight": weight * 0.5},
+        state={"seed": 3, "consumed": {"digits": [[0, step * 100]]}, "lr": 0.1},
+    )
+
+
+def raw(tensor: torch.Tensor) -> bytes:
+    """The bytes of a tensor, so that NaN equals itself and -0.0 is not 0.0."""
+    flat = tensor.detach().contiguous().reshape(-1)
+    return flat.view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
+
+
+def assert_same_tensors(
+    left: Mapping[str, torch.Tensor], right: Mapping[str, torch.Tensor]
+) -> None:
+    assert list(left) == list(right)
+    for name in left:
+        assert left[name].dtype == right[name].dtype, name
+        assert left[name].shape == right[name].shape, name
+        assert raw(left[name]) == raw(right[name]), name
+
+
+def assert_same(left: CheckpointData, right: CheckpointData) -> None:
+    assert left.step == right.step
+    assert_same_tensors(left.model, right.model)
+    assert_same_tensors(left.optimizer, right.optimizer)
+    assert_same_tensors(left.average, right.average)
+    assert json.dumps(left.state) == json.dumps(right.state)
+
+
+def seal(body: bytes) -> bytes:
+    """The body of a `state.json` with the checksum that it should end with."""
+    return body + b'"checksum": "sha256:%s"\n}\n' % hashlib.sha256(body).hexdigest().encode()
+
+
+def body_of(state: bytes) -> bytes:
+    return state[: state.rindex(b'"checksum"')]
+
+
+def write_with_checksums(path: Path, name: str, content: bytes) -> None:
+    """Changes one file of a checkpoint as somebody would who also knows about checksums."""
+    (path / name).write_bytes(content)
+    fields = json.loads((path / "state.json").read_bytes())
+    del fields["checksum"]
+    fields["files"][name] = {
+        "size": len(content),
+        "sha256": hashlib.sha256(content).hexdigest(),
+    }
+    body = json.dumps(fields)[:-1] + ",\n"
+    (path / "state.json").write_bytes(seal(body.encode()))

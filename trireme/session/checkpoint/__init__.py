@@ -1,0 +1,31 @@
+"""Checkpoints: one format on the disk, under every strategy and any number of tasks."""
+
+from trireme.session.checkpoint.format import (
+    CheckpointData,
+    Description,
+    checkpoint_directory,
+    describe,
+    export,
+    load,
+    save,
+    verify,
+)
+from trireme.session.checkpoint.history import latest, list_checkpoints, prune, step_of
+from trireme.session.checkpoint.saver import Saver, Schedule
+
+__all__ = [
+    "CheckpointData",
+    "Description",
+    "Saver",
+    "Schedule",
+    "checkpoint_directory",
+    "describe",
+    "export",
+    "latest",
+    "list_checkpoints",
+    "load",
+    "prune",
+    "save",
+    "step_of",
+    "verify",
+]

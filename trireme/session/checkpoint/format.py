@@ -1,0 +1,337 @@
+"""One checkpoint as a directory of files: written, read, verified, described, exported.
+
+    checkpoints/step-000001234/
+      model.safetensors, model.safetensors.index.json          parameters and buffers by name
+      optimizer.safetensors, optimizer.safetensors.index.json  by "PARAMETER/STATE"
+      average.safetensors, average.safetensors.index.json      the moving average, if there is one
+      state.json                                               all else, and every file's checksum
+
+`state.json` is written last and ends with the checksum of itself. Large groups of tensors are cut
+into shards (see `tensors`). Every strategy, any number of servers and workers and every optimizer
+write this one format, so that a job may go on under another.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import torch
+
+from trireme import __version__
+from trireme.errors import CheckpointError
+from trireme.session.checkpoint import durable
+from trireme.session.checkpoint.tensors import (
+    FileRecord,
+    read_tensors,
+    tensor_shapes,
+    write_file,
+    write_tensors,
+    write_tensors_file,
+)
+
+__all__ = [
+    "CheckpointData",
+    "Description",
+    "checkpoint_directory",
+    "describe",
+    "export",
+    "load",
+    "save",
+    "verify",
+]
+
+_FORMAT = 1
+_STATE = "state.json"
+_GROUPS = ("model", "optimizer", "average")
+_SHARD_BYTES = 2 << 30
+
+
+@dataclass(frozen=True)
+class CheckpointData:
+    """All that a job needs to go on.
+
+    Attributes:
+        step: the global step.
+        model: parameters and buffers by name.
+        optimizer: the optimizer's state, keyed "PARAMETER/STATE" as `fc1.weight/exp_avg`; what is
+            a number there (as `step`) is a tensor without dimensions.
+        average: the parameters' moving average by name; empty where none is kept.
+        state: all else, as JSON has it: None, bool, int, float, str, lists, and dicts with str
+            keys. Tuples come back as lists. Floats come back exactly, infinities and NaN too.
+    """
+
+    step: int
+    model: Mapping[str, torch.Tensor]
+    optimizer: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    average: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    state: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Description:
+    """What can be said of a checkpoint without reading its values.
+
+    Attributes:
+        path: the directory.
+        step: the global step.
+        saved_at: when it was written, in UTC, as ISO 8601 has it.
+        nbytes: the size of all files.
+        versions: of `trireme` and `torch` that wrote it.
+        model, optimizer, average: dtype (as `F32`) and shape of each tensor by name.
+        state: see `CheckpointData`.
+    """
+
+    path: Path
+    step: int
+    saved_at: str
+    nbytes: int
+    versions: dict[str, str]
+    model: dict[str, tuple[str, tuple[int, ...]]]
+    optimizer: dict[str, tuple[str, tuple[int, ...]]]
+    average: dict[str, tuple[str, tuple[int, ...]]]
+    state: dict[str, Any]
+
+
+_FileName = Annotated[
+    str,
+    msgspec.Meta(
+        pattern=r"\A(model|optimizer|average)(-\d{5,}-of-\d{5,})?\.safetensors(\.index\.json)?\Z"
+    ),
+]
+
+
+class _Manifest(msgspec.Struct, frozen=True):
+    """What `state.json` holds, but for its own checksum."""
+
+    format: int
+    step: int
+    saved_at: str
+    versions: dict[str, str]
+    files: dict[_FileName, FileRecord]
+    state: dict[str, Any]
+
+
+def checkpoint_directory(run_dir: str | Path) -> Path:
+    """Returns where a run's checkpoints lie."""
+    return Path(run_dir) / "checkpoints"
+
+
+def save(run_dir: str | Path, data: CheckpointData, *, shard_bytes: int = _SHARD_BYTES) -> Path:
+    """Writes a checkpoint; when this returns, it outlasts a loss of power.
+
+    A checkpoint of the same step is replaced, and only once the new one is complete.
+
+    Args:
+        run_dir: the run's directory; made if it is not there.
+        data: what to write. Nobody may change its tensors meanwhile.
+        shard_bytes: how large a file of several tensors may grow.
+
+    Returns:
+        The checkpoint's directory, `RUN_DIR/checkpoints/step-000001234`.
+
+    Raises:
+        CheckpointError: a tensor or a value of the state is of a kind that a checkpoint cannot
+            hold, or the disk refused. Earlier checkpoints are unharmed.
+    """
+    if data.step < 0:
+        raise CheckpointError(f"step {data.step} cannot be saved: steps count from 0")
+    _check_json(dict(data.state), "state")
+    parent = checkpoint_directory(run_dir)
+    final = parent / f"step-{data.step:09d}"
+    try:
+        durable.make_directory(parent)
+        durable.sweep(parent)
+        with durable.staging(parent, final.name) as staged:
+            _write(staged, data, shard_bytes)
+            durable.publish(staged, final)
+    except (OSError, ValueError) as error:
+        raise CheckpointError(
+            f"the checkpoint of step {data.step} could not be written to {final}: {error}. "
+            "Earlier checkpoints are unharmed"
+        ) from error
+    return final
+
+
+def _write(staged: Path, data: CheckpointData, shard_bytes: int) -> None:
+    files: dict[str, FileRecord] = {}
+    for group in _GROUPS:
+        files |= write_tensors(staged, group, getattr(data, group), shard_bytes)
+    manifest = _Manifest(
+        format=_FORMAT,
+        step=data.step,
+        saved_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        versions={"trireme": __version__, "torch": str(torch.__version__)},
+        files=files,
+        state=dict(data.state),
+    )
+    write_file(staged / _STATE, [_encode(manifest)])
+
+
+def _encode(manifest: _Manifest) -> bytes:
+    # Python's json, for its exact floats and for integers of any size.
+    fields = ((name, getattr(manifest, name)) for name in manifest.__struct_fields__)
+    lines = (
+        f'"{name}": {json.dumps(value, default=msgspec.to_builtins)},\n' for name, value in fields
+    )
+    body = ("{\n" + "".join(lines)).encode()
+    return body + _tail(body)
+
+
+def _tail(body: bytes | memoryview) -> bytes:
+    return b'"checksum": "sha256:%s"\n}\n' % hashlib.sha256(body).hexdigest().encode()
+
+
+def _check_json(value: object, where: str) -> None:
+    if isinstance(value, dict):
+        for key, item in value.items():
+            if not isinstance(key, str):
+                raise CheckpointError(
+                    f"{where} has the key {key!r}, a {type(key).__name__}: use a str"
+                )
+            _check_json(item, f"{where}[{key!r}]")
+    elif isinstance(value, (list, tuple)):
+        for position, item in enumerate(value):
+            _check_json(item, f"{where}[{position}]")
+    elif not (value is None or isinstance(value, (bool, int, float, str))):
+        raise CheckpointError(
+            f"{where} is a {type(value).__name__}: a checkpoint's state holds what JSON holds; "
+            "tensors belong into its model, optimizer or average"
+        )
+
+
+def load(path: str | Path) -> CheckpointData:
+    """Reads a checkpoint, having verified all of it.
+
+    Returns:
+        What `save` was given. The tensors are on the CPU; those that shared memory no longer do.
+
+    Raises:
+        CheckpointError: a file is missing, or differs from what was written; names it.
+    """
+    path = Path(path)
+    manifest = _verified(path)
+    groups = {group: read_tensors(path, group, manifest.files) for group in _GROUPS}
+    return CheckpointData(manifest.step, **groups, state=manifest.state)
+
+
+def verify(path: str | Path) -> None:
+    """Compares every file of a checkpoint with what was written, and its index with its tensors.
+
+    Raises:
+        CheckpointError: a file is missing, or differs from what was written; names it.
+    """
+    path = Path(path)
+    _shapes(path, _verified(path))
+
+
+def describe(path: str | Path) -> Description:
+    """Says what a checkpoint holds; checks `state.json` and reads no values.
+
+    Raises:
+        CheckpointError: it is not a checkpoint, or `state.json` or an index is damaged.
+    """
+    path = Path(path)
+    manifest = _read_manifest(path)
+    return Description(
+        path=path,
+        step=manifest.step,
+        saved_at=manifest.saved_at,
+        nbytes=sum(record.size for record in manifest.files.values()),
+        versions=manifest.versions,
+        state=manifest.state,
+        **_shapes(path, manifest),
+    )
+
+
+def export(path: str | Path, output: str | Path) -> Path:
+    """Writes a checkpoint's model as one plain safetensors file that any tool reads.
+
+    Args:
+        path: the checkpoint.
+        output: the file to write; replaced if it is there, and only by a complete one.
+
+    Returns:
+        `output`.
+
+    Raises:
+        CheckpointError: the checkpoint is damaged, or the disk refused.
+    """
+    data = load(path)
+    output = Path(output)
+    partial = output.with_name(f".{output.name}.{os.getpid()}.partial")
+    try:
+        durable.make_directory(output.parent)
+        write_tensors_file(partial, data.model)
+        os.replace(partial, output)
+        durable.sync_directory(output.parent)
+    except OSError as error:
+        raise CheckpointError(f"the model could not be written to {output}: {error}") from error
+    finally:
+        partial.unlink(missing_ok=True)
+    return output
+
+
+def _shapes(path: Path, manifest: _Manifest) -> dict[str, Any]:
+    return {group: tensor_shapes(path, group, manifest.files) for group in _GROUPS}
+
+
+def _read_manifest(path: Path) -> _Manifest:
+    try:
+        content = (path / _STATE).read_bytes()
+    except FileNotFoundError:
+        raise CheckpointError(f"{path} has no {_STATE}: it is not a checkpoint") from None
+    except OSError as error:
+        raise CheckpointError(f"{path / _STATE} cannot be read: {error}") from error
+    body = memoryview(content)[: -len(_tail(b""))]
+    if content[len(body) :] != _tail(body):
+        raise CheckpointError(
+            f"{path / _STATE} is damaged: it is not what its own checksum says ({len(content)} "
+            "bytes); the file was cut short or changed"
+        )
+    return _decode(path / _STATE, content)
+
+
+def _decode(path: Path, content: bytes) -> _Manifest:
+    try:
+        fields = json.loads(content)
+        version = fields["format"]
+        if version == _FORMAT:
+            return msgspec.convert(fields, _Manifest)
+    except (ValueError, TypeError, KeyError, RecursionError, msgspec.MsgspecError) as error:
+        raise CheckpointError(f"{path} is not the state of a checkpoint: {error!r}") from error
+    raise CheckpointError(
+        f"{path} is of format {version!r} and this release of trireme reads format {_FORMAT}: "
+        "use the release that wrote it, or a newer one"
+    )
+
+
+def _verified(path: Path) -> _Manifest:
+    manifest = _read_manifest(path)
+    for name, record in manifest.files.items():
+        _verify_file(path / name, record)
+    return manifest
+
+
+def _verify_file(path: Path, record: FileRecord) -> None:
+    try:
+        with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            if size == record.size:
+                found = hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error}") from error
+    if size != record.size:
+        raise CheckpointError(f"{path} is damaged: it has {size} bytes instead of {record.size}")
+    if found != record.sha256:
+        raise CheckpointError(
+            f"{path} is damaged: its content is not what was written (SHA-256 {found[:16]}... "
+            f"instead of {record.sha256[:16]}...)"
+        )

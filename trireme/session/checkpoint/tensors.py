@@ -1,0 +1,282 @@
+"""Named tensors in safetensors files, cut into shards as Hugging Face's libraries do.
+
+    NAME.safetensors                        one file, or
+    NAME-00001-of-00003.safetensors ...     several, and always
+    NAME.safetensors.index.json             which tensor lies in which file
+
+The files are written here, byte by byte as https://huggingface.co/docs/safetensors defines them,
+so that each is hashed as it is written and no second copy is made; the `safetensors` library reads
+them, here and elsewhere.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+from safetensors import safe_open
+
+from trireme.errors import CheckpointError
+
+__all__ = [
+    "FileRecord",
+    "index_name",
+    "read_tensors",
+    "tensor_shapes",
+    "write_file",
+    "write_tensors",
+    "write_tensors_file",
+]
+
+_DTYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e5m2: "F8_E5M2",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint64: "U64",
+    torch.uint32: "U32",
+    torch.uint16: "U16",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+_HEADER_ALIGNMENT = 8
+
+
+class FileRecord(msgspec.Struct, frozen=True):
+    """What a file must be: its size in bytes and its SHA-256 in hexadecimal."""
+
+    size: int
+    sha256: str
+
+
+class _IndexMetadata(msgspec.Struct, frozen=True):
+    total_size: int
+
+
+class _Index(msgspec.Struct, frozen=True):
+    metadata: _IndexMetadata
+    weight_map: dict[str, str]
+
+
+def write_file(path: Path, chunks: Iterable[bytes | memoryview]) -> FileRecord:
+    """Writes a file, waits until it is on the disk, and returns its record.
+
+    Raises:
+        OSError: as `open`, `write` and `os.fsync`.
+    """
+    digest = hashlib.sha256()
+    with path.open("wb") as file:
+        for chunk in chunks:
+            digest.update(chunk)
+            file.write(chunk)
+        file.flush()
+        os.fsync(file.fileno())
+        return FileRecord(file.tell(), digest.hexdigest())
+
+
+def index_name(group: str) -> str:
+    """Returns the name of the index of a group of tensors."""
+    return f"{group}.safetensors.index.json"
+
+
+def write_tensors(
+    directory: Path, group: str, tensors: Mapping[str, torch.Tensor], shard_bytes: int
+) -> dict[str, FileRecord]:
+    """Writes tensors of any device, layout in memory and sharing, with their index.
+
+    Args:
+        directory: where; it exists.
+        group: what the file names begin with.
+        tensors: by name. Tensors that share memory are each written in full.
+        shard_bytes: where the next file begins. A larger tensor has a file to itself.
+
+    Returns:
+        The records of all files written, by file name; none if there are no tensors.
+
+    Raises:
+        CheckpointError: a tensor is not of a kind that the format can hold.
+        OSError: as `write_file`.
+    """
+    if not tensors:
+        return {}
+    for name, tensor in tensors.items():
+        _dtype_name(name, tensor)  # before anything asks a tensor for its size
+    shards = list(_shards(tensors, shard_bytes))
+    records: dict[str, FileRecord] = {}
+    weight_map: dict[str, str] = {}
+    for number, names in enumerate(shards, start=1):
+        part = f"-{number:05d}-of-{len(shards):05d}" if len(shards) > 1 else ""
+        file_name = f"{group}{part}.safetensors"
+        shard = {name: tensors[name] for name in names}
+        records[file_name] = write_tensors_file(directory / file_name, shard)
+        weight_map.update(dict.fromkeys(names, file_name))
+    total = sum(tensor.nbytes for tensor in tensors.values())
+    index = {"metadata": {"total_size": total}, "weight_map": weight_map}
+    name = index_name(group)
+    records[name] = write_file(directory / name, [json.dumps(index, indent=2).encode()])
+    return records
+
+
+def write_tensors_file(path: Path, tensors: Mapping[str, torch.Tensor]) -> FileRecord:
+    """Writes one safetensors file.
+
+    Raises:
+        CheckpointError: a tensor is not of a kind that the format can hold.
+        OSError: as `write_file`.
+    """
+    # Large items first keeps every tensor aligned to its item size without holes, which the
+    # format forbids.
+    names = sorted(tensors, key=lambda name: -tensors[name].itemsize)
+    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    offset = 0
+    for name in names:
+        tensor = tensors[name]
+        stop = offset + tensor.nbytes
+        header[name] = {
+            "dtype": _dtype_name(name, tensor),
+            "shape": list(tensor.shape),
+            "data_offsets": [offset, stop],
+        }
+        offset = stop
+    return write_file(path, _chunks(header, (tensors[name] for name in names)))
+
+
+def _chunks(
+    header: dict[str, object], tensors: Iterable[torch.Tensor]
+) -> Iterator[bytes | memoryview]:
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % _HEADER_ALIGNMENT)
+    yield len(text).to_bytes(8, "little") + text
+    for tensor in tensors:
+        if tensor.numel():
+            flat = tensor.detach().cpu().contiguous().reshape(-1)
+            yield flat.view(torch.uint8).numpy().data
+
+
+def _dtype_name(name: str, tensor: torch.Tensor) -> str:
+    if name == "__metadata__":
+        raise CheckpointError("no tensor can be named __metadata__ in a checkpoint: rename it")
+    if tensor.layout != torch.strided or tensor.is_meta:
+        kind = "has no values (it is on the meta device)" if tensor.is_meta else "is sparse"
+        raise CheckpointError(f"tensor {name!r} {kind}: a checkpoint holds dense values only")
+    if tensor.dtype not in _DTYPES:
+        known = ", ".join(str(dtype).removeprefix("torch.") for dtype in _DTYPES)
+        raise CheckpointError(
+            f"tensor {name!r} is of {tensor.dtype}, which a checkpoint cannot hold; it can: {known}"
+        )
+    return _DTYPES[tensor.dtype]
+
+
+def _shards(tensors: Mapping[str, torch.Tensor], shard_bytes: int) -> Iterator[list[str]]:
+    names: list[str] = []
+    size = 0
+    for name, tensor in tensors.items():
+        if names and size + tensor.nbytes > shard_bytes:
+            yield names
+            names, size = [], 0
+        names.append(name)
+        size += tensor.nbytes
+    yield names
+
+
+def read_tensors(directory: Path, group: str, files: Collection[str]) -> dict[str, torch.Tensor]:
+    """Reads what `write_tensors` wrote; the bytes of the files are taken to be right.
+
+    Args:
+        directory: where.
+        group: what the file names begin with.
+        files: the names of all files of the checkpoint.
+
+    Returns:
+        The tensors, in memory of their own, in the order in which they were written. None, if
+        none of the files belongs to the group.
+
+    Raises:
+        CheckpointError: the index and the files contradict each other, or are not in the format.
+    """
+    index = _read_index(directory, group, files)
+    found: dict[str, torch.Tensor] = {}
+    for file_name, names in _by_file(index).items():
+        with _opened(directory / file_name, names) as file:
+            # A copy: what is mapped from a file changes, or kills, when the file does.
+            found.update((name, file.get_tensor(name).clone()) for name in names)
+    total = sum(tensor.nbytes for tensor in found.values())
+    if total != index.metadata.total_size:
+        raise CheckpointError(
+            f"{directory / index_name(group)} announces {index.metadata.total_size} bytes of "
+            f"tensors, and the files hold {total}"
+        )
+    return {name: found[name] for name in index.weight_map}
+
+
+def tensor_shapes(
+    directory: Path, group: str, files: Collection[str]
+) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Returns the dtype (as `F32`) and shape of each tensor of a group, reading no values.
+
+    Raises:
+        CheckpointError: the index and the files contradict each other, or are not in the format.
+    """
+    index = _read_index(directory, group, files)
+    shapes: dict[str, tuple[str, tuple[int, ...]]] = {}
+    for file_name, names in _by_file(index).items():
+        with _opened(directory / file_name, names) as file:
+            for name in names:
+                part = file.get_slice(name)
+                shapes[name] = (part.get_dtype(), tuple(part.get_shape()))
+    return {name: shapes[name] for name in index.weight_map}
+
+
+def _read_index(directory: Path, group: str, files: Collection[str]) -> _Index:
+    name = index_name(group)
+    shards = {f for f in files if f.startswith((f"{group}.", f"{group}-")) and f != name}
+    if name not in files and not shards:
+        return _Index(_IndexMetadata(total_size=0), {})
+    path = directory / name
+    try:
+        index = msgspec.json.decode(path.read_bytes(), type=_Index)
+    except (OSError, msgspec.MsgspecError, RecursionError, UnicodeError) as error:
+        raise CheckpointError(f"{path} is not an index of tensors: {error}") from error
+    if set(index.weight_map.values()) != shards:
+        raise CheckpointError(
+            f"{path} speaks of the files {sorted(set(index.weight_map.values()))}, and the "
+            f"checkpoint has {sorted(shards)}"
+        )
+    return index
+
+
+def _by_file(index: _Index) -> dict[str, list[str]]:
+    names: dict[str, list[str]] = {}
+    for name, file in index.weight_map.items():
+        names.setdefault(file, []).append(name)
+    return names
+
+
+@contextmanager
+def _opened(path: Path, names: Collection[str]) -> Iterator[Any]:
+    try:
+        with safe_open(path, framework="pt", device="cpu") as file:
+            if set(file.keys()) != set(names):
+                odd = sorted(set(file.keys()) ^ set(names))
+                raise CheckpointError(
+                    f"{path} and its index do not hold the same tensors; the first that only one "
+                    f"of them has is {odd[0]!r}"
+                )
+            yield file
+    except CheckpointError:
+        raise
+    except Exception as error:  # the library's own, and whatever odd dtypes and shapes set off
+        raise CheckpointError(f"{path} is not a file of tensors: {error}") from error
