@@ -79,9 +79,15 @@ class FlatModel:
         servers: over how many servers the layout is spread.
         slots: into how many slots it is cut.
 
+    Attributes:
+        parameters: the trained parameters by name.
+        device: where they are.
+        layout: where each of them lies.
+        values, gradients: the flat vectors, in the layout's order.
+
     Raises:
-        ConfigurationError: there is nothing to train, a dtype cannot be trained, a parameter is
-            sparse, or parameters are on several devices.
+        ConfigurationError: there is nothing to train, a dtype cannot be trained, or the parameters
+            are on several devices.
     """
 
     def __init__(
@@ -92,6 +98,7 @@ class FlatModel:
         slots: int = DEFAULT_SLOTS,
     ) -> None:
         by_name = {name: parameter for group in groups for name, parameter in group}
+        self.parameters = by_name
         self.device = _one_device(by_name)
         self.layout = Layout.of(_specs(groups), servers=servers, slots=slots)
         self.values = self._vectors()

@@ -1,0 +1,42 @@
+"""Real and virtual time. Whatever waits or expires takes a `Clock`; tests move it by hand."""
+
+from __future__ import annotations
+
+import time
+from typing import Protocol
+
+__all__ = ["Clock", "MonotonicClock", "VirtualClock"]
+
+
+class Clock(Protocol):
+    """Seconds that never go backwards. Only differences between two readings mean anything."""
+
+    def now(self) -> float:
+        """Returns the time in seconds."""
+
+
+class MonotonicClock:
+    """The machine's monotonic clock."""
+
+    def now(self) -> float:
+        return time.monotonic()
+
+
+class VirtualClock:
+    """A clock that stands still until somebody moves it."""
+
+    def __init__(self, start: float = 0.0) -> None:
+        self._now = start
+
+    def now(self) -> float:
+        return self._now
+
+    def advance(self, seconds: float) -> None:
+        """Moves the clock forward.
+
+        Raises:
+            ValueError: `seconds` is negative.
+        """
+        if seconds < 0:
+            raise ValueError(f"time cannot go back by {-seconds} s")
+        self._now += seconds

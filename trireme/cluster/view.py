@@ -1,0 +1,53 @@
+"""A view: the coordinator's numbered, immutable answer to who takes part."""
+
+from __future__ import annotations
+
+import msgspec
+
+__all__ = ["ServerEntry", "View", "WorkerEntry"]
+
+
+class ServerEntry(msgspec.Struct, frozen=True, array_like=True):
+    """One parameter server of a view.
+
+    Attributes:
+        index: the server's task index.
+        incarnation: which start of this task; grows by one with every new process.
+        address: where it listens, with its scheme, such as `tcp://127.0.0.1:2222`.
+    """
+
+    index: int
+    incarnation: int
+    address: str
+
+
+class WorkerEntry(msgspec.Struct, frozen=True, array_like=True):
+    """One live worker of a view.
+
+    Attributes:
+        index: the worker's task index.
+        incarnation: which start of this task; grows by one with every new process.
+    """
+
+    index: int
+    incarnation: int
+
+
+class View(msgspec.Struct, frozen=True, array_like=True):
+    """Who takes part, from one change of membership to the next.
+
+    Attributes:
+        number: 1 for the first view of a job, then one more with every change. Every request to
+            a parameter server carries it.
+        servers: by index, lowest first.
+        workers: the live ones that still train, by index, lowest first.
+    """
+
+    number: int
+    servers: tuple[ServerEntry, ...]
+    workers: tuple[WorkerEntry, ...]
+
+    @property
+    def chief(self) -> int | None:
+        """The index of the chief: the live worker with the lowest index; None without workers."""
+        return self.workers[0].index if self.workers else None

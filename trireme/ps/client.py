@@ -1,0 +1,641 @@
+"""A worker's side of the parameter server: push, pull, wait.
+
+One connection to each server, used from one thread. A request goes to all servers at once and is
+answered by each; what breaks on the way is sent again, with the same sequence number, until there
+is an answer or the deadline is reached. Values are received into, and gradients sent from, the
+flat buffers of the worker's model.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol, TypeVar
+
+from trireme.cluster.view import ServerEntry, View
+from trireme.errors import (
+    AuthenticationError,
+    ConfigurationError,
+    Fenced,
+    FrameError,
+    JobFailed,
+    ModelMismatchError,
+    Rejected,
+    UnsupportedOptimizerError,
+    WaitTimeout,
+    WireError,
+    WireTimeout,
+)
+from trireme.ps.dense import FlatModel, PartBuffer, as_bytes
+from trireme.ps.messages import (
+    PS_CATALOG,
+    Attach,
+    Attached,
+    Cut,
+    Drain,
+    FencedVerdict,
+    Freeze,
+    Frozen,
+    GroupSpec,
+    Lease,
+    Leased,
+    Load,
+    Loaded,
+    OptimizerSpec,
+    Pull,
+    PullReply,
+    Push,
+    PushReply,
+    Refused,
+    RejectedVerdict,
+    Retire,
+    ServerStatus,
+    SetEnd,
+    Snapshot,
+    Span,
+    Status,
+    StopJob,
+    Stopping,
+    Thaw,
+    Verdict,
+    Waiting,
+)
+from trireme.ps.rule import Rule
+from trireme.ps.snapshot import ModelState, assemble, disassemble
+from trireme.ps.values import Tensors, tensors_from
+from trireme.wire.connection import Connection
+from trireme.wire.handshake import Identity, authenticate
+from trireme.wire.message import Message
+from trireme.wire.transport import connect
+
+__all__ = ["Client", "ClientOptions", "Membership", "PullResult", "PushResult"]
+
+_M = TypeVar("_M", bound=Message)
+
+_SLICE = 0.5  # seconds between two looks at whether the job is over
+_BACK_OFF = 0.02  # seconds before a request that met another view, or a cut, is sent again
+
+
+class Membership(Protocol):
+    """Where a client learns who serves, and whether the job still runs."""
+
+    @property
+    def view(self) -> View | None:
+        """The newest view."""
+
+    def check(self) -> None:
+        """Returns while the job runs.
+
+        Raises:
+            JobFailed: it has ended; says who ended it, and why.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class ClientOptions:
+    """Who a client is, and how long it waits.
+
+    Attributes:
+        job: the job's id.
+        secret: the job's.
+        worker: the worker's index.
+        incarnation: which start of this worker it is.
+        retry_seconds: how long a server may be out of reach before that is an error.
+        patience_seconds: how long an answer may be withheld, for instance until a slow worker's
+            update is in, before that is an error.
+        waiting: told why and for whom the answer is withheld, and since how many seconds.
+    """
+
+    job: str
+    secret: bytes
+    worker: int
+    incarnation: int
+    retry_seconds: float = 30.0
+    patience_seconds: float = 1800.0
+    waiting: Callable[[str, Sequence[str], float], None] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PullResult:
+    """What a pull brought: the step of the values, and whether the job has reached its end."""
+
+    step: int
+    stop: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PushResult:
+    """What became of a push.
+
+    Attributes:
+        verdict: server 0's; all servers decide alike.
+        step: the global step of the values that came back.
+        staleness: how many updates were applied between this worker's pull and its push.
+        stop: whether this worker should stop training.
+    """
+
+    verdict: Verdict
+    step: int
+    staleness: int
+    stop: bool
+
+
+@dataclass(slots=True)
+class _Request:
+    """One server's share of a request: how to say it under a view, and with which payload."""
+
+    build: Callable[[int], Message]
+    payload: Sequence[memoryview] = ()
+
+
+class _ServerLink:
+    """One server: its connection, and the request that waits for its answer."""
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+        self.connection: Connection | None = None
+        self.request: _Request | None = None
+        self.sequence = 0
+        self.failing_since: float | None = None
+
+    def close(self) -> None:
+        if self.connection is not None:
+            self.connection.close()
+            self.connection = None
+
+
+class Client:
+    """A worker's connections to all parameter servers.
+
+    Args:
+        options: who this is.
+        membership: where to learn the view.
+        flat: the worker's model, whose buffers are sent from and received into.
+
+    Raises:
+        WaitTimeout: there is no view yet.
+    """
+
+    def __init__(self, options: ClientOptions, membership: Membership, flat: FlatModel) -> None:
+        self.options = options
+        self.step = 0
+        self.stopping = False
+        self.bytes_sent = 0
+        self.bytes_received = 0
+        self._membership = membership
+        self._flat = flat
+        self._layout = flat.layout
+        servers = flat.layout.spec.servers
+        self._values = [flat.part_values(server) for server in range(servers)]
+        self._gradients = [flat.part_gradients(server) for server in range(servers)]
+        self._links = [_ServerLink(server) for server in range(servers)]
+        self._sequence = 0
+        self._acknowledged = 0
+        self._hyper: tuple[GroupSpec, ...] | None = None
+        self._synchronous = False
+        self._pushed = False
+
+    # -- joining the job ------------------------------------------------------------------------
+
+    def attach(self, optimizer: OptimizerSpec, rule: Rule) -> bool:
+        """Shows every server the model, the optimizer and the rule.
+
+        Returns:
+            Whether the values are loaded already, on every server.
+
+        Raises:
+            ModelMismatchError: another worker showed another model; names the first difference.
+            UnsupportedOptimizerError: the server has no such optimizer.
+        """
+        self._synchronous, self._hyper = rule.synchronous, optimizer.groups
+        me, start, spec = self.options.worker, self.options.incarnation, self._layout.spec
+        answers = self._ask_all(
+            lambda server: _Request(lambda view: Attach(me, start, view, spec, optimizer, rule))
+        )
+        return all(_expect(answer, Attached).loaded for answer in answers)
+
+    def load(self, state: ModelState) -> None:
+        """Gives every server its part of the first values, or of a checkpoint.
+
+        Raises:
+            CheckpointError: the state is of another model.
+        """
+        me, start = self.options.worker, self.options.incarnation
+
+        def request(server: int) -> _Request:
+            tensors = disassemble(self._layout, state, server)
+            specs = tuple(spec for spec, _ in tensors)
+            payload = [as_bytes(tensor) for _, tensor in tensors if tensor.numel()]
+            consumed = state.consumed if server == 0 else ()
+            return _Request(
+                lambda view: Load(me, start, view, state.step, specs, state.workers, consumed),
+                payload,
+            )
+
+        for answer in self._ask_all(request):
+            _expect(answer, Loaded)
+
+    # -- training -------------------------------------------------------------------------------
+
+    def pull(self, *, train: bool = True) -> PullResult:
+        """Receives the values; waits until the chief has loaded them.
+
+        Args:
+            train: whether an update will be computed from them.
+
+        Raises:
+            Fenced: the view changed while nothing was loaded: the chief may be another one now.
+        """
+        me, start = self.options.worker, self.options.incarnation
+        answers = self._ask_all(
+            lambda server: _Request(lambda view: Pull(me, start, view, train)), fenced=not train
+        )
+        replies = [_expect(answer, PullReply) for answer in answers]
+        if train:
+            self.stopping = replies[0].stop
+        self.step = self._level([reply.step for reply in replies])
+        self._flat.publish_values()
+        if self.stopping:
+            self._retire()
+        return PullResult(self.step, self.stopping)
+
+    def push(
+        self,
+        weight: float,
+        *,
+        hyper: tuple[GroupSpec, ...] | None = None,
+        examples: Sequence[Span] = (),
+        pull: bool = True,
+    ) -> None:
+        """Sends the flat gradients to all servers; `wait` has the answer. One push at a time.
+
+        Args:
+            weight: how many examples the gradient is the mean of.
+            hyper: the optimizer's hyper-parameters now; sent only where they have changed.
+            examples: which examples the gradient was computed from.
+            pull: whether the answer shall bring the new values.
+
+        Raises:
+            ConfigurationError: the job has told this worker to stop, or a push is under way.
+        """
+        if self.stopping or self._pushed:
+            raise ConfigurationError(
+                f"worker:{self.options.worker} pushed "
+                + ("after it was told to stop" if self.stopping else "before it waited")
+            )
+        self._flat.collect_gradients()
+        self._sequence += 1
+        changed = hyper if hyper != self._hyper else None
+        self._hyper = hyper if hyper is not None else self._hyper
+        me, start, spans = self.options.worker, self.options.incarnation, tuple(examples)
+        sequence, acknowledged, pulled = self._sequence, self._acknowledged, self.step
+
+        def build(server: int, view: int) -> Message:
+            return Push(
+                me,
+                start,
+                view,
+                sequence,
+                acknowledged,
+                pulled,
+                weight,
+                changed,
+                spans if server == 0 else (),
+                pull,
+            )
+
+        for link in self._links:
+            index = link.index
+            views = self._gradients[index].views
+            self._start(link, _Request(partial(build, index), views))
+        self._pushed = True
+
+    def wait(self) -> PushResult:
+        """Waits for the answers to the push.
+
+        Raises:
+            Fenced: this worker was replaced, or taken out of the job.
+            Rejected: a server found the push senseless.
+            WaitTimeout: the answer was withheld too long; names those it was withheld for.
+            JobFailed: the job ended meanwhile.
+        """
+        replies = [_expect(self._finish(link), PushReply) for link in self._links]
+        self._pushed = False
+        self._acknowledged = self._sequence
+        first = replies[0]
+        self.stopping = first.stop
+        steps = [reply.step for reply in replies]
+        self.step = first.step if len(set(steps)) == 1 else self._level(steps)
+        self._flat.publish_values()
+        if self.stopping:
+            self._retire()
+        return PushResult(first.verdict, self.step, first.staleness, first.stop)
+
+    def _level(self, steps: list[int]) -> int:
+        """Brings all parts of the values to the same step, in synchronous modes."""
+        me, start = self.options.worker, self.options.incarnation
+
+        def again(at_least: int, view: int) -> Message:
+            return Pull(me, start, view, False, at_least)
+
+        while self._synchronous and len(set(steps)) > 1:
+            target = max(steps)
+            for link in self._links:
+                if steps[link.index] < target:
+                    self._start(link, _Request(partial(again, target)))
+                    steps[link.index] = _expect(self._finish(link), PullReply).step
+        return steps[0]
+
+    def _retire(self) -> None:
+        """Tells the servers that nobody need wait for this worker any longer."""
+        me, start = self.options.worker, self.options.incarnation
+        self._ask_all(lambda server: _Request(lambda view: Retire(me, start)))
+
+    # -- what server 0 decides for all ----------------------------------------------------------
+
+    def lease(self, dataset: str, size: int, batch: int, count: int) -> tuple[Span, ...]:
+        """Asks for the next examples: `count` spans of `batch` examples of a data set of `size`."""
+        me, start = self.options.worker, self.options.incarnation
+        answer = self._ask_first(lambda view: Lease(me, start, view, dataset, size, batch, count))
+        return _expect(answer, Leased).spans
+
+    def stop(self, reason: str) -> int:
+        """Asks that the job end; returns the global step at which it will."""
+        return _expect(self._ask_first(lambda view: StopJob(reason)), Stopping).step
+
+    def set_end(self, max_steps: int) -> int:
+        """Sets the job's last step if it has none; returns the one that holds."""
+        return _expect(self._ask_first(lambda view: SetEnd(max_steps)), Stopping).step
+
+    def drain(self) -> int:
+        """Waits until no worker has an update under way; returns the global step then."""
+        return _expect(self._ask_first(lambda view: Drain()), Stopping).step
+
+    def status(self) -> list[ServerStatus]:
+        """Returns how each server is."""
+        answers = self._ask_all(lambda server: _Request(lambda view: Status()))
+        return [_expect(answer, ServerStatus) for answer in answers]
+
+    # -- a consistent cut -----------------------------------------------------------------------
+
+    def snapshot(self, *, state: bool) -> ModelState:
+        """Copies the values of one consistent step from all servers.
+
+        Args:
+            state: whether the optimizer's state and the tables are wanted too.
+
+        Raises:
+            WaitTimeout: no cut could be completed in time.
+        """
+        deadline = time.monotonic() + self.options.patience_seconds
+        while True:
+            parts = self._try_cut(state)
+            if parts is not None:
+                return assemble(self._layout, parts)
+            if time.monotonic() > deadline:
+                raise WaitTimeout(
+                    f"worker:{self.options.worker} could not copy a consistent state within "
+                    f"{self.options.patience_seconds:.0f} s: other copies or changes of membership "
+                    "came in between each time"
+                )
+            time.sleep(_BACK_OFF * (1 + random.random()))
+
+    def _try_cut(self, state: bool) -> list[tuple[Snapshot, Tensors]] | None:
+        token = random.getrandbits(53)
+        frozen: list[Frozen] = []
+        for link in self._links:  # server 0 first: whoever holds it goes on, the others wait
+            self._start(link, _Request(lambda view: Freeze(token)))
+            answer = self._finish(link)[0]
+            if not isinstance(answer, Frozen):
+                _refuse_unless_busy(answer)
+                for other in self._links[: link.index]:
+                    self._start(other, _Request(lambda view: Thaw(token)))
+                    self._finish(other)
+                return None
+            frozen.append(answer)
+        step = max(answer.step for answer in frozen)
+        decided: dict[int, int] = {}
+        for answer in frozen:
+            for worker, sequence in answer.decided:
+                decided[worker] = max(sequence, decided.get(worker, 0))
+        cut = Cut(token, step, tuple(sorted(decided.items())), state)
+        parts: list[tuple[Snapshot, Tensors]] = []
+        for message, payload in self._ask_all(lambda server: _Request(lambda view: cut)):
+            if not isinstance(message, Snapshot):
+                _refuse_unless_busy(message)
+                continue
+            parts.append((message, tensors_from(message.tensors, payload)))
+        return parts if len(parts) == len(self._links) else None
+
+    def close(self) -> None:
+        """Closes all connections. May be repeated."""
+        for link in self._links:
+            link.close()
+
+    # -- requests, and what goes wrong with them --------------------------------------------------
+
+    def _ask_first(self, build: Callable[[int], Message]) -> tuple[Message, Sequence[memoryview]]:
+        self._start(self._links[0], _Request(build))
+        return self._finish(self._links[0])
+
+    def _ask_all(
+        self, request: Callable[[int], _Request], *, fenced: bool = True
+    ) -> list[tuple[Message, Sequence[memoryview]]]:
+        """Sends to all servers, then waits for all.
+
+        Args:
+            request: the request of each server.
+            fenced: whether to ask again under the newest view when it has changed.
+        """
+        for link in self._links:
+            self._start(link, request(link.index))
+        return [self._finish(link, again=fenced) for link in self._links]
+
+    def _start(self, link: _ServerLink, request: _Request) -> None:
+        """Sends a request; what goes wrong shows again, and is repaired, in `_finish`."""
+        link.request = request
+        link.sequence += 1
+        try:
+            self._send(link)
+        except AuthenticationError:
+            raise
+        except WireError as error:
+            self._lost(link, error)
+
+    def _send(self, link: _ServerLink) -> None:
+        connection = link.connection or self._connect(link)
+        assert link.request is not None
+        view = self._view()
+        connection.send(
+            link.request.build(view.number),
+            link.request.payload,
+            sequence=link.sequence,
+            timeout=self.options.retry_seconds,
+        )
+
+    def _finish(
+        self, link: _ServerLink, *, again: bool = True
+    ) -> tuple[Message, Sequence[memoryview]]:
+        """Waits for the answer to a link's request, sending it again where that is needed."""
+        waiting_since = time.monotonic()
+        names: Sequence[str] = ()
+        while True:
+            try:
+                if link.connection is None:
+                    self._send(link)
+                assert link.connection is not None
+                incoming = link.connection.receive(timeout=_SLICE)
+            except WireTimeout:
+                self._membership.check()
+                self._check_patience(waiting_since, names)
+                continue
+            except (AuthenticationError, FrameError):
+                raise
+            except WireError as error:
+                self._membership.check()
+                self._lost(link, error)
+                continue
+            link.failing_since = None
+            message = incoming.message
+            if incoming.sequence != link.sequence:
+                continue  # a late notice or answer of an earlier request
+            if isinstance(message, Waiting):
+                names = message.names
+                if self.options.waiting is not None:
+                    self.options.waiting(message.reason, names, message.seconds)
+                self._membership.check()
+                continue
+            if _was_fenced(message) and again:
+                self._fenced(message)
+                link.sequence += 1
+                self._resend(link)
+                continue
+            _raise_refusal(message)
+            link.request = None
+            return message, incoming.payload
+
+    def _resend(self, link: _ServerLink) -> None:
+        try:
+            self._send(link)
+        except WireError as error:
+            self._lost(link, error)
+
+    def _connect(self, link: _ServerLink) -> Connection:
+        """Connects to a server as the newest view has it."""
+        entry = self._entry(link.index)
+        options = self.options
+        stream = connect(entry.address, timeout=min(5.0, options.retry_seconds))
+        connection = Connection(stream, PS_CATALOG)
+        connection.peer = f"ps:{link.index} at {entry.address}"
+        identity = Identity(options.job, f"worker:{options.worker}", options.incarnation)
+        authenticate(connection, identity, options.secret)
+        connection.destination = lambda message, length: self._place(link.index, message, length)
+        link.connection = connection
+        return connection
+
+    def _place(self, server: int, message: Message, length: int) -> Sequence[memoryview]:
+        """Says where a payload goes: values into the model's own memory."""
+        if isinstance(message, (PushReply, PullReply)):
+            buffer: PartBuffer = self._values[server]
+            if length != buffer.nbytes:
+                raise FrameError(
+                    f"ps:{server} sent {length} bytes of values where its part has {buffer.nbytes}"
+                )
+            return buffer.views
+        return [memoryview(bytearray(length))]
+
+    def _lost(self, link: _ServerLink, error: WireError) -> None:
+        """A connection failed: makes ready to try again, or gives up."""
+        link.close()
+        now = time.monotonic()
+        if link.failing_since is None:
+            link.failing_since = now
+        elif now - link.failing_since > self.options.retry_seconds:
+            raise type(error)(
+                f"worker:{self.options.worker} could not reach ps:{link.index} for "
+                f"{self.options.retry_seconds:.0f} s: {error}"
+            ) from error
+        else:
+            time.sleep(_BACK_OFF)
+
+    def _check_patience(self, since: float, names: Sequence[str]) -> None:
+        patience = self.options.patience_seconds
+        if time.monotonic() - since > patience:
+            whom = ", ".join(names) or "the server itself"
+            raise WaitTimeout(
+                f"worker:{self.options.worker} waited {patience:.0f} s for an answer that was "
+                f"withheld until {whom} had pushed: see whether it still runs"
+            )
+
+    def _view(self) -> View:
+        view = self._membership.view
+        if view is None:
+            raise WaitTimeout(f"worker:{self.options.worker} has no view of the cluster yet")
+        return view
+
+    def _entry(self, server: int) -> ServerEntry:
+        for entry in self._view().servers:
+            if entry.index == server:
+                return entry
+        raise JobFailed(f"ps:{server} is not part of the job any longer")
+
+    def _fenced(self, message: Message) -> None:
+        """Another view: finds out whether this worker is still in it."""
+        self._membership.check()
+        view = self._view()
+        me = (self.options.worker, self.options.incarnation)
+        known = {(entry.index, entry.incarnation) for entry in view.workers}
+        number, reason = _fence_of(message)
+        if me not in known and view.number >= number:
+            raise Fenced(
+                f"worker:{me[0]} is no longer part of the job ({reason}): it was taken for lost, "
+                "or another process took its place",
+                number,
+            )
+        time.sleep(_BACK_OFF)  # either side learns the newest view within moments
+
+
+def _was_fenced(message: Message) -> bool:
+    if isinstance(message, PushReply):
+        return isinstance(message.verdict, FencedVerdict)
+    return isinstance(message, Refused) and message.code == "fenced"
+
+
+def _fence_of(message: Message) -> tuple[int, str]:
+    if isinstance(message, PushReply) and isinstance(message.verdict, FencedVerdict):
+        return message.verdict.view, message.verdict.reason
+    assert isinstance(message, Refused)
+    return message.view, message.reason
+
+
+def _raise_refusal(message: Message) -> None:
+    """Raises what a refusal means; `busy` is left to who asked."""
+    if isinstance(message, PushReply) and isinstance(message.verdict, RejectedVerdict):
+        raise Rejected(f"the parameter server rejected a push: {message.verdict.reason}")
+    if not isinstance(message, Refused) or message.code == "busy":
+        return
+    if message.code == "fenced":
+        raise Fenced(message.reason, message.view)
+    kinds: Mapping[str, type[Exception]] = {
+        "mismatch": ModelMismatchError,
+        "optimizer": UnsupportedOptimizerError,
+    }
+    raise kinds.get(message.code, Rejected)(message.reason)
+
+
+def _refuse_unless_busy(message: Message) -> None:
+    if not (isinstance(message, Refused) and message.code == "busy"):
+        raise FrameError(f"a server answered a cut with {type(message).__name__}")
+
+
+def _expect(answer: tuple[Message, Sequence[memoryview]], wanted: type[_M]) -> _M:
+    message = answer[0]
+    if not isinstance(message, wanted):
+        raise FrameError(
+            f"a parameter server answered with {type(message).__name__} where "
+            f"{wanted.__name__} was due"
+        )
+    return message

@@ -1,0 +1,270 @@
+"""One parameter server task: accepts connections and drives its shard.
+
+The loop is single-threaded: a message is received in place, the shard decides, the answer goes
+out, and only then comes the next one. There is no lock to hold and none to lose.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from trireme.cluster.view import ServerEntry, View
+from trireme.errors import FrameError, Rejected, WireError
+from trireme.ps.dense import PartBuffer, as_bytes
+from trireme.ps.instructions import Instruction, Reply, Send
+from trireme.ps.layout import ITEM_SIZES
+from trireme.ps.messages import (
+    PS_CATALOG,
+    PS_MESSAGES,
+    Attach,
+    Cut,
+    Drain,
+    Freeze,
+    Lease,
+    Load,
+    Pull,
+    Push,
+    Refused,
+    Retire,
+    RoundClose,
+    RoundReady,
+    SetEnd,
+    Status,
+    StopJob,
+    TensorSpec,
+    Thaw,
+    Waiting,
+)
+from trireme.ps.shard import Shard
+from trireme.ps.values import tensors_from
+from trireme.wire.connection import Connection, Incoming
+from trireme.wire.handshake import Identity, authenticate
+from trireme.wire.message import Message
+from trireme.wire.service import Link, Service
+from trireme.wire.transport import connect
+
+__all__ = ["LeaderLink", "ShardHandler"]
+
+_log = logging.getLogger(__name__)
+
+_RETRY_SECONDS = 0.2
+
+
+@dataclass(slots=True)
+class _Staging:
+    """A worker's link: where its gradients are received, and whether they are still needed."""
+
+    gradients: PartBuffer
+    busy: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Route:
+    """Where an answer goes."""
+
+    link: Link
+    sequence: int
+    staging: _Staging | None = None
+
+
+class ShardHandler:
+    """Serves one shard over a `Service`.
+
+    Args:
+        index: this server's task index.
+        now: the service's clock.
+    """
+
+    messages: tuple[type[Message], ...] = PS_MESSAGES
+
+    def __init__(self, index: int, now: Callable[[], float] = time.monotonic) -> None:
+        self.index = index
+        self.shard = Shard(index)
+        self._now = now
+        self._servers: dict[int, Link] = {}
+        self._untold: dict[int, Message] = {}
+        self._asked: dict[type[Message], Callable[..., list[Instruction]]] = {
+            Attach: self.shard.attach,
+            Pull: self.shard.pull,
+            Lease: self.shard.lease,
+            StopJob: self.shard.stop,
+            SetEnd: self.shard.set_end,
+            Drain: self.shard.drain,
+            Retire: self.shard.retire,
+            Freeze: self.shard.freeze,
+            Cut: self.shard.cut,
+            Thaw: self.shard.thaw,
+            Status: self.shard.status,
+        }
+
+    # -- the service's handler ------------------------------------------------------------------
+
+    def authenticated(self, link: Link) -> None:
+        """A peer has proven itself: payloads of its pushes go to memory of their own."""
+        link.destination = lambda message, length: self._place(link, message, length)
+        role, _, index = link.identity.task.partition(":")
+        if role == "ps":
+            self.meet(int(index), link)
+
+    def meet(self, server: int, link: Link) -> None:
+        """Another server can be talked to over this link; what it was last told is repeated."""
+        self._servers[server] = link
+        if server in self._untold:
+            link.offer(self._untold[server])
+
+    def received(self, link: Link, incoming: Incoming) -> None:
+        """Lets a message happen to the shard, and carries out what that leads to."""
+        now, message = self._now(), incoming.message
+        if isinstance(message, Push):
+            staging = link.context
+            if not isinstance(staging, _Staging):
+                raise FrameError(f"{link.identity.task} pushed without a payload")
+            staging.busy = True
+            route = _Route(link, incoming.sequence, staging)
+            self._carry_out(self.shard.push(now, route, message, staging.gradients))
+        elif isinstance(message, Load):
+            self._load(now, _Route(link, incoming.sequence), message, incoming.payload)
+        elif isinstance(message, RoundReady):
+            self._carry_out(self.shard.round_ready(now, message))
+        elif isinstance(message, RoundClose):
+            self._carry_out(self.shard.round_close(now, message))
+        else:
+            event = self._asked.get(type(message))
+            if event is None:
+                raise FrameError(f"a server is not asked {type(message).__name__}")
+            self._carry_out(event(now, _Route(link, incoming.sequence), message))
+
+    def closed(self, link: Link, error: WireError | None) -> None:
+        """A peer is gone: the coordinator says whether for good."""
+        self._servers = {index: other for index, other in self._servers.items() if other != link}
+
+    def tick(self, now: float) -> None:
+        """Passes time on."""
+        self._carry_out(self.shard.tick(now))
+
+    # -- from the coordinator -------------------------------------------------------------------
+
+    def view(self, view: View) -> None:
+        """Takes a new view. In the service's thread."""
+        self._carry_out(self.shard.view(self._now(), view))
+
+    # -- inside ---------------------------------------------------------------------------------
+
+    def _place(self, link: Link, message: Message, length: int) -> Sequence[memoryview]:
+        if isinstance(message, Push):
+            return self._stage(link, length).views
+        if isinstance(message, Load):
+            expected = sum(_size_of(spec) for spec in message.tensors)
+            if length != expected:
+                raise FrameError(f"a load announces {length} bytes and its tensors take {expected}")
+            return [memoryview(bytearray(length))]
+        raise FrameError(f"{type(message).__name__} has no payload")
+
+    def _stage(self, link: Link, length: int) -> PartBuffer:
+        """Returns memory for a gradient that nobody else uses."""
+        layout = self.shard.layout
+        if layout is None:
+            raise FrameError(f"{link.identity.task} pushed before it showed its model")
+        staging = link.context
+        if not isinstance(staging, _Staging) or staging.busy:
+            staging = link.context = _Staging(PartBuffer(layout, self.index))
+        if length != staging.gradients.nbytes:
+            raise FrameError(
+                f"{link.identity.task} pushed {length} bytes where this server's part has "
+                f"{staging.gradients.nbytes}"
+            )
+        return staging.gradients
+
+    def _load(
+        self, now: float, route: _Route, message: Load, payload: Sequence[memoryview]
+    ) -> None:
+        try:
+            tensors = tensors_from(message.tensors, payload or [memoryview(bytearray())])
+        except Rejected as error:
+            route.link.offer(Refused("rejected", str(error), message.view), sequence=route.sequence)
+            return
+        self._carry_out(self.shard.load(now, route, message, tensors))
+
+    def _carry_out(self, instructions: Sequence[Instruction]) -> None:
+        for instruction in instructions:
+            if isinstance(instruction, Send):
+                self._untold[instruction.server] = instruction.message
+                if instruction.server in self._servers:
+                    self._servers[instruction.server].offer(instruction.message)
+            else:
+                self._reply(instruction)
+
+    def _reply(self, reply: Reply) -> None:
+        route = reply.route
+        assert isinstance(route, _Route)
+        if route.staging is not None and not isinstance(reply.message, Waiting):
+            route.staging.busy = False
+        payload = [as_bytes(tensor) for tensor in reply.payload if tensor.numel()]
+        route.link.offer(reply.message, payload, sequence=route.sequence)
+
+
+class LeaderLink:
+    """Keeps a server connected to server 0, which decides synchronous rounds for all.
+
+    A thread of its own connects, and connects again when the connection is lost; the connection
+    itself is served by the service's loop.
+
+    Args:
+        service: whose loop serves the connection.
+        handler: told of it.
+        identity: this server's.
+        secret: the job's.
+    """
+
+    def __init__(
+        self, service: Service, handler: ShardHandler, identity: Identity, secret: bytes
+    ) -> None:
+        self._service = service
+        self._handler = handler
+        self._identity = identity
+        self._secret = secret
+        self._lost = threading.Event()
+        self._closed = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def follow(self, leader: ServerEntry) -> None:
+        """Connects to server 0, and stays connected. Later calls change nothing."""
+        if self._thread is None:
+            self._thread = threading.Thread(
+                target=self._run, args=(leader,), name="leader-link", daemon=True
+            )
+            self._thread.start()
+
+    def close(self) -> None:
+        """Gives up; does not wait."""
+        self._closed.set()
+        self._lost.set()
+
+    def _run(self, leader: ServerEntry) -> None:
+        while not self._closed.is_set():
+            try:
+                connection = Connection(connect(leader.address, timeout=5.0), PS_CATALOG)
+                authenticate(connection, self._identity, self._secret)
+            except WireError as error:
+                _log.warning("%s cannot reach ps:0: %s", self._identity.task, error)
+                self._closed.wait(_RETRY_SECONDS)
+                continue
+            self._lost.clear()
+            self._service.call_soon(lambda c=connection: self._adopt(c))  # type: ignore[misc]
+            self._lost.wait()
+
+    def _adopt(self, connection: Connection) -> None:
+        leader = Identity(self._identity.job, "ps:0")
+        link = self._service.adopt(connection, leader, gone=self._lost.set)
+        self._handler.meet(0, link)
+
+
+def _size_of(spec: TensorSpec) -> int:
+    sizes = {**ITEM_SIZES, "int64": 8, "int32": 4, "uint8": 1, "bool": 1}
+    if spec.dtype not in sizes or spec.stop < spec.start:
+        raise FrameError(f"a tensor of a load makes no sense: {spec}")
+    return sizes[spec.dtype] * (1 if spec.group >= 0 else spec.stop - spec.start)
