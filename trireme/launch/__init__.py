@@ -1,0 +1,1 @@
+"""Where am I, and how are the tasks of a job started. Starts processes; knows no training."""

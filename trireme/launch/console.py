@@ -1,0 +1,51 @@
+"""The launcher's voice: its tasks' lines under their names, and its own."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import TextIO
+
+__all__ = ["Console"]
+
+_COLOURS = ("36", "33", "35", "32", "34", "96", "93", "95", "92", "94")
+_ALARM = "31"
+
+
+class Console:
+    """Writes lines to the launcher's standard output and error.
+
+    Whoever reads them may go away (`trireme run … | head`): the job goes on, unheard.
+    """
+
+    def __init__(self, out: TextIO, error: TextIO, environ: Mapping[str, str]) -> None:
+        self._out = out
+        self._error = error
+        self._environ = environ
+        self._colours: dict[str, str] = {}
+        self._deaf: set[int] = set()
+
+    def line(self, name: str, text: str, error: bool) -> None:
+        """Shows one line of a task's output."""
+        stream = self._error if error else self._out
+        colour = self._colours.setdefault(name, _COLOURS[len(self._colours) % len(_COLOURS)])
+        self._write(stream, f"{self._paint(stream, colour, f'{name} |')} {text}")
+
+    def say(self, text: str, *, alarm: bool = False) -> None:
+        """Shows one line of the launcher's own."""
+        mark = self._paint(self._error, _ALARM, "trireme:") if alarm else "trireme:"
+        self._write(self._error, f"{mark} {text}")
+
+    def _paint(self, stream: TextIO, colour: str, text: str) -> str:
+        plain = self._environ.get("NO_COLOR") or self._environ.get("TERM") == "dumb"
+        return text if plain or not stream.isatty() else f"\x1b[{colour}m{text}\x1b[0m"
+
+    def _write(self, stream: TextIO, line: str) -> None:
+        if id(stream) in self._deaf:
+            return
+        try:
+            print(line, file=stream, flush=True)
+        except BrokenPipeError:
+            self._deaf.add(id(stream))
+            # Python flushes the stream once more when it ends, and would complain.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

@@ -1,0 +1,124 @@
+"""Where am I: reads the environment, gives the task that this process is.
+
+Whoever starts a task hands it one variable, `TRIREME_TASK`, with a `TaskConfig` as JSON. Without
+it this process is a job of its own: one worker, no server.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Mapping
+from typing import Literal
+
+import msgspec
+
+from trireme.errors import ConfigurationError
+
+__all__ = ["TASK_VARIABLE", "Role", "TaskConfig", "detect", "encode_task", "fresh_job"]
+
+TASK_VARIABLE = "TRIREME_TASK"
+
+Role = Literal["coordinator", "ps", "worker"]
+
+
+class TaskConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What one process has to know of its job.
+
+    Attributes:
+        job: the job's id; both sides of a connection must have the same.
+        role: what this process does.
+        index: which of its role it is, from 0.
+        workers: how many workers the job has.
+        servers: how many parameter servers it has; 0 for a worker that holds its own shard.
+        coordinator: the coordinator's address with its scheme; empty where there is none.
+        secret: the job's secret in hexadecimal digits; empty where nobody connects.
+        run_dir: where the job keeps its checkpoints and records; None leaves it to the script.
+        strategy: the name that the user gave; None leaves it to the script.
+        aggregate: how many updates make a round; None for the strategy's own.
+        staleness: how far a worker may be ahead, in pushes; None for the strategy's own.
+        display: how progress is shown: `plain` lines, nothing, or what suits the terminal.
+        dry_run: print what would be done, and end before training.
+        join_timeout: seconds until every task must have come.
+        threads: BLAS threads of this process; None leaves it to PyTorch.
+        allow_plaintext: whether a server may listen beyond this host without TLS.
+        restarts_left: how often the launcher will start this worker again should it fail; while
+            there are some, a failure ends this incarnation and not the job.
+        origins: where each value came from, by option name, for whoever prints them.
+    """
+
+    job: str
+    role: Role = "worker"
+    index: int = 0
+    workers: int = 1
+    servers: int = 0
+    coordinator: str = ""
+    secret: str = ""
+    run_dir: str | None = None
+    strategy: str | None = None
+    aggregate: int | None = None
+    staleness: int | None = None
+    display: Literal["auto", "plain", "none"] = "auto"
+    dry_run: bool = False
+    join_timeout: float = 300.0
+    threads: int | None = None
+    allow_plaintext: bool = False
+    restarts_left: int = 0
+    origins: dict[str, str] = {}
+
+    @property
+    def name(self) -> str:
+        """The task's name, such as `worker:1`."""
+        return f"{self.role}:{self.index}"
+
+
+def fresh_job() -> str:
+    """Returns the id of a job that nobody else has."""
+    return uuid.uuid4().hex
+
+
+def encode_task(config: TaskConfig) -> str:
+    """Returns the value of `TRIREME_TASK` that `detect` reads as `config`."""
+    return msgspec.json.encode(config).decode()
+
+
+def detect(environ: Mapping[str, str] | None = None) -> TaskConfig:
+    """Returns the task that this process is.
+
+    Args:
+        environ: the environment; this process's own by default.
+
+    Raises:
+        ConfigurationError: `TRIREME_TASK` is not what `encode_task` writes, or another launcher
+            started several processes, which would train apart from each other unnoticed.
+    """
+    environ = os.environ if environ is None else environ
+    value = environ.get(TASK_VARIABLE)
+    if value is None:
+        _refuse_other_launchers(environ)
+        return TaskConfig(job=fresh_job())
+    try:
+        return msgspec.json.decode(value, type=TaskConfig)
+    except msgspec.MsgspecError as error:
+        raise ConfigurationError(
+            f"the environment variable {TASK_VARIABLE} does not describe a task: {error}. "
+            "`trireme run` and `trireme task` set it themselves: unset it"
+        ) from error
+
+
+_OTHERS = (
+    # (what only this launcher sets, how many processes it started, its name)
+    ("TORCHELASTIC_RUN_ID", "WORLD_SIZE", "torchrun"),
+    ("SLURM_STEP_ID", "SLURM_STEP_NUM_TASKS", "srun"),
+)
+
+
+def _refuse_other_launchers(environ: Mapping[str, str]) -> None:
+    for mark, count, launcher in _OTHERS:
+        processes = environ.get(count, "1")
+        if mark in environ and processes != "1":
+            raise ConfigurationError(
+                f"{launcher} started {processes} processes of this program: that is not built "
+                "yet, and each would train alone. Start them with `trireme run --ps 1 --workers "
+                f"{processes} SCRIPT`, or one by one with `trireme task`"
+            )

@@ -1,0 +1,111 @@
+"""How a task failed, in its own words: a small file that it leaves for its launcher.
+
+A process has one number to say how it ended. Which of several tasks failed first, and which were
+only told that the job is over, does not fit into it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from trireme.errors import (
+    ConnectionBroken,
+    ConnectionRefused,
+    ConnectTimeout,
+    JobFailed,
+    PeerClosed,
+    TriremeError,
+    UsageError,
+    WaitTimeout,
+    WireTimeout,
+)
+
+__all__ = ["Outcome", "describe", "describe_status", "read_outcome", "signal_name", "write_outcome"]
+
+Kind = Literal["usage", "error", "exception", "exit", "signal", "victim"]
+
+_VICTIMS = (
+    JobFailed,
+    WaitTimeout,
+    ConnectTimeout,
+    ConnectionRefused,
+    ConnectionBroken,
+    PeerClosed,
+    WireTimeout,
+)
+"""What a task raises when it was another one that failed or did not come."""
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """Why a task ended otherwise than well.
+
+    Attributes:
+        kind: `usage`: it was asked for something that cannot be; `error`: another of Trireme's
+            errors; `exception`: anything else that was raised; `exit`: it ended with a status
+            other than 0; `signal`: it was killed; `victim`: another task failed.
+        summary: one line, such as `ValueError: boom (train.py:12)`.
+        at: the time of day in seconds since 1970.
+    """
+
+    kind: Kind
+    summary: str
+    at: float
+
+
+def describe(error: BaseException, place: str = "") -> Outcome:
+    """Returns the outcome of a task that ended by `error`, raised at `place` if it is known."""
+    text = str(error).strip().splitlines()
+    first = text[0] if text else ""
+    if isinstance(error, TriremeError):
+        return Outcome(kind=_kind(error), summary=first, at=time.time())
+    if isinstance(error, SystemExit):
+        return Outcome(kind="exit", summary=f"sys.exit({error.code!r})", at=time.time())
+    name = type(error).__name__
+    summary = (f"{name}: {first}" if first else name) + (f" ({place})" if place else "")
+    return Outcome(kind="exception", summary=summary, at=time.time())
+
+
+def describe_status(status: int) -> Outcome:
+    """Returns the outcome of a process that left none: all there is is its exit status.
+
+    Args:
+        status: as `subprocess` has it: minus the number of the signal that killed the process.
+    """
+    if status < 0:
+        return Outcome(kind="signal", summary=f"killed by {signal_name(-status)}", at=time.time())
+    return Outcome(kind="exit", summary=f"ended with status {status}", at=time.time())
+
+
+def signal_name(number: int) -> str:
+    """Returns a signal's name, such as `SIGKILL`."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _kind(error: TriremeError) -> Kind:
+    if isinstance(error, UsageError):
+        return "usage"
+    return "victim" if isinstance(error, _VICTIMS) else "error"
+
+
+def write_outcome(path: Path, outcome: Outcome) -> None:
+    """Writes an outcome so that a reader sees all of it or nothing."""
+    beside = path.with_name(f"{path.name}.{os.getpid()}")
+    beside.write_bytes(msgspec.json.encode(outcome))
+    beside.replace(path)
+
+
+def read_outcome(path: Path) -> Outcome | None:
+    """Returns the outcome that a task left, or None if it left none that can be read."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Outcome)
+    except (OSError, msgspec.MsgspecError):
+        return None

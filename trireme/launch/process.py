@@ -1,0 +1,145 @@
+"""One task as a child process: its output line by line, its signals, its end."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+__all__ = ["Pipe", "TaskProcess"]
+
+CHUNK = 1 << 16
+LAST_LINES = 12
+FINAL_CHUNKS = 64
+
+
+@dataclass(slots=True)
+class Pipe:
+    """One of a task's two output streams.
+
+    Attributes:
+        fd: the end to read from.
+        error: whether it is standard error.
+        partial: what came after the last line end.
+    """
+
+    fd: int
+    error: bool
+    partial: bytes = b""
+
+    def lines(self, data: bytes) -> list[str]:
+        """Takes bytes in and returns the lines that they complete.
+
+        Of what a carriage return overwrites (a progress bar) only the last state is a line.
+        """
+        *complete, self.partial = (self.partial + data).split(b"\n")
+        if len(self.partial) > CHUNK:
+            self.partial = self.partial.rpartition(b"\r")[2][-CHUNK:]
+        return [_visible(line) for line in complete]
+
+    def rest(self) -> list[str]:
+        """Returns a last line that had no line end, if there is one."""
+        line, self.partial = self.partial, b""
+        return [_visible(line)] if line else []
+
+
+def _visible(line: bytes) -> str:
+    return line.rstrip(b"\r").rpartition(b"\r")[2].decode("utf-8", errors="replace")
+
+
+class TaskProcess:
+    """A running task, leader of a session and process group of its own.
+
+    Ctrl-C on the terminal does not reach it: its launcher decides what it is told. Its output
+    goes into its log as it is, and line by line to `emit(line, error)`.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        command: Sequence[str],
+        environ: Mapping[str, str],
+        *,
+        log: Path,
+        emit: Callable[[str, bool], None],
+    ) -> None:
+        self.name = name
+        self.last_lines: deque[str] = deque(maxlen=LAST_LINES)
+        self._emit = emit
+        self._log: IO[bytes] = log.open("ab", buffering=0)
+        self._process = subprocess.Popen(
+            command,
+            env=dict(environ),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+        self.pipes = [
+            self._pipe(self._process.stdout, False),
+            self._pipe(self._process.stderr, True),
+        ]
+
+    @staticmethod
+    def _pipe(stream: IO[bytes] | None, error: bool) -> Pipe:
+        assert stream is not None  # asked for by PIPE
+        os.set_blocking(stream.fileno(), False)
+        return Pipe(stream.fileno(), error)
+
+    @property
+    def pid(self) -> int:
+        """The process id, which is also the process group's."""
+        return self._process.pid
+
+    def read(self, pipe: Pipe) -> bool:
+        """Reads what is there without waiting; False when there will be no more."""
+        return self._take(pipe) != 0
+
+    def poll(self) -> int | None:
+        """Returns how the task ended, or None: it runs. A negative status is a signal's."""
+        return self._process.poll()
+
+    def terminate(self) -> None:
+        """Asks the task to end. Its children are its own business."""
+        self._process.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """Ends the task and its children at once."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
+
+    def finish(self) -> None:
+        """Shows what an ended task still had to say, ends its children, closes its files."""
+        self.kill()  # a group outlives its leader; one without members is not found
+        for pipe in self.pipes:
+            # Somebody outside the group may hold the pipe and write on: not for ever.
+            for _ in range(FINAL_CHUNKS):
+                if not self._take(pipe):
+                    break
+            self._show(pipe.rest(), pipe.error)
+        for stream in (self._process.stdout, self._process.stderr):
+            assert stream is not None
+            stream.close()
+        self._log.close()
+
+    def _take(self, pipe: Pipe) -> int | None:
+        """Returns how many bytes came: 0 at the end, None if none are there now."""
+        try:
+            data = os.read(pipe.fd, CHUNK)
+        except BlockingIOError:
+            return None
+        if data:
+            self._log.write(data)
+            self._show(pipe.lines(data), pipe.error)
+        return len(data)
+
+    def _show(self, lines: Sequence[str], error: bool) -> None:
+        for line in lines:
+            self.last_lines.append(line)
+            self._emit(line, error)

@@ -1,0 +1,213 @@
+"""What a job's launcher keeps in the run directory: the logs, and `job.json` to find the job by.
+
+One launcher at a time: it holds a lock for as long as it lives, so that nobody has to guess from
+a process id whether a job is still there.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import msgspec
+
+from trireme.errors import ConfigurationError
+
+__all__ = [
+    "JobRecord",
+    "RunDirectory",
+    "claim",
+    "claim_free",
+    "is_running",
+    "read_record",
+    "wait_until_free",
+]
+
+RECORD = "job.json"
+LOCK = "job.lock"
+SECRET = "job.secret"
+SCRATCH = ".launch"
+
+
+class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """The job that runs, or ran last, in a run directory.
+
+    Attributes:
+        job: its id.
+        state: `running`, `finished`, `failed` or `interrupted`.
+        status: the launcher's exit status; None while it runs.
+        host: on which host.
+        launcher: the launcher's process id.
+        pids: every task's process id, by name.
+        coordinator: the coordinator's address; empty where there is none.
+        secret_file: where the job's secret lies while the job runs.
+        command: the program and its arguments.
+        options: what the user asked for, by option name.
+        origins: where each of them came from.
+        started: the time of day in seconds since 1970.
+        ended: likewise; None while it runs.
+    """
+
+    job: str
+    state: str
+    status: int | None
+    host: str
+    launcher: int
+    pids: dict[str, int]
+    coordinator: str
+    secret_file: str
+    command: tuple[str, ...]
+    options: dict[str, Any]
+    origins: dict[str, str]
+    started: float
+    ended: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RunDirectory:
+    """A run directory that this process has claimed; `release` gives it back."""
+
+    path: Path
+    lock: IO[str]
+
+    @property
+    def secret_file(self) -> Path:
+        """Where the job's secret lies while the job runs."""
+        return self.path / SECRET
+
+    def log(self, name: str) -> Path:
+        """Returns the file for the output of a task, such as `logs/worker-1.log`."""
+        return self.path / "logs" / f"{name.replace(':', '-')}.log"
+
+    @property
+    def scratch(self) -> Path:
+        """What tasks and launcher tell each other while the job runs."""
+        return self.path / SCRATCH
+
+    def write_secret(self, secret: str) -> None:
+        """Writes the secret so that only this user can read it."""
+        _write_private(self.secret_file, secret.encode() + b"\n")
+
+    def write_record(self, record: JobRecord) -> None:
+        """Replaces `job.json`."""
+        text = msgspec.json.format(msgspec.json.encode(record), indent=2)
+        _write_private(self.path / RECORD, text + b"\n")
+
+    def release(self) -> None:
+        """Removes what served this job alone and lets the next job in."""
+        self.secret_file.unlink(missing_ok=True)
+        shutil.rmtree(self.scratch, ignore_errors=True)
+        self.lock.close()
+
+
+def claim(path: Path) -> RunDirectory:
+    """Makes a run directory if it is not there and takes it for this process.
+
+    Raises:
+        ConfigurationError: it cannot be written, or another job runs there: names that job.
+    """
+    try:
+        (path / "logs").mkdir(parents=True, exist_ok=True)
+        lock = (path / LOCK).open("a")
+    except OSError as error:
+        raise ConfigurationError(
+            f"the run directory {path} cannot be written: {error}. Name another with --run-dir"
+        ) from error
+    if not _lock(lock):
+        lock.close()
+        raise ConfigurationError(
+            f"a job runs in {path} already{_holder(path)}: end it with `trireme stop {path}`, "
+            "or name another directory with --run-dir"
+        )
+    directory = RunDirectory(path, lock)
+    shutil.rmtree(directory.scratch, ignore_errors=True)  # a launcher that was killed left it
+    directory.scratch.mkdir()
+    return directory
+
+
+def _lock(file: IO[str]) -> bool:
+    """Takes the lock for good; False if another launcher has it."""
+    for _ in range(10):
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            time.sleep(0.01)  # `is_running` of another process holds it for a moment only
+        else:
+            return True
+    return False
+
+
+def claim_free(path: Path, attempts: int = 100) -> RunDirectory:
+    """Claims `path`, or `path-2`, `path-3` and so on where jobs run already.
+
+    Raises:
+        ConfigurationError: as `claim`, for the last one tried.
+    """
+    for number in range(1, attempts):
+        candidate = path if number == 1 else path.with_name(f"{path.name}-{number}")
+        if not is_running(candidate):
+            return claim(candidate)
+    return claim(path.with_name(f"{path.name}-{attempts}"))
+
+
+def is_running(path: Path) -> bool:
+    """Whether a launcher of a job in this run directory lives."""
+    try:
+        lock = (path / LOCK).open()
+    except OSError:
+        return False
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:
+            return True
+    return False
+
+
+def wait_until_free(path: Path, timeout: float) -> bool:
+    """Waits until no launcher holds the run directory; False when the time is over first."""
+    deadline = time.monotonic() + timeout
+    while is_running(path):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+def read_record(path: Path) -> JobRecord:
+    """Returns what `job.json` in a run directory says.
+
+    Raises:
+        ConfigurationError: there is none, or it cannot be read.
+    """
+    file = path / RECORD
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=JobRecord)
+    except FileNotFoundError as error:
+        raise ConfigurationError(
+            f"no job was started in {path}: it has no {RECORD}. Give the directory that "
+            "`trireme run` named"
+        ) from error
+    except (OSError, msgspec.MsgspecError) as error:
+        raise ConfigurationError(f"{file} cannot be read: {error}") from error
+
+
+def _holder(path: Path) -> str:
+    try:
+        record = read_record(path)
+    except ConfigurationError:
+        return ""
+    return f" (process {record.launcher} on {record.host}: {' '.join(record.command)})"
+
+
+def _write_private(path: Path, content: bytes) -> None:
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    handle = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(handle, "wb") as file:
+        file.write(content)
+    beside.replace(path)

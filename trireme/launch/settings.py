@@ -1,0 +1,293 @@
+"""The options of `trireme run`, each with its value and where that came from.
+
+Command line over environment over file over default. One table says what there is; the parser,
+the environment variables, the file's keys and the help all follow from it.
+"""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from trireme.errors import ConfigurationError, UsageError
+
+__all__ = [
+    "NOT_BUILT_STRATEGIES",
+    "OPTIONS",
+    "STRATEGIES",
+    "Option",
+    "Setting",
+    "Settings",
+    "check_together",
+    "read_file",
+    "resolve",
+    "suggestion",
+]
+
+STRATEGIES = ("async", "ssp", "sync")
+NOT_BUILT_STRATEGIES = (
+    "averaging",
+    "diloco",
+    "allreduce",
+    "fsdp",
+    "tensor",
+    "pipeline",
+    "graph",
+)
+
+Value = int | float | str | None
+
+
+def _whole(least: int) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        number = int(text)
+        if number < least:
+            raise ValueError
+        return number
+
+    return parse
+
+
+def _seconds(text: str) -> float:
+    number = float(text)
+    if not 0 < number < float("inf"):
+        raise ValueError
+    return number
+
+
+def _workers(text: str) -> int | str:
+    return text if text == "auto" else _whole(1)(text)
+
+
+def _strategy(text: str) -> str:
+    if text in STRATEGIES:
+        return text
+    built = ", ".join(STRATEGIES)
+    if text in NOT_BUILT_STRATEGIES:
+        raise UsageError(f"the strategy {text} is not built yet; those that are: {built}")
+    raise UsageError(
+        f"there is no strategy {text!r}{suggestion(text, STRATEGIES)}; there are: {built}"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One option of a job.
+
+    Attributes:
+        name: as on the command line, without the dashes.
+        parse: makes a value of text; raises ValueError if it cannot.
+        expects: what `parse` takes, in words.
+        default: the value when nobody gives one.
+        metavar: what stands for the value in the help.
+        help: one line.
+    """
+
+    name: str
+    parse: Callable[[str], Value]
+    expects: str
+    default: Value
+    metavar: str
+    help: str
+
+    @property
+    def variable(self) -> str:
+        """The environment variable."""
+        return f"TRIREME_{self.name.replace('-', '_').upper()}"
+
+    def read(self, text: str, origin: str) -> Setting:
+        """Returns the setting that `text` gives.
+
+        Raises:
+            UsageError: it is not what the option expects; names the origin.
+        """
+        try:
+            return Setting(self.parse(text), origin)
+        except ValueError as error:
+            raise UsageError(
+                f"{self.name} is {text!r} ({origin}): it must be {self.expects}"
+            ) from error
+        except UsageError as error:
+            raise UsageError(f"{error} ({origin})") from error
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A value and where it came from."""
+
+    value: Value
+    origin: str
+
+
+OPTIONS = (
+    Option("workers", _workers, "a whole number from 1, or auto", 1, "N",
+           "how many workers; auto: one a core that no server needs (default 1)"),
+    Option("ps", _whole(0), "a whole number from 0", 0, "M",
+           "how many parameter servers (default 0: a lone worker keeps the parameters)"),
+    Option("strategy", _strategy, f"one of {', '.join(STRATEGIES)}", None, "NAME",
+           f"{', '.join(STRATEGIES)} (default async, where there are servers)"),
+    Option("aggregate", _whole(1), "a whole number from 1", None, "R",
+           "sync: how many workers' updates make a step (default all; fewer: backup workers)"),
+    Option("staleness", _whole(1), "a whole number from 1", None, "K",
+           "ssp: how many updates a worker may be ahead of the slowest"),
+    Option("run-dir", str, "a directory", None, "DIR",
+           "where the job keeps its checkpoints, records and logs"),
+    Option("max-restarts", _whole(0), "a whole number from 0", 0, "N",
+           "how often each worker is started again when it fails (default 0)"),
+    Option("join-timeout", _seconds, "a number of seconds above 0", 300.0, "SECONDS",
+           "how long the tasks of a job wait for each other to come (default 300)"),
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Every option of a job with its value and origin."""
+
+    by_name: Mapping[str, Setting] = field(default_factory=dict)
+
+    def __getitem__(self, name: str) -> Any:
+        return self.by_name[name].value
+
+    def replaced(self, name: str, value: Value, origin: str) -> Settings:
+        """Returns the same settings but for one."""
+        return Settings({**self.by_name, name: Setting(value, origin)})
+
+    @property
+    def values(self) -> dict[str, Value]:
+        """The values by option name."""
+        return {name: setting.value for name, setting in self.by_name.items()}
+
+    @property
+    def origins(self) -> dict[str, str]:
+        """Where each value came from, by option name."""
+        return {name: setting.origin for name, setting in self.by_name.items()}
+
+    def lines(self) -> list[str]:
+        """Returns one line an option: name, value, origin."""
+        width = max(map(len, self.by_name))
+        shown = {
+            name: "-" if setting.value is None else str(setting.value)
+            for name, setting in self.by_name.items()
+        }
+        value_width = max(map(len, shown.values()))
+        return [
+            f"{name:<{width}}  {shown[name]:<{value_width}}  {setting.origin}"
+            for name, setting in self.by_name.items()
+        ]
+
+
+def resolve(
+    command_line: Mapping[str, str],
+    environ: Mapping[str, str],
+    file: tuple[str, Mapping[str, str]] | None,
+    options: Iterable[Option] = OPTIONS,
+) -> Settings:
+    """Returns every option's value: from the command line, else environment, file, default.
+
+    Args:
+        command_line: the text given for each option that was given, by its name.
+        environ: the environment.
+        file: the name of the configuration file and what it says, if there is one.
+        options: which options to look for.
+
+    Raises:
+        UsageError: a value is not what its option expects.
+    """
+    origin, said = file if file is not None else ("", {})
+    settings = {}
+    for option in options:
+        if option.name in command_line:
+            setting = option.read(command_line[option.name], "command line")
+        elif environ.get(option.variable, "") != "":
+            setting = option.read(environ[option.variable], f"environment {option.variable}")
+        elif option.name in said:
+            setting = option.read(said[option.name], f"file {origin}")
+        else:
+            setting = Setting(option.default, "default")
+        settings[option.name] = setting
+    return Settings(settings)
+
+
+def check_together(settings: Settings, workers: int, servers: int) -> None:
+    """Checks that the strategy, its numbers and the size of the job make sense together.
+
+    Raises:
+        UsageError: they do not; says what to do.
+    """
+    strategy = settings["strategy"]
+    aggregate, staleness = settings["aggregate"], settings["staleness"]
+    if not servers and workers > 1:
+        raise UsageError(
+            f"{workers} workers without a parameter server is the strategy allreduce, which is "
+            "not built yet: add --ps 1"
+        )
+    if aggregate is not None and strategy != "sync":
+        raise UsageError(
+            f"aggregate is {aggregate} ({settings.origins['aggregate']}) and only the strategy "
+            "sync gathers updates: add --strategy sync"
+        )
+    if aggregate is not None and aggregate > workers:
+        raise UsageError(
+            f"aggregate is {aggregate} ({settings.origins['aggregate']}) and there are only "
+            f"{workers} workers: a step could never be complete"
+        )
+    if staleness is not None and strategy != "ssp":
+        raise UsageError(
+            f"staleness is {staleness} ({settings.origins['staleness']}) and only the strategy "
+            "ssp bounds it: add --strategy ssp"
+        )
+
+
+def read_file(named: Path | None, directory: Path) -> tuple[str, dict[str, str]] | None:
+    """Reads the configuration file: the one that was named, else the directory's own.
+
+    That is `trireme.toml`, or else the table `[tool.trireme]` of `pyproject.toml`.
+
+    Returns:
+        The file's name and the text of each option in it; None where there is no file.
+
+    Raises:
+        ConfigurationError: the named file is not there, a file is not TOML, or it has an option
+            that does not exist.
+    """
+    if named is not None:
+        return str(named), _options(named, _load(named))
+    own, project = directory / "trireme.toml", directory / "pyproject.toml"
+    if own.is_file():
+        return own.name, _options(own, _load(own))
+    if project.is_file():
+        tool = _load(project).get("tool", {})
+        table = tool.get("trireme") if isinstance(tool, dict) else None
+        if isinstance(table, dict):
+            return project.name, _options(project, table)
+    return None
+
+
+def _load(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigurationError(f"the configuration {path} cannot be read: {error}") from error
+
+
+def _options(path: Path, table: Mapping[str, Any]) -> dict[str, str]:
+    known = [option.name for option in OPTIONS]
+    said = {}
+    for key, value in table.items():
+        name = key.replace("_", "-")
+        if name not in known:
+            raise ConfigurationError(
+                f"{path} sets {key}, which is no option{suggestion(name, known)}"
+            )
+        said[name] = str(value)
+    return said
+
+
+def suggestion(word: str, known: Iterable[str]) -> str:
+    """Returns `; did you mean X?` where one of the known words is close, else nothing."""
+    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
+    return f"; did you mean {close[0]}?" if close else ""

@@ -1,0 +1,38 @@
+"""How many BLAS threads a task takes: processes that share the cores must not fight over them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+__all__ = ["cores", "thread_variables"]
+
+_VARIABLES = (
+    "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "NUMEXPR_NUM_THREADS",
+    "VECLIB_MAXIMUM_THREADS",
+)
+
+
+def cores() -> int:
+    """Returns how many cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def thread_variables(environ: Mapping[str, str], tasks: int) -> tuple[int, dict[str, str]]:
+    """Divides the cores among the tasks of this host: one thread each, more if cores are left.
+
+    Args:
+        environ: the environment; a number that the user has set there stays.
+        tasks: how many tasks share the host.
+
+    Returns:
+        The number of threads, and the variables that set it.
+    """
+    own = environ.get("OMP_NUM_THREADS", "")
+    threads = int(own) if own.isdecimal() and int(own) > 0 else max(1, cores() // max(1, tasks))
+    return threads, {name: environ.get(name, str(threads)) for name in _VARIABLES}
