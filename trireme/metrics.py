@@ -1,0 +1,230 @@
+"""Counters, gauges and histograms: what every layer may count into, cheaply.
+
+Names follow Prometheus' conventions (https://prometheus.io/docs/practices/naming): they begin with
+`trireme_`, give the base unit (`_seconds`, `_bytes`), and those of counters end in `_total`.
+
+    pushes = registry.counter("trireme_pushes_total", "Pushes answered.", verdict="applied")
+    pushes.increment()                                   # on the hot path
+
+Ask the registry once and keep what it returns. Each metric has one writer: two threads that count
+the same thing do it under different labels. Any thread may read.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from bisect import bisect_left
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import TypeVar
+
+__all__ = ["COUNT_BUCKETS", "SECONDS_BUCKETS", "Counter", "Gauge", "Histogram", "Registry"]
+
+SECONDS_BUCKETS = (
+    *(1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 0.01, 0.025, 0.05),
+    *(0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 50.0),
+)
+"""Upper bounds for durations, from 10 microseconds to 50 seconds."""
+
+COUNT_BUCKETS = (0.0, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 32.0, 64.0, 128.0)
+"""Upper bounds for small counts, such as the staleness of a push."""
+
+_NAME = re.compile(r"trireme(_[a-z0-9]+)+")
+_ESCAPES = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
+
+
+class Counter:
+    """Something that only grows."""
+
+    __slots__ = ("value",)
+
+    def __init__(self) -> None:
+        self.value: float = 0
+
+    def increment(self, amount: float = 1) -> None:
+        """Adds `amount`, which must not be negative (and is not checked, for speed)."""
+        self.value += amount
+
+    def samples(self) -> dict[tuple[str, str], float]:
+        """Returns the values by (suffix of the name, further label)."""
+        return {("", ""): self.value}
+
+
+class Gauge:
+    """Something that goes up and down: assign to `value`."""
+
+    __slots__ = ("value",)
+
+    def __init__(self) -> None:
+        self.value: float = 0
+
+    def samples(self) -> dict[tuple[str, str], float]:
+        """Returns the values by (suffix of the name, further label)."""
+        return {("", ""): self.value}
+
+
+class Histogram:
+    """How often values fell into ranges.
+
+    Args:
+        bounds: the ranges' upper bounds (inclusive), ascending; a last range without one is added.
+    """
+
+    __slots__ = ("_counts", "bounds", "sum")
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self.bounds = tuple(map(float, bounds))
+        self.sum = 0.0
+        self._counts = [0] * (len(self.bounds) + 1)
+
+    def observe(self, value: float) -> None:
+        """Counts one value."""
+        self._counts[bisect_left(self.bounds, value)] += 1
+        self.sum += value
+
+    @property
+    def value(self) -> float:
+        """How many values were counted."""
+        return sum(self._counts)
+
+    def samples(self) -> dict[tuple[str, str], float]:
+        """Returns the values by (suffix of the name, further label); ranges are cumulative."""
+        totals = list(accumulate(self._counts))
+        limits = [*map(repr, self.bounds), "+Inf"]
+        samples: dict[tuple[str, str], float] = {
+            ("_bucket", f'le="{limit}"'): total for limit, total in zip(limits, totals, strict=True)
+        }
+        return samples | {("_sum", ""): self.sum, ("_count", ""): totals[-1]}
+
+
+Metric = Counter | Gauge | Histogram
+_Labels = tuple[tuple[str, str], ...]
+_M = TypeVar("_M", Counter, Gauge, Histogram)
+
+
+class _Family:
+    """All metrics of one name: one for each combination of label values."""
+
+    def __init__(self, prototype: Metric, help_text: str, labels: list[str]) -> None:
+        self.prototype = prototype
+        self.help = help_text
+        self.labels = labels
+        self.members: dict[_Labels, Metric] = {}
+
+    @property
+    def kind(self) -> str:
+        return _kind(self.prototype)
+
+    def check(self, name: str, new: Metric, labels: list[str]) -> None:
+        if self.kind != _kind(new):
+            raise ValueError(f"{name} is a {self.kind}, not a {_kind(new)}")
+        if self.labels != labels:
+            raise ValueError(f"{name} has the labels {self.labels}, not {labels}")
+        if getattr(self.prototype, "bounds", None) != getattr(new, "bounds", None):
+            raise ValueError(f"{name} has other bounds already")
+
+
+class Registry:
+    """The metrics of one task. Made where the task starts, and handed to whoever counts."""
+
+    def __init__(self) -> None:
+        self._families: dict[str, _Family] = {}
+        self._lock = threading.Lock()
+
+    def counter(self, name: str, help_text: str = "", /, **labels: object) -> Counter:
+        """Returns the counter of this name and these labels, the same one each time.
+
+        Raises:
+            ValueError: the name breaks the conventions, or has another kind or other labels.
+        """
+        return self._member(Counter(), name, help_text, labels)
+
+    def gauge(self, name: str, help_text: str = "", /, **labels: object) -> Gauge:
+        """Returns the gauge of this name and these labels, the same one each time.
+
+        Raises:
+            ValueError: the name breaks the conventions, or has another kind or other labels.
+        """
+        return self._member(Gauge(), name, help_text, labels)
+
+    def histogram(
+        self,
+        name: str,
+        help_text: str = "",
+        bounds: Sequence[float] = SECONDS_BUCKETS,
+        /,
+        **labels: object,
+    ) -> Histogram:
+        """Returns the histogram of this name and these labels, the same one each time.
+
+        Raises:
+            ValueError: the name breaks the conventions, has another kind, labels or bounds, or the
+                bounds do not ascend.
+        """
+        if list(bounds) != sorted(set(bounds)):
+            raise ValueError(f"the bounds of {name} do not ascend: {list(bounds)}")
+        return self._member(Histogram(bounds), name, help_text, labels)
+
+    def value(self, name: str, **labels: object) -> float:
+        """Returns a counter's or gauge's value, or how often a histogram observed.
+
+        It is 0 where nothing has been counted under these labels.
+
+        Raises:
+            KeyError: there is no metric of this name.
+        """
+        family = self._families.get(name)
+        if family is None:
+            raise KeyError(f"no metric is called {name}; there are {sorted(self._families)}")
+        member = family.members.get(_key(labels))
+        return 0 if member is None else member.value
+
+    def snapshot(self) -> dict[str, float]:
+        """Returns every value by its name as Prometheus writes it.
+
+        Such as `trireme_pushes_total{verdict="applied"}`; a histogram gives several:
+        `..._bucket{le="0.1"}`, `..._sum` and `..._count`.
+        """
+        return {
+            _sample_name(name + suffix, labels, further): value
+            for name, family in list(self._families.items())
+            for labels, member in list(family.members.items())
+            for (suffix, further), value in member.samples().items()
+        }
+
+    def describe(self) -> dict[str, tuple[str, str]]:
+        """Returns the kind (`counter`, `gauge`, `histogram`) and help text of each name."""
+        return {name: (item.kind, item.help) for name, item in list(self._families.items())}
+
+    def _member(self, new: _M, name: str, help_text: str, labels: dict[str, object]) -> _M:
+        with self._lock:
+            family = self._families.get(name)
+            if family is None:
+                _check_name(name, new)
+                family = self._families[name] = _Family(new, help_text, sorted(labels))
+            family.check(name, new, sorted(labels))
+            member = family.members.setdefault(_key(labels), new)
+            assert isinstance(member, type(new))
+            return member
+
+
+def _kind(metric: Metric) -> str:
+    return type(metric).__name__.lower()
+
+
+def _key(labels: dict[str, object]) -> _Labels:
+    return tuple(sorted((label, str(value)) for label, value in labels.items()))
+
+
+def _check_name(name: str, metric: Metric) -> None:
+    if not _NAME.fullmatch(name):
+        raise ValueError(f"{name!r} is no name for a metric: trireme_ and words in lower case")
+    if name.endswith("_total") != isinstance(metric, Counter):
+        raise ValueError(f"{name}: names of counters, and only those, end in _total")
+
+
+def _sample_name(name: str, labels: _Labels, further: str) -> str:
+    parts = [f'{label}="{value.translate(_ESCAPES)}"' for label, value in labels]
+    inner = ",".join([*parts, further] if further else parts)
+    return f"{name}{{{inner}}}" if inner else name
