@@ -1,0 +1,9 @@
+"""Ways to spread training over workers: each a frozen value, proven equal to one process."""
+
+from trireme.strategies.asynchronous import Async
+from trireme.strategies.base import Strategy
+from trireme.strategies.catalog import BUILT, PLANNED, resolve
+from trireme.strategies.ssp import SSP
+from trireme.strategies.synchronous import Sync
+
+__all__ = ["BUILT", "PLANNED", "SSP", "Async", "Strategy", "Sync", "resolve"]

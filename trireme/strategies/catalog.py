@@ -1,0 +1,47 @@
+"""Strategies by the names that the command line gives them."""
+
+from __future__ import annotations
+
+from difflib import get_close_matches
+
+from trireme.errors import ConfigurationError
+from trireme.strategies.asynchronous import Async
+from trireme.strategies.base import Strategy
+from trireme.strategies.ssp import SSP
+from trireme.strategies.synchronous import Sync
+
+__all__ = ["BUILT", "PLANNED", "resolve"]
+
+BUILT = ("async", "ssp", "sync")
+"""The names that can be used."""
+
+PLANNED = ("averaging", "diloco", "allreduce", "fsdp", "tensor", "pipeline", "graph")
+"""Names that are kept for what is not built yet."""
+
+
+def resolve(
+    name: str, *, aggregate: int | None = None, staleness: int | None = None
+) -> Strategy:
+    """Returns the strategy of a name and the command line's options for it.
+
+    Raises:
+        ConfigurationError: the name is unknown or not built yet, or an option is not this
+            strategy's.
+    """
+    if name in PLANNED:
+        raise ConfigurationError(
+            f"strategy {name!r} is not built yet: there are {', '.join(BUILT)}"
+        )
+    if name not in BUILT:
+        close = get_close_matches(name, BUILT, 1)
+        hint = f"did you mean {close[0]!r}? " if close else ""
+        raise ConfigurationError(f"unknown strategy {name!r}: {hint}there are {', '.join(BUILT)}")
+    if aggregate is not None and name != "sync":
+        raise ConfigurationError(f"--aggregate {aggregate} is for sync, not for {name}")
+    if staleness is not None and name != "ssp":
+        raise ConfigurationError(f"--staleness {staleness} is for ssp, not for {name}")
+    if name == "sync":
+        return Sync(aggregate)
+    if name == "ssp":
+        return SSP() if staleness is None else SSP(staleness)
+    return Async()
