@@ -11,7 +11,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol, TypeVar
 
@@ -34,6 +34,8 @@ from trireme.ps.messages import (
     PS_CATALOG,
     Attach,
     Attached,
+    Collect,
+    Collected,
     Cut,
     Drain,
     FencedVerdict,
@@ -54,6 +56,7 @@ from trireme.ps.messages import (
     Retire,
     ServerStatus,
     SetEnd,
+    Share,
     Snapshot,
     Span,
     Status,
@@ -379,6 +382,24 @@ class Client:
         answers = self._ask_all(lambda server: _Request(lambda view: Status()))
         return [_expect(answer, ServerStatus) for answer in answers]
 
+    # -- what workers tell each other -----------------------------------------------------------
+
+    def share(self, topic: str, data: bytes) -> None:
+        """Leaves bytes for the other workers; the last under a topic replaces the one before."""
+        me, start = self.options.worker, self.options.incarnation
+        self._ask_first(lambda view: Share(me, start, topic), [memoryview(data)])
+
+    def collect(self, topic: str) -> dict[int, bytes]:
+        """Returns what each worker has left under a topic."""
+        answer = self._ask_first(lambda view: Collect(topic))
+        message, joined = _expect(answer, Collected), b"".join(answer[1])
+        left: dict[int, bytes] = {}
+        offset = 0
+        for worker, size in zip(message.workers, message.sizes, strict=True):
+            left[worker] = joined[offset : offset + size]
+            offset += size
+        return left
+
     # -- a consistent cut -----------------------------------------------------------------------
 
     def snapshot(self, *, state: bool) -> ModelState:
@@ -430,6 +451,17 @@ class Client:
             parts.append((message, tensors_from(message.tensors, payload)))
         return parts if len(parts) == len(self._links) else None
 
+    def renew(self, incarnation: int) -> None:
+        """Begins again as another incarnation: this worker had been taken for lost.
+
+        What became of a push under way is not known; its examples were handed out again, unless
+        it had been applied.
+        """
+        self.close()
+        self.options = replace(self.options, incarnation=incarnation)
+        self._sequence = self._acknowledged = 0
+        self._pushed = False
+
     def close(self) -> None:
         """Closes all connections. May be repeated."""
         for link in self._links:
@@ -437,8 +469,10 @@ class Client:
 
     # -- requests, and what goes wrong with them --------------------------------------------------
 
-    def _ask_first(self, build: Callable[[int], Message]) -> tuple[Message, Sequence[memoryview]]:
-        self._start(self._links[0], _Request(build))
+    def _ask_first(
+        self, build: Callable[[int], Message], payload: Sequence[memoryview] = ()
+    ) -> tuple[Message, Sequence[memoryview]]:
+        self._start(self._links[0], _Request(build, payload))
         return self._finish(self._links[0])
 
     def _ask_all(

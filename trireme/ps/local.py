@@ -157,6 +157,13 @@ class LocalClient:
         """Returns the global step: nobody else has an update under way."""
         return self.step
 
+    def share(self, topic: str, data: bytes) -> None:
+        """There is nobody to leave it for."""
+
+    def collect(self, topic: str) -> dict[int, bytes]:
+        """Nobody has left anything."""
+        return {}
+
     def snapshot(self, *, state: bool) -> ModelState:
         """Copies the values, and with `state` all that goes with them."""
         self._ask(self._shard.freeze(self._now, None, Freeze(1)), Frozen)

@@ -19,6 +19,8 @@ __all__ = [
     "Applied",
     "Attach",
     "Attached",
+    "Collect",
+    "Collected",
     "Cut",
     "Drain",
     "Duplicate",
@@ -45,6 +47,8 @@ __all__ = [
     "RoundReady",
     "ServerStatus",
     "SetEnd",
+    "Share",
+    "Shared",
     "Snapshot",
     "Span",
     "Stale",
@@ -434,6 +438,42 @@ class Loaded(Message, frozen=True, array_like=True):
     step: int
 
 
+# What workers tell each other through server 0 --------------------------------------------------
+
+
+class Share(Message, frozen=True, array_like=True):
+    """A worker leaves something for the others, by topic; its last replaces the one before.
+
+    Payload: bytes that the server does not look at. Answered by `Shared`.
+    """
+
+    kind: ClassVar[int] = 88
+    worker: int
+    incarnation: int
+    topic: str
+
+
+class Shared(Message, frozen=True, array_like=True):
+    """The answer to `Share`."""
+
+    kind: ClassVar[int] = 89
+
+
+class Collect(Message, frozen=True, array_like=True):
+    """Asks for what workers have left under a topic. Answered by `Collected`."""
+
+    kind: ClassVar[int] = 90
+    topic: str
+
+
+class Collected(Message, frozen=True, array_like=True):
+    """The answer to `Collect`. Payload: what each of `workers` left, of so many bytes."""
+
+    kind: ClassVar[int] = 91
+    workers: tuple[int, ...]
+    sizes: tuple[int, ...]
+
+
 # Server to server ------------------------------------------------------------------------------
 
 
@@ -507,6 +547,10 @@ PS_MESSAGES: tuple[type[Message], ...] = (
     Thawed,
     Load,
     Loaded,
+    Share,
+    Shared,
+    Collect,
+    Collected,
     RoundReady,
     RoundClose,
     Status,

@@ -12,6 +12,8 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import torch
+
 from trireme.cluster.view import ServerEntry, View
 from trireme.errors import FrameError, Rejected, WireError
 from trireme.ps.dense import PartBuffer, as_bytes
@@ -21,6 +23,7 @@ from trireme.ps.messages import (
     PS_CATALOG,
     PS_MESSAGES,
     Attach,
+    Collect,
     Cut,
     Drain,
     Freeze,
@@ -33,6 +36,7 @@ from trireme.ps.messages import (
     RoundClose,
     RoundReady,
     SetEnd,
+    Share,
     Status,
     StopJob,
     TensorSpec,
@@ -52,6 +56,7 @@ __all__ = ["LeaderLink", "ShardHandler"]
 _log = logging.getLogger(__name__)
 
 _RETRY_SECONDS = 0.2
+_SHARE_BYTES = 1 << 32
 
 
 @dataclass(slots=True)
@@ -93,6 +98,7 @@ class ShardHandler:
             Lease: self.shard.lease,
             StopJob: self.shard.stop,
             SetEnd: self.shard.set_end,
+            Collect: self.shard.collect,
             Drain: self.shard.drain,
             Retire: self.shard.retire,
             Freeze: self.shard.freeze,
@@ -128,6 +134,11 @@ class ShardHandler:
             self._carry_out(self.shard.push(now, route, message, staging.gradients))
         elif isinstance(message, Load):
             self._load(now, _Route(link, incoming.sequence), message, incoming.payload)
+        elif isinstance(message, Share):
+            data = bytearray().join(incoming.payload)
+            left = torch.frombuffer(data, dtype=torch.uint8) if data else torch.empty(0)
+            route = _Route(link, incoming.sequence)
+            self._carry_out(self.shard.share(now, route, message, left))
         elif isinstance(message, RoundReady):
             self._carry_out(self.shard.round_ready(now, message))
         elif isinstance(message, RoundClose):
@@ -162,7 +173,9 @@ class ShardHandler:
             if length != expected:
                 raise FrameError(f"a load announces {length} bytes and its tensors take {expected}")
             return [memoryview(bytearray(length))]
-        raise FrameError(f"{type(message).__name__} has no payload")
+        if isinstance(message, Share) and length <= _SHARE_BYTES:
+            return [memoryview(bytearray(length))]
+        raise FrameError(f"{type(message).__name__} has no payload of {length} bytes")
 
     def _stage(self, link: Link, length: int) -> PartBuffer:
         """Returns memory for a gradient that nobody else uses."""

@@ -20,6 +20,8 @@ from __future__ import annotations
 
 from collections import Counter
 
+import torch
+
 from trireme.cluster.view import View
 from trireme.errors import (
     ConfigurationError,
@@ -36,6 +38,8 @@ from trireme.ps.messages import (
     Applied,
     Attach,
     Attached,
+    Collect,
+    Collected,
     Cut,
     Drain,
     Duplicate,
@@ -58,6 +62,8 @@ from trireme.ps.messages import (
     RoundReady,
     ServerStatus,
     SetEnd,
+    Share,
+    Shared,
     Snapshot,
     Stale,
     Status,
@@ -115,6 +121,7 @@ class Shard:
         self._examples = ExampleBook()
         self._hold = Hold()
         self._noticed = 0.0
+        self._shared: dict[str, dict[int, torch.Tensor]] = {}
 
     # -- membership -----------------------------------------------------------------------------
 
@@ -567,6 +574,23 @@ class Shard:
         except ValueError as error:
             return [Reply(route, Refused("rejected", str(error), self._view.number))]
         return [Reply(route, Leased(spans))]
+
+    # -- what workers tell each other -----------------------------------------------------------
+
+    def share(
+        self, now: float, route: object, request: Share, payload: torch.Tensor
+    ) -> list[Instruction]:
+        """Keeps what a worker leaves for the others."""
+        if self._incarnations.get(request.worker) == request.incarnation:
+            self._shared.setdefault(request.topic, {})[request.worker] = payload
+        return [Reply(route, Shared())]
+
+    def collect(self, now: float, route: object, request: Collect) -> list[Instruction]:
+        """Answers what workers have left under a topic, by worker."""
+        left = sorted(self._shared.get(request.topic, {}).items())
+        sizes = tuple(tensor.numel() for _, tensor in left)
+        message = Collected(tuple(worker for worker, _ in left), sizes)
+        return [Reply(route, message, [tensor for _, tensor in left])]
 
     # -- a consistent cut -----------------------------------------------------------------------
 
