@@ -1,0 +1,266 @@
+"""TensorBoard: what the chief logs, as event files under `RUN_DIR/tensorboard/`.
+
+Each run (`train`, `validation`, others by name) has a directory of its own, so that TensorBoard
+shows it as a curve of its own under the same name.
+
+A monitor never ends what it watches: where writing fails, a warning is logged and training goes on.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from trireme.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
+
+__all__ = ["Scalar", "TensorBoard"]
+
+_log = logging.getLogger(__name__)
+
+Scalar = float | torch.Tensor
+"""A number, or a tensor of one element on any device."""
+
+_QUEUE_LENGTH = 1000
+_LARGE_VALUES = 32
+_FLUSH_SECONDS = 10
+_PATIENCE_SECONDS = 30.0
+
+_Task = Callable[[], object]
+
+
+class TensorBoard:
+    """Writes summaries on a thread of its own.
+
+    Scalars, images, histograms, audio and text cost the caller a copy of the values and no more:
+    they are brought to the CPU and encoded on the thread. Embeddings, graphs and figures, which
+    look into objects that the caller goes on using, are written before the call returns.
+
+    Args:
+        directory: where the runs' directories are made.
+        first_step: the first global step that this process may log. Of that step and later ones,
+            what earlier processes wrote is hidden: a run that is resumed at step N, having got
+            further before, says N + 1; one that begins anew says 0.
+
+    Raises:
+        ConfigurationError: tensorboard is not installed, or does not work here.
+    """
+
+    def __init__(self, directory: str | Path, first_step: int = 0) -> None:
+        _require_tensorboard()
+        self._directory = Path(directory)
+        self._first_step = first_step
+        self._writers: dict[str, SummaryWriter] = {}
+        self._lock = threading.Lock()
+        self._tasks: queue.Queue[_Task | None] = queue.Queue(_QUEUE_LENGTH)
+        self._large_values = threading.BoundedSemaphore(_LARGE_VALUES)
+        self._failed = False
+        self._thread = threading.Thread(target=self._run, name="trireme-tensorboard", daemon=True)
+        self._thread.start()
+        self._put("the earlier events", self._hide_the_future)
+
+    def scalars(self, step: int, values: Mapping[str, Scalar], run: str = "train") -> None:
+        """Logs numbers by name.
+
+        Args:
+            step: the global step.
+            values: numbers or tensors of one element, by name; `/` in a name makes groups.
+            run: which curve they belong to.
+        """
+        now = time.time()
+        copies = {name: _copy(value) for name, value in values.items()}
+
+        def write() -> None:
+            writer = self._writer(run)
+            for name, value in copies.items():
+                writer.add_scalar(name, float(value), step, walltime=now)
+
+        self._put(", ".join(values), write)
+
+    def image(self, name: str, image: Any, step: int, run: str = "train", **options: Any) -> None:
+        """Logs an image, or a grid of them.
+
+        Args:
+            name: what it is shown as.
+            image: a tensor or array (channels, height, width), or four-dimensional for several;
+                floats in [0, 1] or bytes. `dataformats` says other orders, such as "HW".
+            step: the global step.
+            run: which run it belongs to.
+            options: of `SummaryWriter.add_image` or `add_images`.
+        """
+        method = "add_images" if image.ndim == 4 else "add_image"
+        self._later(run, method, name, image, step, options)
+
+    def histogram(
+        self, name: str, values: Any, step: int, run: str = "train", **options: Any
+    ) -> None:
+        """Logs how the values of a tensor are distributed (`SummaryWriter.add_histogram`)."""
+        self._later(run, "add_histogram", name, values, step, options)
+
+    def audio(self, name: str, sound: Any, step: int, run: str = "train", **options: Any) -> None:
+        """Logs a sound: values in [-1, 1] of shape (1, time) (`SummaryWriter.add_audio`)."""
+        self._later(run, "add_audio", name, sound, step, options)
+
+    def text(self, name: str, text: str, step: int, run: str = "train", **options: Any) -> None:
+        """Logs a text in Markdown (`SummaryWriter.add_text`)."""
+        self._later(run, "add_text", name, text, step, options)
+
+    def embedding(
+        self, name: str, matrix: Any, step: int, run: str = "train", **options: Any
+    ) -> None:
+        """Logs points (number, dimension) for the projector (`SummaryWriter.add_embedding`).
+
+        The options are `metadata`, a label for each point, and `label_img`, an image for each.
+        """
+
+        def write() -> None:
+            writer: Any = self._writer(run)
+            writer.add_embedding(matrix, tag=name, global_step=step, **options)
+
+        self._try(name, write)
+
+    def figure(self, name: str, figure: Any, step: int, run: str = "train", **options: Any) -> None:
+        """Logs one or several figures of matplotlib (`SummaryWriter.add_figure`)."""
+
+        def write() -> None:
+            writer: Any = self._writer(run)
+            writer.add_figure(name, figure, global_step=step, **options)
+
+        self._try(name, write)
+
+    def graph(self, model: torch.nn.Module, inputs: Any, run: str = "train") -> None:
+        """Logs what a model computes, traced with example inputs (`SummaryWriter.add_graph`)."""
+
+        def write() -> None:
+            writer: Any = self._writer(run)
+            writer.add_graph(model, inputs)
+
+        self._try(f"the graph of {type(model).__name__}", write)
+
+    def flush(self, timeout: float = 30.0) -> bool:
+        """Waits until all that was logged is in the files; returns whether it was in time."""
+        flushed = threading.Event()
+
+        def flush() -> None:
+            self._each_writer(lambda writer: writer.flush())
+            flushed.set()
+
+        return self._put("the files", flush) and flushed.wait(timeout)
+
+    def close(self, timeout: float = 60.0) -> None:
+        """Writes what is still to be written and closes the files. Closing twice does nothing.
+
+        Args:
+            timeout: the longest to wait, in seconds; what is not written by then is lost, with a
+                warning.
+        """
+        if not self._thread.is_alive():
+            return
+        try:
+            self._tasks.put(None, timeout=timeout)
+            self._thread.join(timeout)
+        except queue.Full:
+            pass
+        if self._thread.is_alive():
+            self._give_up(f"{self._directory} did not take it within {timeout:g} s")
+
+    def _later(
+        self, run: str, method: str, name: str, value: Any, step: int, options: dict[str, Any]
+    ) -> None:
+        if self._failed or not self._large_values.acquire(timeout=_PATIENCE_SECONDS):
+            self._give_up(f"{self._directory} does not keep up with what is logged")
+            return
+        value = _copy(value)
+        options = {"walltime": time.time(), **options}
+
+        def write() -> None:
+            try:
+                getattr(self._writer(run), method)(name, value, step, **options)
+            finally:
+                self._large_values.release()
+
+        self._put(name, write)
+
+    def _put(self, name: str, task: _Task) -> bool:
+        if self._failed or not self._thread.is_alive():
+            return False
+        try:
+            self._tasks.put(lambda: self._try(name, task), timeout=_PATIENCE_SECONDS)
+        except queue.Full:
+            self._give_up(f"{self._directory} took nothing for {_PATIENCE_SECONDS:g} s")
+            return False
+        return True
+
+    def _run(self) -> None:
+        while (task := self._tasks.get()) is not None:
+            task()
+        self._try("the end", lambda: self._each_writer(lambda writer: writer.close()))
+
+    def _try(self, name: str, task: _Task) -> None:
+        if self._failed:
+            return
+        try:
+            task()
+        except OSError as error:
+            self._give_up(str(error))
+        except Exception as error:  # of whatever is wrong with what the script logged
+            _log.warning("TensorBoard cannot show %s: %s", name, error)
+
+    def _give_up(self, reason: str) -> None:
+        if not self._failed:
+            self._failed = True
+            _log.warning("nothing more is written for TensorBoard: %s", reason)
+
+    def _writer(self, run: str) -> SummaryWriter:
+        from torch.utils.tensorboard import SummaryWriter
+
+        if ".." in PurePosixPath(run).parts or PurePosixPath(run).is_absolute() or not run:
+            raise ValueError(f"{run!r} cannot be the name of a run")
+        with self._lock:
+            if run not in self._writers:
+                directory = self._directory / run
+                self._writers[run] = SummaryWriter(
+                    str(directory),
+                    purge_step=self._first_step if directory.is_dir() else None,
+                    max_queue=1000,
+                    flush_secs=_FLUSH_SECONDS,
+                )
+            return self._writers[run]
+
+    def _each_writer(self, act: Callable[[Any], object]) -> None:
+        with self._lock:
+            writers = list(self._writers.values())
+        for writer in writers:
+            act(writer)
+
+    def _hide_the_future(self) -> None:
+        # Runs that this process may never log to are shown too, so each must hear of it.
+        for file in self._directory.glob("**/events.out.tfevents.*"):
+            run = file.parent.relative_to(self._directory).as_posix()
+            if run != ".":
+                self._writer(run)
+
+
+def _require_tensorboard() -> None:
+    try:
+        import torch.utils.tensorboard  # noqa: F401
+    except Exception as error:  # a broken installation fails in many ways
+        raise ConfigurationError(
+            f"summaries for TensorBoard need the package tensorboard, which cannot be imported "
+            f"here ({error}): pip install 'tensorboard>=2.21'"
+        ) from error
+
+
+def _copy(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.detach().clone()
+    return value.copy() if hasattr(value, "__array__") else value
