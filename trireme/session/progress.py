@@ -1,0 +1,364 @@
+"""What a run shows of itself while it goes: one live line on a terminal, plain lines elsewhere.
+
+waiting for the cluster
+waiting for worker:1 (294 s left)
+restoring step 1200
+training
+step 1300 (global 2600/4000) loss 0.123 accuracy 0.97 12,345 examples/s
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple, TextIO
+
+from trireme.clock import Clock, MonotonicClock
+from trireme.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    import torch
+    from rich.console import Console
+    from rich.table import Table
+
+    Value = float | torch.Tensor
+
+__all__ = [
+    "LiveProgress",
+    "PlainProgress",
+    "Progress",
+    "ProgressRow",
+    "SilentProgress",
+    "make_progress",
+    "summary_line",
+]
+
+_log = logging.getLogger(__name__)
+
+_WAITING_SECONDS = 5.0
+_SILENCE_SECONDS = 30.0
+_REFRESH_SECONDS = 0.2
+_NAMES_SHOWN = 6
+_BAR_WIDTH = 20
+
+
+class ProgressRow(NamedTuple):
+    """One step. What is a tensor is read only if the row is shown.
+
+    Attributes:
+        step: how many steps this worker has made.
+        global_step: the job's.
+        loss: of this step; None where there is none.
+        metrics: of this step, by name.
+        examples: how many examples this process has seen, or the job, as the caller likes; from
+            its growth come the examples per second.
+    """
+
+    step: int
+    global_step: int
+    loss: Value | None
+    metrics: Mapping[str, Value]
+    examples: float
+
+
+class Progress(ABC):
+    """What a session tells as it goes. Its methods are called from one thread."""
+
+    @abstractmethod
+    def state(self, name: str, detail: str = "") -> None:
+        """A state of the session's life begins, such as `restoring`, with `step 1200`."""
+
+    @abstractmethod
+    def waiting(self, names: Sequence[str], seconds_left: float) -> None:
+        """These tasks are waited for, to form the cluster. May be called as often as one likes."""
+
+    @abstractmethod
+    def waiting_for_update(self, reason: str, names: Sequence[str], seconds: float) -> None:
+        """An answer is withheld for `seconds` so far, because of these tasks; `reason` says why."""
+
+    @abstractmethod
+    def step(self, row: ProgressRow) -> None:
+        """A step is done. Costs a microsecond or two where nothing is shown."""
+
+    @abstractmethod
+    def message(self, text: str) -> None:
+        """Something is worth a line of its own."""
+
+    @abstractmethod
+    def warn(self, text: str) -> None:
+        """Something is amiss. Where nothing is shown, it is logged."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Nothing more comes; a terminal is left in order. Closing twice does nothing."""
+
+
+class SilentProgress(Progress):
+    """Shows nothing."""
+
+    def state(self, name: str, detail: str = "") -> None:
+        pass
+
+    def waiting(self, names: Sequence[str], seconds_left: float) -> None:
+        pass
+
+    def waiting_for_update(self, reason: str, names: Sequence[str], seconds: float) -> None:
+        pass
+
+    def step(self, row: ProgressRow) -> None:
+        pass
+
+    def message(self, text: str) -> None:
+        pass
+
+    def warn(self, text: str) -> None:
+        _log.warning(text)
+
+    def close(self) -> None:
+        pass
+
+
+class PlainProgress(Progress):
+    """Writes lines: for files, pipes and logs.
+
+    Args:
+        stream: where to.
+        clock: for the examples per second.
+        max_steps: the global step at which training ends, where that is known.
+        log_every: every how many of the worker's steps a line is written; where steps are so slow
+            that this would be long, a line is written every 30 seconds.
+    """
+
+    def __init__(
+        self, stream: TextIO, clock: Clock, max_steps: int | None = None, log_every: int = 100
+    ) -> None:
+        self._stream = stream
+        self._clock = clock
+        self._max_steps = max_steps
+        self._log_every = log_every
+        self._pace = _Pace()
+        self._waiting_for: tuple[str, ...] = ()
+        self._waiting_since = 0.0
+
+    def state(self, name: str, detail: str = "") -> None:
+        self._waiting_for = ()
+        self.message(f"{name} {detail}".rstrip())
+
+    def waiting(self, names: Sequence[str], seconds_left: float) -> None:
+        now = self._clock.now()
+        news = tuple(names) != self._waiting_for
+        if names and (news or now - self._waiting_since >= _WAITING_SECONDS):
+            self._waiting_for = tuple(names)
+            self._waiting_since = now
+            self.message(_waiting_text(names, _left_text(seconds_left)))
+
+    def waiting_for_update(self, reason: str, names: Sequence[str], seconds: float) -> None:
+        self.message(_waiting_text(names, f"{reason}; {seconds:.0f} s so far"))
+
+    def step(self, row: ProgressRow) -> None:
+        now = self._clock.now()
+        silent = self._pace.elapsed(now, row.examples) >= _SILENCE_SECONDS
+        if silent or row.step % self._log_every == 0:
+            self.message(_row_text(row, self._max_steps, self._pace.mark(now, row.examples)))
+
+    def message(self, text: str) -> None:
+        print(text, file=self._stream, flush=True)
+
+    def warn(self, text: str) -> None:
+        self.message(f"warning: {text}")
+
+    def close(self) -> None:
+        pass
+
+
+class LiveProgress(Progress):
+    """Keeps one line of a terminal up to date, below whatever else is printed.
+
+    Args:
+        console: the terminal.
+        clock: for the examples per second and the time left.
+        max_steps: the global step at which training ends, where that is known.
+    """
+
+    def __init__(self, console: Console, clock: Clock, max_steps: int | None = None) -> None:
+        from rich.live import Live
+
+        self._console = console
+        self._clock = clock
+        self._max_steps = max_steps
+        self._pace = _Pace()
+        self._begun: tuple[float, int] | None = None
+        self._last: ProgressRow | None = None
+        self._live = Live(console=console, auto_refresh=False, transient=True)
+        self._live.start()
+
+    def state(self, name: str, detail: str = "") -> None:
+        self._show(f"{name} {detail}".rstrip())
+
+    def waiting(self, names: Sequence[str], seconds_left: float) -> None:
+        if names:
+            self._show(_waiting_text(names, _left_text(seconds_left)))
+
+    def waiting_for_update(self, reason: str, names: Sequence[str], seconds: float) -> None:
+        self._show(_waiting_text(names, f"{reason}; {seconds:.0f} s so far"))
+
+    def step(self, row: ProgressRow) -> None:
+        self._last = row
+        now = self._clock.now()
+        if self._begun is None:
+            self._begun = (now, row.global_step)
+        if self._pace.elapsed(now, row.examples) >= _REFRESH_SECONDS:
+            text = _row_text(row, self._max_steps, self._pace.mark(now, row.examples))
+            self._show(text + self._time_left(now, row.global_step))
+
+    def message(self, text: str) -> None:
+        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def warn(self, text: str) -> None:
+        self.message(f"warning: {text}")
+
+    def close(self) -> None:
+        if not self._live.is_started:
+            return
+        self._live.stop()
+        if self._last is not None:
+            self.message(_row_text(self._last, self._max_steps, self._pace.per_second))
+            self._last = None
+
+    def _show(self, text: str) -> None:
+        self._live.update(self._line(text), refresh=True)
+
+    def _line(self, text: str) -> Table:
+        from rich.progress_bar import ProgressBar
+        from rich.table import Table
+        from rich.text import Text
+
+        line = Table.grid(padding=(0, 1))
+        words = Text(text, no_wrap=True, overflow="ellipsis", end="")
+        width = min(_BAR_WIDTH, self._console.width - len(text) - 2)
+        if self._max_steps and self._last is not None and width >= _BAR_WIDTH / 2:
+            bar = ProgressBar(self._max_steps, self._last.global_step, width=width)
+            line.add_row(bar, words)
+        else:
+            line.add_row(words)
+        return line
+
+    def _time_left(self, now: float, global_step: int) -> str:
+        begun, first = self._begun or (now, global_step)
+        if self._max_steps is None or global_step <= first:
+            return ""
+        left = (self._max_steps - global_step) * (now - begun) / (global_step - first)
+        return f" {_duration(left)} left"
+
+
+class _Pace:
+    """Examples per second, from one mark to the next."""
+
+    def __init__(self) -> None:
+        self.per_second: float | None = None
+        self._marked_at: float | None = None
+        self._examples = 0.0
+
+    def elapsed(self, now: float, examples: float) -> float:
+        """Returns the seconds since the last mark; the first call sets the first one."""
+        if self._marked_at is None:
+            self._marked_at = now
+            self._examples = examples
+        return now - self._marked_at
+
+    def mark(self, now: float, examples: float) -> float | None:
+        """Returns the examples per second since the last mark; None where no time has passed."""
+        seconds = self.elapsed(now, examples)
+        if seconds > 0:
+            self.per_second = (examples - self._examples) / seconds
+            self._marked_at = now
+            self._examples = examples
+        return self.per_second
+
+
+def make_progress(
+    mode: str,
+    *,
+    max_steps: int | None = None,
+    log_every: int = 100,
+    stream: TextIO | None = None,
+    clock: Clock | None = None,
+) -> Progress:
+    """Makes the display of a display mode.
+
+    Args:
+        mode: `auto` (live on a terminal, else plain), `plain` or `none`.
+        max_steps: the global step at which training ends, where that is known.
+        log_every: every how many of the worker's steps a plain line is written.
+        stream: where to; standard output if not given.
+        clock: the machine's monotonic clock if not given.
+
+    Raises:
+        ConfigurationError: there is no such mode, or `log_every` is below 1.
+    """
+    if mode not in ("auto", "plain", "none"):
+        raise ConfigurationError(f"display is {mode!r}: it is auto, plain or none")
+    if log_every < 1:
+        raise ConfigurationError(f"log_every is {log_every}: it must be 1 or more")
+    if mode == "none":
+        return SilentProgress()
+    stream = stream or sys.stdout
+    clock = clock or MonotonicClock()
+    console = _terminal(stream) if mode == "auto" else None
+    if console is not None:
+        return LiveProgress(console, clock, max_steps)
+    return PlainProgress(stream, clock, max_steps, log_every)
+
+
+def _terminal(stream: TextIO) -> Console | None:
+    if not stream.isatty():
+        return None
+    from rich.console import Console
+
+    console = Console(file=stream)
+    return console if console.is_terminal and not console.is_dumb_terminal else None
+
+
+def summary_line(global_steps: int, seconds: float, examples: float) -> str:
+    """Returns how a run went, such as `4000 global steps in 3.2 s, 125,000 examples/s`.
+
+    Args:
+        global_steps: how many were made.
+        seconds: how long that took.
+        examples: how many examples went into them.
+    """
+    pace = _pace_text(examples / seconds if seconds > 0 else 0.0)
+    return f"{global_steps} global steps in {seconds:.1f} s, {pace}"
+
+
+def _row_text(row: ProgressRow, max_steps: int | None, per_second: float | None) -> str:
+    end = "" if max_steps is None else f"/{max_steps}"
+    parts = [f"step {row.step} (global {row.global_step}{end})"]
+    if row.loss is not None:
+        parts.append(f"loss {float(row.loss):.4g}")
+    parts += [f"{name} {float(value):.4g}" for name, value in row.metrics.items()]
+    if per_second is not None:
+        parts.append(_pace_text(per_second))
+    return " ".join(parts)
+
+
+def _pace_text(per_second: float) -> str:
+    return f"{per_second:,.{0 if per_second >= 10 else 1}f} examples/s"
+
+
+def _waiting_text(names: Sequence[str], remark: str) -> str:
+    shown = ", ".join(names[:_NAMES_SHOWN]) or "the others"
+    more = f" and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""
+    return f"waiting for {shown}{more} ({remark})"
+
+
+def _left_text(seconds: float) -> str:
+    return f"{max(seconds, 0):.0f} s left"
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(round(max(seconds, 0)), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
