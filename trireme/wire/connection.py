@@ -12,10 +12,11 @@ import select
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from itertools import islice
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
+
+import msgspec
 
 from trireme.clock import Clock, MonotonicClock
 from trireme.errors import (
@@ -35,7 +36,6 @@ from trireme.wire.message import (
     pack_header,
     unpack_header,
 )
-from trireme.wire.sockets import IOV_MAX
 from trireme.wire.transport import Stream
 
 if TYPE_CHECKING:
@@ -46,13 +46,14 @@ __all__ = ["Connection", "Destination", "Incoming"]
 Destination = Callable[[Message, int], Sequence[memoryview]]
 """Says where a payload of so many bytes, which belongs to this message, shall be written."""
 
-_READ_AHEAD = 8192  # header and metadata of nearly every message, in one read
+_READ_AHEAD = 1024  # header and metadata of nearly every message, in one read
 _TURN_BYTES = 64 << 20  # what one `poll` reads at most, so that one peer cannot hold up the rest
+_FLUSH_PIECES = 64  # how many queued frames are written at once
 _DEFAULT_LIMITS = Limits()
+_NOTHING = memoryview(b"")
 
 
-@dataclass(slots=True)
-class Incoming:
+class Incoming(msgspec.Struct):
     """A message that arrived.
 
     Attributes:
@@ -105,19 +106,22 @@ class Connection:
         self.bytes_received = 0
         self._stream = stream
         self._clock = clock or MonotonicClock()
-        self._closed = False
+        self._poller = select.poll()
+        self._polled = 0  # the events that it waits for
+        # What every later call in that direction raises.
         self._receive_failure: WireError | None = None
         self._send_failure: WireError | None = None
         # Bytes read and not yet understood: _ahead[_start:_stop].
         self._ahead = memoryview(bytearray(_READ_AHEAD))
         self._start = 0
         self._stop = 0
-        # The frame under way: its header, its message, where its payload goes, what is missing.
+        # The frame under way: how much of it to have in there, its header until the metadata is
+        # understood, then the message, how much of its payload is missing and where that goes.
+        self._need = HEADER_SIZE
         self._header: Header | None = None
-        self._message: Message | None = None
-        self._payload: Sequence[memoryview] = ()
-        self._space: list[memoryview] = []
+        self._incoming: Incoming | None = None
         self._missing = 0
+        self._space: list[memoryview] = []
         # Copies of what was offered and the stream has not taken yet.
         self._queue: deque[memoryview] = deque()
         self._unsent = 0
@@ -147,9 +151,18 @@ class Connection:
         """How many offered bytes the stream has not taken."""
         return self._unsent
 
+    @property
+    def buffered(self) -> bool:
+        """Whether bytes were read that belong to messages not yet returned.
+
+        If not, the descriptor becomes readable before the next message can be there.
+        """
+        return self._start != self._stop
+
     def close(self) -> None:
         """Closes the stream and forgets what was offered and not taken. May be repeated."""
-        self._closed = True
+        closed = ConnectionClosed(f"the connection to {self.peer} was closed by this side")
+        self._receive_failure = self._send_failure = closed
         self._drop_queue()
         self._stream.close()
 
@@ -181,19 +194,14 @@ class Connection:
             ConnectionBroken: the peer or the network broke off, or an earlier send failed.
             ConnectionClosed: after `close`.
         """
-        self._check_send()
+        if self._send_failure is not None:
+            raise _again(self._send_failure)
         views = self._frame(message, payload, sequence)
-        deadline = self._clock.now() + timeout
-        while self._queue and not self.flush():
-            self._wait_to_send(deadline, timeout)
-        rest = self._write(views)
-        while rest:
-            self._wait_to_send(deadline, timeout)
-            rest = self._write(rest)
+        rest = views if self._queue else self._write(views)
+        if rest:
+            self._send_rest(rest, timeout)
 
-    def offer(
-        self, message: Message, payload: Iterable[Buffer] = (), *, sequence: int = 0
-    ) -> bool:
+    def offer(self, message: Message, payload: Iterable[Buffer] = (), *, sequence: int = 0) -> bool:
         """Sends what the stream takes now and keeps a copy of the rest for `flush`. Never blocks.
 
         The payload's memory may be changed as soon as the call returns. Frames offered while
@@ -213,12 +221,10 @@ class Connection:
             ConnectionBroken: the peer or the network broke off, or an earlier send failed.
             ConnectionClosed: after `close`.
         """
-        self._check_send()
+        if self._send_failure is not None:
+            raise _again(self._send_failure)
         views = self._frame(message, payload, sequence)
-        if self._queue and not self.flush():
-            self._keep(views)
-            return False
-        rest = self._write(views)
+        rest = views if self._queue and not self.flush() else self._write(views)
         if rest:
             self._keep(rest)
         return not rest
@@ -234,9 +240,10 @@ class Connection:
             ConnectionBroken: the peer or the network broke off, or an earlier send failed.
             ConnectionClosed: after `close`.
         """
-        self._check_send()
+        if self._send_failure is not None:
+            raise _again(self._send_failure)
         if self._queue:
-            waiting = list(islice(self._queue, IOV_MAX))
+            waiting = list(islice(self._queue, _FLUSH_PIECES))
             before = self.bytes_sent
             rest = self._write(waiting)
             self._unsent -= self.bytes_sent - before
@@ -250,19 +257,23 @@ class Connection:
         self, message: Message, payload: Iterable[Buffer], sequence: int
     ) -> list[memoryview]:
         metadata = self.catalog.encode(message)
-        views = [view for buffer in payload if (view := memoryview(buffer)).nbytes]
-        views = [
-            view if view.ndim == 1 and view.format == "B" else view.cast("B") for view in views
-        ]
-        length = sum(map(len, views))
-        header = pack_header(Header(message.kind, len(metadata), length, sequence))
-        return [memoryview(header + metadata), *views]
+        views: list[memoryview] = [_NOTHING]
+        length = 0
+        for buffer in payload:
+            view = memoryview(buffer)
+            if view.nbytes:
+                views.append(_as_bytes(view))
+                length += view.nbytes
+        views[0] = memoryview(
+            pack_header(Header(message.kind, len(metadata), length, sequence)) + metadata
+        )
+        return views
 
     def _write(self, views: list[memoryview]) -> list[memoryview]:
         """Writes until the stream takes no more; returns what is left."""
         try:
             while views:
-                count = self._stream.write(views if len(views) <= IOV_MAX else views[:IOV_MAX])
+                count = self._stream.write(views)
                 if count == 0:
                     break
                 self.bytes_sent += count
@@ -272,13 +283,21 @@ class Connection:
             raise
         return views
 
+    def _send_rest(self, rest: list[memoryview], timeout: float) -> None:
+        """Sends what was offered before and then the rest of a frame, waiting where it must."""
+        deadline = self._clock.now() + timeout
+        while not self.flush():
+            self._wait_to_send(deadline, timeout)
+        while rest := self._write(rest):
+            self._wait_to_send(deadline, timeout)
+
     def _keep(self, views: list[memoryview]) -> None:
         copy = memoryview(b"".join(views))
         self._queue.append(copy)
         self._unsent += len(copy)
 
     def _wait_to_send(self, deadline: float, timeout: float) -> None:
-        if not self._wait(select.POLLOUT, deadline):
+        if not self._wait(select.POLLOUT, deadline - self._clock.now()):
             error = f"{self.peer} did not take what was sent to it within {timeout:g} s: it hangs"
             self._send_failed(ConnectionBroken(f"an earlier send was given up: {error}"))
             raise WireTimeout(error)
@@ -291,17 +310,12 @@ class Connection:
         self._queue.clear()
         self._unsent = 0
 
-    def _check_send(self) -> None:
-        if self._closed:
-            raise ConnectionClosed(f"the connection to {self.peer} was closed by this side")
-        if self._send_failure is not None:
-            raise type(self._send_failure)(str(self._send_failure))
-
     # Receiving ---------------------------------------------------------------------------------
 
     def receive(self, *, timeout: float) -> Incoming:
-        """Blocks until a message with all its payload is there. Meanwhile it sends what `offer`
-        had to leave.
+        """Blocks until a message with all its payload is there.
+
+        Meanwhile it sends what `offer` had to leave.
 
         Raises:
             WireTimeout: it did not come in time. The connection is still good: what has come is
@@ -311,22 +325,25 @@ class Connection:
             ConnectionBroken: the peer or the network broke off.
             ConnectionClosed: after `close`.
         """
-        incoming = self.poll()
-        if incoming is not None:
-            return incoming
+        if self._receive_failure is not None:
+            raise _again(self._receive_failure)
         deadline = self._clock.now() + timeout
-        while self._wait(select.POLLIN, deadline):
-            self._flush_aside()
+        # Waiting first is cheaper than a read in vain, and mostly it is too early to read.
+        ready = self._start != self._stop or self._wait(select.POLLIN, timeout)
+        while ready:
+            if self._unsent:
+                self._flush_aside()
             incoming = self.poll()
             if incoming is not None:
                 return incoming
+            ready = self._wait(select.POLLIN, deadline - self._clock.now())
         raise WireTimeout(f"{self.peer} sent no complete message within {timeout:g} s")
 
     def poll(self) -> Incoming | None:
         """Returns a message if a whole one is there. Never blocks.
 
         Messages may be there already when the descriptor is not readable: who waits on it first
-        calls this until it returns None.
+        calls this until it returns None, or until nothing is `buffered`.
 
         Raises:
             FrameError: what came is not a frame of this conversation, or was refused.
@@ -334,44 +351,51 @@ class Connection:
             ConnectionBroken: the peer or the network broke off.
             ConnectionClosed: after `close`.
         """
-        if self._closed:
-            raise ConnectionClosed(f"the connection to {self.peer} was closed by this side")
         if self._receive_failure is not None:
-            raise type(self._receive_failure)(str(self._receive_failure))
+            raise _again(self._receive_failure)
         try:
-            if self._message is None and not self._read_message():
+            if self._incoming is None and not self._read_message():
                 return None
             if self._missing and not self._read_payload():
                 return None
         except WireError as error:
-            self._receive_failure = error
-            raise
-        return self._finish()
+            self._receive_failure = self._explain(error)
+            raise self._receive_failure from error
+        incoming = self._incoming
+        self._incoming = None
+        return incoming
+
+    def _explain(self, error: WireError) -> WireError:
+        if isinstance(error, PeerClosed) and (self._incoming is not None or self.buffered):
+            return ConnectionBroken(f"{self.peer} closed the connection inside a message")
+        if isinstance(error, FrameError):
+            return FrameError(f"{self.peer}: {error}")
+        return error
 
     def _read_message(self) -> bool:
         """Reads a header and its metadata; returns whether they are there."""
         while True:
-            have = self._stop - self._start
-            if self._header is None and have >= HEADER_SIZE:
-                end = self._start + HEADER_SIZE
-                self._header = unpack_header(self._ahead[self._start : end], self.limits)
-            need = HEADER_SIZE
-            if self._header is not None:
-                need += self._header.metadata_length
-                if have >= need:
-                    self._understand(self._header, need)
-                    return True
-            if not self._read_ahead(need):
-                return False
+            if self._stop - self._start < self._need:
+                if not self._read_ahead():
+                    return False
+            elif self._header is None:
+                self._header = unpack_header(self._ahead, self.limits, self._start)
+                self._need = HEADER_SIZE + self._header.metadata_length
+            else:
+                self._understand(self._header)
+                return True
 
-    def _read_ahead(self, need: int) -> bool:
-        """Reads into the buffer, in which a frame's first `need` bytes shall have room."""
+    def _read_ahead(self) -> bool:
+        """Reads into the buffer, where the first bytes of a frame shall have room."""
         if self._start == self._stop:
             self._start = self._stop = 0
-        elif len(self._ahead) - self._start < need:
-            self._make_room(need)
-        count = self._read([self._ahead[self._stop :]])
+            count = self._stream.read_into([self._ahead])
+        else:
+            if len(self._ahead) - self._start < self._need:
+                self._make_room(self._need)
+            count = self._stream.read_into([self._ahead[self._stop :]])
         self._stop += count
+        self.bytes_received += count
         return count > 0
 
     def _make_room(self, need: int) -> None:
@@ -386,120 +410,106 @@ class Connection:
         ahead[:have] = bytes(self._ahead[self._start : self._stop])
         self._ahead, self._start, self._stop = ahead, 0, have
 
-    def _understand(self, header: Header, length: int) -> None:
+    def _understand(self, header: Header) -> None:
         """Decodes the metadata and prepares for the payload."""
-        metadata = self._ahead[self._start + HEADER_SIZE : self._start + length]
-        message = self.catalog.decode(header.kind, metadata)
-        if header.payload_length:
-            self._payload = self._place(message, header.payload_length)
-            self._space = [view for view in map(_bytes_view, self._payload) if len(view)]
-        self._missing = header.payload_length
-        self._message = message
-        self._start += length
-        if self._missing and self._start < self._stop:
-            self._take_from_ahead()
-        elif len(self._ahead) > _READ_AHEAD and self._start == self._stop:
+        end = self._start + self._need
+        message = self.catalog.decode(header.kind, self._ahead[self._start + HEADER_SIZE : end])
+        length = header.payload_length
+        payload = self._place(message, length) if length else ()
+        self._incoming = Incoming(message, header.sequence, payload, length)
+        self._header = None
+        self._need = HEADER_SIZE
+        self._start = end
+        if end != self._stop:
+            if length:
+                self._take_from_ahead()
+        elif len(self._ahead) > _READ_AHEAD:
             self._ahead = memoryview(bytearray(_READ_AHEAD))
-            self._start = self._stop = 0
 
     def _place(self, message: Message, length: int) -> Sequence[memoryview]:
+        """Asks where a payload goes."""
         try:
             if self.destination is None:
-                return (memoryview(bytearray(length)),)
-            payload = self.destination(message, length)
+                payload: Sequence[memoryview] = (memoryview(bytearray(length)),)
+            else:
+                payload = self.destination(message, length)
         except MemoryError as error:
             raise FrameError(
-                f"{self.peer} announced a payload of {length} bytes, for which there is no memory"
+                f"a payload of {length} bytes is announced, for which there is no memory"
             ) from error
-        room = sum(view.nbytes for view in payload)
+        room = 0
+        space = []
+        for view in payload:
+            if view.nbytes:
+                space.append(_as_bytes(view))
+                room += view.nbytes
         if room != length:
             raise FrameError(
-                f"{self.peer} sends {length} bytes with {type(message).__name__}, and there is "
-                f"room for {room}: the two sides disagree on what it holds"
+                f"{length} bytes come with {type(message).__name__}, and there is room for {room}: "
+                "the two sides disagree on what it holds"
             )
+        self._space, self._missing = space, length
         return payload
 
     def _take_from_ahead(self) -> None:
-        count = min(self._missing, self._stop - self._start)
-        end = self._start + count
-        self._missing -= count
+        """Copies what was read of the payload together with the header."""
+        end = self._start + min(self._missing, self._stop - self._start)
+        self._missing -= end - self._start
         while self._start < end:
             view = self._space[0]
-            piece = min(len(view), end - self._start)
-            view[:piece] = self._ahead[self._start : self._start + piece]
-            self._start += piece
-            self._space = _after(self._space, piece)
+            count = min(len(view), end - self._start)
+            view[:count] = self._ahead[self._start : self._start + count]
+            self._start += count
+            self._space = _after(self._space, count)
 
     def _read_payload(self) -> bool:
         """Reads into the payload's own memory; returns whether it is full."""
         turn = _TURN_BYTES
         while turn > 0:
-            count = self._read(self._space)
+            count = self._stream.read_into(self._space)
             if count == 0:
                 return False
-            turn -= count
+            self.bytes_received += count
             self._missing -= count
             if self._missing == 0:
+                self._space = []
                 return True
             self._space = _after(self._space, count)
+            turn -= count
         return False
-
-    def _read(self, buffers: list[memoryview]) -> int:
-        try:
-            count = self._stream.read_into(buffers)
-        except PeerClosed as error:
-            if self._header is None and self._start == self._stop:
-                raise
-            raise ConnectionBroken(
-                f"{self.peer} closed the connection in the middle of a message"
-            ) from error
-        self.bytes_received += count
-        return count
-
-    def _finish(self) -> Incoming:
-        assert self._header is not None and self._message is not None
-        incoming = Incoming(
-            self._message, self._header.sequence, self._payload, self._header.payload_length
-        )
-        self._header = self._message = None
-        self._payload, self._space = (), []
-        return incoming
 
     def _flush_aside(self) -> None:
         """Flushes on the side of a receive, which a failed send does not concern."""
-        if self._unsent:
-            with suppress(WireError):
-                self.flush()
+        with suppress(WireError):
+            self.flush()
 
-    # Waiting -----------------------------------------------------------------------------------
-
-    def _wait(self, events: int, deadline: float) -> bool:
-        """Waits until the stream is ready or the deadline has passed; returns whether it is."""
-        seconds = deadline - self._clock.now()
-        if seconds <= 0:
-            return False
+    def _wait(self, events: int, seconds: float) -> bool:
+        """Waits until the stream is ready; returns whether it is, within that time."""
         if self._unsent:
             events |= select.POLLOUT
-        poller = select.poll()
-        poller.register(self._stream.fileno(), events)
-        ready = poller.poll(math.ceil(seconds * 1000))
-        return bool(ready)
+        if events != self._polled:
+            self._polled = events
+            self._poller.register(self._stream.fileno(), events)
+        return bool(self._poller.poll(max(0, math.ceil(seconds * 1000))))
 
 
-def _bytes_view(buffer: Buffer) -> memoryview:
-    view = memoryview(buffer)
-    if view.ndim == 1 and view.format == "B":
-        return view
-    return view.cast("B")
+def _again(failure: WireError) -> WireError:
+    """Returns an error of the same type and words, without the first one's traceback."""
+    return type(failure)(str(failure))
+
+
+def _as_bytes(view: memoryview) -> memoryview:
+    return view if view.format == "B" and view.ndim == 1 else view.cast("B")
 
 
 def _after(views: list[memoryview], count: int) -> list[memoryview]:
     """Returns what comes after the first `count` bytes."""
-    index = 0
-    while index < len(views) and count >= len(views[index]):
-        count -= len(views[index])
-        index += 1
-    rest = views[index:]
-    if count:
-        rest[0] = rest[0][count:]
-    return rest
+    for index, view in enumerate(views):
+        size = len(view)
+        if count < size:
+            rest = views[index:]
+            if count:
+                rest[0] = view[count:]
+            return rest
+        count -= size
+    return []

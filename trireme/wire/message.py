@@ -64,8 +64,7 @@ HANDSHAKE_LIMITS = Limits(metadata=1024, payload=0)
 """What a peer may send before it has proven that it knows the job's secret."""
 
 
-@dataclass(frozen=True, slots=True)
-class Header:
+class Header(msgspec.Struct, frozen=True, gc=False):
     """The fixed part of a frame."""
 
     kind: int
@@ -87,18 +86,20 @@ def pack_header(header: Header) -> bytes:
     )
 
 
-def unpack_header(data: bytes | bytearray | memoryview, limits: Limits) -> Header:
+def unpack_header(data: bytes | bytearray | memoryview, limits: Limits, offset: int = 0) -> Header:
     """Reads a header and checks it against the limits.
 
     Args:
-        data: exactly `HEADER_SIZE` bytes.
+        data: holds `HEADER_SIZE` bytes from the offset on.
         limits: the largest metadata and payload to accept.
+        offset: where the header begins.
 
     Raises:
         FrameError: wrong magic, another protocol version, flags this version does not know, or a
             length over its limit.
     """
-    magic, version, kind, flags, metadata_length, payload_length, sequence = _HEADER.unpack(data)
+    fields = _HEADER.unpack_from(data, offset)
+    magic, version, kind, flags, metadata_length, payload_length, sequence = fields
     if magic != MAGIC:
         raise FrameError(
             f"the peer does not speak Trireme's protocol: a frame began with {bytes(magic)!r}"

@@ -134,9 +134,7 @@ class Link:
     def destination(self, destination: Destination | None) -> None:
         self._connection.destination = destination
 
-    def offer(
-        self, message: Message, payload: Iterable[Buffer] = (), *, sequence: int = 0
-    ) -> bool:
+    def offer(self, message: Message, payload: Iterable[Buffer] = (), *, sequence: int = 0) -> bool:
         """Sends without blocking; see `Connection.offer`. What is left goes out by itself.
 
         A link that fails does not raise here: the handlers are told by `closed`, later, and
@@ -266,12 +264,17 @@ class Service:
         events = self._selector.select(timeout)
         for key, mask in events:
             key.data(mask)
+        if self._calls or self._ready or self._departed:
+            self._catch_up()
+        return bool(events)
+
+    def _catch_up(self) -> None:
+        """Does once what has gathered; what comes up meanwhile is for the next turn."""
         for _ in range(len(self._calls)):
             self._calls.popleft()()
         for _ in range(len(self._ready)):
             self._ready.popleft().receive()
         self._tell_departed()
-        return bool(events)
 
     def _tell_departed(self) -> None:
         for _ in range(len(self._departed)):
@@ -416,7 +419,15 @@ class _Peer:
                 return
             if incoming is None:
                 return
-            self._handle(incoming)
+            if self.link is None:
+                self._shake_hands(incoming.message)
+            else:
+                try:
+                    self._service.handle(self.link, incoming)
+                except FrameError as error:
+                    self._fail(error)
+            if not self.connection.buffered:
+                return
         self._service.resume(self)
 
     def offer(self, message: Message, payload: Iterable[Buffer] = (), sequence: int = 0) -> bool:
@@ -433,7 +444,8 @@ class _Peer:
         except WireError as error:
             self._cannot_send(error)
             return False
-        self._watch()
+        if not done:
+            self._watch()
         return done
 
     def finish(self) -> None:
@@ -451,15 +463,6 @@ class _Peer:
         """Drops the peer if its deadline has passed."""
         if self._deadline is not None and now >= self._deadline:
             self._fail(self._verdict)
-
-    def _handle(self, incoming: Incoming) -> None:
-        if self.link is None:
-            self._shake_hands(incoming.message)
-            return
-        try:
-            self._service.handle(self.link, incoming)
-        except FrameError as error:
-            self._fail(error)
 
     def _shake_hands(self, message: Message) -> None:
         self.offer(self._handshake.answer(message))

@@ -14,10 +14,9 @@ from trireme.wire.transport import Stream
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-__all__ = ["BUFFER_BYTES", "IOV_MAX", "SocketStream"]
+__all__ = ["BUFFER_BYTES", "SocketStream"]
 
-IOV_MAX: int = os.sysconf("SC_IOV_MAX") if hasattr(os, "sysconf") else 16
-"""How many buffers the system takes in one call."""
+_IOV_MAX = os.sysconf("SC_IOV_MAX")  # how many buffers the system takes in one call
 
 BUFFER_BYTES = 4 << 20
 """What is asked for a socket's send and receive buffers; the system may give less."""
@@ -39,7 +38,7 @@ class SocketStream(Stream):
             if len(buffers) == 1:
                 count = self._socket.recv_into(buffers[0])
             else:
-                count = self._socket.recvmsg_into(buffers[:IOV_MAX])[0]
+                count = self._socket.recvmsg_into(buffers[:_IOV_MAX])[0]
         except BlockingIOError:
             return 0
         except OSError as error:
@@ -52,7 +51,7 @@ class SocketStream(Stream):
         try:
             if len(buffers) == 1:
                 return self._socket.send(buffers[0])
-            return self._socket.sendmsg(buffers)
+            return self._socket.sendmsg(buffers if len(buffers) <= _IOV_MAX else buffers[:_IOV_MAX])
         except BlockingIOError:
             return 0
         except OSError as error:

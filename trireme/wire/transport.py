@@ -55,7 +55,7 @@ class Stream(ABC):
         """Takes bytes from the front of the buffers, in order, as many as there is room for.
 
         Args:
-            buffers: at least one of them not empty, at most `IOV_MAX` of them.
+            buffers: at least one of them not empty.
 
         Returns:
             How many bytes were taken; 0 when there is no room yet. The buffers may be changed as
