@@ -13,22 +13,22 @@ import logging
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple, TextIO
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TextIO
 
 from trireme.clock import Clock, MonotonicClock
 from trireme.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    import torch
     from rich.console import Console
     from rich.table import Table
 
-    Value = float | torch.Tensor
-
 __all__ = [
     "LiveProgress",
+    "Measured",
     "PlainProgress",
     "Progress",
+    "ProgressOptions",
     "ProgressRow",
     "SilentProgress",
     "make_progress",
@@ -44,23 +44,54 @@ _NAMES_SHOWN = 6
 _BAR_WIDTH = 20
 
 
+class Measured(Protocol):
+    """What a step came to, as `StepResult`; asked only if it is shown, for it may be work."""
+
+    @property
+    def loss(self) -> float:
+        """The step's loss."""
+
+    @property
+    def metrics(self) -> Mapping[str, float]:
+        """The step's metrics by name."""
+
+
 class ProgressRow(NamedTuple):
-    """One step. What is a tensor is read only if the row is shown.
+    """One step.
 
     Attributes:
         step: how many steps this worker has made.
         global_step: the job's.
-        loss: of this step; None where there is none.
-        metrics: of this step, by name.
         examples: how many examples this process has seen, or the job, as the caller likes; from
             its growth come the examples per second.
+        measured: what the step came to, if that is known.
     """
 
     step: int
     global_step: int
-    loss: Value | None
-    metrics: Mapping[str, Value]
     examples: float
+    measured: Measured | None = None
+
+
+@dataclass(frozen=True)
+class ProgressOptions:
+    """What the displays have in common.
+
+    Attributes:
+        max_steps: the global step at which training ends, where that is known.
+        log_every: every how many of the worker's steps a plain line is written; where steps are so
+            slow that this would be long, a line is written every 30 seconds.
+
+    Raises:
+        ConfigurationError: `log_every` is below 1.
+    """
+
+    max_steps: int | None = None
+    log_every: int = 100
+
+    def __post_init__(self) -> None:
+        if self.log_every < 1:
+            raise ConfigurationError(f"log_every is {self.log_every}: it must be 1 or more")
 
 
 class Progress(ABC):
@@ -124,20 +155,15 @@ class PlainProgress(Progress):
     """Writes lines: for files, pipes and logs.
 
     Args:
+        options: how often a line is written.
         stream: where to.
         clock: for the examples per second.
-        max_steps: the global step at which training ends, where that is known.
-        log_every: every how many of the worker's steps a line is written; where steps are so slow
-            that this would be long, a line is written every 30 seconds.
     """
 
-    def __init__(
-        self, stream: TextIO, clock: Clock, max_steps: int | None = None, log_every: int = 100
-    ) -> None:
+    def __init__(self, options: ProgressOptions, stream: TextIO, clock: Clock) -> None:
+        self._options = options
         self._stream = stream
         self._clock = clock
-        self._max_steps = max_steps
-        self._log_every = log_every
         self._pace = _Pace()
         self._waiting_for: tuple[str, ...] = ()
         self._waiting_since = 0.0
@@ -160,8 +186,10 @@ class PlainProgress(Progress):
     def step(self, row: ProgressRow) -> None:
         now = self._clock.now()
         silent = self._pace.elapsed(now, row.examples) >= _SILENCE_SECONDS
-        if silent or row.step % self._log_every == 0:
-            self.message(_row_text(row, self._max_steps, self._pace.mark(now, row.examples)))
+        if silent or row.step % self._options.log_every == 0:
+            self.message(
+                _row_text(row, self._options.max_steps, self._pace.mark(now, row.examples))
+            )
 
     def message(self, text: str) -> None:
         print(text, file=self._stream, flush=True)
@@ -177,17 +205,17 @@ class LiveProgress(Progress):
     """Keeps one line of a terminal up to date, below whatever else is printed.
 
     Args:
+        options: the end that the bar leads to.
         console: the terminal.
         clock: for the examples per second and the time left.
-        max_steps: the global step at which training ends, where that is known.
     """
 
-    def __init__(self, console: Console, clock: Clock, max_steps: int | None = None) -> None:
+    def __init__(self, options: ProgressOptions, console: Console, clock: Clock) -> None:
         from rich.live import Live
 
         self._console = console
         self._clock = clock
-        self._max_steps = max_steps
+        self._max_steps = options.max_steps
         self._pace = _Pace()
         self._begun: tuple[float, int] | None = None
         self._last: ProgressRow | None = None
@@ -300,16 +328,15 @@ def make_progress(
     """
     if mode not in ("auto", "plain", "none"):
         raise ConfigurationError(f"display is {mode!r}: it is auto, plain or none")
-    if log_every < 1:
-        raise ConfigurationError(f"log_every is {log_every}: it must be 1 or more")
     if mode == "none":
         return SilentProgress()
+    options = ProgressOptions(max_steps, log_every)
     stream = stream or sys.stdout
     clock = clock or MonotonicClock()
     console = _terminal(stream) if mode == "auto" else None
     if console is not None:
-        return LiveProgress(console, clock, max_steps)
-    return PlainProgress(stream, clock, max_steps, log_every)
+        return LiveProgress(options, console, clock)
+    return PlainProgress(options, stream, clock)
 
 
 def _terminal(stream: TextIO) -> Console | None:
@@ -336,9 +363,9 @@ def summary_line(global_steps: int, seconds: float, examples: float) -> str:
 def _row_text(row: ProgressRow, max_steps: int | None, per_second: float | None) -> str:
     end = "" if max_steps is None else f"/{max_steps}"
     parts = [f"step {row.step} (global {row.global_step}{end})"]
-    if row.loss is not None:
-        parts.append(f"loss {float(row.loss):.4g}")
-    parts += [f"{name} {float(value):.4g}" for name, value in row.metrics.items()]
+    if row.measured is not None:
+        parts.append(f"loss {row.measured.loss:.4g}")
+        parts += [f"{name} {value:.4g}" for name, value in row.measured.metrics.items()]
     if per_second is not None:
         parts.append(_pace_text(per_second))
     return " ".join(parts)
