@@ -1,0 +1,37 @@
+"""What tests of several packages share."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+# Before torch is imported: several test processes with several threads each would fight over cores.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def real_data(name: str) -> Path:
+    """The folder `name` of the real data; skips the test where there is none."""
+    variable = os.environ.get("TRIREME_DATA")
+    base = Path(variable) if variable else ROOT.parent / "shared" / "data"
+    if not (base / name).is_dir():
+        pytest.skip(
+            f"no {base / name}: real data are looked for in the folder that TRIREME_DATA names, "
+            "else in ../shared/data beside the project"
+        )
+    return base / name
+
+
+@pytest.fixture(scope="session")
+def mnist_dir() -> Path:
+    """MNIST's four IDX files."""
+    return real_data("mnist")
+
+
+@pytest.fixture(scope="session")
+def cifar_dir() -> Path:
+    """A sample of CIFAR-10 in its binary version."""
+    return real_data("cifar-10-batches-bin")

@@ -1,0 +1,252 @@
+"""Makes batches of a data set: which examples, the source says; in which order, the order."""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import islice
+from typing import Any, final
+
+import torch
+from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
+
+from trireme.data.order import Order
+from trireme.data.seeds import derive
+
+__all__ = ["Batch", "Loader", "Source", "Span"]
+
+Span = tuple[int, int]
+"""Positions [start, stop) of an `Order`: one batch."""
+
+Source = Callable[[int], Sequence[Span]]
+"""Asked for so many spans, gives some: fewer, where it likes, and none when there are no more."""
+
+BatchTransform = Callable[[Any, torch.Generator], Any]
+"""Makes a batch of a batch, drawing all its randomness from the generator."""
+
+_STOCK = 3  # batches being transformed: one to wait for, one in the making, one in reserve
+_TRANSFORMS = 1  # keeps the streams of transforms apart from others derived from the same seed
+
+
+@final
+class Batch:
+    """Some examples, and which ones they are.
+
+    It unpacks as what the data set yields, `inputs, targets = batch`; `len(batch)` is the number
+    of examples.
+
+    Attributes:
+        data: the collated examples: a tuple of tensors, or whatever the data set's items make.
+        spans: the positions that they stand at.
+    """
+
+    __slots__ = ("_examples", "data", "spans")
+
+    def __init__(self, data: Any, spans: tuple[Span, ...]) -> None:
+        self.data = data
+        self.spans = spans
+        self._examples = sum(stop - start for start, stop in spans)
+
+    def __len__(self) -> int:
+        return self._examples
+
+    def __iter__(self) -> Iterator[Any]:
+        """Iterates over the fields; a batch that is one tensor or one mapping is the only one."""
+        return iter(self.data) if isinstance(self.data, tuple | list) else iter((self.data,))
+
+    def __getitem__(self, key: Any) -> Any:
+        return self.data[key]
+
+    def __repr__(self) -> str:
+        return f"Batch({self._examples} examples at {', '.join(map(str, self.spans))})"
+
+
+class Loader:
+    """Iterates over the batches of a data set, as long as its source gives spans.
+
+    Three ways lead to the same batches. A `TensorDataset`, or a `Subset` of one, is gathered batch
+    by batch, without per-example Python. With a transform, a thread gathers and transforms the
+    batches that come next while the caller computes. Any other data set goes through torch's
+    `DataLoader`, with `workers` processes. The source is always asked in the caller's thread.
+
+    It may be iterated over again; then it goes on with what the source gave and was not handed out.
+    An exception of the source, the data set or the transform comes out of the iteration.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset[Any],
+        order: Order,
+        source: Source,
+        *,
+        batch_size: int,
+        ahead: int = 16,
+        transform: BatchTransform | None = None,
+        workers: int = 0,
+    ) -> None:
+        """Makes a loader; it asks for nothing before it is iterated over.
+
+        Args:
+            dataset: a map-style data set, of `order.size` examples.
+            order: which example stands at which position.
+            source: says which positions come next.
+            batch_size: the most positions in one span.
+            ahead: how many spans to ask the source for at once.
+            transform: applied to each collated batch, with a generator seeded from the order's
+                seed and the span's start: the same batch comes out whoever makes it, and when.
+            workers: processes that load examples of a data set that is not in memory.
+
+        Raises:
+            ValueError: a number is out of range, or the order is of another size.
+        """
+        if batch_size < 1 or ahead < 1 or workers < 0:
+            raise ValueError(
+                f"batch_size is {batch_size}, ahead {ahead}, workers {workers}: batches and spans "
+                "ahead start at 1, workers at 0"
+            )
+        if len(dataset) != order.size:  # type: ignore[arg-type]  # map-style: has a length
+            raise ValueError(
+                f"the data set has {len(dataset)} examples and the order "  # type: ignore[arg-type]
+                f"{order.size}: make the order for this data set"
+            )
+        self.dataset = dataset
+        self.order = order
+        self.batch_size = batch_size
+        self._source = source
+        self._ahead = ahead
+        self._transform = transform
+        self._workers = workers
+        self._tensors = _in_memory(dataset)
+        self._waiting: deque[Span] = deque()  # given by the source, not begun
+        self._begun: deque[Span] = deque()  # being made, oldest first
+        self._iteration: weakref.ref[Generator[Batch]] | None = None
+
+    @property
+    def unused(self) -> tuple[Span, ...]:
+        """The spans that the source gave and that were not handed out, oldest first."""
+        return (*self._begun, *self._waiting)
+
+    def discard(self) -> tuple[Span, ...]:
+        """Ends the iteration and forgets the unused spans; returns them, to be given back."""
+        self._end_iteration()
+        unused = self.unused
+        self._waiting.clear()
+        return unused
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Begins an iteration; one that still runs ends, as there is one sequence of spans."""
+        self._end_iteration()
+        if self._tensors is None:
+            iteration = self._collate()
+        elif self._transform is None:
+            iteration = self._gather(self._tensors)
+        else:
+            iteration = self._transform_ahead(self._tensors, self._transform)
+        self._iteration = weakref.ref(iteration)
+        return iteration
+
+    def _end_iteration(self) -> None:
+        if self._iteration is not None and (last := self._iteration()) is not None:
+            last.close()
+
+    def _gather(self, tensors: _Tensors) -> Generator[Batch]:
+        for span in iter(self._next_span, None):
+            yield Batch(tensors.take(self.order.indices(*span)), (span,))
+
+    def _transform_ahead(self, tensors: _Tensors, transform: BatchTransform) -> Generator[Batch]:
+        generator = torch.Generator()
+
+        def make(span: Span, indices: torch.Tensor) -> Any:
+            generator.manual_seed(self._seed(span))
+            return transform(tensors.take(indices), generator)
+
+        spans = iter(self._begin_span, None)
+        pending: deque[Future[Any]] = deque()
+        # One thread: transforms come one after the other, and share the generator.
+        pool = ThreadPoolExecutor(1, "trireme-loader")
+        try:
+            while True:
+                for span in islice(spans, _STOCK - len(pending)):
+                    pending.append(pool.submit(make, span, self.order.indices(*span)))
+                if not pending:
+                    return
+                data = pending.popleft().result()
+                yield self._handed_out(data)
+        finally:
+            pool.shutdown(cancel_futures=True)
+            self._put_back()
+
+    def _collate(self) -> Generator[Batch]:
+        generator = torch.Generator()
+        spans = iter(self._begin_span, None)
+        # The loader has a generator of its own: else it would draw from torch's global one.
+        batches = DataLoader(
+            self.dataset,
+            batch_sampler=(self.order.indices(*span).tolist() for span in spans),
+            num_workers=self._workers,
+            generator=generator.manual_seed(derive(self.order.seed, _TRANSFORMS)),
+        )
+        try:
+            for data in batches:
+                if self._transform is not None:
+                    generator.manual_seed(self._seed(self._begun[0]))
+                    data = self._transform(data, generator)
+                yield self._handed_out(data)
+        finally:
+            self._put_back()
+
+    def _seed(self, span: Span) -> int:
+        return derive(self.order.seed, _TRANSFORMS, span[0])
+
+    def _next_span(self) -> Span | None:
+        if not self._waiting:
+            for start, stop in self._source(self._ahead):
+                if not 0 < stop - start <= self.batch_size:
+                    raise ValueError(
+                        f"the source gave the span ({start}, {stop}) for batches of "
+                        f"{self.batch_size}"
+                    )
+                self._waiting.append((start, stop))
+        return self._waiting.popleft() if self._waiting else None
+
+    def _begin_span(self) -> Span | None:
+        span = self._next_span()
+        if span is not None:
+            self._begun.append(span)
+        return span
+
+    def _handed_out(self, data: Any) -> Batch:
+        return Batch(data, (self._begun.popleft(),))
+
+    def _put_back(self) -> None:
+        self._waiting.extendleft(reversed(self._begun))
+        self._begun.clear()
+
+
+class _Tensors:
+    """A data set in memory: tensors whose first dimension counts examples."""
+
+    __slots__ = ("_rows", "_tensors")
+
+    def __init__(self, tensors: tuple[torch.Tensor, ...], rows: torch.Tensor | None) -> None:
+        self._tensors = tensors
+        self._rows = rows  # which examples belong to the data set; None for all
+
+    def take(self, indices: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Copies these examples; index_select takes a third of the time of t[indices]."""
+        if self._rows is not None:
+            indices = self._rows.index_select(0, indices)
+        return tuple([t.index_select(0, indices.to(t.device)) for t in self._tensors])
+
+
+def _in_memory(dataset: Dataset[Any]) -> _Tensors | None:
+    """The tensors of a `TensorDataset`, or of a `Subset` (of a `Subset`...) of one."""
+    rows: torch.Tensor | None = None
+    # Not isinstance: a subclass may make its items otherwise.
+    while type(dataset) is Subset:
+        kept = torch.as_tensor(dataset.indices, dtype=torch.int64)
+        rows = kept if rows is None else kept.index_select(0, rows)
+        dataset = dataset.dataset
+    return _Tensors(dataset.tensors, rows) if type(dataset) is TensorDataset else None
