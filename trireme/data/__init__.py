@@ -1,1 +1,34 @@
-"""Where examples come from, in which order, and who gets which. Knows nothing of servers."""
+"""Where examples come from, in which order, and who gets which. Knows nothing of servers.
+
+Each module is imported when it is first asked for: `trireme.data.digits.load()`.
+"""
+
+from __future__ import annotations
+
+import importlib
+from types import ModuleType
+
+__all__ = [
+    "augment",
+    "cifar",
+    "digits",
+    "download",
+    "idx",
+    "intervals",
+    "ledger",
+    "loader",
+    "mnist",
+    "order",
+    "seeds",
+    "split",
+]
+
+
+def __getattr__(name: str) -> ModuleType:
+    if name not in __all__:
+        raise AttributeError(f"module 'trireme.data' has no attribute {name!r}")
+    return importlib.import_module(f"trireme.data.{name}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
