@@ -204,7 +204,9 @@ def test_sweep_takes_what_nobody_is_writing(tmp_path: Path, name: str) -> None:
     assert not path.exists()
 
 
-@pytest.mark.parametrize(("pid", "stays"), [(os.getpid(), True), (2**22 + 1, False)])
+@pytest.mark.parametrize(
+    ("pid", "stays"), [(os.getpid(), True), (2**22 + 1, False)], ids=["alive", "gone"]
+)
 def test_without_locks_sweep_goes_by_the_pid(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pid: int, stays: bool
 ) -> None:
