@@ -39,7 +39,7 @@ from trireme.errors import (
 )
 
 if TYPE_CHECKING:
-    from trireme.metrics_functions import accuracy
+    from trireme.session.evaluation import accuracy
     from trireme.session.distribute import distribute
     from trireme.session.options import Checkpoint
     from trireme.session.session import Session, StepResult
@@ -91,7 +91,7 @@ _HOME = {
     "Session": "trireme.session.session",
     "StepResult": "trireme.session.session",
     "Sync": "trireme.strategies",
-    "accuracy": "trireme.metrics_functions",
+    "accuracy": "trireme.session.evaluation",
     "distribute": "trireme.session.distribute",
 }
 """Where the names live that are imported when they are asked for."""

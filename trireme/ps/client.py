@@ -374,8 +374,12 @@ class Client:
         return _expect(self._ask_first(lambda view: SetEnd(max_steps)), Stopping).step
 
     def drain(self) -> int:
-        """Waits until no worker has an update under way; returns the global step then."""
-        return _expect(self._ask_first(lambda view: Drain()), Stopping).step
+        """Waits until no worker has an update under way; returns the global step then.
+
+        `step` is that one from now on, though the values at hand may be older.
+        """
+        self.step = _expect(self._ask_first(lambda view: Drain()), Stopping).step
+        return self.step
 
     def status(self) -> list[ServerStatus]:
         """Returns how each server is."""

@@ -11,11 +11,16 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
+from trireme.cluster.coordinator import Coordinator
+from trireme.cluster.messages import JobOver
+from trireme.cluster.rendezvous import Member, MemberConfig
+from trireme.cluster.state import Policy
 from trireme.cluster.view import ServerEntry, View
-from trireme.errors import FrameError, Rejected, WireError
+from trireme.errors import FrameError, JobFailed, Rejected, TriremeError, WireError
 from trireme.ps.dense import PartBuffer, as_bytes
 from trireme.ps.instructions import Instruction, Reply, Send
 from trireme.ps.layout import ITEM_SIZES
@@ -48,10 +53,10 @@ from trireme.ps.values import tensors_from
 from trireme.wire.connection import Connection, Incoming
 from trireme.wire.handshake import Identity, authenticate
 from trireme.wire.message import Message
-from trireme.wire.service import Link, Service
-from trireme.wire.transport import connect
+from trireme.wire.service import Handler, Link, Service
+from trireme.wire.transport import Listener, connect, listen
 
-__all__ = ["LeaderLink", "ShardHandler"]
+__all__ = ["LeaderLink", "ServerConfig", "ShardHandler", "serve"]
 
 _log = logging.getLogger(__name__)
 
@@ -82,6 +87,9 @@ class ShardHandler:
     Args:
         index: this server's task index.
         now: the service's clock.
+
+    Attributes:
+        leader_gone: called when the connection to server 0 is lost.
     """
 
     messages: tuple[type[Message], ...] = PS_MESSAGES
@@ -92,6 +100,7 @@ class ShardHandler:
         self._now = now
         self._servers: dict[int, Link] = {}
         self._untold: dict[int, Message] = {}
+        self.leader_gone: Callable[[], None] = lambda: None
         self._asked: dict[type[Message], Callable[..., list[Instruction]]] = {
             Attach: self.shard.attach,
             Pull: self.shard.pull,
@@ -151,7 +160,10 @@ class ShardHandler:
 
     def closed(self, link: Link, error: WireError | None) -> None:
         """A peer is gone: the coordinator says whether for good."""
-        self._servers = {index: other for index, other in self._servers.items() if other != link}
+        for server in [s for s, other in self._servers.items() if other is link]:
+            del self._servers[server]
+            if server == 0:
+                self.leader_gone()
 
     def tick(self, now: float) -> None:
         """Passes time on."""
@@ -228,16 +240,12 @@ class LeaderLink:
 
     Args:
         service: whose loop serves the connection.
-        handler: told of it.
         identity: this server's.
         secret: the job's.
     """
 
-    def __init__(
-        self, service: Service, handler: ShardHandler, identity: Identity, secret: bytes
-    ) -> None:
+    def __init__(self, service: Service, identity: Identity, secret: bytes) -> None:
         self._service = service
-        self._handler = handler
         self._identity = identity
         self._secret = secret
         self._lost = threading.Event()
@@ -251,6 +259,10 @@ class LeaderLink:
                 target=self._run, args=(leader,), name="leader-link", daemon=True
             )
             self._thread.start()
+
+    def lost(self) -> None:
+        """The connection is gone: makes another."""
+        self._lost.set()
 
     def close(self) -> None:
         """Gives up; does not wait."""
@@ -267,13 +279,120 @@ class LeaderLink:
                 self._closed.wait(_RETRY_SECONDS)
                 continue
             self._lost.clear()
-            self._service.call_soon(lambda c=connection: self._adopt(c))  # type: ignore[misc]
+            self._service.call_soon(partial(self._adopt, connection))
             self._lost.wait()
 
     def _adopt(self, connection: Connection) -> None:
-        leader = Identity(self._identity.job, "ps:0")
-        link = self._service.adopt(connection, leader, gone=self._lost.set)
-        self._handler.meet(0, link)
+        self._service.adopt(connection, Identity(self._identity.job, "ps:0"))
+
+
+@dataclass(frozen=True)
+class ServerConfig:
+    """One parameter server task.
+
+    Attributes:
+        job: the job's id.
+        secret: the job's.
+        index: this server's task index.
+        listen: the address to listen at, with its scheme; port 0 leaves it to the system.
+        coordinator: the coordinator's address; None where this server hosts it.
+        policy: what the job expects, for a coordinator hosted here.
+        allow_plaintext: whether to listen beyond this host without TLS.
+    """
+
+    job: str
+    secret: bytes
+    index: int
+    listen: str
+    coordinator: str | None
+    policy: Policy
+    allow_plaintext: bool = False
+
+
+def serve(config: ServerConfig, on_listening: Callable[[str], None]) -> JobOver | None:
+    """Serves one shard until the job is over.
+
+    Args:
+        config: which server this is.
+        on_listening: told the address that was got, before anything else.
+
+    Returns:
+        How the job ended; None when the service was stopped from outside.
+
+    Raises:
+        AddressInUse: the address is taken; names its holder.
+        ClusterError: the coordinator did not let this server take part.
+    """
+    # One BLAS thread a process is the launcher's business; autograd is of no use here.
+    torch.set_grad_enabled(False)
+    listener = listen(config.listen, allow_plaintext=config.allow_plaintext)
+    on_listening(listener.address)
+    return _Server(config, listener).run()
+
+
+class _Server:
+    """The parts of a server process, and how they learn of each other's end."""
+
+    def __init__(self, config: ServerConfig, listener: Listener) -> None:
+        self._config = config
+        self._handler = ShardHandler(config.index)
+        handlers: list[Handler] = [self._handler]
+        if config.coordinator is None:
+            handlers.append(Coordinator(config.policy, on_done=self._coordinator_done))
+        self._service = Service(listener, handlers, job=config.job, secret=config.secret)
+        identity = Identity(config.job, f"ps:{config.index}")
+        self._leader = LeaderLink(self._service, identity, config.secret)
+        self._handler.leader_gone = self._leader.lost
+        self._member = Member(
+            MemberConfig(
+                coordinator=config.coordinator or listener.address,
+                job=config.job,
+                role="ps",
+                index=config.index,
+                secret=config.secret,
+                address=listener.address,
+                connect_timeout=config.policy.join_timeout,
+            )
+        )
+        self._over: JobOver | None = None
+        self._failure: Exception | None = None
+
+    def run(self) -> JobOver | None:
+        """Joins beside the loop, which may have to serve the coordinator that lets it join."""
+        self._member.subscribe(self._heard)
+        joining = threading.Thread(target=self._join, name="join", daemon=True)
+        joining.start()
+        try:
+            self._service.run()
+        finally:
+            self._leader.close()
+            self._member.close()
+        if self._failure is not None:
+            raise self._failure
+        return self._over
+
+    def _join(self) -> None:
+        try:
+            self._member.join()
+        except JobFailed:
+            self._service.stop()  # `over` says how
+        except TriremeError as error:
+            self._failure = error
+            self._service.stop()
+
+    def _heard(self, news: View | JobOver) -> None:
+        """A new view, or the end. In the member's thread."""
+        if isinstance(news, View):
+            self._service.call_soon(partial(self._handler.view, news))
+            if self._config.index != 0:
+                self._leader.follow(news.servers[0])
+            return
+        self._over = news
+        if self._config.coordinator is not None:
+            self._service.stop()
+
+    def _coordinator_done(self) -> None:
+        self._service.stop()
 
 
 def _size_of(spec: TensorSpec) -> int:

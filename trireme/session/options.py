@@ -1,12 +1,23 @@
-"""The options of a session that come in groups, as frozen values."""
+"""The options of a session, as frozen values that are checked when they are made."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from difflib import get_close_matches
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from trireme.errors import ConfigurationError
+from trireme.ps.rule import Average
 
-__all__ = ["Checkpoint"]
+if TYPE_CHECKING:
+    import torch
+
+    from trireme.session.hooks import Hook
+    from trireme.strategies.base import Strategy
+
+__all__ = ["Average", "Checkpoint", "OptionValues", "Options", "make_options"]
 
 
 @dataclass(frozen=True)
@@ -34,3 +45,119 @@ class Checkpoint:
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise ConfigurationError(f"Checkpoint({name}={value}): it must be above 0")
+
+
+class OptionValues(TypedDict, total=False):
+    """The keywords of `Session` that `Options` explains."""
+
+    precision: Literal["float32", "bfloat16"]
+    accumulate: int
+    clip_norm: float | None
+    ema: float | Average | None
+    scheduler: Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler] | None
+    l2: float
+    seed: int
+    deterministic: bool
+    checkpoint: Checkpoint | None
+    resume: str | Path
+    hooks: Sequence[Hook]
+    strategy: str | Strategy
+    nan: Literal["raise", "skip", "ignore"]
+    log_every: int
+    device: str | torch.device | None
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a session trains, besides what it trains.
+
+    Attributes:
+        precision: `bfloat16` computes forward and loss under autocast; parameters and updates
+            stay what they are.
+        accumulate: computes each batch in so many pieces, one after the other, for less memory;
+            the update is the same.
+        clip_norm: scales the gradient of each update down to this global L2 norm. Synchronous
+            strategies clip the mean of the round, as one process would; others each push.
+        ema: keeps an exponential moving average of the parameters with this decay, or by this
+            rule; `evaluate` then uses it. A number means warm-up: min(decay, (1 + n) / (10 + n)).
+        scheduler: builds a learning-rate scheduler; it counts global steps.
+        l2: adds l2 / 2 times the sum of the squares of all trained parameters of two or more
+            dimensions to the loss (biases are left alone). The loss that is shown is without it.
+        seed: of everything random; the order of the examples follows from it.
+        deterministic: a run is bit-equal to its repeat, and a resumed run to one never stopped;
+            for synchronous strategies, and for one worker.
+        checkpoint: when to save and what to keep; None: never.
+        resume: `auto` goes on from the newest good checkpoint of the run directory, if there is
+            one; `never` refuses a run directory that has some; a path names a checkpoint.
+        hooks: called at the points that `trireme.session.hooks` names.
+        strategy: how updates are made; `auto` leaves it to the launch.
+        nan: what to do when the loss is NaN or infinite: `raise` fails the job, `skip` leaves
+            this update out and counts it, `ignore` does not look.
+        log_every: how many of its own steps a worker makes between two lines of progress, and
+            the chief between two records of the metrics.
+        device: where the model goes; None leaves it where it is.
+
+    Raises:
+        ConfigurationError: a value is out of range.
+    """
+
+    precision: Literal["float32", "bfloat16"] = "float32"
+    accumulate: int = 1
+    clip_norm: float | None = None
+    ema: float | Average | None = None
+    scheduler: Callable[[Any], Any] | None = None
+    l2: float = 0.0
+    seed: int = 0
+    deterministic: bool = False
+    checkpoint: Checkpoint | None = Checkpoint()
+    resume: str | Path = "auto"
+    hooks: Sequence[Hook] = ()
+    strategy: str | Strategy = "auto"
+    nan: Literal["raise", "skip", "ignore"] = "raise"
+    log_every: int = 100
+    device: str | torch.device | None = None
+
+    def __post_init__(self) -> None:
+        _one_of("precision", self.precision, ("float32", "bfloat16"))
+        _one_of("nan", self.nan, ("raise", "skip", "ignore"))
+        _above("accumulate", self.accumulate, 0)
+        _above("log_every", self.log_every, 0)
+        _above("l2", self.l2, 0, equal=True)
+        if self.clip_norm is not None:
+            _above("clip_norm", self.clip_norm, 0)
+        if self.ema is not None and not 0 <= self.ema_rule.decay < 1:  # type: ignore[union-attr]
+            raise ConfigurationError(f"ema={self.ema}: the decay must be in [0, 1)")
+
+    @property
+    def ema_rule(self) -> Average | None:
+        """The moving average as a rule; None for none."""
+        return Average(self.ema) if isinstance(self.ema, (int, float)) else self.ema
+
+
+def make_options(values: OptionValues) -> Options:
+    """Returns the options of a session's keywords.
+
+    Raises:
+        ConfigurationError: there is no option of that name, with a suggestion; or a value is out
+            of range.
+    """
+    known = [field.name for field in fields(Options)]
+    for name in values:
+        if name not in known:
+            close = get_close_matches(name, known, 1)
+            hint = f"did you mean {close[0]!r}? " if close else ""
+            raise ConfigurationError(
+                f"Session has no option {name!r}: {hint}it has {', '.join(known)}"
+            )
+    return Options(**values)
+
+
+def _one_of(name: str, value: str, allowed: Sequence[str]) -> None:
+    if value not in allowed:
+        raise ConfigurationError(f"{name}={value!r}: it must be one of {', '.join(allowed)}")
+
+
+def _above(name: str, value: float, bound: float, *, equal: bool = False) -> None:
+    if not (value >= bound if equal else value > bound):
+        how = "at least" if equal else "above"
+        raise ConfigurationError(f"{name}={value}: it must be {how} {bound}")

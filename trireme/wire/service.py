@@ -36,31 +36,8 @@ __all__ = ["Bounds", "Handler", "Link", "Service"]
 
 _log = logging.getLogger(__name__)
 
-_TURN_MESSAGES = 32  # how many messages of one link are handled before the others have their turn
 _TURN_ACCEPTS = 32
 _DEFAULT_LIMITS = Limits()
-
-
-@dataclass(frozen=True, slots=True)
-class Bounds:
-    """What one service bears.
-
-    Attributes:
-        strangers: how many connections may be unauthenticated at a time; one more and the oldest
-            is closed.
-        handshake_seconds: how long each of them may take.
-        unsent_bytes: a link that has more than this unsent when the next message is offered to
-            it is closed: its peer does not read.
-        linger_seconds: how long a closing link, or a stopping service, goes on sending what was
-            offered before.
-    """
-
-    strangers: int = 128
-    handshake_seconds: float = HANDSHAKE_TIMEOUT
-    unsent_bytes: int = 1 << 28
-    linger_seconds: float = 2.0
-
-
 _DEFAULT_BOUNDS = Bounds()
 
 
@@ -91,66 +68,6 @@ class Handler(Protocol):
 
     def tick(self, now: float) -> None:
         """Called about every `tick_seconds` of the service's clock."""
-
-
-class Link:
-    """One authenticated connection of a service, for its handlers.
-
-    Attributes:
-        identity: who the peer has proven to be.
-        context: for the handler that serves this peer; the service never looks at it.
-    """
-
-    def __init__(self, connection: Connection, identity: Identity, owner: _Peer) -> None:
-        self.identity = identity
-        self.context: Any = None
-        self._connection = connection
-        self._owner = owner
-
-    def __repr__(self) -> str:
-        return f"<Link to {self.identity.task} at {self.peer}>"
-
-    @property
-    def peer(self) -> str:
-        """The address of the other end, for messages."""
-        return self._connection.peer
-
-    @property
-    def unsent(self) -> int:
-        """How many offered bytes have not gone out yet."""
-        return self._connection.unsent
-
-    @property
-    def closed(self) -> bool:
-        """Whether this link is closed or closing."""
-        return self._owner.over
-
-    @property
-    def destination(self) -> Destination | None:
-        """Where payloads go; see `Connection.destination`. May be replaced at any time."""
-        return self._connection.destination
-
-    @destination.setter
-    def destination(self, destination: Destination | None) -> None:
-        self._connection.destination = destination
-
-    def offer(self, message: Message, payload: Iterable[Buffer] = (), *, sequence: int = 0) -> bool:
-        """Sends without blocking; see `Connection.offer`. What is left goes out by itself.
-
-        A link that fails does not raise here: the handlers are told by `closed`, later, and
-        what is offered to a link that is gone is dropped.
-
-        Returns:
-            Whether all of it has gone out.
-
-        Raises:
-            ValueError: the message is not one of the handlers'.
-        """
-        return self._owner.offer(message, payload, sequence)
-
-    def close(self) -> None:
-        """Receives no more, sends what was offered before, then closes. May be repeated."""
-        self._owner.finish()
 
 
 class Service:
@@ -198,8 +115,8 @@ class Service:
         self._job = job
         self._secret = secret
         self._tick_seconds = tick_seconds
-        self._peers: dict[_Peer, None] = {}  # in the order in which they came
-        self._ready: deque[_Peer] = deque()
+        self._peers: dict[Peer, None] = {}  # in the order in which they came
+        self._ready: deque[Peer] = deque()
         self._departed: deque[tuple[Link, WireError | None]] = deque()
         self._calls: deque[Callable[[], object]] = deque()
         self._stopping = False
@@ -347,15 +264,37 @@ class Service:
         if len(strangers) >= self.bounds.strangers:
             reason = f"{len(strangers)} connections wait to prove themselves, this one longest"
             self.drop(strangers[0], AuthenticationError(reason))
-        peer = _Peer(self, stream, ServerHandshake(self._job, self._secret))
-        self._peers[peer] = None
-        self._selector.register(stream, selectors.EVENT_READ, peer.ready)
+        connection = Connection(
+            stream, HANDSHAKE_CATALOG, limits=HANDSHAKE_LIMITS, clock=self.clock
+        )
+        self._register(connection)
 
-    def watch(self, peer: _Peer, events: int) -> None:
+    def adopt(self, connection: Connection, identity: Identity) -> Link:
+        """Serves a connection that this process opened and that is authenticated already.
+
+        To be called in the loop's thread; see `call_soon`. The handlers are told of the link as
+        of any other.
+
+        Args:
+            connection: nobody else may use it from now on.
+            identity: who is at the other end.
+        """
+        peer = self._register(connection)
+        link = peer.welcome(identity)
+        self.resume(peer)  # something may have been read ahead of this
+        return link
+
+    def _register(self, connection: Connection) -> Peer:
+        peer = Peer(self, connection, ServerHandshake(self._job, self._secret))
+        self._peers[peer] = None
+        self._selector.register(connection, selectors.EVENT_READ, peer.ready)
+        return peer
+
+    def watch(self, peer: Peer, events: int) -> None:
         """Waits for these events of a peer from now on."""
         self._selector.modify(peer.connection, events, peer.ready)
 
-    def resume(self, peer: _Peer) -> None:
+    def resume(self, peer: Peer) -> None:
         """Lets a peer receive again in the next turn, whatever its descriptor says."""
         self._ready.append(peer)
 
@@ -363,7 +302,7 @@ class Service:
         """Hands a message to the handler of its type."""
         self._handler_of[type(incoming.message)].received(link, incoming)
 
-    def drop(self, peer: _Peer, error: WireError | None) -> None:
+    def drop(self, peer: Peer, error: WireError | None) -> None:
         """Closes a peer; the handlers are told at the end of the turn."""
         if peer not in self._peers:
             return
@@ -375,139 +314,3 @@ class Service:
         if error is not None:
             level = logging.DEBUG if isinstance(error, PeerClosed) else logging.WARNING
             _log.log(level, "closed the connection of %s: %s", peer.name, error)
-
-
-class _Peer:
-    """One connection in the loop: a stranger, then linked, then closing."""
-
-    def __init__(self, service: Service, stream: Stream, handshake: ServerHandshake) -> None:
-        self.connection = Connection(
-            stream, HANDSHAKE_CATALOG, limits=HANDSHAKE_LIMITS, clock=service.clock
-        )
-        self.link: Link | None = None
-        self.over = False
-        self._service = service
-        self._handshake = handshake
-        self._events = selectors.EVENT_READ
-        # When it is dropped, and why, unless something happens before.
-        self._deadline: float | None = None
-        self._verdict: WireError | None = None
-        self._expect(service.bounds.handshake_seconds, AuthenticationError("no proof in time"))
-
-    @property
-    def name(self) -> str:
-        """Who it is, for messages."""
-        task = self.link.identity.task if self.link else "a stranger"
-        return f"{task} at {self.connection.peer}"
-
-    def ready(self, mask: int) -> None:
-        """Goes on after the descriptor has become readable or writable."""
-        if mask & selectors.EVENT_WRITE:
-            self._flush()
-        if mask & selectors.EVENT_READ:
-            self.receive()
-
-    def receive(self) -> None:
-        """Handles the messages that are there, up to a number."""
-        for _ in range(_TURN_MESSAGES):
-            if self.over:
-                return
-            try:
-                incoming = self.connection.poll()
-            except WireError as error:
-                self._fail(error)
-                return
-            if incoming is None:
-                return
-            if self.link is None:
-                self._shake_hands(incoming.message)
-            else:
-                try:
-                    self._service.handle(self.link, incoming)
-                except FrameError as error:
-                    self._fail(error)
-            if not self.connection.buffered:
-                return
-        self._service.resume(self)
-
-    def offer(self, message: Message, payload: Iterable[Buffer] = (), sequence: int = 0) -> bool:
-        """See `Link.offer`."""
-        if self.over:
-            return False
-        if self.connection.unsent > self._service.bounds.unsent_bytes:
-            self._fail(
-                ConnectionBroken(f"it does not read; {self.connection.unsent} bytes are unsent")
-            )
-            return False
-        try:
-            done = self.connection.offer(message, payload, sequence=sequence)
-        except WireError as error:
-            self._cannot_send(error)
-            return False
-        if not done:
-            self._watch()
-        return done
-
-    def finish(self) -> None:
-        """See `Link.close`."""
-        if self.over:
-            return
-        self.over = True
-        if self.connection.wants_write:
-            self._expect(self._service.bounds.linger_seconds, None)
-            self._watch()
-        else:
-            self._service.drop(self, None)
-
-    def expire(self, now: float) -> None:
-        """Drops the peer if its deadline has passed."""
-        if self._deadline is not None and now >= self._deadline:
-            self._fail(self._verdict)
-
-    def _shake_hands(self, message: Message) -> None:
-        self.offer(self._handshake.answer(message))
-        if self._handshake.denied:
-            _log.warning("denied %s: %s", self.name, self._handshake.denied)
-            self.finish()
-        elif self._handshake.identity and not self.over:
-            self._deadline = None
-            self.connection.catalog = self._service.catalog
-            self.connection.limits = self._service.limits
-            self.link = Link(self.connection, self._handshake.identity, self)
-            for handler in self._service.handlers:
-                handler.authenticated(self.link)
-
-    def _flush(self) -> None:
-        try:
-            self.connection.flush()
-        except WireError as error:
-            self._cannot_send(error)
-            return
-        if self.over and not self.connection.wants_write:
-            self._service.drop(self, None)
-        else:
-            self._watch()
-
-    def _cannot_send(self, error: WireError) -> None:
-        """What the peer said before it went away is still read: the receiving side ends this."""
-        if self.over:
-            self._service.drop(self, None)
-            return
-        self._expect(self._service.bounds.linger_seconds, error)
-        self._watch()
-
-    def _fail(self, error: WireError | None) -> None:
-        self.over = True
-        self._service.drop(self, error)
-
-    def _expect(self, seconds: float, verdict: WireError | None) -> None:
-        self._deadline = self._service.clock.now() + seconds
-        self._verdict = verdict
-
-    def _watch(self) -> None:
-        events = 0 if self.over else selectors.EVENT_READ
-        if self.connection.wants_write:
-            events |= selectors.EVENT_WRITE
-        if events != self._events:
-            self._events = events
-            self._service.watch(self, events)

@@ -1,0 +1,53 @@
+"""What `--dry-run` shows of a program: what lies where, and what a step would send."""
+
+from __future__ import annotations
+
+import torch
+
+from trireme.launch.detect import TaskConfig
+from trireme.ps.layout import Layout
+from trireme.ps.rule import Rule
+
+__all__ = ["describe"]
+
+
+def describe(layout: Layout, optimizer: torch.optim.Optimizer, rule: Rule, task: TaskConfig) -> str:
+    """Returns the layout, the rule and the bytes of one step as lines for people."""
+    lines = [
+        f"model: {layout.elements:,} parameters in {len(layout.spec.parameters)} tensors, "
+        f"{_size(layout.bytes)}",
+        f"optimizer: {type(optimizer).__name__}, "
+        + ", ".join(f"group {i}: lr {g.get('lr')}" for i, g in enumerate(optimizer.param_groups)),
+        f"rule: {_rule(rule, task)}",
+    ]
+    if task.servers == 0:
+        lines.append("layout: one process holds everything; a step sends nothing")
+        return "\n".join(lines)
+    lines.append(f"layout: {layout.spec.slots} slots over {task.servers} servers")
+    for server in range(task.servers):
+        slots = layout.slots_of(server)
+        size = sum(part.bytes for part in layout.parts(server))
+        lines.append(f"  ps:{server}  slots {slots.start}-{slots.stop - 1}  {_size(size)}")
+    lines.append(
+        f"a step: each worker pushes {_size(layout.bytes)} and pulls {_size(layout.bytes)}; "
+        f"{task.workers} workers"
+    )
+    return "\n".join(lines)
+
+
+def _rule(rule: Rule, task: TaskConfig) -> str:
+    if task.servers == 0:
+        return "one worker, each update is a step"
+    if rule.synchronous:
+        return f"synchronous rounds of {rule.aggregate or 'all'} of {task.workers} workers"
+    if rule.staleness is not None:
+        return f"each update is a step; nobody more than {rule.staleness} ahead of the slowest"
+    return "each update is a step, whenever it comes"
+
+
+def _size(count: float) -> str:
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024 or unit == "GiB":
+            return f"{count:,.0f} {unit}" if unit == "B" else f"{count:,.1f} {unit}"
+        count /= 1024
+    return ""

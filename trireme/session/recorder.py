@@ -1,0 +1,207 @@
+"""What a run leaves behind and shows of itself: counts, curves, lines of progress."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from trireme.metrics import Registry
+from trireme.monitor.tensorboard import TensorBoard
+from trireme.ps.messages import Applied
+from trireme.session.options import Options
+from trireme.session.progress import Progress, ProgressRow, summary_line
+from trireme.session.result import StepResult
+from trireme.session.supervisor import Supervisor
+
+__all__ = ["Recorder"]
+
+
+class Recorder:
+    """Counts one worker's steps, shows them, and as chief writes the curves.
+
+    Args:
+        supervisor: whose job it is.
+        progress: where lines go.
+        run_dir: where curves go; None for nowhere.
+        options: the session's.
+        max_steps: the global step at which training ends, where that is known.
+        updates_per_step: how many workers' updates make one global step.
+
+    Attributes:
+        applied, stale: this worker's updates by their verdict.
+        data_seconds: spent waiting for batches since the last record.
+    """
+
+    def __init__(
+        self,
+        supervisor: Supervisor,
+        progress: Progress,
+        run_dir: Path | None,
+        options: Options,
+        updates_per_step: int,
+    ) -> None:
+        self.applied = 0
+        self.stale = 0
+        self.data_seconds = 0.0
+        self._supervisor = supervisor
+        self._progress = progress
+        self._directory = None if run_dir is None else run_dir / "tensorboard"
+        self._options = options
+        self._updates_per_step = updates_per_step
+        self._board: TensorBoard | None = None
+        self._steps = 0
+        self._examples = 0
+        self._first_step = supervisor.global_step
+        self._began = time.perf_counter()
+        self._ended: float | None = None
+        self._marked = (self._began, 0)
+        self._compute_seconds = 0.0
+        self._push_seconds = 0.0
+        self._staleness = 0
+        self.registry = Registry()
+        self._count_applied = self.registry.counter(
+            "trireme_pushes_total", "Pushes by verdict", verdict="applied"
+        )
+        self._count_stale = self.registry.counter(
+            "trireme_pushes_total", "Pushes by verdict", verdict="stale"
+        )
+        self._count_examples = self.registry.counter(
+            "trireme_examples_total", "Examples computed by this worker"
+        )
+
+    # -- each step ------------------------------------------------------------------------------
+
+    def step(self, result: StepResult, compute_seconds: float, push_seconds: float) -> None:
+        """Counts a step; shows and records it where that is due."""
+        self._steps += 1
+        self._examples += result.examples
+        if isinstance(result.verdict, Applied):
+            self.applied += 1
+            self._count_applied.increment()
+        else:
+            self.stale += 1
+            self._count_stale.increment()
+        self._count_examples.increment(result.examples)
+        self._compute_seconds += compute_seconds
+        self._push_seconds += push_seconds
+        self._staleness += result.staleness
+        row = ProgressRow(self._steps, result.global_step, self.job_examples, result)
+        self._progress.step(row)
+        if self._steps % self._options.log_every == 0:
+            self._record(result)
+
+    @property
+    def job_examples(self) -> float:
+        """How many examples have gone into the job since this worker joined.
+
+        It is an estimate: the worker takes its own batches for those of all.
+        """
+        if not self._steps:
+            return 0.0
+        steps = self._supervisor.global_step - self._first_step
+        return self._examples / self._steps * steps * self._updates_per_step
+
+    def _record(self, result: StepResult) -> None:
+        now = time.perf_counter()
+        since, steps = self._marked
+        made = max(self._steps - steps, 1)
+        pace = result.examples * made / max(now - since, 1e-9)
+        if self._supervisor.is_chief:
+            self.log(
+                {
+                    "loss": result._loss,
+                    **result.metrics,
+                    **self._learning_rates(),
+                    "speed/examples_per_second": pace,
+                    "speed/data_seconds": self.data_seconds / made,
+                    "speed/compute_seconds": self._compute_seconds / made,
+                    "speed/push_seconds": self._push_seconds / made,
+                    "updates/staleness": self._staleness / made,
+                    "updates/stale_total": float(self.stale),
+                },
+                "train",
+            )
+        self._supervisor.report(
+            step=self._steps,
+            global_step=result.global_step,
+            loss=result.loss,
+            examples_per_second=pace,
+            applied=self.applied,
+            stale=self.stale,
+        )
+        self._supervisor.share_buffers()
+        self._marked = (now, self._steps)
+        self.data_seconds = self._compute_seconds = self._push_seconds = 0.0
+        self._staleness = 0
+
+    def _learning_rates(self) -> dict[str, float]:
+        groups = self._supervisor.optimizer.param_groups
+        if len(groups) == 1:
+            return {"learning_rate": float(groups[0]["lr"])}
+        return {f"learning_rate/group_{i}": float(group["lr"]) for i, group in enumerate(groups)}
+
+    # -- what the program asks for --------------------------------------------------------------
+
+    def log(self, values: Mapping[str, float | torch.Tensor], run: str) -> None:
+        """Records numbers at the present global step."""
+        board = self._tensorboard()
+        if board is not None:
+            board.scalars(self._supervisor.global_step, values, run)
+
+    def record(self, kind: str, name: str, value: Any, options: dict[str, Any]) -> None:
+        """Records something else than numbers, by the name of `TensorBoard`'s method."""
+        board = self._tensorboard()
+        if board is not None:
+            getattr(board, kind)(name, value, self._supervisor.global_step, **options)
+
+    def graph(self, model: nn.Module, example: Any, options: dict[str, Any]) -> None:
+        """Records the model's graph."""
+        board = self._tensorboard()
+        if board is not None:
+            board.graph(model, example, **options)
+
+    def evaluated(self, name: str, results: Mapping[str, float]) -> None:
+        """Records and shows the results of an evaluation."""
+        self.log(results, name)
+        shown = " ".join(f"{key} {value:.4f}" for key, value in results.items())
+        self._progress.message(f"{name} at global step {self._supervisor.global_step}: {shown}")
+
+    def checkpoints(self, paths: Sequence[Path]) -> None:
+        """Shows which checkpoints were written."""
+        for path in paths:
+            self._progress.message(f"saved {path}")
+
+    def _tensorboard(self) -> TensorBoard | None:
+        if self._board is None and self._directory is not None:
+            first = self._first_step + 1 if self._supervisor.restored_from is not None else 0
+            self._board = TensorBoard(self._directory, first)
+        return self._board
+
+    # -- the end --------------------------------------------------------------------------------
+
+    def training_ended(self) -> None:
+        """Stops the watch: what comes now is saving and evaluating."""
+        self._ended = time.perf_counter()
+
+    def finish(self) -> None:
+        """Shows what this worker did, and as chief how the job went."""
+        name = self._supervisor.task.name
+        stale = f", {self.stale} stale" if self.stale else ""
+        self._progress.message(
+            f"{name} made {self._steps} local steps: {self.applied} applied{stale}"
+        )
+        if self._supervisor.is_chief:
+            steps = self._supervisor.global_step - self._first_step
+            seconds = (self._ended or time.perf_counter()) - self._began
+            self._progress.message(summary_line(steps, seconds, self.job_examples))
+
+    def close(self) -> None:
+        """Writes out what is left. May be repeated."""
+        if self._board is not None:
+            self._board.close()
+            self._board = None

@@ -1,0 +1,172 @@
+"""One replica: the model, and how a batch becomes a gradient in its flat buffers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from trireme.errors import ConfigurationError, NonFiniteError
+from trireme.ps.dense import FlatModel
+from trireme.session.batch import examples_in, inputs_and_targets, move, pieces
+from trireme.session.options import Options
+from trireme.session.result import Metric, StepResult
+
+__all__ = ["Loss", "Replica", "named_groups"]
+
+Loss = Callable[[Any, Any], Any]
+"""(outputs, targets) -> scalar mean over the batch, or a dict whose `loss` is it."""
+
+
+def named_groups(
+    model: nn.Module, optimizer: torch.optim.Optimizer
+) -> list[list[tuple[str, nn.Parameter]]]:
+    """Returns the optimizer's parameters, group by group, with the model's names for them.
+
+    Raises:
+        ConfigurationError: the optimizer has a parameter that is not the model's.
+    """
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    groups: list[list[tuple[str, nn.Parameter]]] = []
+    for index, group in enumerate(optimizer.param_groups):
+        for parameter in group["params"]:
+            if id(parameter) not in names:
+                raise ConfigurationError(
+                    f"group {index} of the optimizer has a parameter of shape "
+                    f"{tuple(parameter.shape)} that is not one of the model's: build the optimizer "
+                    "from the parameters of the model that the session trains"
+                )
+        groups.append([(names[id(p)], p) for p in group["params"] if p.requires_grad])
+    return groups
+
+
+class Replica:
+    """Forward, backward, and what is done to a gradient before it leaves.
+
+    Args:
+        model: on its device already.
+        loss: see `Loss`.
+        flat: the model's flat buffers.
+        options: the session's.
+        metrics: by name.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: Loss,
+        flat: FlatModel,
+        options: Options,
+        metrics: Mapping[str, Metric],
+    ) -> None:
+        self.model = model
+        self.flat = flat
+        self._loss = loss
+        self._options = options
+        self._metrics = metrics
+        self._autocast = options.precision == "bfloat16"
+        penalised = [p for p in flat.parameters.values() if p.dim() >= 2] if options.l2 else []
+        self._penalised = penalised
+
+    def backward(self, batch: Any) -> StepResult:
+        """Leaves the gradient of a batch's mean loss in the flat buffers.
+
+        Returns:
+            The loss and metrics; the update's own fields are not set yet. `examples` is 0 when
+            the update shall be skipped.
+
+        Raises:
+            NonFiniteError: the loss is NaN or infinite and the policy is to raise.
+            ConfigurationError: the loss is not a scalar tensor.
+        """
+        self.flat.zero_gradients()
+        if self._options.accumulate == 1:
+            inputs, targets = self._split(batch)
+            loss, outputs = self.forward(inputs, targets)
+            loss.backward()  # type: ignore[no-untyped-call]
+            result = StepResult(
+                loss.detach(), [(outputs, targets)], self._metrics, examples_in(inputs)
+            )
+        else:
+            result = self._accumulate(self._split(batch))
+        if self._penalised:
+            self._penalise()
+        if self._options.nan != "ignore" and not bool(result._loss.isfinite()):
+            self._not_finite(result)
+        return result
+
+    def forward(self, inputs: Any, targets: Any) -> tuple[torch.Tensor, Any]:
+        """Returns the loss and the detached outputs."""
+        if self._autocast:
+            with torch.autocast(self.flat.device.type, torch.bfloat16):
+                outputs = _call(self.model, inputs)
+                loss = self._loss(outputs, targets)
+        else:
+            outputs = _call(self.model, inputs)
+            loss = self._loss(outputs, targets)
+        if isinstance(loss, dict):
+            loss = loss.get("loss")
+        if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+            raise ConfigurationError(
+                f"the loss is {type(loss).__name__}: it must be one number as a tensor, or a dict "
+                'whose "loss" is that'
+            )
+        return loss, _detach(outputs)
+
+    def clip(self, limit: float) -> None:
+        """Scales the gradient down to an L2 norm of at most `limit`."""
+        norm = self.flat.gradient_norm()
+        self.flat.scale_gradients(torch.clamp(limit / (norm + 1e-6), max=1.0))
+
+    def _split(self, batch: Any) -> tuple[Any, Any]:
+        inputs, targets = inputs_and_targets(batch)
+        if self.flat.device.type != "cpu":
+            return move(inputs, self.flat.device), move(targets, self.flat.device)
+        return inputs, targets
+
+    def _accumulate(self, batch: tuple[Any, Any]) -> StepResult:
+        total = examples_in(batch)
+        outputs: list[tuple[object, object]] = []
+        mean = torch.zeros((), device=self.flat.device)
+        for (inputs, targets), size in pieces(batch, self._options.accumulate):
+            loss, out = self.forward(inputs, targets)
+            (loss * (size / total)).backward()
+            mean += loss.detach() * (size / total)
+            outputs.append((out, targets))
+        return StepResult(mean, outputs, self._metrics, total)
+
+    def _penalise(self) -> None:
+        gradients = [p.grad for p in self._penalised if p.grad is not None]
+        values = [p.detach() for p in self._penalised if p.grad is not None]
+        torch._foreach_add_(gradients, values, alpha=self._options.l2)
+
+    def _not_finite(self, result: StepResult) -> None:
+        if self._options.nan == "skip":
+            self.flat.zero_gradients()
+            result.examples = 0
+            return
+        raise NonFiniteError(
+            f"the loss is {result.loss}: lower the learning rate, clip the gradient "
+            '(clip_norm=1.0), or leave such updates out (nan="skip"); the last checkpoint is from '
+            "before this update"
+        )
+
+
+def _call(model: nn.Module, inputs: Any) -> Any:
+    if isinstance(inputs, dict):
+        return model(**inputs)
+    if isinstance(inputs, tuple):
+        return model(*inputs)
+    return model(inputs)
+
+
+def _detach(outputs: Any) -> Any:
+    if isinstance(outputs, torch.Tensor):
+        return outputs.detach()
+    if isinstance(outputs, dict):
+        return {key: _detach(value) for key, value in outputs.items()}
+    if isinstance(outputs, (tuple, list)):
+        return tuple(_detach(value) for value in outputs)
+    return outputs

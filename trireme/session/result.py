@@ -1,0 +1,91 @@
+"""What one call of `session.step` gives back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from trireme.ps.messages import Verdict
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["Metric", "StepResult"]
+
+Metric = Callable[..., "torch.Tensor | float"]
+"""(outputs, targets) -> a number, the mean over the batch."""
+
+
+class StepResult:
+    """One update. What would make a device wait is worked out when it is read.
+
+    Attributes:
+        global_step: the job's, after this update.
+        verdict: what became of the update.
+        staleness: how many updates were applied between this worker's pull and its push.
+        seconds: how long the step took, without waiting for its data.
+        examples: how many examples the batch had.
+    """
+
+    __slots__ = (
+        "_loss",
+        "_metrics",
+        "_outputs",
+        "_values",
+        "examples",
+        "global_step",
+        "seconds",
+        "staleness",
+        "verdict",
+    )
+
+    def __init__(
+        self,
+        loss: torch.Tensor,
+        outputs: list[tuple[object, object]],
+        metrics: Mapping[str, Metric],
+        examples: int,
+    ) -> None:
+        self._loss = loss
+        self._outputs = outputs
+        self._metrics = metrics
+        self._values: dict[str, float] | None = None
+        self.examples = examples
+        self.global_step = 0
+        self.verdict: Verdict | None = None
+        self.staleness = 0
+        self.seconds = 0.0
+
+    @property
+    def loss(self) -> float:
+        """The mean loss of the batch, before the update."""
+        return float(self._loss)
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Each metric's mean over the batch, before the update."""
+        if self._values is None:
+            self._values = {
+                name: _mean_over_pieces(metric, self._outputs)
+                for name, metric in self._metrics.items()
+            }
+            self._outputs = []
+        return self._values
+
+    def __repr__(self) -> str:
+        return (
+            f"StepResult(global_step={self.global_step}, loss={self.loss:.6g}, "
+            f"verdict={self.verdict}, staleness={self.staleness})"
+        )
+
+
+def _mean_over_pieces(metric: Metric, pieces: list[tuple[object, object]]) -> float:
+    """Weighs the pieces of an accumulated batch by their examples."""
+    import torch
+
+    total = weight = 0.0
+    for outputs, targets in pieces:
+        size = targets.shape[0] if isinstance(targets, torch.Tensor) and targets.dim() else 1
+        total += float(metric(outputs, targets)) * size
+        weight += size
+    return total / max(weight, 1.0)

@@ -1,0 +1,463 @@
+"""The session: a program written for one device, trained however it was launched."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Any, Self, Unpack
+
+import torch
+from torch import nn
+from torch.utils.data import Dataset
+
+from trireme.data.loader import Batch, Loader
+from trireme.data.order import Order
+from trireme.data.seeds import derive
+from trireme.errors import ConfigurationError
+from trireme.launch.detect import TaskConfig, detect
+from trireme.ps.dense import FlatModel
+from trireme.ps.messages import Duplicate, Span
+from trireme.session.dry_run import describe
+from trireme.session.evaluation import Transform, evaluate
+from trireme.session.options import Options, OptionValues, make_options
+from trireme.session.progress import Progress, make_progress
+from trireme.session.recorder import Recorder
+from trireme.session.replica import Loss, Replica, named_groups
+from trireme.session.result import Metric, StepResult
+from trireme.session.rules import rule_of
+from trireme.session.supervisor import Supervisor, Training
+
+__all__ = ["Session", "StepResult"]
+
+_SEED_MODEL, _SEED_WORKER, _SEED_STEP = 11, 12, 13
+
+OptimizerFactory = Callable[[Any], torch.optim.Optimizer]
+
+
+class Session:
+    """Trains a model, alone or as one worker of a job; the program is the same.
+
+    Use it as a context manager: it joins the job on entry, and on exit saves and leaves. An
+    exception inside fails the job, with that exception as the reason.
+
+    Args:
+        model: a module, or a function without arguments that builds one.
+        loss: (outputs, targets) -> a scalar mean over the batch, or a dict whose `loss` is it.
+        optimizer: builds the optimizer from the model's parameters, or is one over them.
+        metrics: by name, (outputs, targets) -> the mean over the batch.
+        run_dir: where checkpoints and records go; the launcher's `--run-dir` takes precedence.
+        max_steps: the global step at which training ends; None for no end.
+        options: see `trireme.session.options.Options`.
+
+    Raises:
+        ConfigurationError: an option is unknown or out of range.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module | Callable[[], nn.Module],
+        loss: Loss,
+        optimizer: OptimizerFactory | torch.optim.Optimizer,
+        *,
+        metrics: Mapping[str, Metric] | None = None,
+        run_dir: str | Path | None = None,
+        max_steps: int | None = None,
+        **options: Unpack[OptionValues],
+    ) -> None:
+        self.options: Options = make_options(options)
+        self.task: TaskConfig = detect()
+        self.metrics = dict(metrics or {})
+        self.run_dir = _run_dir(self.task.run_dir or run_dir)
+        self.max_steps = max_steps
+        self._make_model = model
+        self._loss = loss
+        self._make_optimizer = optimizer
+        self._entered = False
+        self._batch_name = ""
+
+    # -- life -----------------------------------------------------------------------------------
+
+    def __enter__(self) -> Self:
+        """Joins the job and has its first values.
+
+        Raises:
+            TriremeError: what keeps this worker from taking part.
+        """
+        if self._entered:
+            raise ConfigurationError("this session was entered before: make another one")
+        self._entered = True
+        if self.task.threads is not None:
+            torch.set_num_threads(self.task.threads)
+        if self.options.deterministic:
+            torch.use_deterministic_algorithms(True)
+        replica = self._build()
+        rule = rule_of(self.task, self.options, self.max_steps)
+        if self.task.dry_run:
+            print(describe(replica.flat.layout, self.optimizer, rule, self.task))
+            raise SystemExit(0)
+        self._replica = replica
+        self._progress: Progress = make_progress(
+            self.task.display,
+            max_steps=self.max_steps,
+            log_every=self.options.log_every,
+        )
+        self._supervisor = Supervisor(
+            self.task,
+            Training(self.model, self.optimizer, replica.flat, rule, self.options, self.run_dir),
+            self._progress,
+        )
+        self._clip_here = None if rule.synchronous else self.options.clip_norm
+        try:
+            self._supervisor.start()
+        except BaseException as error:
+            self._supervisor.fail(error)
+            self._progress.close()
+            raise
+        torch.manual_seed(derive(self.options.seed, _SEED_WORKER, self.task.index))
+        self._recorder = Recorder(
+            self._supervisor, self._progress, self.run_dir, self.options, self._updates_per_step()
+        )
+        self._handlers = _Signals(self._supervisor.interrupt)
+        self._handlers.install()
+        self._finished = False
+        for hook in self.options.hooks:
+            hook.on_start(self)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Saves and leaves; after an exception, tells the job why it failed.
+
+        Raises:
+            SystemExit: with status 130, when the job was interrupted and saved.
+        """
+        try:
+            self._close(error)
+        finally:
+            self._handlers.restore()
+            self._progress.close()
+        if error is None and self._supervisor.interrupted is not None:
+            raise SystemExit(130)
+
+    def _close(self, error: BaseException | None) -> None:
+        supervisor = self._supervisor
+        if error is not None:
+            self._recorder.close()
+            if isinstance(error, (KeyboardInterrupt, SystemExit)):
+                supervisor.leave("interrupted", f"{type(error).__name__} in the script")
+            else:
+                supervisor.fail(error)
+            return
+        reason = supervisor.interrupted
+        try:
+            self._finish_training()
+            for hook in self.options.hooks:
+                hook.on_stop(self, reason or "finished")
+            self._recorder.finish()
+        except BaseException as failure:
+            supervisor.fail(failure)
+            raise
+        finally:
+            self._recorder.close()
+        supervisor.leave("interrupted" if reason else "finished", reason or "")
+
+    def _build(self) -> Replica:
+        """Makes the model, the optimizer and the flat buffers."""
+        torch.manual_seed(derive(self.options.seed, _SEED_MODEL))
+        model = self._make_model if isinstance(self._make_model, nn.Module) else self._make_model()
+        if self.options.device is not None:
+            model = model.to(self.options.device)
+        self.model: nn.Module = model.train()
+        made = self._make_optimizer
+        self.optimizer: torch.optim.Optimizer = (
+            made if isinstance(made, torch.optim.Optimizer) else made(model.parameters())
+        )
+        groups = named_groups(model, self.optimizer)
+        flat = FlatModel(groups, servers=max(self.task.servers, 1))
+        return Replica(model, self._loss, flat, self.options, self.metrics)
+
+    # -- what a program asks ----------------------------------------------------------------------
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this is the live worker with the lowest index."""
+        return self._supervisor.is_chief
+
+    @property
+    def global_step(self) -> int:
+        """The global step of the values that this worker has."""
+        return self._supervisor.global_step
+
+    @property
+    def local_steps(self) -> int:
+        """How many of this worker's updates were applied."""
+        return self._recorder.applied
+
+    @property
+    def restored_from(self) -> int | None:
+        """The step of the checkpoint that this worker, as chief, restored; None for none."""
+        return self._supervisor.restored_from
+
+    def should_stop(self) -> bool:
+        """Returns whether training should end; agreed by all workers."""
+        return self._supervisor.should_stop
+
+    # -- training -------------------------------------------------------------------------------
+
+    def loader(
+        self,
+        dataset: Dataset[Any],
+        batch_size: int,
+        *,
+        name: str = "train",
+        shuffle: bool = True,
+        transform: Callable[[Any, torch.Generator], Any] | None = None,
+        workers: int = 0,
+        epochs: float | None = None,
+    ) -> Iterator[Batch]:
+        """Iterates over this worker's batches, from epoch to epoch, until the session should stop.
+
+        Each example of an epoch is dealt to one worker. What a worker did not finish, because it
+        died or its update was stale, is dealt again. A resumed job goes on at the exact example.
+
+        Args:
+            dataset: map-style; tensors in memory (`TensorDataset`) take a path without
+                per-example Python.
+            batch_size: how many examples a worker takes at a time.
+            name: of the data set, where a program trains on several.
+            shuffle: give each epoch an order of its own.
+            transform: (batch, generator) -> batch, such as an augmentation of
+                `trireme.data.augment`; its randomness follows from the seed and the batch.
+            workers: processes that load examples, for data sets that are not in memory.
+            epochs: ends the job after so many passes, where `max_steps` does not say otherwise.
+
+        Raises:
+            Rejected: the workers disagree about the data set's size, or in synchronous jobs about
+                the batch size.
+        """
+        size = len(dataset)  # type: ignore[arg-type]
+        client = self._supervisor.client
+        if epochs is not None and self.max_steps is None:
+            per_step = batch_size * self._updates_per_step()
+            client.set_end(-(-int(epochs * size) // per_step))
+
+        def source(count: int) -> list[tuple[int, int]]:
+            return [(s.start, s.stop) for s in client.lease(name, size, batch_size, count)]
+
+        order = Order(size, self.options.seed, shuffle=shuffle)
+        loader = Loader(
+            dataset, order, source, batch_size=batch_size, transform=transform, workers=workers
+        )
+        return self._iterate(loader, name)
+
+    def _iterate(self, loader: Loader, name: str) -> Iterator[Batch]:
+        if not self.should_stop():
+            batches = iter(loader)
+            with suppress(StopIteration):
+                while not self.should_stop():
+                    began = time.perf_counter()
+                    batch = next(batches)
+                    self._recorder.data_seconds += time.perf_counter() - began
+                    self._batch_name = name
+                    yield batch
+            loader.discard()
+        self._finish_training()
+
+    def _updates_per_step(self) -> int:
+        rule = rule_of(self.task, self.options, self.max_steps)
+        return (rule.aggregate or self.task.workers) if rule.synchronous else 1
+
+    def step(self, batch: Any) -> StepResult:
+        """Makes one update of the job from a batch.
+
+        Args:
+            batch: one of `loader`'s, or anything that holds tensors: a pair of inputs and
+                targets, a longer tuple whose last is the target, or a dict with `targets`.
+
+        Raises:
+            NonFiniteError: the loss is NaN or infinite, and the policy is to raise.
+            JobFailed: the job has ended elsewhere; says where and why.
+        """
+        began = time.perf_counter()
+        for hook in self.options.hooks:
+            hook.before_step(self, batch)
+        if self.options.deterministic:
+            torch.manual_seed(
+                derive(self.options.seed, _SEED_STEP, self.task.index, self.global_step)
+            )
+        result = self._replica.backward(batch)
+        if self._clip_here is not None:
+            self._replica.clip(self._clip_here)
+        computed = time.perf_counter()
+        pushed = self._supervisor.update(float(result.examples), self._spans(batch))
+        verdict = pushed.verdict
+        if isinstance(verdict, Duplicate):
+            verdict = verdict.original
+        result.global_step, result.verdict = pushed.step, verdict
+        result.staleness = pushed.staleness
+        ended = time.perf_counter()
+        result.seconds = ended - began
+        self._recorder.step(result, computed - began, ended - computed)
+        for hook in self.options.hooks:
+            hook.after_step(self, result)
+        return result
+
+    def _spans(self, batch: Any) -> list[Span]:
+        if not isinstance(batch, Batch):
+            return []
+        return [Span(self._batch_name, start, stop) for start, stop in batch.spans]
+
+    def _finish_training(self) -> None:
+        if not self._finished:
+            self._finished = True
+            self._recorder.training_ended()
+            self._supervisor.finish_training()
+            self._recorder.checkpoints(self._supervisor.saved)
+
+    # -- evaluating and recording ---------------------------------------------------------------
+
+    def evaluate(
+        self,
+        dataset: Dataset[Any],
+        *,
+        name: str = "validation",
+        batch_size: int = 1000,
+        transform: Transform | None = None,
+    ) -> dict[str, float]:
+        """Returns the mean loss and metrics of a data set under the values of one consistent step.
+
+        The moving average is evaluated where one is kept. The chief also records the result, in
+        TensorBoard as the run `name`.
+
+        Args:
+            dataset: map-style; each example counts once.
+            name: what it is, such as `validation` or `test`.
+            batch_size: how many examples at a time.
+            transform: batch -> batch, such as a centre crop.
+        """
+        with self._consistent_values():
+            results = evaluate(
+                self._replica, dataset, self.metrics, batch_size=batch_size, transform=transform
+            )
+        if self.is_chief:
+            self._recorder.evaluated(name, results)
+        for hook in self.options.hooks:
+            hook.on_evaluate(self, name, results)
+        return results
+
+    @contextmanager
+    def _consistent_values(self) -> Iterator[None]:
+        """Puts the values of one step, or their average, into the model for a while."""
+        supervisor, flat = self._supervisor, self._replica.flat
+        if self.task.servers == 0 and self.options.ema is None:
+            yield
+            return
+        state = supervisor.client.snapshot(state=False)
+        chosen = state.average or state.values
+        buffers = supervisor.average_buffers()
+        kept = [value.clone() for value in flat.values]
+        own = {name: b.clone() for name, b in self.model.named_buffers() if name in buffers}
+        with torch.no_grad():
+            for name, parameter in flat.parameters.items():
+                parameter.copy_(chosen[name])
+            for name, buffer in self.model.named_buffers():
+                if name in buffers:
+                    buffer.copy_(buffers[name])
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for value, before in zip(flat.values, kept, strict=True):
+                    value.copy_(before)
+                for name, buffer in self.model.named_buffers():
+                    if name in own:
+                        buffer.copy_(own[name])
+
+    def log(
+        self,
+        values: Mapping[str, float | torch.Tensor] | None = None,
+        *,
+        run: str = "train",
+        **named: float | torch.Tensor,
+    ) -> None:
+        """Records numbers at the present global step; on workers that are not chief, nothing."""
+        if self.is_chief:
+            self._recorder.log({**(values or {}), **named}, run)
+
+    def image(self, name: str, image: Any, **options: Any) -> None:
+        """Records an image (channels, height, width), or several; see `TensorBoard.image`."""
+        self._record("image", name, image, options)
+
+    def histogram(self, name: str, values: Any, **options: Any) -> None:
+        """Records how the values of a tensor are distributed."""
+        self._record("histogram", name, values, options)
+
+    def audio(self, name: str, sound: Any, **options: Any) -> None:
+        """Records a sound: values in [-1, 1] of shape (1, time)."""
+        self._record("audio", name, sound, options)
+
+    def text(self, name: str, text: str, **options: Any) -> None:
+        """Records a text in Markdown."""
+        self._record("text", name, text, options)
+
+    def embedding(self, name: str, matrix: Any, **options: Any) -> None:
+        """Records points (number, dimension) for the projector."""
+        self._record("embedding", name, matrix, options)
+
+    def figure(self, name: str, figure: Any, **options: Any) -> None:
+        """Records a matplotlib figure."""
+        self._record("figure", name, figure, options)
+
+    def graph(self, example: Any, **options: Any) -> None:
+        """Records the model's graph, traced with an example of its inputs."""
+        if self.is_chief:
+            self._recorder.graph(self.model, example, options)
+
+    def _record(self, kind: str, name: str, value: Any, options: dict[str, Any]) -> None:
+        if self.is_chief:
+            self._recorder.record(kind, name, value, options)
+
+    def save(self) -> None:
+        """Saves a checkpoint now; the chief only, elsewhere nothing."""
+        if self.is_chief:
+            self._supervisor.save()
+
+
+class _Signals:
+    """Ctrl-C and SIGTERM: the first asks the job to stop, the second ends this process at once."""
+
+    def __init__(self, interrupt: Callable[[str], None]) -> None:
+        self._interrupt = interrupt
+        self._before: dict[int, Any] = {}
+        self._seen = False
+
+    def install(self) -> None:
+        """Takes the signals over; only the main thread can."""
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._before[number] = signal.signal(number, self._handle)
+
+    def restore(self) -> None:
+        """Gives the signals back to whoever had them."""
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        self._before.clear()
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self._seen:
+            raise KeyboardInterrupt
+        self._seen = True
+        self._interrupt(signal.Signals(number).name)
+
+
+def _run_dir(value: str | Path | None) -> Path | None:
+    return None if value is None else Path(value)

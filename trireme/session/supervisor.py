@@ -1,0 +1,517 @@
+"""The life of a worker in its job: joins, initialises or restores, saves, stops, leaves.
+
+    joining -> waiting for the cluster -> initialising or restoring -> training -> saving
+            -> finished | failed | interrupted
+
+The name, and what it looks after, are those of the classic `tf.train.Supervisor`.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+import time
+import traceback
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+from safetensors.torch import load as load_bytes
+from safetensors.torch import save as save_bytes
+from torch import nn
+
+from trireme.cluster.messages import Outcome
+from trireme.cluster.rendezvous import Member, MemberConfig
+from trireme.cluster.view import View
+from trireme.errors import CheckpointError, ConfigurationError, Fenced, JobFailed, TriremeError
+from trireme.launch.detect import TaskConfig
+from trireme.ps.client import Client, ClientOptions, PushResult
+from trireme.ps.dense import FlatModel
+from trireme.ps.local import LocalClient
+from trireme.ps.messages import GroupSpec, OptimizerSpec, Span, Stale
+from trireme.ps.optim import OPTIMIZERS, groups_of, spec_of
+from trireme.ps.rule import Rule
+from trireme.ps.snapshot import ModelState
+from trireme.session.checkpoint import (
+    CheckpointData,
+    Saver,
+    Schedule,
+    latest,
+    list_checkpoints,
+    load,
+)
+from trireme.session.options import Options
+from trireme.session.progress import Progress
+
+__all__ = ["Supervisor", "Training"]
+
+_log = logging.getLogger(__name__)
+
+_SAVE_SECONDS = 600.0
+_INITIAL = "initial"
+_BUFFERS = "buffers"
+
+
+@dataclass(frozen=True)
+class Training:
+    """What is trained.
+
+    Attributes:
+        model: its trained parameters lie in `flat`.
+        optimizer: the user's.
+        flat: the flat buffers.
+        rule: by which updates become steps.
+        options: the session's.
+        run_dir: where checkpoints and records go; None for nowhere.
+    """
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    flat: FlatModel
+    rule: Rule
+    options: Options
+    run_dir: Path | None
+
+
+class _Watch:
+    """A member as the parameter server's client sees it."""
+
+    def __init__(self, member: Member) -> None:
+        self._member = member
+
+    @property
+    def view(self) -> View | None:
+        return self._member.view
+
+    def check(self) -> None:
+        over = self._member.over
+        if over is not None:
+            raise JobFailed(f"the job is over, {over.outcome}: {over.reason}")
+
+
+class Supervisor:
+    """Keeps one worker's part of a job going.
+
+    Args:
+        task: who this process is.
+        training: what is trained.
+        progress: told of each state, and of whom we wait for.
+    """
+
+    def __init__(self, task: TaskConfig, training: Training, progress: Progress) -> None:
+        self.task = task
+        self.state = "new"
+        self.restored_from: int | None = None
+        self.saved: list[Path] = []
+        self._training = training
+        self._progress = progress
+        self._member: Member | None = None
+        self._client: Client | LocalClient | None = None
+        self._saver: Saver | None = None
+        self._schedule: Schedule | None = None
+        self._saved_step = -1
+        self._interrupted: str | None = None
+        self._stop_sent = False
+        self._scheduler = _scheduler(training)
+        self._left = False
+
+    # -- joining --------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Joins the job, and has the values of its first, or its restored, step.
+
+        Raises:
+            TriremeError: whatever keeps this worker from taking part; the job is told.
+        """
+        try:
+            self._join()
+            self._initialise()
+        except TriremeError as error:
+            self.fail(error)
+            raise
+        options = self._training.options
+        if options.checkpoint is not None and self._training.run_dir is not None:
+            self._schedule = Schedule(options.checkpoint, time.monotonic(), self.global_step)
+            self._saved_step = self.global_step if self.restored_from is not None else -1
+        self._enter("training")
+
+    def _join(self) -> None:
+        training = self._training
+        if not self.task.coordinator:
+            self._client = LocalClient(training.flat, training.optimizer)
+            return
+        self._enter("joining", f"the coordinator at {self.task.coordinator}")
+        secret = bytes.fromhex(self.task.secret)
+        config = MemberConfig(
+            coordinator=self.task.coordinator,
+            job=self.task.job,
+            role="worker",
+            index=self.task.index,
+            secret=secret,
+            connect_timeout=self.task.join_timeout,
+        )
+        self._member = Member(config)
+        incarnation = self._member.join()
+        self._enter("waiting for the cluster")
+        self._member.wait_for_view(
+            timeout=self.task.join_timeout + 60.0, on_waiting=self._progress.waiting
+        )
+        self._client = Client(
+            ClientOptions(
+                job=self.task.job,
+                secret=secret,
+                worker=self.task.index,
+                incarnation=incarnation,
+                waiting=self._say_waiting,
+            ),
+            _Watch(self._member),
+            training.flat,
+        )
+
+    def _say_waiting(self, reason: str, names: Sequence[str], seconds: float) -> None:
+        self._progress.waiting_for_update(reason, names, seconds)
+
+    def _initialise(self) -> None:
+        """Shows the model; as chief loads the values; pulls them.
+
+        Until values are loaded the chief may change: whoever is chief then, loads.
+        """
+        training, client = self._training, self.client
+        loaded = client.attach(self._optimizer_spec(), training.rule)
+        while True:
+            try:
+                if not loaded and self.is_chief:
+                    client.load(self._first_state())
+                client.pull()
+                break
+            except Fenced:
+                self._renew()
+                loaded = client.attach(self._optimizer_spec(), training.rule)
+        if not self.is_chief:
+            self._take_constants()
+        self._advance_scheduler()
+
+    def _optimizer_spec(self) -> OptimizerSpec:
+        optimizer = self._training.optimizer
+        if self._member is None and type(optimizer).__name__ not in OPTIMIZERS:
+            return OptimizerSpec(type(optimizer).__name__, ())
+        return spec_of(optimizer)
+
+    def _renew(self) -> None:
+        """Goes on under a new incarnation, if the coordinator has given one."""
+        assert self._member is not None
+        client = self.client
+        assert isinstance(client, Client)
+        over = self._member.over
+        if over is not None:
+            raise JobFailed(f"the job is over, {over.outcome}: {over.reason}")
+        if self._member.incarnation > client.options.incarnation:
+            client.renew(self._member.incarnation)
+
+    def _first_state(self) -> ModelState:
+        """Returns the chief's own first values, or the newest good checkpoint's."""
+        training = self._training
+        checkpoint = self._find_checkpoint()
+        if checkpoint is None:
+            self._enter("initialising")
+            training.flat.collect_values()
+            state = ModelState(
+                0, {n: p.detach().cpu() for n, p in training.flat.parameters.items()}
+            )
+        else:
+            self._enter("restoring", f"step {checkpoint.step}")
+            self.restored_from = checkpoint.step
+            state = self._from_checkpoint(checkpoint)
+        self.client.share(_INITIAL, save_bytes(self._constants()))
+        return state
+
+    def _find_checkpoint(self) -> CheckpointData | None:
+        resume, run_dir = self._training.options.resume, self._training.run_dir
+        if resume not in ("auto", "never"):
+            return load(resume)
+        if run_dir is None or self._training.options.checkpoint is None:
+            return None
+        if resume == "never":
+            if list_checkpoints(run_dir):
+                raise ConfigurationError(
+                    f"{run_dir} has checkpoints and resume is 'never': choose another run "
+                    "directory, or move them away"
+                )
+            return None
+        return latest(run_dir, self._say_damaged)
+
+    def _say_damaged(self, path: Path, error: CheckpointError) -> None:
+        self._progress.warn(f"passing over the checkpoint {path}: {error}")
+
+    def _from_checkpoint(self, data: CheckpointData) -> ModelState:
+        flat = self._training.flat
+        missing = [name for name in flat.parameters if name not in data.model]
+        if missing:
+            raise CheckpointError(
+                f"the checkpoint of step {data.step} has no parameter {missing[0]!r}: it is of "
+                "another model; choose another run directory"
+            )
+        self._set_constants(data.model)
+        return ModelState(
+            step=data.step,
+            values={name: data.model[name] for name in flat.parameters},
+            average=dict(data.average),
+            optimizer=dict(data.optimizer),
+            consumed=tuple(
+                Span(name, start, stop)
+                for name, ranges in data.state.get("consumed", {}).items()
+                for start, stop in ranges
+            ),
+        )
+
+    # -- what is not trained ----------------------------------------------------------------------
+
+    def _constants(self) -> dict[str, torch.Tensor]:
+        """Returns buffers and frozen parameters: all of the model that is not trained."""
+        model = self._training.model
+        # By identity: a tied parameter has several names, and is trained under one of them.
+        trained = {id(parameter) for parameter in self._training.flat.parameters.values()}
+        return {
+            name: tensor.detach().cpu().contiguous().clone()
+            for name, tensor in model.state_dict(keep_vars=True).items()
+            if id(tensor) not in trained
+        }
+
+    def _set_constants(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        own = self._training.model.state_dict(keep_vars=True)
+        with torch.no_grad():
+            for name, tensor in tensors.items():
+                if name in own and name not in self._training.flat.parameters:
+                    own[name].copy_(tensor)
+
+    def _take_constants(self) -> None:
+        left = self.client.collect(_INITIAL)
+        if left:
+            self._set_constants(load_bytes(left[min(left)]))
+
+    def share_buffers(self) -> None:
+        """Leaves this worker's buffers for whoever evaluates or saves."""
+        if self._member is not None and self._floating_buffers():
+            self.client.share(_BUFFERS, save_bytes(self._floating_buffers()))
+
+    def average_buffers(self) -> dict[str, torch.Tensor]:
+        """Returns the mean over the workers of each floating buffer, as they were last shared."""
+        own = self._floating_buffers()
+        if self._member is None or not own:
+            return own
+        shared = {w: load_bytes(data) for w, data in self.client.collect(_BUFFERS).items()}
+        shared[self.task.index] = own
+        return {
+            name: torch.stack([s[name].float() for s in shared.values()]).mean(0).to(tensor.dtype)
+            for name, tensor in own.items()
+        }
+
+    def _floating_buffers(self) -> dict[str, torch.Tensor]:
+        return {
+            name: buffer.detach().cpu().contiguous().clone()
+            for name, buffer in self._training.model.named_buffers()
+            if buffer.is_floating_point()
+        }
+
+    # -- training -------------------------------------------------------------------------------
+
+    @property
+    def client(self) -> Client | LocalClient:
+        """The parameter server."""
+        assert self._client is not None, "the supervisor was not started"
+        return self._client
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        """The user's optimizer."""
+        return self._training.optimizer
+
+    @property
+    def global_step(self) -> int:
+        """The global step of the values that this worker has."""
+        return self.client.step
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this is the live worker with the lowest index."""
+        if self._member is None:
+            return True
+        view = self._member.view
+        return view is not None and view.chief == self.task.index
+
+    @property
+    def should_stop(self) -> bool:
+        """Whether the job has reached its end; agreed by all workers."""
+        return self.client.stopping
+
+    @property
+    def interrupted(self) -> str | None:
+        """Why the job was asked to stop before its end; None if it was not."""
+        if self._interrupted is None and self._member is not None:
+            return self._member.stop_requested
+        return self._interrupted
+
+    def interrupt(self, reason: str) -> None:
+        """Asks that the job be stopped at a step that all agree on. Safe in a signal handler."""
+        self._interrupted = reason
+
+    def update(self, weight: float, examples: Sequence[Span]) -> PushResult:
+        """Pushes the gradients that are in the flat buffers, and has the new values.
+
+        Args:
+            weight: how many examples the gradient is the mean of.
+            examples: which they are, where the ledger dealt them.
+        """
+        client = self.client
+        try:
+            client.push(weight, hyper=self._hyper(), examples=examples)
+            result = client.wait()
+        except Fenced as fence:
+            result = self._rejoin(fence)
+        self._advance_scheduler()
+        if self.interrupted is not None and not self._stop_sent and not result.stop:
+            self._stop_sent = True
+            client.stop(self.interrupted)
+        self._save_if_due()
+        return result
+
+    def _rejoin(self, fence: Fenced) -> PushResult:
+        """This worker had been taken for lost: it goes on with today's values."""
+        client = self.client
+        before = client.options.incarnation if isinstance(client, Client) else 0
+        self._renew()
+        if not isinstance(client, Client) or client.options.incarnation == before:
+            raise fence
+        self._progress.warn("this worker was taken for lost and comes back")
+        client.attach(self._optimizer_spec(), self._training.rule)
+        pulled = client.pull()
+        return PushResult(Stale(pulled.step), pulled.step, 0, pulled.stop)
+
+    def _hyper(self) -> tuple[GroupSpec, ...] | None:
+        if self._member is None:
+            return None
+        optimizer = self._training.optimizer
+        return groups_of(optimizer, type(optimizer).__name__)
+
+    def _advance_scheduler(self) -> None:
+        """Brings the learning rate to the global step: schedules count the job's steps."""
+        scheduler = self._scheduler
+        while scheduler is not None and scheduler.last_epoch < self.global_step:
+            scheduler.step()
+
+    # -- saving ---------------------------------------------------------------------------------
+
+    def _save_if_due(self) -> None:
+        now = time.monotonic()
+        if self._schedule is None or not self._schedule.due(now, self.global_step):
+            return
+        self._schedule.saved(now, self.global_step)
+        if self.is_chief:
+            self.save()
+
+    def save(self) -> None:
+        """Copies a consistent state and has it written in the background."""
+        training = self._training
+        if training.run_dir is None or training.options.checkpoint is None:
+            return
+        state = self.client.snapshot(state=True)
+        if state.step == self._saved_step:
+            return
+        self._saved_step = state.step
+        if self._saver is None:
+            self._saver = Saver(training.run_dir, training.options.checkpoint)
+        self._saver.submit(self._to_checkpoint(state))
+
+    def _to_checkpoint(self, state: ModelState) -> CheckpointData:
+        training = self._training
+        consumed: dict[str, list[list[int]]] = {}
+        for span in state.consumed:
+            consumed.setdefault(span.dataset, []).append([span.start, span.stop])
+        optimizer = training.optimizer
+        described: dict[str, Any] = {
+            "job": self.task.job,
+            "seed": training.options.seed,
+            "consumed": consumed,
+            "pushes": [msgspec.to_builtins(row) for row in state.workers],
+            "rule": msgspec.to_builtins(training.rule),
+            "workers": self.task.workers,
+            "servers": self.task.servers,
+            "optimizer": type(optimizer).__name__,
+            "groups": [
+                {k: v for k, v in group.items() if isinstance(v, (int, float, bool, str))}
+                for group in optimizer.param_groups
+            ],
+        }
+        model = {**self._constants(), **self.average_buffers(), **state.values}
+        return CheckpointData(state.step, model, state.optimizer, state.average, described)
+
+    def finish_training(self) -> None:
+        """Training has ended: the chief waits for everybody's last update, and saves."""
+        self.share_buffers()
+        if self.is_chief:
+            if self.should_stop:
+                self.client.drain()
+            if self._training.run_dir is not None:
+                self._enter("saving")
+                self.save()
+                self._flush()
+
+    def _flush(self) -> None:
+        if self._saver is not None:
+            self._saver.wait(_SAVE_SECONDS)
+            self.saved += self._saver.saved()
+
+    # -- leaving --------------------------------------------------------------------------------
+
+    def leave(self, outcome: Outcome, reason: str = "", details: str = "") -> None:
+        """Ends this worker's part of the job. May be repeated: the first one counts."""
+        if self._left:
+            return
+        self._left = True
+        self._enter(outcome, reason)
+        try:
+            if self._saver is not None:
+                self._saver.close(_SAVE_SECONDS)
+        finally:
+            if self._member is not None:
+                self._member.leave(outcome, reason, details)
+                self._member.close()
+            if self._client is not None:
+                self._client.close()
+
+    def fail(self, error: BaseException) -> None:
+        """Tells the job that this worker failed, and why."""
+        text = io.StringIO()
+        traceback.print_exception(error, file=text)
+        reason = f"{type(error).__name__}: {error}".strip()
+        try:
+            self.leave("failed", reason, text.getvalue())
+        except TriremeError as another:
+            _log.warning("while failing: %s", another)
+
+    def report(self, **status: float | str) -> None:
+        """Says how it goes with the next heartbeat."""
+        if self._member is not None:
+            self._member.report({"state": self.state, **status})
+
+    def _enter(self, state: str, detail: str = "") -> None:
+        self.state = state
+        self._progress.state(state, detail)
+        if self._member is not None:
+            self._member.report({"state": state})
+
+
+def _scheduler(training: Training) -> Any:
+    make = training.options.scheduler
+    if make is None:
+        return None
+    scheduler = make(training.optimizer)
+    if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
+        raise ConfigurationError(
+            "ReduceLROnPlateau needs a metric at each step, which a session cannot give it: use a "
+            "schedule of the step count, such as ExponentialLR or OneCycleLR"
+        )
+    return scheduler
