@@ -27,7 +27,7 @@ BatchTransform = Callable[[Any, torch.Generator], Any]
 """Makes a batch of a batch, drawing all its randomness from the generator."""
 
 _STOCK = 3  # batches being transformed: one to wait for, one in the making, one in reserve
-_TRANSFORMS = 1  # keeps the streams of transforms apart from others derived from the same seed
+_TRANSFORMS = 0x7472616E  # keeps these streams apart from others derived from the same seed
 
 
 @final
