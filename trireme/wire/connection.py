@@ -261,9 +261,10 @@ class Connection:
         length = 0
         for buffer in payload:
             view = memoryview(buffer)
-            if view.nbytes:
-                views.append(_as_bytes(view))
-                length += view.nbytes
+            if size := view.nbytes:
+                flat = view.format == "B" and view.ndim == 1
+                views.append(view if flat else view.cast("B"))
+                length += size
         views[0] = memoryview(
             pack_header(Header(message.kind, len(metadata), length, sequence)) + metadata
         )
@@ -440,9 +441,10 @@ class Connection:
         room = 0
         space = []
         for view in payload:
-            if view.nbytes:
-                space.append(_as_bytes(view))
-                room += view.nbytes
+            if size := view.nbytes:
+                flat = view.format == "B" and view.ndim == 1
+                space.append(view if flat else view.cast("B"))
+                room += size
         if room != length:
             raise FrameError(
                 f"{length} bytes come with {type(message).__name__}, and there is room for {room}: "
@@ -498,18 +500,11 @@ def _again(failure: WireError) -> WireError:
     return type(failure)(str(failure))
 
 
-def _as_bytes(view: memoryview) -> memoryview:
-    return view if view.format == "B" and view.ndim == 1 else view.cast("B")
-
-
 def _after(views: list[memoryview], count: int) -> list[memoryview]:
     """Returns what comes after the first `count` bytes."""
     for index, view in enumerate(views):
         size = len(view)
         if count < size:
-            rest = views[index:]
-            if count:
-                rest[0] = view[count:]
-            return rest
+            return [view[count:], *views[index + 1 :]]
         count -= size
     return []

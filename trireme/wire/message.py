@@ -74,7 +74,7 @@ class Header(msgspec.Struct, frozen=True, gc=False):
 
 
 def pack_header(header: Header) -> bytes:
-    """Returns the 28 bytes of a header."""
+    """Returns the `HEADER_SIZE` bytes of a header."""
     return _HEADER.pack(
         MAGIC,
         PROTOCOL_VERSION,
@@ -160,6 +160,6 @@ class Catalog:
             raise FrameError(f"a frame has kind {kind}, which is not part of this conversation")
         try:
             message: Message = decoder.decode(metadata)
-        except (msgspec.DecodeError, RecursionError) as error:
+        except (msgspec.DecodeError, ValueError, OverflowError, RecursionError) as error:
             raise FrameError(f"a {self._names[kind]} frame is malformed: {error}") from error
         return message

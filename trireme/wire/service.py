@@ -12,25 +12,17 @@ import logging
 import selectors
 import socket
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Protocol
 
 from trireme.clock import Clock, MonotonicClock
-from trireme.errors import AuthenticationError, ConnectionBroken, FrameError, PeerClosed, WireError
-from trireme.wire.connection import Connection, Destination, Incoming
-from trireme.wire.handshake import (
-    HANDSHAKE_CATALOG,
-    HANDSHAKE_TIMEOUT,
-    Identity,
-    ServerHandshake,
-)
+from trireme.errors import AuthenticationError, PeerClosed, WireError
+from trireme.wire.connection import Connection, Incoming
+from trireme.wire.handshake import HANDSHAKE_CATALOG, Identity, ServerHandshake
+from trireme.wire.link import Bounds, Link, Peer
 from trireme.wire.message import HANDSHAKE_LIMITS, Catalog, Limits, Message
 from trireme.wire.transport import Listener, Stream
-
-if TYPE_CHECKING:
-    from typing_extensions import Buffer
 
 __all__ = ["Bounds", "Handler", "Link", "Service"]
 
@@ -267,7 +259,7 @@ class Service:
         connection = Connection(
             stream, HANDSHAKE_CATALOG, limits=HANDSHAKE_LIMITS, clock=self.clock
         )
-        self._register(connection)
+        self._register(Peer(self, connection, ServerHandshake(self._job, self._secret)))
 
     def adopt(self, connection: Connection, identity: Identity) -> Link:
         """Serves a connection that this process opened and that is authenticated already.
@@ -279,16 +271,14 @@ class Service:
             connection: nobody else may use it from now on.
             identity: who is at the other end.
         """
-        peer = self._register(connection)
-        link = peer.welcome(identity)
+        peer = Peer(self, connection)
+        self._register(peer)
         self.resume(peer)  # something may have been read ahead of this
-        return link
+        return peer.welcome(identity)
 
-    def _register(self, connection: Connection) -> Peer:
-        peer = Peer(self, connection, ServerHandshake(self._job, self._secret))
+    def _register(self, peer: Peer) -> None:
         self._peers[peer] = None
-        self._selector.register(connection, selectors.EVENT_READ, peer.ready)
-        return peer
+        self._selector.register(peer.connection, selectors.EVENT_READ, peer.ready)
 
     def watch(self, peer: Peer, events: int) -> None:
         """Waits for these events of a peer from now on."""

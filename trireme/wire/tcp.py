@@ -8,7 +8,7 @@ import socket
 import time
 from typing import Any
 
-import psutil
+import psutil  # type: ignore[import-untyped]
 
 from trireme.errors import (
     AddressInUse,
