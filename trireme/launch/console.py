@@ -15,7 +15,7 @@ _ALARM = "31"
 class Console:
     """Writes lines to the launcher's standard output and error.
 
-    Whoever reads them may go away (`trireme run … | head`): the job goes on, unheard.
+    Whoever reads them may go away (`trireme run ... | head`): the job goes on, unheard.
     """
 
     def __init__(self, out: TextIO, error: TextIO, environ: Mapping[str, str]) -> None:
@@ -44,8 +44,16 @@ class Console:
         if id(stream) in self._deaf:
             return
         try:
-            print(line, file=stream, flush=True)
+            print(_printable(line, stream), file=stream, flush=True)
         except BrokenPipeError:
             self._deaf.add(id(stream))
             # Python flushes the stream once more when it ends, and would complain.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, stream.fileno())
+            os.close(nowhere)
+
+
+def _printable(line: str, stream: TextIO) -> str:
+    """Replaces what the stream's encoding does not have, as a task may print anything."""
+    encoding = stream.encoding or "utf-8"
+    return line.encode(encoding, "replace").decode(encoding)

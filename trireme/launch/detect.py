@@ -66,6 +66,11 @@ class TaskConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     restarts_left: int = 0
     origins: dict[str, str] = {}
 
+    def __repr__(self) -> str:
+        """Shows everything but the secret."""
+        values = msgspec.structs.asdict(self) | {"secret": "..." if self.secret else ""}
+        return f"TaskConfig({', '.join(f'{name}={value!r}' for name, value in values.items())})"
+
     @property
     def name(self) -> str:
         """The task's name, such as `worker:1`."""

@@ -15,6 +15,7 @@ from typing import IO
 __all__ = ["Pipe", "TaskProcess"]
 
 CHUNK = 1 << 16
+LINE = 1 << 20
 LAST_LINES = 12
 FINAL_CHUNKS = 64
 
@@ -33,31 +34,30 @@ class Pipe:
     error: bool
     partial: bytes = b""
 
-    def lines(self, data: bytes) -> list[str]:
+    def lines(self, data: bytes) -> list[bytes]:
         """Takes bytes in and returns the lines that they complete.
 
         Of what a carriage return overwrites (a progress bar) only the last state is a line.
         """
-        *complete, self.partial = (self.partial + data).split(b"\n")
-        if len(self.partial) > CHUNK:
-            self.partial = self.partial.rpartition(b"\r")[2][-CHUNK:]
-        return [_visible(line) for line in complete]
+        *complete, partial = (self.partial + data).split(b"\n")
+        self.partial = partial if len(partial) <= LINE else _overwritten(partial)[-LINE:]
+        return [_overwritten(line) for line in complete]
 
-    def rest(self) -> list[str]:
+    def rest(self) -> list[bytes]:
         """Returns a last line that had no line end, if there is one."""
         line, self.partial = self.partial, b""
-        return [_visible(line)] if line else []
+        return [_overwritten(line)] if line else []
 
 
-def _visible(line: bytes) -> str:
-    return line.rstrip(b"\r").rpartition(b"\r")[2].decode("utf-8", errors="replace")
+def _overwritten(line: bytes) -> bytes:
+    return line.rstrip(b"\r").rpartition(b"\r")[2]
 
 
 class TaskProcess:
     """A running task, leader of a session and process group of its own.
 
     Ctrl-C on the terminal does not reach it: its launcher decides what it is told. Its output
-    goes into its log as it is, and line by line to `emit(line, error)`.
+    goes line by line into its log and to `emit(line, error)`.
     """
 
     def __init__(
@@ -135,11 +135,12 @@ class TaskProcess:
         except BlockingIOError:
             return None
         if data:
-            self._log.write(data)
             self._show(pipe.lines(data), pipe.error)
         return len(data)
 
-    def _show(self, lines: Sequence[str], error: bool) -> None:
+    def _show(self, lines: Sequence[bytes], error: bool) -> None:
         for line in lines:
-            self.last_lines.append(line)
-            self._emit(line, error)
+            self._log.write(line + b"\n")
+            text = line.decode("utf-8", errors="replace")
+            self.last_lines.append(text)
+            self._emit(text, error)

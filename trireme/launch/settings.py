@@ -288,6 +288,6 @@ def _options(path: Path, table: Mapping[str, Any]) -> dict[str, str]:
 
 
 def suggestion(word: str, known: Iterable[str]) -> str:
-    """Returns `; did you mean X?` where one of the known words is close, else nothing."""
+    """Returns ` (did you mean X?)` where one of the known words is close, else nothing."""
     close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
-    return f"; did you mean {close[0]}?" if close else ""
+    return f" (did you mean {close[0]}?)" if close else ""

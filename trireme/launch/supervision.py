@@ -281,6 +281,8 @@ class Supervision:
 
     def _keeper_failed(self, now: float, failure: Failure) -> list[Instruction]:
         if self.phase is Phase.ENDING:
+            if self._failed:
+                return []
             return [Say(f"WARNING: {failure.name}, after the end: {failure.outcome.summary}")]
         self._fail(now, failure)
         return []

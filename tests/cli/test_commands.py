@@ -1,0 +1,378 @@
+"""The command line as a user has it: words in, text and exit status out."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.launch.programs import alive, eventually
+from trireme.cli import main
+from trireme.errors import DataError
+from trireme.launch.detect import TASK_VARIABLE
+from trireme.launch.run_directory import claim, is_running, read_record
+from trireme.session.checkpoint import CheckpointData, save
+
+TRIREME = [sys.executable, "-m", "trireme"]
+
+
+@pytest.fixture(autouse=True)
+def empty_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Each test stands in a directory of its own, in an environment without our variables."""
+    monkeypatch.chdir(tmp_path)
+    for name in [name for name in os.environ if name.startswith("TRIREME_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    root = str(Path(__file__).parents[2])
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([root, os.environ.get("PYTHONPATH", "")]))
+    return tmp_path
+
+
+@pytest.fixture
+def fails(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Runs a command that must end with one line and a status."""
+
+    def run(*words: str, status: int = 2) -> str:
+        assert main(list(words)) == status
+        captured = capsys.readouterr()
+        assert captured.out == ""
+        assert captured.err.startswith("trireme: error: ")
+        assert captured.err.count("\n") == 1
+        return captured.err
+
+    return run
+
+
+def write(name: str, text: str) -> str:
+    Path(name).write_text(text)
+    return name
+
+
+# Bad usage ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["rum"], "no command rum (did you mean run?)"),
+        (["--hepl"], "no option --hepl (did you mean --help?)"),
+        (["top", "runs/x"], "`trireme top` is not there yet"),
+        (["bench"], "`trireme bench` is not there yet"),
+        (["run"], "name the program to run"),
+        (["run", "missing.py"], "no program missing.py"),
+        (["run", "--wrokers", "2", "a.py"], "did you mean --workers?"),
+        (["run", "--workers", "two", "a.py"], "workers is 'two' (command line)"),
+        (["run", "--workers", "2", "a.py"], "allreduce"),
+        (["run", "--strategy", "pipeline", "a.py"], "pipeline is not built yet"),
+        (["run", "--mesh", "dp=2", "a.py"], "--mesh is not built yet"),
+        (["run", "--on", "slurm", "a.py"], "--on slurm is not built yet"),
+        (["run", "--config", "no.toml", "a.py"], "no.toml cannot be read"),
+        (["task"], "--job-name is missing"),
+        (
+            ["task", "--job_name=works", "--ps_hosts=a:1", "--worker_hosts=b:1"],
+            "did you mean worker?",
+        ),
+        (
+            ["task", "--job_name=ps", "--task_index=x", "--ps_hosts=a:1", "--worker_hosts=b:1"],
+            "--task-index is 'x'",
+        ),
+        (
+            ["task", "--job_name=ps", "--task_index=1", "--ps_hosts=a:1", "--worker_hosts=b:1"],
+            "ps:1 is outside the cluster",
+        ),
+        (
+            ["task", "--job_name=worker", "--ps_hosts=localhost:1", "--worker_hosts=localhost:2"],
+            "worker:0 needs a program",
+        ),
+        (
+            [
+                *("task", "--job_name=worker", "--ps_hosts=a:1", "--worker_hosts=b:1"),
+                *("--sync_replicas", "--strategy=async", "a.py"),
+            ],
+            "contradict",
+        ),
+        (["status", "nowhere"], "no job was started in nowhere"),
+        (["stop", "nowhere"], "no job was started in nowhere"),
+        (["stop", "--timeout", "x", "nowhere"], "--timeout is 'x'"),
+        (["checkpoint", "lst", "x"], "did you mean ls?"),
+    ],
+)
+def test_bad_usage_is_one_line_and_status_2(fails, words: list[str], message: str) -> None:
+    assert message in fails(*words)
+
+
+def test_no_command_shows_what_there_is(capsys) -> None:
+    assert main([]) == 2
+    assert "commands:" in capsys.readouterr().err
+    assert main(["--help"]) == 0
+    assert "commands:" in capsys.readouterr().out
+
+
+def test_an_error_that_is_not_bad_usage_is_status_1(fails, monkeypatch) -> None:
+    def damaged(arguments: object) -> int:
+        raise DataError("the file\n  is damaged")
+
+    monkeypatch.setattr("trireme.cli.status.main", damaged)
+    assert fails("status", "x", status=1) == "trireme: error: the file is damaged\n"
+
+
+def test_help_is_fast_and_loads_no_pytorch() -> None:
+    code = (
+        "import sys; from trireme.cli import main; main(['--help']); main(['--version']); "
+        "print(sorted({'torch', 'numpy', 'rich', 'tensorboard'} & set(sys.modules)))"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert ended.stdout.endswith("[]\n")
+    seconds = []
+    for _ in range(3):
+        start = time.perf_counter()
+        subprocess.run([*TRIREME, "--help"], capture_output=True, check=True, timeout=60)
+        seconds.append(time.perf_counter() - start)
+    assert min(seconds) < 0.5
+
+
+@pytest.mark.parametrize("command", ["run", "task", "status", "stop", "checkpoint"])
+def test_each_command_has_help(command: str, capsys) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([command, "--help"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out.startswith(f"usage: trireme {command} ")
+
+
+# A job of one worker -----------------------------------------------------------------------------
+
+
+@pytest.mark.processes
+def test_runs_a_program_to_its_end(capsys) -> None:
+    write("train.py", "import sys; print(sys.argv[1:], 'torch' in sys.modules)")
+    assert main(["run", "train.py", "--max-steps", "4"]) == 0
+    captured = capsys.readouterr()
+    assert captured.out == "worker:0 | ['--max-steps', '4'] False\n"
+    assert "finished in" in captured.err
+    record = read_record(Path("runs/train"))
+    assert (record.state, record.status, record.command[0]) == ("finished", 0, "train.py")
+    assert not is_running(Path("runs/train"))
+    assert main(["status", "runs/train"]) == 0
+    assert "finished" in capsys.readouterr().out
+
+
+@pytest.mark.processes
+def test_a_program_that_raises_shows_that_once(capsys) -> None:
+    write("train.py", "raise ValueError('boom')")
+    assert main(["run", "--run-dir", "here", "train.py"]) == 1
+    error = capsys.readouterr().err
+    assert error.count("Traceback") == 1
+    assert "First worker:0 failed: ValueError: boom (train.py:1)" in error
+    assert "Traceback" in Path("here/logs/worker-0.log").read_text()
+
+
+@pytest.mark.processes
+def test_bad_usage_found_by_a_worker_is_status_2(capsys) -> None:
+    write("train.py", "import trireme\nraise trireme.UnsupportedOptimizerError('no LBFGS')")
+    assert main(["run", "train.py"]) == 2
+    error = capsys.readouterr().err
+    assert "worker:0 | error: no LBFGS" in error
+    assert "Traceback" not in error
+
+
+def test_a_run_directory_in_use_is_refused(fails) -> None:
+    write("train.py", "")
+    directory = claim(Path("here"))
+    assert "a job runs in here already" in fails("run", "--run-dir", "here", "train.py")
+    directory.release()
+
+
+@pytest.mark.processes
+def test_status_and_stop_of_a_running_job(capsys) -> None:
+    write(
+        "train.py",
+        "import signal, sys\n"
+        "signal.signal(signal.SIGTERM, lambda *_: sys.exit(130))\n"
+        "print('ready')\n"
+        "while True: signal.pause()\n",
+    )
+    launcher = subprocess.Popen(
+        [*TRIREME, "run", "--run-dir", "here", "train.py"], stdout=subprocess.PIPE, text=True
+    )
+    assert launcher.stdout is not None
+    assert launcher.stdout.readline() == "worker:0 | ready\n"
+    assert main(["status", "--json", "here"]) == 0
+    status = json.loads(capsys.readouterr().out)
+    assert (status["state"], status["launcher"]) == ("running", launcher.pid)
+    assert [task["name"] for task in status["tasks"]] == ["worker:0"]
+    assert status["options"]["run-dir"] == {"value": "here", "origin": "command line"}
+    assert main(["stop", "here"]) == 0
+    assert "has ended: interrupted" in capsys.readouterr().out
+    assert launcher.wait(timeout=30) == 130
+    launcher.stdout.close()
+    assert main(["stop", "here"]) == 0
+    assert "does not run: interrupted" in capsys.readouterr().out
+
+
+@pytest.mark.processes
+def test_tasks_end_with_a_launcher_that_is_killed(capsys) -> None:
+    write("train.py", "import os, signal\nprint(os.getpid())\nwhile True: signal.pause()\n")
+    launcher = subprocess.Popen(
+        [*TRIREME, "run", "--run-dir", "here", "train.py"], stdout=subprocess.PIPE, text=True
+    )
+    assert launcher.stdout is not None
+    pid = int(launcher.stdout.readline().split()[-1])
+    os.kill(launcher.pid, signal.SIGKILL)
+    assert eventually(lambda: not alive(pid))
+    launcher.stdout.close()
+    launcher.wait(timeout=10)
+    assert main(["status", "here"]) == 0
+    assert "lost" in capsys.readouterr().out
+
+
+# Dry run and tasks by hand -----------------------------------------------------------------------
+
+
+SHOW = (
+    "import sys\nfrom trireme.launch.detect import detect\nc = detect()\n"
+    "print(c.name, c.workers, c.servers, c.strategy, c.aggregate, c.dry_run, c.coordinator)\n"
+    "print(sys.argv[1:])\n"
+)
+
+
+@pytest.fixture
+def restored(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The program runs in this process: what it may change is put back afterwards."""
+    monkeypatch.setattr(os, "environ", os.environ.copy())
+    monkeypatch.setattr(sys, "argv", sys.argv)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+
+
+def test_a_dry_run_prints_origins_and_asks_the_program_for_the_rest(
+    restored, capsys, monkeypatch
+) -> None:
+    write("train.py", SHOW)
+    write("trireme.toml", "workers = 3\nps = 9\n")
+    monkeypatch.setenv("TRIREME_PS", "2")
+    words = ["--strategy", "sync", "--aggregate", "2", "--dry-run", "train.py", "--x"]
+    assert main(["run", *words]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split() for line in lines[:4]] == [
+        ["workers", "3", "file", "trireme.toml"],
+        ["ps", "2", "environment", "TRIREME_PS"],
+        ["strategy", "sync", "command", "line"],
+        ["aggregate", "2", "command", "line"],
+    ]
+    assert lines[-2:] == ["worker:0 3 2 sync 2 True ", "['--x']"]
+    assert not Path("runs").exists()
+
+
+def test_workers_auto_leaves_cores_to_servers(restored, capsys, monkeypatch) -> None:
+    monkeypatch.setattr("trireme.cli.run.cores", lambda: 8)
+    write("train.py", SHOW)
+    assert main(["run", "--workers", "auto", "--ps", "2", "--dry-run", "train.py"]) == 0
+    out = capsys.readouterr().out
+    assert "worker:0 6 2 None" in out
+    assert "auto, of 8 cores" in out
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--sync_replicas", "--replicas_to_aggregate=2"],
+        ["--sync_replicas=true", "--replicas-to-aggregate", "2"],
+        ["--strategy", "sync", "--aggregate", "2"],
+    ],
+)
+def test_a_worker_by_hand_understands_the_classic_spellings(
+    restored, capsys, words: list[str]
+) -> None:
+    write("train.py", SHOW)
+    hosts = ["--ps_hosts=localhost:2222", "--worker_hosts=localhost:2223,localhost:2224"]
+    task = ["task", "--job_name=worker", "--task_index=1", *hosts, *words]
+    assert main([*task, "train.py", "--job_name", "mine"]) == 0
+    first, second = capsys.readouterr().out.splitlines()
+    assert first == "worker:1 2 1 sync 2 False tcp://localhost:2222"
+    assert second == "['--job_name', 'mine']"
+    assert TASK_VARIABLE in os.environ
+
+
+def test_a_switch_that_is_off_changes_nothing(restored, capsys) -> None:
+    write("train.py", SHOW)
+    hosts = ["--ps_hosts=localhost:2222", "--worker_hosts=localhost:2223"]
+    assert main(["task", "--job_name=worker", *hosts, "--sync_replicas=false", "train.py"]) == 0
+    assert "worker:0 1 1 None None" in capsys.readouterr().out
+
+
+@pytest.mark.processes
+def test_a_coordinator_by_hand_tells_where_it_listens() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    hosts = ["--ps_hosts=localhost:1", "--worker_hosts=localhost:2"]
+    task = subprocess.Popen(
+        [
+            *(
+                *TRIREME,
+                "task",
+                "--job_name=coordinator",
+                f"--coordinator=127.0.0.1:{port}",
+                *hosts,
+            ),
+            *("--address-file", "address", "--join-timeout", "0.5"),
+        ],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    out, _ = task.communicate(timeout=60)
+    assert Path("address").read_text() == f"tcp://127.0.0.1:{port}\n"
+    first, *_, last = out.splitlines()
+    assert first == f"coordinator:0 listens on tcp://127.0.0.1:{port}"
+    assert last.startswith("coordinator:0 ends: the job failed: ")
+    assert "ps:0" in last
+    assert task.returncode == 1
+
+
+# Checkpoints -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> str:
+    for step in (10, 20):
+        save(tmp_path / "run", CheckpointData(step, {"weight": torch.full((2, 3), float(step))}))
+    return str(tmp_path / "run")
+
+
+def test_checkpoints_are_listed_oldest_first(run_dir: str, capsys) -> None:
+    assert main(["checkpoint", "ls", run_dir]) == 0
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == [
+        "step-000000010",
+        "step-000000020",
+    ]
+
+
+def test_the_newest_checkpoint_is_shown_verified_and_exported(run_dir: str, capsys) -> None:
+    assert main(["checkpoint", "show", run_dir]) == 0
+    shown = capsys.readouterr().out
+    assert "global step 20" in shown
+    assert "weight  F32 [2, 3]" in shown
+    assert main(["checkpoint", "verify", run_dir]) == 0
+    assert main(["checkpoint", "export", run_dir, "--step", "10", "--output", "m.safetensors"]) == 0
+    from safetensors.torch import load_file
+
+    assert torch.equal(load_file("m.safetensors")["weight"], torch.full((2, 3), 10.0))
+
+
+def test_a_damaged_or_missing_checkpoint_is_said(run_dir: str, capsys, fails) -> None:
+    state = Path(run_dir) / "checkpoints" / "step-000000020" / "state.json"
+    state.write_bytes(state.read_bytes()[:-5])
+    assert main(["checkpoint", "ls", run_dir]) == 1
+    assert "step-000000020  DAMAGED: " in capsys.readouterr().out
+    assert "damaged" in fails("checkpoint", "verify", run_dir, status=1)
+    assert "it has: 10, 20" in fails("checkpoint", "show", run_dir, "--step", "15", status=1)
+    assert "no checkpoint in nowhere" in fails("checkpoint", "show", "nowhere", status=1)

@@ -1,0 +1,101 @@
+"""Tiny programs in place of tasks, and a job made of them."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+from trireme.launch.console import Console
+from trireme.launch.detect import TaskConfig
+from trireme.launch.local import LocalJob, TaskFiles, run_local
+from trireme.launch.run_directory import JobRecord, claim, read_record
+from trireme.launch.supervision import Limits
+
+LISTEN = "import os; open(FILES.address + '~', 'w').write('tcp://127.0.0.1:9'); " + (
+    "os.rename(FILES.address + '~', FILES.address)"
+)
+"""What a coordinator does first."""
+
+PRELUDE = """
+import os, signal, sys
+class FILES:
+    address, outcome = {address!r}, {outcome!r}
+HERE = {here!r}
+"""
+
+
+@dataclass
+class Ran:
+    """What came of a job."""
+
+    status: int
+    out: str
+    err: str
+    record: JobRecord
+    directory: Path
+    commands: list[TaskConfig] = field(default_factory=list)
+
+    def log(self, name: str) -> str:
+        return (self.directory / "logs" / f"{name}.log").read_text()
+
+
+def run_programs(
+    directory: Path,
+    programs: Mapping[str, str],
+    *,
+    limits: Limits | None = None,
+    address_timeout: float = 30.0,
+) -> Ran:
+    """Runs a job in which each task is a program of its own, by the task's name."""
+    servers = sum(name.startswith("ps:") for name in programs)
+    workers = sum(name.startswith("worker:") for name in programs)
+    started: list[TaskConfig] = []
+
+    def build(config: TaskConfig, files: TaskFiles, program: Sequence[str]) -> list[str]:
+        started.append(config)
+        prelude = PRELUDE.format(
+            address=str(files.address), outcome=str(files.outcome), here=str(directory)
+        )
+        return [sys.executable, "-S", "-c", prelude + textwrap.dedent(programs[config.name])]
+
+    job = LocalJob(
+        program=("program.py",),
+        task=TaskConfig(job="job", workers=workers, servers=servers, secret="00"),
+        limits=limits or Limits(settle=0.2, stop=20.0, end=5.0, kill=5.0, echo=0.0),
+        build_command=build,
+        address_timeout=address_timeout,
+    )
+    out, err = io.StringIO(), io.StringIO()
+    claimed = claim(directory)
+    try:
+        status = run_local(job, claimed, Console(out, err, {}))
+    finally:
+        claimed.release()
+    record = read_record(directory)
+    return Ran(status, out.getvalue(), err.getvalue(), record, directory, started)
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs; one that nobody has reaped yet does not."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def eventually(condition: Callable[[], bool], seconds: float = 20.0) -> bool:
+    """Waits for something that another process does."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        os.sched_yield()
+    return True

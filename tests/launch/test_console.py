@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+import io
+import os
+
+from trireme.launch.console import Console
+from trireme.launch.process import LINE, Pipe
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_plain_where_nobody_looks() -> None:
+    out, err = io.StringIO(), io.StringIO()
+    console = Console(out, err, {})
+    console.line("ps:0", "one", False)
+    console.line("ps:0", "two", True)
+    console.say("three", alarm=True)
+    assert out.getvalue() == "ps:0 | one\n"
+    assert err.getvalue() == "ps:0 | two\ntrireme: three\n"
+
+
+def test_each_task_has_its_colour_on_a_terminal() -> None:
+    out = Terminal()
+    console = Console(out, io.StringIO(), {})
+    for name in ("ps:0", "worker:0", "ps:0"):
+        console.line(name, "x", False)
+    first, second, third = out.getvalue().splitlines()
+    assert first == third == "\x1b[36mps:0 |\x1b[0m x"
+    assert second == "\x1b[33mworker:0 |\x1b[0m x"
+
+
+def test_colour_can_be_refused() -> None:
+    for environ in ({"NO_COLOR": "1"}, {"TERM": "dumb"}):
+        out = Terminal()
+        Console(out, out, environ).line("ps:0", "x", False)
+        assert out.getvalue() == "ps:0 | x\n"
+
+
+def test_a_reader_that_went_away_does_not_end_the_job() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    err = io.StringIO()
+    with os.fdopen(writer, "w") as out:
+        console = Console(out, err, {})
+        console.line("ps:0", "x", False)
+        console.line("ps:0", "y", False)
+        console.say("still here")
+    assert err.getvalue() == "trireme: still here\n"
+
+
+def test_lines_across_chunks() -> None:
+    pipe = Pipe(0, False)
+    assert pipe.lines(b"on") == []
+    assert pipe.lines(b"e\ntwo\r\nth") == [b"one", b"two"]
+    assert pipe.rest() == [b"th"]
+    assert pipe.rest() == []
+
+
+def test_of_a_progress_bar_the_last_state_is_shown() -> None:
+    pipe = Pipe(0, False)
+    assert pipe.lines(b"1%\r2%\r3%") == []
+    assert pipe.lines(b"\r4%\n") == [b"4%"]
+    pipe.lines(b"9%\r" * LINE)
+    assert len(pipe.partial) <= LINE
+
+
+def test_what_the_encoding_lacks_is_replaced() -> None:
+    raw = io.BytesIO()
+    out = io.TextIOWrapper(raw, encoding="ascii")
+    Console(out, out, {}).line("ps:0", "caf\u00e9", False)
+    assert raw.getvalue() == b"ps:0 | caf?\n"

@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from trireme.errors import ConfigurationError
+from trireme.launch.run_directory import (
+    JobRecord,
+    claim,
+    claim_free,
+    is_running,
+    read_record,
+    wait_until_free,
+)
+
+RECORD = JobRecord(
+    job="j",
+    state="running",
+    status=None,
+    host="h",
+    launcher=77,
+    pids={"worker:0": 78},
+    coordinator="",
+    secret_file="",
+    command=("train.py", "--x"),
+    options={"ps": 1},
+    origins={"ps": "default"},
+    started=1.0,
+)
+
+
+def test_one_launcher_at_a_time(tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "run"
+    assert not is_running(path)
+    directory = claim(path)
+    directory.write_record(RECORD)
+    assert is_running(path)
+    with pytest.raises(ConfigurationError, match=r"process 77 on h: train.py --x.*--run-dir"):
+        claim(path)
+    assert not wait_until_free(path, 0.0)
+    directory.release()
+    assert wait_until_free(path, 0.0)
+    claim(path).release()
+
+
+def test_another_directory_is_found_where_jobs_run(tmp_path: Path) -> None:
+    first, second = claim_free(tmp_path / "mnist"), claim_free(tmp_path / "mnist")
+    assert (first.path.name, second.path.name) == ("mnist", "mnist-2")
+    first.release()
+    third = claim_free(tmp_path / "mnist")
+    assert third.path.name == "mnist"
+    second.release()
+    third.release()
+
+
+def test_record_and_secret_are_private_and_the_secret_goes(tmp_path: Path) -> None:
+    directory = claim(tmp_path)
+    directory.write_secret("secret")
+    directory.write_record(RECORD)
+    for file in (directory.secret_file, tmp_path / "job.json"):
+        assert file.stat().st_mode & 0o777 == 0o600
+    assert directory.scratch.is_dir()
+    directory.release()
+    assert not directory.secret_file.exists()
+    assert not directory.scratch.exists()
+    assert read_record(tmp_path) == RECORD
+
+
+def test_what_a_killed_launcher_left_is_removed(tmp_path: Path) -> None:
+    directory = claim(tmp_path)
+    (directory.scratch / "worker-0.outcome").write_text("old")
+    directory.lock.close()  # as the kernel does when a process dies
+    again = claim(tmp_path)
+    assert list(again.scratch.iterdir()) == []
+    again.release()
+
+
+def test_no_record_or_a_damaged_one_is_said(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="no job was started in"):
+        read_record(tmp_path)
+    (tmp_path / "job.json").write_text("{")
+    with pytest.raises(ConfigurationError, match=r"job.json cannot be read"):
+        read_record(tmp_path)
+
+
+def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigurationError, match="--run-dir"):
+        claim(tmp_path / "file" / "run")

@@ -1,0 +1,78 @@
+"""What the design forbids: imports upwards, code as data, environments read in passing."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "trireme"
+FILES = sorted(PACKAGE.rglob("*.py"))
+
+FORBIDDEN_CALLS = {"eval", "exec", "compile", "__import__"}
+FORBIDDEN_MODULES = {"pickle", "cloudpickle", "marshal", "shelve", "dill"}
+
+
+def name(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def nodes(path: Path) -> Iterator[ast.AST]:
+    return ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+
+
+def test_imports_point_only_downwards() -> None:
+    check = Path(sys.executable).with_name("lint-imports")
+    ended = subprocess.run([check], cwd=ROOT, capture_output=True, text=True, timeout=100)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+
+
+@pytest.mark.parametrize("path", FILES, ids=name)
+def test_no_code_comes_in_as_data(path: Path) -> None:
+    for node in nodes(path):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            assert node.func.id not in FORBIDDEN_CALLS, f"line {node.lineno}"
+        imported = []
+        if isinstance(node, ast.Import):
+            imported = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module is not None:
+            imported = [node.module]
+        assert FORBIDDEN_MODULES.isdisjoint(imported), f"line {node.lineno}"
+
+
+@pytest.mark.parametrize("path", FILES, ids=name)
+def test_only_launch_and_command_line_read_the_environment(path: Path) -> None:
+    if path.relative_to(PACKAGE).parts[0] in ("launch", "cli"):
+        return
+    for node in nodes(path):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            read = (node.value.id, node.attr)
+            assert read not in {("os", "environ"), ("os", "getenv")}, f"line {node.lineno}"
+
+
+@pytest.mark.parametrize("path", FILES, ids=name)
+def test_every_module_says_what_it_is_and_what_it_offers(path: Path) -> None:
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    assert ast.get_docstring(tree), "no docstring"
+    if path.name == "__init__.py" and path != PACKAGE / "__init__.py" and not imports(tree):
+        return  # nothing to offer
+    assert "__all__" in assigned(tree)
+
+
+def imports(tree: ast.Module) -> bool:
+    return any(isinstance(node, ast.Import | ast.ImportFrom) for node in tree.body)
+
+
+def assigned(tree: ast.Module) -> set[str]:
+    names = set()
+    for node in tree.body:
+        if isinstance(node, ast.Assign):
+            names |= {target.id for target in node.targets if isinstance(target, ast.Name)}
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            names.add(node.target.id)
+    return names

@@ -1,0 +1,44 @@
+"""What `trireme` exports is what it says, and costs nothing before it is used."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+import trireme
+from trireme import errors
+
+
+def test_every_public_name_is_there() -> None:
+    missing = [name for name in trireme.__all__ if not hasattr(trireme, name)]
+    assert missing == []
+
+
+def test_every_public_name_says_so() -> None:
+    lazy = set(trireme._HOME)
+    assert set(trireme.__all__) == lazy | set(errors.__all__)
+    assert len(trireme.__all__) == len(set(trireme.__all__))
+    assert set(trireme.__all__) <= set(dir(trireme))
+
+
+def test_an_unknown_name_is_refused() -> None:
+    with pytest.raises(AttributeError, match="has no attribute 'Sesion'"):
+        _ = trireme.Sesion  # type: ignore[attr-defined]
+
+
+def test_subpackages_are_reached_without_an_import_of_their_own() -> None:
+    code = "import trireme; print(trireme.data.__name__, trireme.models.__name__)"
+    ended = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert ended.stdout == "trireme.data trireme.models\n"
+
+
+def test_importing_it_loads_no_pytorch() -> None:
+    code = "import sys, trireme; print('torch' in sys.modules)"
+    ended = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert ended.stdout == "False\n"

@@ -1,0 +1,116 @@
+"""`trireme checkpoint ls|show|verify|export RUN`."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from trireme.cli.parser import COMMANDS
+from trireme.errors import CheckpointError, UsageError
+from trireme.launch.settings import suggestion
+
+__all__ = ["main"]
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Runs one of the four actions.
+
+    Returns:
+        0; 1 if `ls` found a damaged checkpoint.
+
+    Raises:
+        UsageError: there is no such action.
+        CheckpointError: there is no such checkpoint, or it is damaged.
+    """
+    given = COMMANDS["checkpoint"][0]().read(arguments)
+    action = _ACTIONS.get(given.action)
+    if action is None:
+        raise UsageError(
+            f"`trireme checkpoint` cannot {given.action}{suggestion(given.action, _ACTIONS)}; "
+            f"it can {', '.join(_ACTIONS)}"
+        )
+    return action(given)
+
+
+def _list(given: Namespace) -> int:
+    from trireme.session.checkpoint import describe, list_checkpoints
+
+    status = 0
+    for path in list_checkpoints(given.run):
+        try:
+            description = describe(path)
+        except CheckpointError as error:
+            print(f"{path.name}  DAMAGED: {error}")
+            status = 1
+        else:
+            print(f"{path.name}  {description.saved_at}  {_size(description.nbytes)}")
+    return status
+
+
+def _show(given: Namespace) -> int:
+    from trireme.session.checkpoint import describe
+
+    description = describe(_chosen(given))
+    versions = ", ".join(f"{name} {version}" for name, version in description.versions.items())
+    print(f"{description.path}")
+    print(f"  global step {description.step}, saved {description.saved_at} by {versions}")
+    for title in ("model", "optimizer", "average"):
+        tensors: dict[str, tuple[str, tuple[int, ...]]] = getattr(description, title)
+        if tensors:
+            print(f"  {title}: {len(tensors)} tensors")
+        for name, (dtype, shape) in tensors.items():
+            print(f"    {name}  {dtype} {list(shape)}")
+    print(f"  {_size(description.nbytes)} in all")
+    return 0
+
+
+def _verify(given: Namespace) -> int:
+    from trireme.session.checkpoint import verify
+
+    path = _chosen(given)
+    verify(path)
+    print(f"{path}: every byte is what was written")
+    return 0
+
+
+def _export(given: Namespace) -> int:
+    from trireme.session.checkpoint import export
+
+    path = _chosen(given)
+    output = export(path, Path(given.output or "model.safetensors"))
+    print(f"{output}: the model of {path}")
+    return 0
+
+
+_ACTIONS: dict[str, Callable[[Namespace], int]] = {
+    "ls": _list,
+    "show": _show,
+    "verify": _verify,
+    "export": _export,
+}
+
+
+def _chosen(given: Namespace) -> Path:
+    """Returns the checkpoint that was asked for; the newest without --step."""
+    from trireme.session.checkpoint import list_checkpoints, step_of
+
+    paths = list_checkpoints(given.run)
+    if not paths:
+        raise CheckpointError(f"there is no checkpoint in {given.run}")
+    if given.step is None:
+        return paths[-1]
+    for path in paths:
+        if str(step_of(path)) == given.step:
+            return path
+    steps = ", ".join(str(step_of(path)) for path in paths)
+    raise CheckpointError(f"{given.run} has no checkpoint of step {given.step}; it has: {steps}")
+
+
+def _size(nbytes: int) -> str:
+    size = float(nbytes)
+    for unit in ("B", "KiB", "MiB"):
+        if size < 1024:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} GiB"

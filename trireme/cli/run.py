@@ -1,0 +1,114 @@
+"""`trireme run`: a job on this host."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from trireme.cli.options import read_settings
+from trireme.cli.parser import COMMANDS, NOT_BUILT_OPTIONS
+from trireme.errors import UsageError
+from trireme.launch.console import Console
+from trireme.launch.detect import TASK_VARIABLE, TaskConfig, encode_task, fresh_job
+from trireme.launch.local import LocalJob, run_local
+from trireme.launch.run_directory import RunDirectory, claim, claim_free
+from trireme.launch.script import check_script, run_script
+from trireme.launch.secret import fresh_secret, read_secret
+from trireme.launch.settings import OPTIONS, Settings, check_together
+from trireme.launch.supervision import Limits
+from trireme.launch.threads import cores, thread_variables
+
+__all__ = ["main"]
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Runs the command and returns the job's exit status.
+
+    Raises:
+        UsageError: an option is unknown, wrong, or not built yet; or there is no such program.
+    """
+    parser = COMMANDS["run"][0]()
+    options, program = parser.split(arguments)
+    given = parser.parse_args(options)
+    _refuse_unbuilt(given)
+    settings = _sized(read_settings(given, os.environ, OPTIONS))
+    if not program:
+        raise UsageError("name the program to run: trireme run [OPTIONS] SCRIPT [ARGS...]")
+    script = check_script(program[0])
+    task = _task(settings)
+    if given.dry_run:
+        return _dry_run(settings, task, script, program[1:])
+    return _start(settings, task, script, program)
+
+
+def _refuse_unbuilt(given: argparse.Namespace) -> None:
+    for name in NOT_BUILT_OPTIONS:
+        if getattr(given, name) is not None:
+            raise UsageError(f"--{name} is not built yet")
+    if given.on not in (None, "local"):
+        raise UsageError(f"--on {given.on} is not built yet: tasks start on this host (--on local)")
+
+
+def _sized(settings: Settings) -> Settings:
+    """Fills in what follows from the size of the job and this host, and checks it."""
+    if settings["workers"] == "auto":
+        spare = max(1, cores() - settings["ps"])
+        settings = settings.replaced(
+            "workers", spare, f"{settings.origins['workers']}: auto, of {cores()} cores"
+        )
+    check_together(settings, settings["workers"], settings["ps"])
+    return settings
+
+
+def _task(settings: Settings) -> TaskConfig:
+    return TaskConfig(
+        job=fresh_job(),
+        workers=settings["workers"],
+        servers=settings["ps"],
+        run_dir=settings["run-dir"],
+        strategy=settings["strategy"],
+        aggregate=settings["aggregate"],
+        staleness=settings["staleness"],
+        display="plain",
+        join_timeout=settings["join-timeout"],
+        origins=settings.origins,
+    )
+
+
+def _dry_run(settings: Settings, task: TaskConfig, script: Path, arguments: Sequence[str]) -> int:
+    """Prints the settings, then lets the program's session say the rest and end."""
+    for line in settings.lines():
+        print(line)
+    sys.stdout.flush()
+    threads, variables = thread_variables(os.environ, task.workers + task.servers)
+    dry = msgspec.structs.replace(task, dry_run=True, threads=threads)
+    os.environ.update(variables | {TASK_VARIABLE: encode_task(dry)})
+    return run_script(script, arguments)
+
+
+def _start(settings: Settings, task: TaskConfig, script: Path, program: Sequence[str]) -> int:
+    console = Console(sys.stdout, sys.stderr, os.environ)
+    directory = _claim(settings["run-dir"], script)
+    try:
+        directory.write_secret(fresh_secret())
+        secret = read_secret(directory.secret_file)
+        job = LocalJob(
+            program=tuple(program),
+            task=msgspec.structs.replace(task, secret=secret),
+            limits=Limits(restarts=settings["max-restarts"]),
+            options=settings.values,
+        )
+        return run_local(job, directory, console)
+    finally:
+        directory.release()
+
+
+def _claim(run_dir: str | None, script: Path) -> RunDirectory:
+    if run_dir is not None:
+        return claim(Path(run_dir))
+    return claim_free(Path("runs") / script.stem)

@@ -1,0 +1,100 @@
+"""`trireme status RUN`: how a job is."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from trireme.cli.parser import COMMANDS
+from trireme.cluster.spec import task_name
+from trireme.errors import TriremeError
+from trireme.launch.run_directory import JobRecord, is_running, read_record
+from trireme.launch.secret import read_secret
+
+__all__ = ["main"]
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Prints how the job is and returns 0.
+
+    Raises:
+        ConfigurationError: no job was started in that directory.
+    """
+    given = COMMANDS["status"][0]().read(arguments)
+    path = Path(given.run)
+    status = _status(read_record(path), is_running(path))
+    print(json.dumps(status, indent=2) if given.json else "\n".join(_lines(status)))
+    return 0
+
+
+def _status(record: JobRecord, running: bool) -> dict[str, Any]:
+    state = record.state
+    if state == "running" and not running:
+        state = "lost"  # the launcher was killed: nobody wrote how the job ended
+    until = time.time() if running else record.ended
+    status: dict[str, Any] = {
+        "state": state,
+        "status": record.status,
+        "job": record.job,
+        "command": list(record.command),
+        "host": record.host,
+        "launcher": record.launcher,
+        "coordinator": record.coordinator,
+        "started": record.started,
+        "seconds": None if until is None else round(until - record.started, 1),
+        "options": {
+            name: {"value": value, "origin": record.origins.get(name, "")}
+            for name, value in record.options.items()
+        },
+        "tasks": [{"name": name, "pid": pid} for name, pid in record.pids.items()],
+    }
+    if running and record.coordinator:
+        status |= _ask_coordinator(record)
+    return status
+
+
+def _ask_coordinator(record: JobRecord) -> dict[str, Any]:
+    from trireme.cluster.control import query_status
+
+    try:
+        secret = bytes.fromhex(read_secret(Path(record.secret_file)))
+        cluster = query_status(record.coordinator, record.job, secret)
+    except TriremeError as error:
+        return {"coordinator_error": str(error)}
+    tasks = [
+        {"name": task_name(task.role, task.index)} | msgspec.structs.asdict(task)
+        for task in cluster.tasks
+    ]
+    return {
+        "phase": cluster.phase,
+        "reason": cluster.reason,
+        "view": cluster.view,
+        "missing": list(cluster.missing),
+        "stop": cluster.stop,
+        "tasks": tasks,
+    }
+
+
+def _lines(status: dict[str, Any]) -> list[str]:
+    seconds = "" if status["seconds"] is None else f" for {status['seconds']} s"
+    lines = [
+        f"{' '.join(status['command'])}",
+        f"  {status['state']}{seconds} on {status['host']} (process {status['launcher']})",
+    ]
+    if "phase" in status:
+        missing = ", ".join(status["missing"])
+        waiting = f", waiting for {missing}" if missing else ""
+        lines.append(f"  {status['phase']}, view {status['view']}{waiting}: {status['reason']}")
+    if "coordinator_error" in status:
+        lines.append(f"  the coordinator does not answer: {status['coordinator_error']}")
+    for task in status["tasks"]:
+        report = ", ".join(f"{name} {value}" for name, value in task.get("status", {}).items())
+        lines.append(
+            f"  {task['name']:<10} process {task['pid']:<8} {task.get('state', '')}  {report}"
+        )
+    return [line.rstrip() for line in lines]

@@ -1,0 +1,52 @@
+"""`trireme stop RUN`: has a job save and end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from collections.abc import Sequence
+from pathlib import Path
+
+from trireme.cli.parser import COMMANDS
+from trireme.errors import UsageError, WaitTimeout
+from trireme.launch.run_directory import is_running, read_record, wait_until_free
+
+__all__ = ["main"]
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Asks the job's launcher to end the job, as Ctrl-C does, and waits for it.
+
+    Returns:
+        0 when the job has ended.
+
+    Raises:
+        ConfigurationError: no job was started in that directory.
+        UsageError: the job runs on another host.
+        WaitTimeout: it did not end in time.
+    """
+    given = COMMANDS["stop"][0]().read(arguments)
+    path = Path(given.run)
+    timeout = _seconds(given.timeout)
+    record = read_record(path)
+    if not is_running(path):
+        print(f"the job in {path} does not run: {record.state}")
+        return 0
+    if record.host != socket.gethostname():
+        raise UsageError(f"the job in {path} runs on {record.host}: stop it there")
+    os.kill(record.launcher, signal.SIGTERM)
+    if not wait_until_free(path, timeout):
+        raise WaitTimeout(
+            f"the job in {path} did not end within {timeout:g} s: `kill {record.launcher}` once "
+            "more ends it at once"
+        )
+    print(f"the job in {path} has ended: {read_record(path).state}")
+    return 0
+
+
+def _seconds(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise UsageError(f"--timeout is {text!r}: it must be a number of seconds") from None

@@ -1,0 +1,243 @@
+"""`trireme task`: one task of a job in this process, started by hand or by `trireme run`."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+from collections.abc import Callable, MutableMapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from trireme.cli.options import read_settings
+from trireme.cli.parser import COMMANDS, TASK_OPTIONS
+from trireme.errors import JobFailed, TriremeError, UsageError
+from trireme.launch.detect import TASK_VARIABLE, TaskConfig, detect, encode_task
+from trireme.launch.manual import ManualOptions, manual_task
+from trireme.launch.outcome import describe, write_outcome
+from trireme.launch.script import check_script, run_script
+from trireme.launch.settings import check_together, suggestion
+from trireme.launch.tether import tether
+from trireme.launch.threads import thread_variables
+
+if TYPE_CHECKING:
+    from trireme.cluster.messages import JobOver
+    from trireme.cluster.state import Policy
+
+__all__ = ["main"]
+
+_ROLES = ("ps", "worker", "coordinator")
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a server or a coordinator listens, and whom it tells.
+
+    Attributes:
+        listen: the address with its scheme.
+        hosts_coordinator: whether the job's coordinator is served there.
+        address_file: where to write the address that was got, if anywhere.
+        announce: to be called with that address.
+    """
+
+    listen: str
+    hosts_coordinator: bool
+    address_file: Path | None
+    announce: Callable[[str], None]
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Runs the task and returns its exit status.
+
+    Raises:
+        UsageError: the options name no task, or there is no such program.
+    """
+    parser = COMMANDS["task"][0]()
+    options, program = parser.split(arguments)
+    given = parser.parse_args(options)
+    if given.tied_to is not None:
+        tether(int(given.tied_to))
+        return _launched(given, detect(os.environ), program)
+    return _by_hand(given, program)
+
+
+def _launched(given: argparse.Namespace, config: TaskConfig, program: Sequence[str]) -> int:
+    """Runs a task whose launcher has put all that there is to know into the environment."""
+    outcome = Path(given.outcome_file) if given.outcome_file is not None else None
+    if config.role == "worker":
+        return run_script(check_script(program[0]), program[1:], outcome=outcome)
+    place = _Place(
+        listen="tcp://127.0.0.1:0",
+        hosts_coordinator=config.role == "coordinator",
+        address_file=_path(given.address_file),
+        announce=lambda address: print(f"listens on {address}", flush=True),
+    )
+    try:
+        over = _serve(config, place)
+    except TriremeError as error:
+        if outcome is not None:
+            write_outcome(outcome, describe(error))
+        raise
+    if over is not None and over.outcome == "failed" and outcome is not None:
+        write_outcome(outcome, describe(JobFailed(_ending(over))))
+    return _say_end("", over)
+
+
+def _by_hand(given: argparse.Namespace, program: Sequence[str]) -> int:
+    _expand_classic(given)
+    settings = read_settings(given, os.environ, TASK_OPTIONS)
+    task = manual_task(_manual_options(given), settings, os.environ)
+    config = task.config
+    check_together(settings, config.workers, config.servers)
+    threads, variables = thread_variables(os.environ, task.neighbours)
+    config = msgspec.structs.replace(config, threads=threads)
+    _export(os.environ, variables, config)
+    if config.role == "worker":
+        if not program:
+            raise UsageError(f"{config.name} needs a program: add SCRIPT [ARGS...] at the end")
+        return run_script(check_script(program[0]), program[1:], task=config.name)
+    place = _Place(
+        listen=task.listen,
+        hosts_coordinator=task.hosts_coordinator,
+        address_file=_path(given.address_file),
+        announce=lambda address: print(f"{config.name} listens on {address}", flush=True),
+    )
+    return _say_end(config.name + " ", _serve(config, place))
+
+
+# Classic spellings -------------------------------------------------------------------------------
+
+
+def _expand_classic(given: argparse.Namespace) -> None:
+    """Turns `--sync-replicas` and `--replicas-to-aggregate` into today's options."""
+    if given.sync_replicas is not None:
+        if given.sync_replicas.lower() not in ("true", "false", "1", "0", "yes", "no"):
+            raise UsageError(f"--sync-replicas is {given.sync_replicas!r}: say true or false")
+        if given.sync_replicas.lower() in ("true", "1", "yes"):
+            if given.strategy not in (None, "sync"):
+                raise UsageError(
+                    f"--sync-replicas and --strategy {given.strategy} contradict each other"
+                )
+            given.strategy = "sync"
+    if given.replicas_to_aggregate is not None:
+        if given.aggregate not in (None, given.replicas_to_aggregate):
+            raise UsageError("--replicas-to-aggregate and --aggregate contradict each other")
+        given.aggregate = given.replicas_to_aggregate
+
+
+def _manual_options(given: argparse.Namespace) -> ManualOptions:
+    for name in ("job_name", "ps_hosts", "worker_hosts"):
+        if getattr(given, name) is None:
+            raise UsageError(
+                f"--{name.replace('_', '-')} is missing: every task needs --job-name, "
+                "--task-index, --ps-hosts and --worker-hosts"
+            )
+    if given.job_name not in _ROLES:
+        raise UsageError(
+            f"--job-name is {given.job_name!r}{suggestion(given.job_name, _ROLES)}; there are: "
+            f"{', '.join(_ROLES)}"
+        )
+    return ManualOptions(
+        role=given.job_name,
+        index=_index(given.task_index),
+        ps_hosts=given.ps_hosts,
+        worker_hosts=given.worker_hosts,
+        coordinator=given.coordinator,
+        secret_file=_path(given.secret_file),
+        allow_plaintext=given.allow_plaintext,
+    )
+
+
+def _index(text: str | None) -> int:
+    try:
+        return int(text) if text is not None else 0
+    except ValueError:
+        raise UsageError(f"--task-index is {text!r}: it must be a whole number from 0") from None
+
+
+def _path(text: str | None) -> Path | None:
+    return Path(text) if text is not None else None
+
+
+def _export(
+    environ: MutableMapping[str, str], variables: dict[str, str], config: TaskConfig
+) -> None:
+    """Tells the program in this process, before it imports PyTorch, what it is."""
+    environ.update(variables)
+    environ[TASK_VARIABLE] = encode_task(config)
+
+
+# Servers and the coordinator ---------------------------------------------------------------------
+
+
+def _serve(config: TaskConfig, place: _Place) -> JobOver | None:
+    logging.basicConfig(level=logging.WARNING, format=f"{config.name}: %(message)s")
+    if config.role == "coordinator":
+        return _serve_coordinator(config, place)
+    return _serve_parameters(config, place)
+
+
+def _policy(config: TaskConfig) -> Policy:
+    from trireme.cluster.state import Policy
+
+    return Policy(
+        workers=config.workers,
+        servers=config.servers,
+        join_timeout=config.join_timeout,
+        wait_for_restart=config.join_timeout if config.restarts_left else 0.0,
+    )
+
+
+def _serve_coordinator(config: TaskConfig, place: _Place) -> JobOver | None:
+    """Serves the coordinator alone until the job is over and everybody was told."""
+    from trireme.cluster.coordinator import Coordinator
+    from trireme.wire.service import Service
+    from trireme.wire.transport import listen
+
+    listener = listen(place.listen, allow_plaintext=config.allow_plaintext)
+    coordinator = Coordinator(_policy(config), on_done=lambda: service.stop())
+    service = Service(listener, [coordinator], job=config.job, secret=bytes.fromhex(config.secret))
+    _tell_address(place, listener.address)
+    service.run()
+    return coordinator.over
+
+
+def _serve_parameters(config: TaskConfig, place: _Place) -> JobOver | None:
+    """Serves one shard of the parameters until the job is over."""
+    from trireme.ps.server import ServerConfig, serve
+
+    return serve(
+        ServerConfig(
+            job=config.job,
+            secret=bytes.fromhex(config.secret),
+            index=config.index,
+            listen=place.listen,
+            coordinator=None if place.hosts_coordinator else config.coordinator,
+            policy=_policy(config),
+            allow_plaintext=config.allow_plaintext,
+        ),
+        on_listening=lambda address: _tell_address(place, address),
+    )
+
+
+def _tell_address(place: _Place, address: str) -> None:
+    if place.address_file is not None:
+        beside = place.address_file.with_name(f"{place.address_file.name}.{os.getpid()}")
+        beside.write_text(address + "\n", encoding="utf-8")
+        beside.replace(place.address_file)
+    place.announce(address)
+
+
+def _ending(over: JobOver) -> str:
+    if over.outcome != "failed":
+        return f"the job is {over.outcome}"
+    return f"the job failed: {over.culprit}: {over.reason}"
+
+
+def _say_end(name: str, over: JobOver | None) -> int:
+    failed = over is not None and over.outcome == "failed"
+    print(f"{name}ends: {_ending(over) if over is not None else 'stopped'}", flush=True)
+    return 1 if failed else 0
