@@ -26,6 +26,7 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, command: str, usage: str, description: str) -> None:
         self.known: dict[str, bool] = {}  # every option, and whether a value follows it
+        self.arguments: list[argparse.Action] = []  # in the order of the help
         super().__init__(
             prog=f"trireme {command}",
             usage=f"trireme {command} {usage}",
@@ -39,6 +40,7 @@ class Parser(argparse.ArgumentParser):
     def add_argument(self, *names: Any, **keywords: Any) -> argparse.Action:
         """Adds an argument as `argparse` does, and remembers it."""
         action = super().add_argument(*names, **keywords)
+        self.arguments.append(action)
         for name in action.option_strings:
             self.known[name] = action.nargs is None
         return action
