@@ -79,6 +79,7 @@ def _exited(error: SystemExit, outcome: Path | None) -> int:
 
 def _failed(error: BaseException, task: str, outcome: Path | None) -> int:
     own = _without_launcher(error.__traceback__)
+    sys.last_value = error  # where the interpreter leaves it too, for whoever runs at exit
     if isinstance(error, TriremeError):
         print(f"{task}: error: {error}" if task else f"error: {error}", file=sys.stderr)
     else:

@@ -114,15 +114,20 @@ class FlatModel:
                 parameter.data = view
                 parameter.grad = gradient[placed.start : placed.stop].view(parameter.shape)
                 self._bound.append((parameter, parameter.grad))
-        self._host_values = _host(self.values)
-        self._host_gradients = _host(self.gradients)
+        # Where servers are reached from: made when the first part is asked for.
+        self._host_values: tuple[torch.Tensor, ...] = self.values
+        self._host_gradients: tuple[torch.Tensor, ...] = self.gradients
 
     def part_values(self, server: int) -> PartBuffer:
         """Returns a server's part of the values on the host: where a pull is received."""
+        if self._host_values is self.values:
+            self._host_values = _host(self.values)
         return PartBuffer(self.layout, server, self._part(self._host_values, server))
 
     def part_gradients(self, server: int) -> PartBuffer:
         """Returns a server's part of the gradients on the host: what a push sends."""
+        if self._host_gradients is self.gradients:
+            self._host_gradients = _host(self.gradients)
         return PartBuffer(self.layout, server, self._part(self._host_gradients, server))
 
     def zero_gradients(self) -> None:

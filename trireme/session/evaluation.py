@@ -75,6 +75,8 @@ def evaluate(
 
 def _batches(dataset: Dataset[Any], batch_size: int) -> Iterator[Any]:
     if type(dataset) is TensorDataset:
-        yield from zip(*(tensor.split(batch_size) for tensor in dataset.tensors), strict=True)
+        yield from zip(
+            *(torch.split(tensor, batch_size) for tensor in dataset.tensors), strict=True
+        )
     else:
         yield from DataLoader(dataset, batch_size=batch_size)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -171,15 +171,15 @@ class Recorder:
         shown = " ".join(f"{key} {value:.4f}" for key, value in results.items())
         self._progress.message(f"{name} at global step {self._supervisor.global_step}: {shown}")
 
-    def checkpoints(self, paths: Sequence[Path]) -> None:
-        """Shows which checkpoints were written."""
-        for path in paths:
-            self._progress.message(f"saved {path}")
+    def checkpoint(self, path: Path) -> None:
+        """Shows that a checkpoint was written."""
+        self._progress.message(f"saved {path}")
 
     def _tensorboard(self) -> TensorBoard | None:
         if self._board is None and self._directory is not None:
-            first = self._first_step + 1 if self._supervisor.restored_from is not None else 0
-            self._board = TensorBoard(self._directory, first)
+            # Curves of before are kept up to here: a resumed run's, or another chief's.
+            step = self._supervisor.global_step if self._steps else self._first_step
+            self._board = TensorBoard(self._directory, step + 1 if step else 0)
         return self._board
 
     # -- the end --------------------------------------------------------------------------------

@@ -85,7 +85,7 @@ class Replica:
         if self._options.accumulate == 1:
             inputs, targets = self._split(batch)
             loss, outputs = self.forward(inputs, targets)
-            loss.backward()  # type: ignore[no-untyped-call]
+            torch.autograd.backward(loss)
             result = StepResult(
                 loss.detach(), [(outputs, targets)], self._metrics, examples_in(inputs)
             )
@@ -132,7 +132,7 @@ class Replica:
         mean = torch.zeros((), device=self.flat.device)
         for (inputs, targets), size in pieces(batch, self._options.accumulate):
             loss, out = self.forward(inputs, targets)
-            (loss * (size / total)).backward()
+            torch.autograd.backward(loss * (size / total))
             mean += loss.detach() * (size / total)
             outputs.append((out, targets))
         return StepResult(mean, outputs, self._metrics, total)

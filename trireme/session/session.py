@@ -211,6 +211,10 @@ class Session:
         """Returns whether training should end; agreed by all workers."""
         return self._supervisor.should_stop
 
+    def stop(self, reason: str) -> None:
+        """Asks that the job end at the next step at which every worker can; safe on any worker."""
+        self._supervisor.stop(reason)
+
     # -- training -------------------------------------------------------------------------------
 
     def loader(
@@ -309,7 +313,14 @@ class Session:
         self._recorder.step(result, computed - began, ended - computed)
         for hook in self.options.hooks:
             hook.after_step(self, result)
+        self._announce_checkpoints()
         return result
+
+    def _announce_checkpoints(self) -> None:
+        for path in self._supervisor.take_saved():
+            self._recorder.checkpoint(path)
+            for hook in self.options.hooks:
+                hook.on_checkpoint(self, path)
 
     def _spans(self, batch: Any) -> list[Span]:
         if not isinstance(batch, Batch):
@@ -321,7 +332,7 @@ class Session:
             self._finished = True
             self._recorder.training_ended()
             self._supervisor.finish_training()
-            self._recorder.checkpoints(self._supervisor.saved)
+            self._announce_checkpoints()
 
     # -- evaluating and recording ---------------------------------------------------------------
 

@@ -42,6 +42,7 @@ from trireme.session.checkpoint import (
     latest,
     list_checkpoints,
     load,
+    step_of,
 )
 from trireme.session.options import Options
 from trireme.session.progress import Progress
@@ -105,7 +106,6 @@ class Supervisor:
         self.task = task
         self.state = "new"
         self.restored_from: int | None = None
-        self.saved: list[Path] = []
         self._training = training
         self._progress = progress
         self._member: Member | None = None
@@ -231,7 +231,7 @@ class Supervisor:
     def _find_checkpoint(self) -> CheckpointData | None:
         resume, run_dir = self._training.options.resume, self._training.run_dir
         if resume not in ("auto", "never"):
-            return load(resume)
+            return self._named_checkpoint(Path(resume))
         if run_dir is None or self._training.options.checkpoint is None:
             return None
         if resume == "never":
@@ -242,6 +242,15 @@ class Supervisor:
                 )
             return None
         return latest(run_dir, self._say_damaged)
+
+    def _named_checkpoint(self, path: Path) -> CheckpointData:
+        data, run_dir = load(path), self._training.run_dir
+        if run_dir is not None and any(step_of(p) > data.step for p in list_checkpoints(run_dir)):
+            raise ConfigurationError(
+                f"{run_dir} has checkpoints newer than step {data.step} of {path}, and the next "
+                "resume would pick those: choose another run directory for what begins there"
+            )
+        return data
 
     def _say_damaged(self, path: Path, error: CheckpointError) -> None:
         self._progress.warn(f"passing over the checkpoint {path}: {error}")
@@ -358,6 +367,11 @@ class Supervisor:
         """Asks that the job be stopped at a step that all agree on. Safe in a signal handler."""
         self._interrupted = reason
 
+    def stop(self, reason: str) -> None:
+        """Asks that the job end at the next step at which every worker can."""
+        self._stop_sent = True
+        self.client.stop(reason)
+
     def update(self, weight: float, examples: Sequence[Span]) -> PushResult:
         """Pushes the gradients that are in the flat buffers, and has the new values.
 
@@ -457,12 +471,12 @@ class Supervisor:
             if self._training.run_dir is not None:
                 self._enter("saving")
                 self.save()
-                self._flush()
+                if self._saver is not None:
+                    self._saver.wait(_SAVE_SECONDS)
 
-    def _flush(self) -> None:
-        if self._saver is not None:
-            self._saver.wait(_SAVE_SECONDS)
-            self.saved += self._saver.saved()
+    def take_saved(self) -> list[Path]:
+        """Returns the checkpoints that were completed since this was last asked."""
+        return self._saver.saved() if self._saver is not None else []
 
     # -- leaving --------------------------------------------------------------------------------
 
