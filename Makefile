@@ -15,7 +15,6 @@ SHELL := /bin/sh
 BIN := .venv/bin
 STAMP := .venv/.installed
 PYTEST_ARGS ?=
-export PIP_EXTRA_INDEX_URL ?=
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # One BLAS thread a process, or processes that share the cores fight over them.
 export OMP_NUM_THREADS ?= 1
