@@ -1,0 +1,50 @@
+"""A small convolutional network on the digits that ship with scikit-learn: the demo.
+
+    python examples/digits.py                                  one process
+    trireme run --ps 1 --workers 2 examples/digits.py          one parameter server, two workers
+
+`make demo` is the second. The program is the same either way: what differs is the launch.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+import torch
+from torch import nn
+
+import trireme
+from trireme.data import digits
+from trireme.models import DigitsNetwork
+
+
+def options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--max-steps", "--max_steps", type=int, default=1000, metavar="N")
+    parser.add_argument("--batch-size", "--batch_size", type=int, default=50, metavar="N")
+    parser.add_argument("--learning-rate", "--learning_rate", type=float, default=0.002)
+    parser.add_argument("--run-dir", "--run_dir", default="runs/digits", metavar="DIR")
+    return parser.parse_args()
+
+
+def main() -> None:
+    given = options()
+    train, test = digits.load()
+    session = trireme.Session(
+        DigitsNetwork,
+        nn.CrossEntropyLoss(),
+        lambda parameters: torch.optim.Adam(parameters, lr=given.learning_rate),
+        metrics={"accuracy": trireme.accuracy},
+        run_dir=given.run_dir,
+        max_steps=given.max_steps,
+    )
+    with session:
+        for batch in session.loader(train, given.batch_size):
+            session.step(batch)
+        if session.is_chief:
+            result = session.evaluate(test, name="test")
+            print(f"test accuracy: {result['accuracy']:.4f}")
+
+
+if __name__ == "__main__":
+    main()
