@@ -81,6 +81,7 @@ class Connection:
         limits: the largest frame to accept.
         destination: asked where each payload that is not empty goes, before it is read, and may
             raise `FrameError` to refuse it. None allocates one `bytearray` a payload.
+        clock: what the deadlines are measured with.
         peer: who is at the other end, for messages; the stream's address until somebody knows
             better.
         bytes_sent: how many bytes the stream has taken.
@@ -101,11 +102,11 @@ class Connection:
         self.catalog = catalog
         self.limits = limits
         self.destination = destination
+        self.clock = clock or MonotonicClock()
         self.peer = stream.peer
         self.bytes_sent = 0
         self.bytes_received = 0
         self._stream = stream
-        self._clock = clock or MonotonicClock()
         self._poller = select.poll()
         self._polled = 0  # the events that it waits for
         # What every later call in that direction raises.
@@ -286,7 +287,7 @@ class Connection:
 
     def _send_rest(self, rest: list[memoryview], timeout: float) -> None:
         """Sends what was offered before and then the rest of a frame, waiting where it must."""
-        deadline = self._clock.now() + timeout
+        deadline = self.clock.now() + timeout
         while not self.flush():
             self._wait_to_send(deadline, timeout)
         while rest := self._write(rest):
@@ -298,7 +299,7 @@ class Connection:
         self._unsent += len(copy)
 
     def _wait_to_send(self, deadline: float, timeout: float) -> None:
-        if not self._wait(select.POLLOUT, deadline - self._clock.now()):
+        if not self._wait(select.POLLOUT, deadline - self.clock.now()):
             error = f"{self.peer} did not take what was sent to it within {timeout:g} s: it hangs"
             self._send_failed(ConnectionBroken(f"an earlier send was given up: {error}"))
             raise WireTimeout(error)
@@ -328,7 +329,7 @@ class Connection:
         """
         if self._receive_failure is not None:
             raise _again(self._receive_failure)
-        deadline = self._clock.now() + timeout
+        deadline = self.clock.now() + timeout
         # Waiting first is cheaper than a read in vain, and mostly it is too early to read.
         ready = self._start != self._stop or self._wait(select.POLLIN, timeout)
         while ready:
@@ -337,7 +338,7 @@ class Connection:
             incoming = self.poll()
             if incoming is not None:
                 return incoming
-            ready = self._wait(select.POLLIN, deadline - self._clock.now())
+            ready = self._wait(select.POLLIN, deadline - self.clock.now())
         raise WireTimeout(f"{self.peer} sent no complete message within {timeout:g} s")
 
     def poll(self) -> Incoming | None:

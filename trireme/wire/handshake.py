@@ -169,7 +169,7 @@ def authenticate(
         connection: fresh, nothing sent or received.
         identity: this task's.
         secret: the job's.
-        timeout: in seconds, for each of the server's two answers.
+        timeout: in seconds, for all of it.
 
     Raises:
         AuthenticationError: the server serves another job or has another secret. The connection
@@ -193,9 +193,10 @@ def _authenticate(
 ) -> None:
     nonce = secrets.token_bytes(_NONCE_BYTES)
     hello = Hello(identity.job, identity.task, identity.incarnation, nonce)
-    challenge = _ask(connection, hello, Challenge, identity, timeout)
+    deadline = connection.clock.now() + timeout
+    challenge = _ask(connection, hello, Challenge, identity, deadline)
     proof = Proof(_client_proof(secret, hello, challenge))
-    welcome = _ask(connection, proof, Welcome, identity, timeout)
+    welcome = _ask(connection, proof, Welcome, identity, deadline)
     expected = _server_proof(secret, hello, challenge, proof)
     if not hmac.compare_digest(expected, welcome.hmac):
         raise AuthenticationError(
@@ -209,15 +210,15 @@ def _ask(
     question: Message,
     wanted: type[_Answer],
     identity: Identity,
-    timeout: float,
+    deadline: float,
 ) -> _Answer:
     try:
-        connection.send(question, timeout=timeout)
-        answer = connection.receive(timeout=timeout).message
+        connection.send(question, timeout=deadline - connection.clock.now())
+        answer = connection.receive(timeout=deadline - connection.clock.now()).message
     except WireTimeout as error:
         raise WireTimeout(
-            f"{connection.peer} did not answer the handshake of {identity.task} within "
-            f"{timeout:g} s: the process there hangs, or is not Trireme's"
+            f"{connection.peer} did not answer the handshake of {identity.task} in time: the "
+            "process there hangs, or is not Trireme's"
         ) from error
     if isinstance(answer, Denied):
         raise AuthenticationError(_explain(answer.reason, connection.peer, identity))

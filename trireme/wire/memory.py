@@ -7,7 +7,13 @@ import socket
 import threading
 from collections import deque
 
-from trireme.errors import AddressInUse, ConnectionClosed, ConnectionRefused, ConnectTimeout
+from trireme.errors import (
+    AddressInUse,
+    ConnectionClosed,
+    ConnectionRefused,
+    ConnectTimeout,
+    WireError,
+)
 from trireme.wire.sockets import BUFFER_BYTES, SocketStream
 from trireme.wire.transport import Listener, Stream
 
@@ -29,6 +35,7 @@ class Names:
 
         Raises:
             AddressInUse: the name is taken.
+            WireError: the system refuses to open another socket.
         """
         with self._lock:
             name = name or f"listener-{next(self._numbers)}"
@@ -37,7 +44,8 @@ class Names:
                     f"memory://{name} is taken by another listener of this process: close it, or "
                     "choose another name"
                 )
-            listener = self._listeners[name] = MemoryListener(name, self)
+            listener = MemoryListener(name, self)
+            self._listeners[name] = listener
         return listener
 
     def connect(self, name: str) -> Stream:
@@ -46,6 +54,7 @@ class Names:
         Raises:
             ConnectionRefused: nobody listens under it.
             ConnectTimeout: its listener has too many waiting to be accepted.
+            WireError: the system refuses to open another socket.
         """
         with self._lock:
             listener = self._listeners.get(name)
@@ -82,7 +91,7 @@ class MemoryListener(Listener):
         self._name = name
         self._names = names
         self._waiting: deque[Stream] = deque()
-        self._door, self._bell = socket.socketpair()
+        self._door, self._bell = _pair()
         self._door.setblocking(False)
 
     def fileno(self) -> int:
@@ -105,7 +114,7 @@ class MemoryListener(Listener):
         """
         if len(self._waiting) >= _BACKLOG:
             raise ConnectTimeout(f"{self.address} has {_BACKLOG} connections waiting: it hangs")
-        ours, theirs = socket.socketpair()
+        ours, theirs = _pair()
         for end in (ours, theirs):
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER_BYTES)
         self._waiting.append(SocketStream(theirs, f"{self.address}#client"))
@@ -118,3 +127,10 @@ class MemoryListener(Listener):
         self._bell.close()
         while self._waiting:
             self._waiting.popleft().close()
+
+
+def _pair() -> tuple[socket.socket, socket.socket]:
+    try:
+        return socket.socketpair()
+    except OSError as error:
+        raise WireError(f"cannot open a connection in this process: {error.strerror}") from error

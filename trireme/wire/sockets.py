@@ -14,7 +14,7 @@ from trireme.wire.transport import Stream
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-__all__ = ["BUFFER_BYTES", "SocketStream"]
+__all__ = ["BUFFER_BYTES", "SocketStream", "explain"]
 
 _IOV_MAX = os.sysconf("SC_IOV_MAX")  # how many buffers the system takes in one call
 
@@ -42,7 +42,7 @@ class SocketStream(Stream):
         except BlockingIOError:
             return 0
         except OSError as error:
-            raise self._explain(error) from error
+            raise explain(error, self.peer) from error
         if count == 0:
             raise PeerClosed(f"{self.peer} closed the connection")
         return count
@@ -55,14 +55,16 @@ class SocketStream(Stream):
         except BlockingIOError:
             return 0
         except OSError as error:
-            raise self._explain(error) from error
+            raise explain(error, self.peer) from error
 
     def close(self) -> None:
         self._socket.close()
 
-    def _explain(self, error: OSError) -> WireError:
-        if error.errno == errno.EBADF:
-            return ConnectionClosed(f"the connection to {self.peer} was closed by this side")
-        if error.errno == errno.EPIPE:
-            return PeerClosed(f"{self.peer} closed the connection")
-        return ConnectionBroken(f"the connection to {self.peer} broke: {error.strerror or error}")
+
+def explain(error: OSError, peer: str) -> WireError:
+    """Returns what a failure of a socket's read or write means; says to whom it was connected."""
+    if error.errno == errno.EBADF:
+        return ConnectionClosed(f"the connection to {peer} was closed by this side")
+    if error.errno == errno.EPIPE:
+        return PeerClosed(f"{peer} closed the connection")
+    return ConnectionBroken(f"the connection to {peer} broke: {error.strerror or error}")

@@ -16,6 +16,7 @@ from trireme.errors import (
     ConnectionClosed,
     ConnectionRefused,
     ConnectTimeout,
+    TriremeError,
     WireError,
 )
 from trireme.wire.sockets import BUFFER_BYTES, SocketStream
@@ -36,14 +37,14 @@ def connect(rest: str, *, timeout: float) -> Stream:
     """Connects to `host:port`; see `trireme.wire.transport.connect`."""
     host, port = _split(rest)
     deadline = time.monotonic() + timeout
-    failure: WireError | None = None
+    failure: OSError | None = None
     for family, address in _lookup(host, port):
         try:
             return _connect_once(family, address, rest, deadline - time.monotonic())
-        except WireError as error:
+        except OSError as error:
             failure = error
     assert failure is not None  # a lookup gives at least one address
-    raise failure
+    raise _explain_connect(failure, rest) from failure
 
 
 def listen(rest: str, *, allow_plaintext: bool) -> Listener:
@@ -56,15 +57,9 @@ def listen(rest: str, *, allow_plaintext: bool) -> Listener:
             "without TLS they could read and change what is sent: listen on 127.0.0.1, or allow "
             "plaintext where you trust the network"
         )
-    listening = socket.socket(family, socket.SOCK_STREAM)
     try:
-        # Set before listening: accepted sockets inherit them, and so the window scales to them.
-        _set_buffers(listening)
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listening.bind(address)
-        listening.listen(_BACKLOG)
+        listening = _listen_once(family, address)
     except OSError as error:
-        listening.close()
         raise _explain_listen(error, rest, port) from error
     return TcpListener(listening, host)
 
@@ -89,7 +84,11 @@ class TcpListener(Listener):
             if error.errno == errno.EBADF:
                 raise ConnectionClosed(f"{self.address} was closed by this side") from error
             raise WireError(f"{self.address} cannot accept: {error.strerror}") from error
-        return _stream(accepted, _url(address[0], address[1]))
+        try:
+            return _stream(accepted, _url(address[0], address[1]))
+        except OSError:  # reset since: some systems then refuse the options
+            accepted.close()
+            return None
 
     def close(self) -> None:
         self._socket.close()
@@ -106,10 +105,24 @@ def _connect_once(
         if connecting.getsockname() == connecting.getpeername():
             # Two ends of one socket: the system chose the very port that was called as ours.
             raise ConnectionRefusedError(errno.ECONNREFUSED, "nothing listens there")
-    except OSError as error:
+        return _stream(connecting, f"tcp://{rest}")
+    except OSError:
         connecting.close()
-        raise _explain_connect(error, rest) from error
-    return _stream(connecting, f"tcp://{rest}")
+        raise
+
+
+def _listen_once(family: socket.AddressFamily, address: tuple[Any, ...]) -> socket.socket:
+    listening = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        # Set before listening: accepted sockets inherit them, and so the window scales to them.
+        _set_buffers(listening)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind(address)
+        listening.listen(_BACKLOG)
+    except OSError:
+        listening.close()
+        raise
+    return listening
 
 
 def _stream(connected: socket.socket, peer: str) -> SocketStream:
@@ -177,28 +190,28 @@ def _explain_connect(error: OSError, rest: str) -> WireError:
         return ConnectionRefused(
             f"nothing listens at tcp://{rest}: check that the task there has started, and the port"
         )
-    if isinstance(error, TimeoutError) or error.errno in (
-        errno.EHOSTUNREACH,
-        errno.ENETUNREACH,
-        errno.ETIMEDOUT,
-    ):
-        reason = "no answer in time" if isinstance(error, TimeoutError) else error.strerror
-        return ConnectTimeout(
-            f"cannot reach tcp://{rest}: {reason}; check the host, the port and the firewall"
-        )
-    return WireError(f"cannot connect to tcp://{rest}: {error.strerror or error}")
+    reason = error.strerror or str(error)
+    if isinstance(error, TimeoutError):
+        reason = "no answer in time"
+    elif error.errno not in (errno.EHOSTUNREACH, errno.ENETUNREACH):
+        return WireError(f"cannot connect to tcp://{rest}: {reason}")
+    return ConnectTimeout(
+        f"cannot reach tcp://{rest}: {reason}; check the host, the port and the firewall"
+    )
 
 
-def _explain_listen(error: OSError, rest: str, port: int) -> Exception:
+def _explain_listen(error: OSError, rest: str, port: int) -> TriremeError:
     if error.errno == errno.EADDRINUSE:
         return AddressInUse(
             f"tcp://{rest} is taken by {_holder(port)}: stop it, or choose another port (0 leaves "
             "the choice to the system)"
         )
-    return ConfigurationError(
-        f"cannot listen at tcp://{rest}: {error.strerror}; the host must be one of this machine's "
-        "addresses and the port one that this user may open"
-    )
+    if error.errno in (errno.EADDRNOTAVAIL, errno.EACCES, errno.EAFNOSUPPORT):
+        return ConfigurationError(
+            f"cannot listen at tcp://{rest}: {error.strerror}; the host must be one of this "
+            "machine's addresses and the port one that this user may open"
+        )
+    return WireError(f"cannot listen at tcp://{rest}: {error.strerror or error}")
 
 
 def _holder(port: int) -> str:

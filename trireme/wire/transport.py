@@ -143,6 +143,7 @@ def listen(address: str, *, tls: object = None, allow_plaintext: bool = False) -
         ConfigurationError: the address is malformed, is not one of this host's, or its scheme is
             unknown; or it can be reached from other hosts and `allow_plaintext` is False.
         AddressInUse: something else listens there.
+        WireError: the system refuses to open another socket.
     """
     transport, rest = _resolve(address, tls)
     return transport.listen(rest, allow_plaintext=allow_plaintext)
