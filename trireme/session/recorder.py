@@ -29,7 +29,6 @@ class Recorder:
         progress: where lines go.
         run_dir: where curves go; None for nowhere.
         options: the session's.
-        max_steps: the global step at which training ends, where that is known.
         updates_per_step: how many workers' updates make one global step.
 
     Attributes:
@@ -189,16 +188,24 @@ class Recorder:
         self._ended = time.perf_counter()
 
     def finish(self) -> None:
-        """Shows what this worker did, and as chief how the job went."""
-        name = self._supervisor.task.name
-        stale = f", {self.stale} stale" if self.stale else ""
-        self._progress.message(
-            f"{name} made {self._steps} local steps: {self.applied} applied{stale}"
-        )
-        if self._supervisor.is_chief:
-            steps = self._supervisor.global_step - self._first_step
-            seconds = (self._ended or time.perf_counter()) - self._began
-            self._progress.message(summary_line(steps, seconds, self.job_examples))
+        """Shows what this worker did, and as chief how the job went and where to look at it."""
+        say = self._progress.message
+        if self._supervisor.task.servers:
+            stale = f", {self.stale} stale" if self.stale else ""
+            say(f"{self._steps} local steps: {self.applied} applied{stale}")
+        if not self._supervisor.is_chief:
+            return
+        steps = self._supervisor.global_step - self._first_step
+        begun, interrupted = self._supervisor.restored_from, self._supervisor.interrupted
+        if not steps and begun is not None and interrupted is None:
+            say(
+                f"nothing was left to do: step {begun} is the last one; train on with "
+                "more steps, or begin anew in another run directory"
+            )
+        if self._board is not None:
+            say(f"curves: tensorboard --logdir {self._directory}")
+        seconds = (self._ended or time.perf_counter()) - self._began
+        say(summary_line(steps, seconds, self.job_examples))
 
     def close(self) -> None:
         """Writes out what is left. May be repeated."""
