@@ -164,6 +164,19 @@ def test_a_live_line_shows_everything_and_leaves_the_last_step() -> None:
     assert final.count("\x1b[2Kstep 1100") == 1
 
 
+def test_what_is_told_after_training_comes_below_its_last_step() -> None:
+    clock = VirtualClock()
+    progress, stream = live(clock)
+    train(progress, clock, range(1, 101), 0.01)
+    before = len(stream.getvalue())
+    progress.state("saving")
+    progress.message("saved step-000000100")
+    progress.close()
+    after = stream.getvalue()[before:]
+    assert after.count("step 100 (global 200)") == 1
+    assert after.index("step 100 (global 200)") < after.index("saved step-000000100")
+
+
 def test_a_live_line_is_one_line_on_a_narrow_terminal() -> None:
     stream = Terminal()
     console = Console(file=stream, force_terminal=True, width=30, color_system=None)

@@ -223,6 +223,7 @@ class LiveProgress(Progress):
         self._live.start()
 
     def state(self, name: str, detail: str = "") -> None:
+        self._leave_last_step()
         self._show(f"{name} {detail}".rstrip())
 
     def waiting(self, names: Sequence[str], seconds_left: float) -> None:
@@ -251,6 +252,10 @@ class LiveProgress(Progress):
         if not self._live.is_started:
             return
         self._live.stop()
+        self._leave_last_step()
+
+    def _leave_last_step(self) -> None:
+        """Training has ended, or never was: its last step becomes a line that stays."""
         if self._last is not None:
             self.message(_row_text(self._last, self._max_steps, self._pace.per_second))
             self._last = None
