@@ -11,5 +11,9 @@ class TestTcpOverIpv6(TransportConformance):
     address = "tcp://[::1]:0"
 
 
+class TestShm(TransportConformance):
+    address = "shm://"
+
+
 class TestMemory(TransportConformance):
     address = "memory://"

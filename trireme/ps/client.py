@@ -11,6 +11,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol, TypeVar
@@ -44,8 +45,10 @@ from trireme.ps.messages import (
     GroupSpec,
     Lease,
     Leased,
+    LendMemory,
     Load,
     Loaded,
+    MemoryLent,
     OptimizerSpec,
     Pull,
     PullReply,
@@ -71,8 +74,10 @@ from trireme.ps.snapshot import ModelState, assemble, disassemble
 from trireme.ps.values import Tensors, tensors_from
 from trireme.wire.connection import Connection
 from trireme.wire.handshake import Identity, authenticate
+from trireme.wire.lending import Lending
 from trireme.wire.message import Message
-from trireme.wire.transport import connect
+from trireme.wire.shm import ShmStream, shm_address
+from trireme.wire.transport import Stream, connect
 
 __all__ = ["Client", "ClientOptions", "Membership", "PullResult", "PushResult"]
 
@@ -109,6 +114,7 @@ class ClientOptions:
         retry_seconds: how long a server may be out of reach before that is an error.
         patience_seconds: how long an answer may be withheld, for instance until a slow worker's
             update is in, before that is an error.
+        share_memory: whether to lend memory to servers of this host.
         waiting: told why and for whom the answer is withheld, and since how many seconds.
     """
 
@@ -118,6 +124,7 @@ class ClientOptions:
     incarnation: int
     retry_seconds: float = 30.0
     patience_seconds: float = 1800.0
+    share_memory: bool = True
     waiting: Callable[[str, Sequence[str], float], None] | None = None
 
 
@@ -565,14 +572,36 @@ class Client:
         """Connects to a server as the newest view has it."""
         entry = self._entry(link.index)
         options = self.options
-        stream = connect(entry.address, timeout=min(5.0, options.retry_seconds))
+        stream = self._nearest(entry.address)
         connection = Connection(stream, PS_CATALOG)
         connection.peer = f"ps:{link.index} at {entry.address}"
         identity = Identity(options.job, f"worker:{options.worker}", options.incarnation)
         authenticate(connection, identity, options.secret)
         connection.destination = lambda message, length: self._place(link.index, message, length)
+        if isinstance(stream, ShmStream):
+            self._lend(link.index, connection, stream)
         link.connection = connection
         return connection
+
+    def _nearest(self, address: str) -> Stream:
+        """Connects to a server by shared memory where it is on this host, else as it says."""
+        if self._flat.memory is not None and self.options.share_memory:
+            with suppress(WireError):
+                return connect(shm_address(address), timeout=1.0)
+        return connect(address, timeout=min(5.0, self.options.retry_seconds))
+
+    def _lend(self, server: int, connection: Connection, stream: ShmStream) -> None:
+        """Lends the server the flat buffers: what lies there need not cross the socket."""
+        memory = self._flat.memory
+        assert memory is not None
+        outbound, inbound = self._gradients[server].views, self._values[server].views
+        stream.pass_descriptor(memory.fileno())
+        places = [tuple(memory.place_of(view) for view in views) for views in (outbound, inbound)]
+        request = LendMemory(memory.nbytes, *places)
+        connection.send(request, timeout=self.options.retry_seconds)
+        answer = connection.receive(timeout=self.options.retry_seconds).message
+        if isinstance(answer, MemoryLent) and answer.accepted:
+            connection.lending = Lending.of_lender(outbound, inbound)
 
     def _place(self, server: int, message: Message, length: int) -> Sequence[memoryview]:
         """Says where a payload goes: values into the model's own memory."""

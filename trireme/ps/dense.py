@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import nn
@@ -15,6 +16,7 @@ from torch import nn
 from trireme.errors import ConfigurationError
 from trireme.ps.layout import DEFAULT_SLOTS, Layout
 from trireme.ps.messages import ParameterSpec
+from trireme.wire.shared_memory import SharedMemory, available
 
 __all__ = ["FlatModel", "PartBuffer", "as_bytes", "dtype_of"]
 
@@ -78,12 +80,14 @@ class FlatModel:
         groups: named parameters of each optimizer group, in the optimizer's order.
         servers: over how many servers the layout is spread.
         slots: into how many slots it is cut.
+        shared: whether what servers read and write lies in memory that can be lent to them.
 
     Attributes:
         parameters: the trained parameters by name.
         device: where they are.
         layout: where each of them lies.
         values, gradients: the flat vectors, in the layout's order.
+        memory: what can be lent to servers of this host; None where there is none.
 
     Raises:
         ConfigurationError: there is nothing to train, a dtype cannot be trained, or the parameters
@@ -96,13 +100,18 @@ class FlatModel:
         *,
         servers: int,
         slots: int = DEFAULT_SLOTS,
+        shared: bool = False,
     ) -> None:
         by_name = {name: parameter for group in groups for name, parameter in group}
         self.parameters = by_name
         self.device = _one_device(by_name)
         self.layout = Layout.of(_specs(groups), servers=servers, slots=slots)
-        self.values = self._vectors()
-        self.gradients = self._vectors()
+        self._shared = shared and available()
+        self.memory: SharedMemory | None = None
+        if self._shared and self.device.type == "cpu":
+            self.values, self.gradients = self._lendable()
+        else:
+            self.values, self.gradients = self._vectors(), self._vectors()
         self._bound: list[tuple[nn.Parameter, torch.Tensor]] = []
         for vector, value, gradient in zip(
             self.layout.vectors, self.values, self.gradients, strict=True
@@ -120,14 +129,12 @@ class FlatModel:
 
     def part_values(self, server: int) -> PartBuffer:
         """Returns a server's part of the values on the host: where a pull is received."""
-        if self._host_values is self.values:
-            self._host_values = _host(self.values)
+        self._stage()
         return PartBuffer(self.layout, server, self._part(self._host_values, server))
 
     def part_gradients(self, server: int) -> PartBuffer:
         """Returns a server's part of the gradients on the host: what a push sends."""
-        if self._host_gradients is self.gradients:
-            self._host_gradients = _host(self.gradients)
+        self._stage()
         return PartBuffer(self.layout, server, self._part(self._host_gradients, server))
 
     def zero_gradients(self) -> None:
@@ -186,6 +193,30 @@ class FlatModel:
         for gradient in self.gradients:
             gradient.mul_(factor)
 
+    def _stage(self) -> None:
+        """Makes the host's side of a model on a device, when a server is first reached for."""
+        if self.device.type == "cpu" or self._host_values is not self.values:
+            return
+        if self._shared:
+            self._host_values, self._host_gradients = self._lendable()
+            assert self.memory is not None
+            pin(self.memory)
+        else:
+            self._host_values, self._host_gradients = _pinned(self.values), _pinned(self.gradients)
+
+    def _lendable(self) -> tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]:
+        """Returns values and gradients, zero, in new memory that can be lent."""
+        self.memory = SharedMemory.create(max(2 * self.layout.bytes, 1))
+        vectors: list[torch.Tensor] = []
+        offset = 0
+        for vector in self.layout.vectors * 2:
+            nbytes = vector.length * vector.item_size
+            piece = self.memory.view[offset : offset + nbytes]
+            vectors.append(torch.frombuffer(piece, dtype=dtype_of(vector.dtype)))
+            offset += nbytes
+        half = len(self.layout.vectors)
+        return tuple(vectors[:half]), tuple(vectors[half:])
+
     def _vectors(self) -> tuple[torch.Tensor, ...]:
         return tuple(
             torch.zeros(vector.length, dtype=dtype_of(vector.dtype), device=self.device)
@@ -220,10 +251,20 @@ def _one_device(parameters: dict[str, nn.Parameter]) -> torch.device:
     return devices.pop()
 
 
-def _host(vectors: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-    """Returns the vectors themselves on the CPU, and pinned staging for them elsewhere."""
-    if all(vector.device.type == "cpu" for vector in vectors):
-        return vectors
+def _pinned(vectors: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
     return tuple(
         torch.zeros(vector.numel(), dtype=vector.dtype, pin_memory=True) for vector in vectors
     )
+
+
+def pin(memory: SharedMemory) -> None:
+    """Lets a CUDA device copy to and from memory directly.
+
+    Raises:
+        RuntimeError: the driver refuses.
+    """
+    address = torch.frombuffer(memory.view, dtype=torch.uint8).data_ptr()
+    runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+    failed = runtime.cudaHostRegister(address, memory.nbytes, 0)
+    if int(failed) != 0:
+        raise RuntimeError(f"cudaHostRegister of {memory.nbytes} bytes failed with {failed}")

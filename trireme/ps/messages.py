@@ -31,8 +31,10 @@ __all__ = [
     "LayoutSpec",
     "Lease",
     "Leased",
+    "LendMemory",
     "Load",
     "Loaded",
+    "MemoryLent",
     "OptimizerSpec",
     "ParameterSpec",
     "Pull",
@@ -263,7 +265,9 @@ class Refused(Message, frozen=True, array_like=True):
 class Lease(Message, frozen=True, array_like=True):
     """Asks server 0 for the next examples of a data set: `count` batches of `batch` examples.
 
-    `size` is the data set's; all workers must give the same.
+    `size` is the data set's; all workers must give the same. `number` is 1 for the first lease of
+    this incarnation, then one more with each: a repeat with the same number gets the same
+    examples, and none are lost with an answer that did not arrive.
     """
 
     kind: ClassVar[int] = 72
@@ -274,6 +278,7 @@ class Lease(Message, frozen=True, array_like=True):
     size: int
     batch: int
     count: int
+    number: int = 0
 
 
 class Leased(Message, frozen=True, array_like=True):
@@ -474,31 +479,63 @@ class Collected(Message, frozen=True, array_like=True):
     sizes: tuple[int, ...]
 
 
+# Memory lent over shm:// -------------------------------------------------------------------------
+
+
+class LendMemory(Message, frozen=True, array_like=True):
+    """A worker lends this server memory; its descriptor comes along. Answered by `MemoryLent`.
+
+    Attributes:
+        nbytes: the memory's size.
+        outbound: (offset, length) in bytes of the places that pushes come from.
+        inbound: of the places that values go to.
+    """
+
+    kind: ClassVar[int] = 92
+    nbytes: int
+    outbound: tuple[tuple[int, int], ...]
+    inbound: tuple[tuple[int, int], ...]
+
+
+class MemoryLent(Message, frozen=True, array_like=True):
+    """The answer to `LendMemory`: whether the server sees the memory."""
+
+    kind: ClassVar[int] = 93
+    accepted: bool
+
+
 # Server to server ------------------------------------------------------------------------------
 
 
 class RoundReady(Message, frozen=True, array_like=True):
-    """To server 0: this server holds the updates of these workers for a round.
+    """To server 0: whose updates for a round this server holds, and will keep until it is closed.
 
-    `square` is the squared L2 norm of its part of their mean gradient, where clipping needs it,
-    for the members that server 0 announced; -1 before.
+    Attributes:
+        server: who says so.
+        step: the global step on top of which the round is.
+        members: pairs (worker, incarnation).
+        measured: the members whose mean gradient `square` is of; none where nothing is clipped.
+        square: the squared L2 norm of this server's part of that mean.
     """
 
     kind: ClassVar[int] = 96
     server: int
     step: int
+    members: tuple[tuple[int, int], ...]
+    measured: tuple[tuple[int, int], ...]
     square: float
 
 
 class RoundClose(Message, frozen=True, array_like=True):
-    """From server 0: which workers' updates make the round, and how to scale their mean.
+    """From server 0: whose updates make the round, and how to scale their mean.
 
-    `scale` is -1 while server 0 still gathers the norms.
+    `members` are pairs (worker, incarnation). A `scale` of -1 only proposes them: each server
+    shall answer with the squared norm of its part of their mean.
     """
 
     kind: ClassVar[int] = 97
     step: int
-    members: tuple[int, ...]
+    members: tuple[tuple[int, int], ...]
     scale: float
 
 
@@ -551,6 +588,8 @@ PS_MESSAGES: tuple[type[Message], ...] = (
     Shared,
     Collect,
     Collected,
+    LendMemory,
+    MemoryLent,
     RoundReady,
     RoundClose,
     Status,

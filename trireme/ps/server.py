@@ -21,7 +21,7 @@ from trireme.cluster.rendezvous import Member, MemberConfig
 from trireme.cluster.state import Policy
 from trireme.cluster.view import ServerEntry, View
 from trireme.errors import FrameError, JobFailed, Rejected, TriremeError, WireError
-from trireme.ps.dense import PartBuffer, as_bytes
+from trireme.ps.dense import PartBuffer, as_bytes, dtype_of
 from trireme.ps.instructions import Instruction, Reply, Send
 from trireme.ps.layout import ITEM_SIZES
 from trireme.ps.messages import (
@@ -33,7 +33,9 @@ from trireme.ps.messages import (
     Drain,
     Freeze,
     Lease,
+    LendMemory,
     Load,
+    MemoryLent,
     Pull,
     Push,
     Refused,
@@ -52,8 +54,11 @@ from trireme.ps.shard import Shard
 from trireme.ps.values import tensors_from
 from trireme.wire.connection import Connection, Incoming
 from trireme.wire.handshake import Identity, authenticate
+from trireme.wire.lending import Lending
 from trireme.wire.message import Message
 from trireme.wire.service import Handler, Link, Service
+from trireme.wire.shared_memory import SharedMemory, available
+from trireme.wire.shm import ShmStream, shm_address
 from trireme.wire.transport import Listener, connect, listen
 
 __all__ = ["LeaderLink", "ServerConfig", "ShardHandler", "serve"]
@@ -69,6 +74,7 @@ class _Staging:
     """A worker's link: where its gradients are received, and whether they are still needed."""
 
     gradients: PartBuffer
+    views: Sequence[memoryview]
     busy: bool = False
 
 
@@ -135,14 +141,14 @@ class ShardHandler:
         """Lets a message happen to the shard, and carries out what that leads to."""
         now, message = self._now(), incoming.message
         if isinstance(message, Push):
-            staging = link.context
-            if not isinstance(staging, _Staging):
-                raise FrameError(f"{link.identity.task} pushed without a payload")
+            staging = self._staged(link, incoming.payload)
             staging.busy = True
             route = _Route(link, incoming.sequence, staging)
             self._carry_out(self.shard.push(now, route, message, staging.gradients))
         elif isinstance(message, Load):
             self._load(now, _Route(link, incoming.sequence), message, incoming.payload)
+        elif isinstance(message, LendMemory):
+            link.offer(MemoryLent(self._borrow(link, message)), sequence=incoming.sequence)
         elif isinstance(message, Share):
             data = bytearray().join(incoming.payload)
             left = torch.frombuffer(data, dtype=torch.uint8) if data else torch.empty(0)
@@ -189,6 +195,47 @@ class ShardHandler:
             return [memoryview(bytearray(length))]
         raise FrameError(f"{type(message).__name__} has no payload of {length} bytes")
 
+    def _borrow(self, link: Link, message: LendMemory) -> bool:
+        """Maps memory that a worker of this host lends."""
+        descriptor = link.stream.take_descriptor() if isinstance(link.stream, ShmStream) else None
+        if descriptor is None:
+            return False
+        try:
+            memory = SharedMemory.attach(descriptor, message.nbytes)
+            outbound, inbound = memory.places(message.outbound), memory.places(message.inbound)
+        except WireError as error:
+            _log.warning("%s lends memory that cannot be used: %s", link.identity.task, error)
+            return False
+        memory.close()  # the mapping stays as long as somebody looks at it
+        link.lending = Lending.of_borrower(outbound, inbound)
+        return True
+
+    def _staged(self, link: Link, payload: Sequence[memoryview]) -> _Staging:
+        """Returns the gradient that came: in memory of ours, or in the worker's own."""
+        staging = link.context
+        if isinstance(staging, _Staging) and staging.views is payload:
+            return staging
+        if link.lending is None or payload is not link.lending.incoming:
+            raise FrameError(f"{link.identity.task} pushed without a payload")
+        staging = link.context = _Staging(self._lent_buffer(link, payload), payload)
+        return staging
+
+    def _lent_buffer(self, link: Link, payload: Sequence[memoryview]) -> PartBuffer:
+        layout = self.shard.layout
+        if layout is None:
+            raise FrameError(f"{link.identity.task} pushed before it showed its model")
+        parts = layout.parts(self.index)
+        if [view.nbytes for view in payload] != [part.bytes for part in parts if part.length]:
+            raise FrameError(f"{link.identity.task} lent memory of other sizes than its model's")
+        views = iter(payload)
+        vectors = [
+            torch.frombuffer(next(views), dtype=dtype_of(part.vector.dtype))
+            if part.length
+            else torch.empty(0, dtype=dtype_of(part.vector.dtype))
+            for part in parts
+        ]
+        return PartBuffer(layout, self.index, vectors)
+
     def _stage(self, link: Link, length: int) -> PartBuffer:
         """Returns memory for a gradient that nobody else uses."""
         layout = self.shard.layout
@@ -196,7 +243,8 @@ class ShardHandler:
             raise FrameError(f"{link.identity.task} pushed before it showed its model")
         staging = link.context
         if not isinstance(staging, _Staging) or staging.busy:
-            staging = link.context = _Staging(PartBuffer(layout, self.index))
+            gradients = PartBuffer(layout, self.index)
+            staging = link.context = _Staging(gradients, gradients.views)
         if length != staging.gradients.nbytes:
             raise FrameError(
                 f"{link.identity.task} pushed {length} bytes where this server's part has "
@@ -298,6 +346,7 @@ class ServerConfig:
         coordinator: the coordinator's address; None where this server hosts it.
         policy: what the job expects, for a coordinator hosted here.
         allow_plaintext: whether to listen beyond this host without TLS.
+        share_memory: whether workers of this host may lend memory.
     """
 
     job: str
@@ -307,6 +356,7 @@ class ServerConfig:
     coordinator: str | None
     policy: Policy
     allow_plaintext: bool = False
+    share_memory: bool = True
 
 
 def serve(config: ServerConfig, on_listening: Callable[[str], None]) -> JobOver | None:
@@ -339,7 +389,13 @@ class _Server:
         handlers: list[Handler] = [self._handler]
         if config.coordinator is None:
             handlers.append(Coordinator(config.policy, on_done=self._coordinator_done))
-        self._service = Service(listener, handlers, job=config.job, secret=config.secret)
+        self._service = Service(
+            listener,
+            handlers,
+            job=config.job,
+            secret=config.secret,
+            beside=_beside(listener.address) if config.share_memory else (),
+        )
         identity = Identity(config.job, f"ps:{config.index}")
         self._leader = LeaderLink(self._service, identity, config.secret)
         self._handler.leader_gone = self._leader.lost
@@ -393,6 +449,17 @@ class _Server:
 
     def _coordinator_done(self) -> None:
         self._service.stop()
+
+
+def _beside(address: str) -> list[Listener]:
+    """Returns where workers of this host connect to lend memory; nothing where that cannot be."""
+    if not available() or not address.startswith("tcp://"):
+        return []
+    try:
+        return [listen(shm_address(address))]
+    except WireError as error:
+        _log.warning("no shared memory with workers of this host: %s", error)
+        return []
 
 
 def _size_of(spec: TensorSpec) -> int:

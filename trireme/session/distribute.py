@@ -59,7 +59,9 @@ def distribute(
         )
     chosen = make_options(options)
     task = detect()
-    flat = FlatModel(named_groups(model, optimizer), servers=max(task.servers, 1))
+    flat = FlatModel(
+        named_groups(model, optimizer), servers=max(task.servers, 1), shared=task.servers > 0
+    )
     rule = rule_of(task, chosen, max_steps)
     progress = make_progress(task.display, max_steps=max_steps)
     directory = task.run_dir or run_dir

@@ -182,7 +182,8 @@ class Session:
             made if isinstance(made, torch.optim.Optimizer) else made(model.parameters())
         )
         groups = named_groups(model, self.optimizer)
-        flat = FlatModel(groups, servers=max(self.task.servers, 1))
+        servers = self.task.servers
+        flat = FlatModel(groups, servers=max(servers, 1), shared=servers > 0)
         return Replica(model, self._loss, flat, self.options, self.metrics)
 
     # -- what a program asks ----------------------------------------------------------------------

@@ -27,6 +27,7 @@ from trireme.errors import (
     WireError,
     WireTimeout,
 )
+from trireme.wire.lending import Lending
 from trireme.wire.message import (
     HEADER_SIZE,
     Catalog,
@@ -81,13 +82,14 @@ class Connection:
         limits: the largest frame to accept.
         destination: asked where each payload that is not empty goes, before it is read, and may
             raise `FrameError` to refuse it. None allocates one `bytearray` a payload.
+        lending: memory that both sides see; payloads that lie there do not cross the stream.
         clock: what the deadlines are measured with.
         peer: who is at the other end, for messages; the stream's address until somebody knows
             better.
         bytes_sent: how many bytes the stream has taken.
         bytes_received: how many bytes came from the stream.
 
-    `catalog`, `limits` and `destination` may be replaced between two frames.
+    `catalog`, `limits`, `destination` and `lending` may be replaced between two frames.
     """
 
     def __init__(
@@ -102,6 +104,7 @@ class Connection:
         self.catalog = catalog
         self.limits = limits
         self.destination = destination
+        self.lending: Lending | None = None
         self.clock = clock or MonotonicClock()
         self.peer = stream.peer
         self.bytes_sent = 0
@@ -159,6 +162,11 @@ class Connection:
         If not, the descriptor becomes readable before the next message can be there.
         """
         return self._start != self._stop
+
+    @property
+    def stream(self) -> Stream:
+        """The stream below, for what only one transport has."""
+        return self._stream
 
     def close(self) -> None:
         """Closes the stream and forgets what was offered and not taken. May be repeated."""
@@ -258,6 +266,9 @@ class Connection:
         self, message: Message, payload: Iterable[Buffer], sequence: int
     ) -> list[memoryview]:
         metadata = self.catalog.encode(message)
+        if self.lending is not None and (carried := self.lending.carry(payload)):
+            header = Header(message.kind, len(metadata), carried, sequence, lent=True)
+            return [memoryview(pack_header(header) + metadata)]
         views: list[memoryview] = [_NOTHING]
         length = 0
         for buffer in payload:
@@ -417,8 +428,11 @@ class Connection:
         end = self._start + self._need
         message = self.catalog.decode(header.kind, self._ahead[self._start + HEADER_SIZE : end])
         length = header.payload_length
-        payload = self._place(message, length) if length else ()
-        self._incoming = Incoming(message, header.sequence, payload, length)
+        if header.lent:
+            payload, length = self._borrowed(length), 0
+        else:
+            payload = self._place(message, length) if length else ()
+        self._incoming = Incoming(message, header.sequence, payload, header.payload_length)
         self._header = None
         self._need = HEADER_SIZE
         self._start = end
@@ -427,6 +441,12 @@ class Connection:
                 self._take_from_ahead()
         elif len(self._ahead) > _READ_AHEAD:
             self._ahead = memoryview(bytearray(_READ_AHEAD))
+
+    def _borrowed(self, length: int) -> Sequence[memoryview]:
+        """Returns where a payload lies that does not follow."""
+        if self.lending is None or length != self.lending.incoming_bytes:
+            raise FrameError(f"a payload of {length} bytes in lent memory, and none such was lent")
+        return self.lending.incoming
 
     def _place(self, message: Message, length: int) -> Sequence[memoryview]:
         """Asks where a payload goes."""

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 from trireme.errors import AuthenticationError, ConnectionBroken, FrameError, WireError
 from trireme.wire.connection import Connection, Destination, Incoming
 from trireme.wire.handshake import HANDSHAKE_TIMEOUT, Identity, ServerHandshake
+from trireme.wire.lending import Lending
 from trireme.wire.message import Message
+from trireme.wire.transport import Stream
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -85,6 +87,20 @@ class Link:
     @destination.setter
     def destination(self, destination: Destination | None) -> None:
         self._connection.destination = destination
+
+    @property
+    def stream(self) -> Stream:
+        """The stream below, for what only one transport has."""
+        return self._connection.stream
+
+    @property
+    def lending(self) -> Lending | None:
+        """Memory that both sides see; see `Connection.lending`."""
+        return self._connection.lending
+
+    @lending.setter
+    def lending(self, lending: Lending | None) -> None:
+        self._connection.lending = lending
 
     def offer(self, message: Message, payload: Iterable[Buffer] = (), *, sequence: int = 0) -> bool:
         """Sends without blocking; see `Connection.offer`. What is left goes out by itself.

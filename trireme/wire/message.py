@@ -7,7 +7,7 @@ tensors, never interpreted here):
     0       4     magic b"TRIR"
     4       1     protocol version
     5       1     kind: which message type the metadata holds
-    6       2     flags, reserved: must be zero
+    6       2     flags: bit 0, the payload lies in lent memory and does not follow; else zero
     8       4     metadata length in bytes
     12      8     payload length in bytes
     20      8     sequence: a reply carries its request's; 0 where nobody waits
@@ -41,6 +41,7 @@ __all__ = [
 ]
 
 MAGIC = b"TRIR"
+_LENT = 1
 PROTOCOL_VERSION = 1
 _HEADER = struct.Struct("!4sBBHIQQ")
 HEADER_SIZE = _HEADER.size
@@ -71,6 +72,7 @@ class Header(msgspec.Struct, frozen=True, gc=False):
     metadata_length: int
     payload_length: int
     sequence: int
+    lent: bool = False
 
 
 def pack_header(header: Header) -> bytes:
@@ -79,7 +81,7 @@ def pack_header(header: Header) -> bytes:
         MAGIC,
         PROTOCOL_VERSION,
         header.kind,
-        0,
+        _LENT if header.lent else 0,
         header.metadata_length,
         header.payload_length,
         header.sequence,
@@ -109,7 +111,7 @@ def unpack_header(data: bytes | bytearray | memoryview, limits: Limits, offset: 
             f"the peer speaks version {version} of the protocol and this side {PROTOCOL_VERSION}: "
             "install the same release of trireme on both"
         )
-    if flags:
+    if flags & ~_LENT:
         raise FrameError(f"a frame has flags 0x{flags:04x}, which this version does not know")
     if metadata_length > limits.metadata:
         raise FrameError(
@@ -121,7 +123,7 @@ def unpack_header(data: bytes | bytearray | memoryview, limits: Limits, offset: 
             f"a frame announces a payload of {payload_length} bytes; at most "
             f"{limits.payload} are accepted here"
         )
-    return Header(kind, metadata_length, payload_length, sequence)
+    return Header(kind, metadata_length, payload_length, sequence, flags == _LENT)
 
 
 class Catalog:

@@ -14,6 +14,7 @@ import socket
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Protocol
 
 from trireme.clock import Clock, MonotonicClock
@@ -79,6 +80,7 @@ class Service:
         tick_seconds: float = 0.1,
         limits: Limits = _DEFAULT_LIMITS,
         bounds: Bounds = _DEFAULT_BOUNDS,
+        beside: Sequence[Listener] = (),
     ) -> None:
         """Prepares to serve; nothing is accepted before `run`.
 
@@ -91,6 +93,7 @@ class Service:
             tick_seconds: how often handlers are ticked.
             limits: the largest frame of an authenticated peer.
             bounds: what is borne of peers otherwise.
+            beside: where peers may connect to besides.
 
         Raises:
             ValueError: two handlers want the same kind of message.
@@ -103,7 +106,7 @@ class Service:
         self._handler_of = {
             message: handler for handler in handlers for message in handler.messages
         }
-        self._listener = listener
+        self._listeners = (listener, *beside)
         self._job = job
         self._secret = secret
         self._tick_seconds = tick_seconds
@@ -122,7 +125,7 @@ class Service:
     @property
     def address(self) -> str:
         """Where it listens."""
-        return self._listener.address
+        return self._listeners[0].address
 
     # From any thread ---------------------------------------------------------------------------
 
@@ -208,7 +211,8 @@ class Service:
     def _linger(self) -> None:
         """Sends what was offered, then drops everybody."""
         self._deafen()
-        self._listener.close()
+        for listener in self._listeners:
+            listener.close()
         for peer in list(self._peers):
             peer.finish()
         quiet = 0.0  # counted too, so that it ends under a clock that stands still
@@ -223,7 +227,8 @@ class Service:
         for peer in list(self._peers):
             self.drop(peer, None)
         self._selector.close()
-        self._listener.close()
+        for listener in self._listeners:
+            listener.close()
         self._door.close()
         self._bell.close()
 
@@ -231,18 +236,21 @@ class Service:
 
     def _listen(self) -> None:
         if not self._accepting:
-            self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
+            for listener in self._listeners:
+                accept = partial(self._accept, listener)
+                self._selector.register(listener, selectors.EVENT_READ, accept)
             self._accepting = True
 
     def _deafen(self) -> None:
         if self._accepting:
-            self._selector.unregister(self._listener)
+            for listener in self._listeners:
+                self._selector.unregister(listener)
             self._accepting = False
 
-    def _accept(self, mask: int) -> None:
+    def _accept(self, listener: Listener, mask: int) -> None:
         for _ in range(_TURN_ACCEPTS):
             try:
-                stream = self._listener.accept()
+                stream = listener.accept()
             except WireError as error:
                 _log.warning("%s; trying again at the next tick", error)
                 self._deafen()

@@ -1,6 +1,7 @@
 """Byte streams between processes, and how an address chooses the transport that makes them.
 
     tcp://host:port    sockets; `trireme.wire.tcp`
+    shm://name         one host, by unix socket and shared memory; `trireme.wire.shm`
     memory://name      inside one process; `trireme.wire.memory`
 
 A transport gives two things, a `Stream` and a `Listener`, both non-blocking; whoever waits does it
@@ -163,8 +164,8 @@ def _resolve(address: str, tls: object) -> tuple[Transport, str]:
     transport = _transport(scheme)
     if transport is None:
         raise ConfigurationError(
-            f"the address {address!r} has an unknown scheme {scheme!r}: there are tcp://host:port "
-            "and memory://name"
+            f"the address {address!r} has an unknown scheme {scheme!r}: there are tcp://host:port, "
+            "shm://name and memory://name"
         )
     return transport, rest
 
@@ -175,6 +176,10 @@ def _transport(scheme: str) -> Transport | None:
         from trireme.wire import tcp
 
         return tcp
+    if scheme == "shm":
+        from trireme.wire import shm
+
+        return shm
     if scheme == "memory":
         from trireme.wire import memory
 

@@ -1,0 +1,126 @@
+"""Memory that two processes of one host share, and that goes when both are gone.
+
+It has no name: it is a file descriptor, handed over on a connection. Whoever is killed, nothing is
+left in the file system. It is sealed against changes of its size, so that a peer cannot take pages
+away under the other's feet.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import sys
+from collections.abc import Sequence
+from typing import Self
+
+import numpy as np
+
+from trireme.errors import ConnectionBroken
+
+__all__ = ["SharedMemory", "available"]
+
+_SEALS = 0
+if sys.platform == "linux":
+    _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
+
+
+def available() -> bool:
+    """Returns whether this system has memory of this kind: Linux does."""
+    return sys.platform == "linux" and hasattr(os, "memfd_create")
+
+
+def _address(view: memoryview) -> int:
+    address: int = np.frombuffer(view, dtype=np.uint8).ctypes.data
+    return address
+
+
+class SharedMemory:
+    """A stretch of memory, mapped into this process.
+
+    Make it with `create` or `attach`.
+
+    Attributes:
+        view: its bytes, writable.
+        nbytes: how many.
+    """
+
+    def __init__(self, descriptor: int, nbytes: int) -> None:
+        self.nbytes = nbytes
+        self._descriptor = descriptor
+        self._map = mmap.mmap(descriptor, nbytes)
+        self.view = memoryview(self._map)
+
+    @classmethod
+    def create(cls, nbytes: int) -> Self:
+        """Makes new memory of zeros.
+
+        Args:
+            nbytes: at least 1; rounded up to whole pages.
+
+        Raises:
+            OSError: the system has none left.
+        """
+        size = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
+        descriptor = os.memfd_create("trireme", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            os.ftruncate(descriptor, size)
+            fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
+            return cls(descriptor, size)
+        except BaseException:
+            os.close(descriptor)
+            raise
+
+    @classmethod
+    def attach(cls, descriptor: int, nbytes: int) -> Self:
+        """Maps memory that a peer has made. The descriptor belongs to the result from now on.
+
+        Raises:
+            ConnectionBroken: it is not such memory, or smaller than was said, or not sealed.
+        """
+        try:
+            if os.fstat(descriptor).st_size < nbytes or nbytes < 1:
+                raise ConnectionBroken(f"the peer's memory is smaller than {nbytes} bytes")
+            if fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & _SEALS != _SEALS:
+                raise ConnectionBroken("the peer's memory could still change its size")
+            return cls(descriptor, nbytes)
+        except (OSError, ValueError) as error:
+            os.close(descriptor)
+            raise ConnectionBroken(f"the peer's memory cannot be mapped: {error}") from error
+        except ConnectionBroken:
+            os.close(descriptor)
+            raise
+
+    def fileno(self) -> int:
+        """Returns the descriptor, to be handed over."""
+        return self._descriptor
+
+    def place_of(self, view: memoryview) -> tuple[int, int]:
+        """Returns (offset, length) in bytes of a view of this memory.
+
+        Raises:
+            ValueError: it lies elsewhere.
+        """
+        offset = _address(view) - _address(self.view)
+        if not 0 <= offset <= offset + view.nbytes <= self.nbytes:
+            raise ValueError(f"a view of {view.nbytes} bytes does not lie in this memory")
+        return offset, view.nbytes
+
+    def places(self, places: Sequence[tuple[int, int]]) -> tuple[memoryview, ...]:
+        """Returns the bytes at each (offset, length).
+
+        Raises:
+            ConnectionBroken: a place is not inside this memory.
+        """
+        for offset, length in places:
+            if not 0 <= offset <= offset + length <= self.nbytes:
+                raise ConnectionBroken(
+                    f"the peer names {length} bytes at {offset} of {self.nbytes} bytes of memory"
+                )
+        return tuple(self.view[offset : offset + length] for offset, length in places)
+
+    def close(self) -> None:
+        """Gives the descriptor back; the memory stays mapped as long as somebody looks at it."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1

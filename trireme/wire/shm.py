@@ -1,0 +1,194 @@
+"""The `shm://name` transport: two processes of one host, over a unix socket that passes memory.
+
+The name is of the abstract kind: it lies in no file system, is gone with its listener, and is seen
+in one network namespace only, as a TCP port is. Only processes of the same user may connect.
+Control frames cross the socket; payloads that lie in lent memory do not: see
+`trireme.wire.lending`.
+"""
+
+from __future__ import annotations
+
+import array
+import errno
+import os
+import secrets
+import socket
+import struct
+import sys
+from collections import deque
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from trireme.errors import (
+    AddressInUse,
+    ConfigurationError,
+    ConnectionClosed,
+    ConnectionRefused,
+    ConnectTimeout,
+    PeerClosed,
+    WireError,
+)
+from trireme.wire.sockets import BUFFER_BYTES, explain
+from trireme.wire.transport import Listener, Stream
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+__all__ = ["ShmListener", "ShmStream", "connect", "listen", "shm_address"]
+
+_BACKLOG = 512
+_IOV_MAX = os.sysconf("SC_IOV_MAX")
+_ANCILLARY = socket.CMSG_SPACE(4)
+_CREDENTIALS = struct.Struct("3i")
+
+
+def shm_address(address: str) -> str:
+    """Returns where a listener at a TCP address of this host is to be found beside it.
+
+    The whole address is in the name: only a listener that calls itself so on this host has it.
+    """
+    return f"shm://trireme-{address.partition('://')[2]}"
+
+
+def connect(rest: str, *, timeout: float) -> Stream:
+    """Connects to a name; see `trireme.wire.transport.connect`."""
+    _require_linux()
+    address = f"shm://{rest}"
+    client = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        client.settimeout(timeout)
+        client.connect(_abstract(rest))
+    except TimeoutError:
+        client.close()
+        raise ConnectTimeout(f"{address} did not accept within {timeout:g} s: it hangs") from None
+    except OSError as error:
+        client.close()
+        if error.errno == errno.EAGAIN:
+            raise ConnectTimeout(f"{address} has too many connections waiting: it hangs") from None
+        raise ConnectionRefused(f"nothing listens at {address} on this host") from error
+    return ShmStream(client, address)
+
+
+def listen(rest: str, *, allow_plaintext: bool) -> Listener:
+    """Listens under a name; see `trireme.wire.transport.listen`."""
+    _require_linux()
+    name = rest or f"trireme-{secrets.token_hex(8)}"
+    server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        server.bind(_abstract(name))
+        server.listen(_BACKLOG)
+    except OSError as error:
+        server.close()
+        if error.errno == errno.EADDRINUSE:
+            raise AddressInUse(
+                f"shm://{name} is taken by another process of this host: stop it, or choose "
+                "another name"
+            ) from error
+        raise WireError(f"cannot listen at shm://{name}: {error.strerror}") from error
+    return ShmListener(server, name)
+
+
+class ShmStream(Stream):
+    """One end of a unix socket, which also carries descriptors."""
+
+    def __init__(self, connected: socket.socket, peer: str) -> None:
+        connected.setblocking(False)
+        connected.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER_BYTES)
+        self._socket = connected
+        self._outgoing: deque[int] = deque()
+        self._incoming: deque[int] = deque()
+        self.peer = peer
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    def read_into(self, buffers: Sequence[memoryview]) -> int:
+        try:
+            count, ancillary, _, _ = self._socket.recvmsg_into(
+                buffers[:_IOV_MAX], _ANCILLARY, socket.MSG_CMSG_CLOEXEC
+            )
+        except BlockingIOError:
+            return 0
+        except OSError as error:
+            raise explain(error, self.peer) from error
+        for level, kind, data in ancillary:
+            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                received = array.array("i")
+                received.frombytes(data[: len(data) - len(data) % received.itemsize])
+                self._incoming.extend(received)
+        if count == 0:
+            raise PeerClosed(f"{self.peer} closed the connection")
+        return count
+
+    def write(self, buffers: Sequence[Buffer]) -> int:
+        try:
+            if not self._outgoing:
+                return self._socket.sendmsg(buffers[:_IOV_MAX])
+            descriptor = array.array("i", [self._outgoing[0]])
+            rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, descriptor)]
+            count = self._socket.sendmsg(buffers[:_IOV_MAX], rights)
+            self._outgoing.popleft()
+            return count
+        except BlockingIOError:
+            return 0
+        except OSError as error:
+            raise explain(error, self.peer) from error
+
+    def pass_descriptor(self, descriptor: int) -> None:
+        """Sends a descriptor along with the next bytes; it stays open and the caller's here."""
+        self._outgoing.append(descriptor)
+
+    def take_descriptor(self) -> int | None:
+        """Returns the oldest descriptor that came and was not taken; it is the caller's now."""
+        return self._incoming.popleft() if self._incoming else None
+
+    def close(self) -> None:
+        self._socket.close()
+        while self._incoming:
+            os.close(self._incoming.popleft())
+
+
+class ShmListener(Listener):
+    """Listens under an abstract name; strangers of other users are turned away."""
+
+    def __init__(self, server: socket.socket, name: str) -> None:
+        server.setblocking(False)
+        self.address = f"shm://{name}"
+        self._socket = server
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    def accept(self) -> Stream | None:
+        while True:
+            try:
+                accepted, _ = self._socket.accept()
+            except BlockingIOError:
+                return None
+            except OSError as error:
+                if error.errno == errno.EBADF:
+                    raise ConnectionClosed(f"{self.address} was closed by this side") from error
+                raise WireError(f"{self.address} cannot accept: {error.strerror}") from error
+            if _user_of(accepted) == os.geteuid():
+                return ShmStream(accepted, f"{self.address}#client")
+            accepted.close()
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+def _user_of(connected: socket.socket) -> int:
+    credentials = connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    user: int = _CREDENTIALS.unpack(credentials)[1]
+    return user
+
+
+def _abstract(name: str) -> str:
+    if not name or len(name) > 100 or "\0" in name:
+        raise ConfigurationError(f"shm://{name} is no name: give 1 to 100 characters")
+    return f"\0{name}"
+
+
+def _require_linux() -> None:
+    if sys.platform != "linux":
+        raise ConfigurationError("shm:// needs Linux: use tcp:// on this system")
