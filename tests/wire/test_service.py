@@ -78,7 +78,8 @@ def test_many_clients_are_served_at_once() -> None:
 
 
 def test_messages_sent_in_a_heap_are_all_served() -> None:
-    with running(EchoHandler()) as run, run.client() as client:
+    # No tick comes to its help.
+    with running(EchoHandler(), tick_seconds=3600.0) as run, run.client() as client:
         for number in range(500):
             client.offer(Echo(str(number)), sequence=number)
         for number in range(500):
@@ -393,7 +394,7 @@ def test_ticks_follow_the_clock() -> None:
 
 def test_calls_are_made_in_order_in_the_loops_thread() -> None:
     calls: list[tuple[int, str]] = []
-    with running(EchoHandler()) as run:
+    with running(EchoHandler(), tick_seconds=3600.0) as run:
         for number in range(5000):
             run.service.call_soon(
                 lambda number=number: calls.append((number, threading.current_thread().name))

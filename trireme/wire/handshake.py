@@ -143,7 +143,6 @@ class ServerHandshake:
     def _answer_proof(self, hello: Hello, proof: Proof) -> Message:
         expected = _client_proof(self._secret, hello, self._challenge)
         if not hmac.compare_digest(expected, proof.hmac):
-            self._hello = None
             return self._deny("secret", f"{hello.task} does not know this job's secret")
         self.identity = Identity(hello.job, hello.task, hello.incarnation)
         return Welcome(_server_proof(self._secret, hello, self._challenge, proof))
