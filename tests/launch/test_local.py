@@ -100,6 +100,15 @@ def test_a_worker_that_ends_without_a_word_shows_its_last_lines(tmp_path: Path) 
     assert "trireme:     3\n" not in ran.err
 
 
+def test_a_worker_may_change_its_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    ran = run_programs(
+        Path("run"), {"worker:0": "os.chdir('/'); " + fail("usage", "no such thing", 1.0)}
+    )
+    assert ran.status == 2
+    assert "First worker:0 failed: no such thing" in ran.err
+
+
 def test_the_job_goes_on_without_a_killed_worker(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo")
     # The kernel closes the fifo of the killed worker: only then does the other one end.
@@ -190,6 +199,25 @@ def test_a_signal_lets_the_workers_save(tmp_path: Path, name: str) -> None:
     assert "interrupted after" in ran.err
     assert (ran.record.state, ran.record.status) == ("interrupted", 130)
     assert_nobody_left(ran)
+
+
+def test_a_background_job_of_a_script_can_be_interrupted_and_nohup_is_kept(
+    tmp_path: Path,
+) -> None:
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in (1, 2)}
+    try:
+        program = (
+            SAVES + ASK.format(signal="SIGHUP") + "print('on'); " + ASK.format(signal="SIGINT")
+        )
+        ran = run_programs(tmp_path, {"worker:0": program + WAIT})
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    assert ran.status == 130
+    assert "worker:0 | on" in ran.out
+    assert ran.err.count("stopping: ") == 1
+    assert "asked" not in ran.err
 
 
 def test_a_second_signal_ends_all_at_once(tmp_path: Path) -> None:

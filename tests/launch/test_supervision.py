@@ -15,7 +15,7 @@ from trireme.launch.supervision import (
     Terminate,
 )
 
-LIMITS = Limits(settle=2, stop=60, end=15, kill=10, echo=0.2)
+LIMITS = Limits(settle=2, give_up=1, stop=60, end=15, kill=10, echo=0.2)
 KEEPERS = ("coordinator:0", "ps:0")
 
 
@@ -82,9 +82,9 @@ def test_a_worker_that_raises_ends_the_job() -> None:
     end(supervision, 5, "worker:1", 1, raised())
     assert supervision.phase is Phase.FAILING
     assert supervision.tick(6.9) == []
-    stop = supervision.tick(7)
-    assert stop == [Terminate("coordinator:0"), Terminate("ps:0"), Terminate("worker:0")]
-    for name in ("worker:0", "ps:0", "coordinator:0"):
+    assert supervision.tick(7) == [Terminate("worker:0")]
+    assert end(supervision, 8, "worker:0", -15) == [Terminate("coordinator:0"), Terminate("ps:0")]
+    for name in ("ps:0", "coordinator:0"):
         end(supervision, 8, name, -15)
     assert supervision.phase is Phase.DONE
     assert supervision.status == 1
@@ -98,7 +98,23 @@ def test_servers_have_a_moment_when_the_workers_of_a_failed_job_ended_by_themsel
     assert end(supervision, 5, "worker:0", 1, raised(kind="victim")) == []
     assert supervision.phase is Phase.ENDING
     assert end(supervision, 6, "ps:0", 1, raised(kind="victim")) == []
-    assert orders(supervision.tick(7)) == [Terminate("coordinator:0")]
+    assert orders(supervision.tick(6)) == [Terminate("coordinator:0")]
+
+
+def test_a_failed_worker_that_is_slow_to_end_is_still_the_culprit() -> None:
+    supervision = supervise()
+    end(supervision, 5, "worker:0", 1, raised(at=2, kind="victim"))
+    assert supervision.tick(7) == [Terminate("worker:1")]
+    end(supervision, 8, "worker:1", -15, raised(at=1))  # it had told why before
+    assert supervision.culprit is not None
+    assert supervision.culprit.name == "worker:1"
+
+
+def test_workers_that_hang_are_killed_with_all_others() -> None:
+    supervision = supervise()
+    end(supervision, 5, "worker:1", 1, raised())
+    supervision.tick(7)
+    assert supervision.tick(17) == [Kill("coordinator:0"), Kill("ps:0"), Kill("worker:0")]
 
 
 def test_the_culprit_is_the_one_that_failed_first_by_itself() -> None:
@@ -154,6 +170,18 @@ def test_a_crashed_worker_is_started_again_so_many_times(status: int, kind: str)
     assert orders(end(supervision, 2, "worker:1", status, outcome)) == [Restart("worker:1", 0)]
     assert orders(end(supervision, 3, "worker:1", status, outcome)) == []
     assert supervision.failed is (status > 0)
+
+
+def test_a_worker_started_again_too_late_fails_nothing() -> None:
+    supervision = supervise(limits=Limits(restarts=1))
+    end(supervision, 1, "worker:1", -9)
+    end(supervision, 2, "worker:0", 0)
+    late = end(supervision, 3, "worker:1", 1, raised(kind="victim", summary="the job is over"))
+    assert "worker:1 was started again too late" in said(late)
+    end(supervision, 3, "ps:0", 0)
+    end(supervision, 3, "coordinator:0", 0)
+    assert supervision.phase is Phase.DONE
+    assert supervision.status == 0
 
 
 def test_a_victim_is_not_started_again() -> None:

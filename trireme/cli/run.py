@@ -25,6 +25,9 @@ from trireme.launch.threads import cores, thread_variables
 
 __all__ = ["main"]
 
+CONNECT_TIMEOUT = 30.0
+"""The coordinator listens before any other task is started: where it is not found, it is gone."""
+
 
 def main(arguments: Sequence[str]) -> int:
     """Runs the command and returns the job's exit status.
@@ -76,6 +79,7 @@ def _task(settings: Settings) -> TaskConfig:
         staleness=settings["staleness"],
         display="plain",
         join_timeout=settings["join-timeout"],
+        connect_timeout=min(settings["join-timeout"], CONNECT_TIMEOUT),
         origins=settings.origins,
     )
 

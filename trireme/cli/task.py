@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import logging
 import os
-from collections.abc import Callable, MutableMapping, Sequence
+from collections.abc import MutableMapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -37,16 +37,16 @@ class _Place:
     """Where a server or a coordinator listens, and whom it tells.
 
     Attributes:
+        name: what to write before each line: the task's name, unless the launcher does it.
         listen: the address with its scheme.
         hosts_coordinator: whether the job's coordinator is served there.
         address_file: where to write the address that was got, if anywhere.
-        announce: to be called with that address.
     """
 
+    name: str
     listen: str
     hosts_coordinator: bool
     address_file: Path | None
-    announce: Callable[[str], None]
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -70,10 +70,10 @@ def _launched(given: argparse.Namespace, config: TaskConfig, program: Sequence[s
     if config.role == "worker":
         return run_script(check_script(program[0]), program[1:], outcome=outcome)
     place = _Place(
+        name="",
         listen="tcp://127.0.0.1:0",
         hosts_coordinator=config.role == "coordinator",
         address_file=_path(given.address_file),
-        announce=lambda address: print(f"listens on {address}", flush=True),
     )
     try:
         over = _serve(config, place)
@@ -83,7 +83,7 @@ def _launched(given: argparse.Namespace, config: TaskConfig, program: Sequence[s
         raise
     if over is not None and over.outcome == "failed" and outcome is not None:
         write_outcome(outcome, describe(JobFailed(_ending(over))))
-    return _say_end("", over)
+    return _say_end(place, over)
 
 
 def _by_hand(given: argparse.Namespace, program: Sequence[str]) -> int:
@@ -100,12 +100,12 @@ def _by_hand(given: argparse.Namespace, program: Sequence[str]) -> int:
             raise UsageError(f"{config.name} needs a program: add SCRIPT [ARGS...] at the end")
         return run_script(check_script(program[0]), program[1:], task=config.name)
     place = _Place(
+        name=f"{config.name} ",
         listen=task.listen,
         hosts_coordinator=task.hosts_coordinator,
         address_file=_path(given.address_file),
-        announce=lambda address: print(f"{config.name} listens on {address}", flush=True),
     )
-    return _say_end(config.name + " ", _serve(config, place))
+    return _say_end(place, _serve(config, place))
 
 
 # Classic spellings -------------------------------------------------------------------------------
@@ -174,7 +174,7 @@ def _export(
 
 
 def _serve(config: TaskConfig, place: _Place) -> JobOver | None:
-    logging.basicConfig(level=logging.WARNING, format=f"{config.name}: %(message)s")
+    logging.basicConfig(level=logging.WARNING, format=f"{place.name}%(message)s")
     if config.role == "coordinator":
         return _serve_coordinator(config, place)
     return _serve_parameters(config, place)
@@ -228,7 +228,7 @@ def _tell_address(place: _Place, address: str) -> None:
         beside = place.address_file.with_name(f"{place.address_file.name}.{os.getpid()}")
         beside.write_text(address + "\n", encoding="utf-8")
         beside.replace(place.address_file)
-    place.announce(address)
+    print(f"{place.name}listens on {address}", flush=True)
 
 
 def _ending(over: JobOver) -> str:
@@ -237,7 +237,7 @@ def _ending(over: JobOver) -> str:
     return f"the job failed: {over.culprit}: {over.reason}"
 
 
-def _say_end(name: str, over: JobOver | None) -> int:
+def _say_end(place: _Place, over: JobOver | None) -> int:
     failed = over is not None and over.outcome == "failed"
-    print(f"{name}ends: {_ending(over) if over is not None else 'stopped'}", flush=True)
+    print(f"{place.name}ends: {_ending(over) if over is not None else 'stopped'}", flush=True)
     return 1 if failed else 0

@@ -40,6 +40,8 @@ class TaskConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         display: how progress is shown: `plain` lines, nothing, or what suits the terminal.
         dry_run: print what would be done, and end before training.
         join_timeout: seconds until every task must have come.
+        connect_timeout: seconds until the coordinator must have been reached; short where it is
+            known to listen already.
         threads: BLAS threads of this process; None leaves it to PyTorch.
         allow_plaintext: whether a server may listen beyond this host without TLS.
         restarts_left: how often the launcher will start this worker again should it fail; while
@@ -61,6 +63,7 @@ class TaskConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     display: Literal["auto", "plain", "none"] = "auto"
     dry_run: bool = False
     join_timeout: float = 300.0
+    connect_timeout: float = 300.0
     threads: int | None = None
     allow_plaintext: bool = False
     restarts_left: int = 0

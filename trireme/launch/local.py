@@ -233,7 +233,8 @@ class _Launcher:
             self._selector.register(pipe.fd, selectors.EVENT_READ, (process, pipe))
 
     def _files(self, name: str) -> TaskFiles:
-        stem = self._directory.scratch / name.replace(":", "-")
+        # A program may change its working directory before it fails.
+        stem = self._directory.scratch.resolve() / name.replace(":", "-")
         return TaskFiles(stem.with_suffix(".address"), stem.with_suffix(".outcome"))
 
     def _environ(self, config: TaskConfig) -> dict[str, str]:
@@ -326,7 +327,8 @@ class _Launcher:
 def _signals() -> Iterator[socket.socket]:
     """Turns signals into bytes on a socket while the block runs.
 
-    A signal that this process was told to ignore (`nohup`, a background job) stays ignored.
+    SIGHUP stays ignored where it was (`nohup`). SIGINT does not: a shell script starts every
+    background job with it ignored, and yet whoever sends it to a launcher wants the job to stop.
     """
     ours = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD)
     previous = {number: signal.getsignal(number) for number in ours}
@@ -336,7 +338,7 @@ def _signals() -> Iterator[socket.socket]:
     with reader, writer:
         wakeup = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
         for number, handler in previous.items():
-            if handler is not signal.SIG_IGN or number == signal.SIGCHLD:
+            if number != signal.SIGHUP or handler is not signal.SIG_IGN:
                 signal.signal(number, lambda *_: None)
         try:
             yield reader

@@ -113,6 +113,7 @@ def _config(
         aggregate=settings["aggregate"],
         staleness=settings["staleness"],
         join_timeout=settings["join-timeout"],
+        connect_timeout=settings["join-timeout"],
         allow_plaintext=options.allow_plaintext,
         origins=settings.origins | {"secret": origin},
     )

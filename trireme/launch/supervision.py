@@ -66,7 +66,10 @@ class Limits:
 
     Attributes:
         restarts: how often each worker may be started again.
-        settle: after a failure, how long the other tasks may take to end by themselves.
+        settle: after a failure, how long the other tasks may take to end by themselves; longer
+            than the coordinator needs to notice that a task is gone.
+        give_up: after the last worker of a job that failed, how long servers and coordinator may
+            take to end by themselves: they have nothing to lose.
         stop: after a request to stop, how long the workers may take to save and end.
         end: after the last worker, how long servers and coordinator may take to end.
         kill: between SIGTERM and SIGKILL where nothing has to be saved, and again until a task
@@ -76,7 +79,8 @@ class Limits:
     """
 
     restarts: int = 0
-    settle: float = 2.0
+    settle: float = 5.0
+    give_up: float = 1.0
     stop: float = 60.0
     end: float = 15.0
     kill: float = 10.0
@@ -154,7 +158,7 @@ class Supervision:
             outcome: why, if the status is neither 0 nor 130.
         """
         task = self._tasks[name]
-        ours = (task.told or task.killed) and status < 0
+        ours = (task.told or task.killed) and outcome.kind == "signal"
         task.alive = False
         if status in (0, INTERRUPTED):
             self._ended_well += task.worker
@@ -163,7 +167,7 @@ class Supervision:
         elif ours:
             said = []
         elif task.worker:
-            said = self._worker_failed(now, task, status, Failure(name, outcome))
+            said = self._worker_failed(now, task, Failure(name, outcome))
         else:
             said = self._keeper_failed(now, Failure(name, outcome))
         return said + self._advance(now)
@@ -202,12 +206,14 @@ class Supervision:
             late = ", ".join(self.unsaved)
             say = Say(f"{late} did not save and end within {self._limits.stop:.0f} s: killed")
             return [say, *self._kill(now)]
-        if all(task.told for task in alive):
+        # Servers and coordinator come last: the workers may need them to end well.
+        due = [task for task in alive if task.worker or self.phase is Phase.ENDING]
+        if all(task.told for task in due):
             return self._kill(now)
         self.deadline = now + self._limits.kill
         waited = self.phase is Phase.ENDING and not self._failed
         warning = [Say(f"{names} did not end with the job: terminated")] if waited else []
-        return [*warning, *self._terminate(task for task in alive if not task.told)]
+        return [*warning, *self._terminate(task for task in due if not task.told)]
 
     # Conclusions -----------------------------------------------------------------------------
 
@@ -248,15 +254,15 @@ class Supervision:
 
     # What follows from an end ----------------------------------------------------------------
 
-    def _worker_failed(
-        self, now: float, task: _Task, status: int, failure: Failure
-    ) -> list[Instruction]:
-        going = self.phase is Phase.RUNNING
-        worth_it = failure.outcome.kind not in ("usage", "victim")
-        if going and worth_it and task.restarts < self._limits.restarts:
+    def _worker_failed(self, now: float, task: _Task, failure: Failure) -> list[Instruction]:
+        kind = failure.outcome.kind
+        worth_it = kind not in ("usage", "victim") and task.restarts < self._limits.restarts
+        if self.phase is Phase.RUNNING and worth_it:
             return self._restart(task, failure)
-        if status < 0 and self.phase in (Phase.RUNNING, Phase.STOPPING):
+        if kind == "signal" and self.phase in (Phase.RUNNING, Phase.STOPPING):
             return self._lose(now, failure)
+        if kind == "victim" and task.restarts and self._ended_well:
+            return [Say(f"{task.name} was started again too late: the others had finished")]
         self._fail(now, failure)
         return []
 
@@ -310,7 +316,7 @@ class Supervision:
         self.phase = Phase.ENDING
         if any(task.killed for task in alive):
             return []
-        by_themselves = self._limits.settle if self._failed else self._limits.end
+        by_themselves = self._limits.give_up if self._failed else self._limits.end
         self.deadline = now + (by_themselves if self._expect_end() else 0.0)
         return self.tick(now)
 
