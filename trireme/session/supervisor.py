@@ -151,7 +151,7 @@ class Supervisor:
             role="worker",
             index=self.task.index,
             secret=secret,
-            connect_timeout=self.task.join_timeout,
+            connect_timeout=self.task.connect_timeout,
         )
         self._member = Member(config)
         incarnation = self._member.join()
