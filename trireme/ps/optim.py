@@ -160,9 +160,11 @@ class SegmentOptimizer:
         if not groups:
             return None  # this server holds nothing: a model smaller than its servers
         make: Callable[..., torch.optim.Optimizer] = self._entry.make
+        # Adagrad takes the accumulator's first value from its own arguments, not from a group's.
+        defaults = dict(spec.groups[0].values)
         options = {"fused": True} if self._entry.fused else {"foreach": False}
         try:
-            return make(groups, **options)
+            return make(groups, **defaults, **options)
         except (ValueError, TypeError, RuntimeError) as error:
             raise ConfigurationError(f"{spec.name}: {error}") from error
 
