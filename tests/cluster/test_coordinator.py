@@ -1,0 +1,216 @@
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from tests.cluster.harness import FAST, JOB, PATIENCE, SECRET, ByHand, Host, new_address
+from trireme.clock import VirtualClock
+from trireme.cluster.control import query_status, request_stop
+from trireme.cluster.coordinator import Coordinator
+from trireme.cluster.messages import (
+    Heartbeat,
+    HeartbeatHeard,
+    JobOver,
+    JobOverHeard,
+    Join,
+    Joined,
+    Leave,
+    Left,
+    Refused,
+    StatusQuery,
+    Stop,
+    StopRequested,
+    ViewChanged,
+    WaitingFor,
+)
+from trireme.errors import AuthenticationError, ConnectionRefused, PeerClosed
+from trireme.wire.connection import Incoming
+from trireme.wire.handshake import Identity
+from trireme.wire.message import Message
+
+
+@pytest.fixture(params=["memory", "tcp"])
+def host(request: pytest.FixtureRequest) -> Iterator[Host]:
+    with Host(new_address(request.param)) as host:
+        yield host
+
+
+def test_a_task_joins_and_is_told_the_pace(host: Host) -> None:
+    with ByHand(host.address, "worker:0") as peer:
+        peer.say(Join("worker", 0, 0, "by-hand", 1, ""))
+        assert peer.hear(Joined) == Joined(1, 0.05, 5.0)
+        peer.say(Heartbeat({"step": 1}))
+        peer.hear(HeartbeatHeard)
+
+
+def test_those_who_wait_hear_for_whom_and_then_the_view(host: Host) -> None:
+    with ByHand(host.address, "worker:0") as first, ByHand(host.address, "worker:1") as second:
+        first.join("worker:0")
+        assert first.hear(WaitingFor).names == ("worker:1",)
+        second.join("worker:1")
+        view = second.hear(ViewChanged).view
+        assert first.hear(ViewChanged).view == view
+        assert [worker.index for worker in view.workers] == [0, 1]
+
+
+def test_a_connection_that_closes_is_noticed(host: Host) -> None:
+    with ByHand(host.address, "worker:0") as first, ByHand(host.address, "worker:1") as second:
+        first.join("worker:0")
+        second.join("worker:1")
+        assert first.hear(ViewChanged).view.number == 1
+        second.connection.close()
+        view = first.hear(ViewChanged).view
+        assert view.number == 2 and [worker.index for worker in view.workers] == [0]
+
+
+def test_a_peer_must_join_as_who_it_has_proven_to_be(host: Host) -> None:
+    with ByHand(host.address, "worker:0") as peer:
+        peer.say(Join("worker", 1, 0, "by-hand", 1, ""))
+        with pytest.raises(PeerClosed):
+            peer.hear(Joined)
+    assert host.coordinator.state.tasks["worker:1"].incarnation == 0
+
+
+def test_a_refused_peer_is_told_why(host: Host) -> None:
+    with ByHand(host.address, "worker:7") as peer:
+        peer.say(Join("worker", 7, 0, "by-hand", 1, ""))
+        assert peer.hear(Refused).code == "outside"
+
+
+def test_the_coordinator_is_done_when_everybody_knows(host: Host) -> None:
+    with ByHand(host.address, "worker:0") as first, ByHand(host.address, "worker:1") as second:
+        first.join("worker:0")
+        second.join("worker:1")
+        first.say(Leave("failed", "boom", "Traceback"))
+        first.hear(Left)
+        over = second.hear(JobOver)
+        assert over == first.hear(JobOver) == host.coordinator.over
+        assert (over.culprit, over.details) == ("worker:0", "Traceback")
+        first.say(JobOverHeard())
+        with pytest.raises(PeerClosed):
+            first.hear(JobOver)
+        assert not host.coordinator.done
+        second.say(JobOverHeard())
+        assert host.done.wait(PATIENCE) and host.coordinator.done
+
+
+def test_status_and_stop_need_no_membership(host: Host) -> None:
+    with ByHand(host.address, "worker:0") as first, ByHand(host.address, "worker:1") as second:
+        first.join("worker:0")
+        status = query_status(host.address, JOB, SECRET)
+        assert (status.phase, status.missing) == ("forming", ("worker:1",))
+        second.join("worker:1")
+        assert query_status(host.address, JOB, SECRET).view == 1
+        assert request_stop(host.address, JOB, SECRET, "enough").stop == "enough"
+        assert first.hear(StopRequested) == second.hear(StopRequested) == StopRequested("enough")
+        assert host.coordinator.over is None
+
+
+def test_replies_carry_the_requests_sequence(host: Host) -> None:
+    with ByHand(host.address, "observer:0") as peer:
+        for sequence, question in ((41, StatusQuery()), (42, Stop("enough"))):
+            peer.say(question, sequence=sequence)
+            assert peer.connection.receive(timeout=PATIENCE).sequence == sequence
+
+
+def test_strangers_learn_nothing(host: Host) -> None:
+    with pytest.raises(AuthenticationError):
+        query_status(host.address, JOB, b"another secret")
+    with pytest.raises(AuthenticationError):
+        query_status(host.address, "job-2", SECRET)
+    with pytest.raises(ConnectionRefused):
+        query_status(new_address("tcp"), JOB, SECRET)
+
+
+class FakeLink:
+    """What a coordinator sees of a link."""
+
+    def __init__(self, task: str) -> None:
+        self.identity = Identity(JOB, task)
+        self.said: list[Message] = []
+        self.closed = False
+
+    def offer(self, message: Message, *, sequence: int = 0) -> bool:
+        self.said.append(message)
+        return True
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class Alone:
+    """A coordinator without a service, under a clock moved by hand."""
+
+    def __init__(self) -> None:
+        self.clock = VirtualClock()
+        self.done = threading.Event()
+        self.coordinator = Coordinator(FAST, clock=self.clock, on_done=self.done.set)
+
+    def join(self, index: int) -> FakeLink:
+        link = FakeLink(f"worker:{index}")
+        self.coordinator.authenticated(link)  # type: ignore[arg-type]
+        self.say(link, Join("worker", index, 0, "h", 1, ""))
+        return link
+
+    def say(self, link: FakeLink, message: Message) -> None:
+        self.coordinator.received(link, Incoming(message, 0, (), 0))  # type: ignore[arg-type]
+
+    def wait(self, seconds: float, ticks: int) -> None:
+        for _ in range(ticks):
+            self.clock.advance(seconds / ticks)
+            self.coordinator.tick(self.clock.now())
+
+
+def test_a_silent_task_is_cut_off() -> None:
+    job = Alone()
+    first, second = job.join(0), job.join(1)
+    for _ in range(60):
+        job.wait(0.1, ticks=1)
+        job.say(first, Heartbeat({}))
+    assert second.closed and not first.closed
+    view = job.coordinator.state.view
+    assert view is not None and [worker.index for worker in view.workers] == [0]
+    job.coordinator.closed(second, None)  # type: ignore[arg-type]
+    assert job.coordinator.state.tasks["worker:1"].state == "lost"
+
+
+def test_a_coordinator_that_stood_still_gives_nobody_up(caplog: pytest.LogCaptureFixture) -> None:
+    job = Alone()
+    links = [job.join(0), job.join(1)]
+    with caplog.at_level(logging.INFO, logger="trireme.cluster"):
+        job.wait(3600.0, ticks=1)
+    assert not any(link.closed for link in links)
+    assert "stood still" in caplog.text
+    assert job.coordinator.state.phase == "running"
+
+
+def test_a_coordinator_that_is_always_slow_still_finds_the_lost() -> None:
+    job = Alone()
+    links = [job.join(0), job.join(1)]
+    job.wait(30.0, ticks=20)
+    assert all(link.closed for link in links)
+
+
+def test_each_decision_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    job = Alone()
+    with caplog.at_level(logging.INFO, logger="trireme.cluster"):
+        first, second = job.join(0), job.join(1)
+        job.say(first, Heartbeat({}))
+        job.say(second, Leave("failed", "boom"))
+    levels = [record.levelno for record in caplog.records]
+    assert levels == [logging.INFO, logging.INFO, logging.ERROR]
+    assert "view 1" in caplog.messages[1] and "boom" in caplog.messages[2]
+
+
+def test_done_is_said_once() -> None:
+    job = Alone()
+    calls: list[int] = []
+    job.coordinator = Coordinator(FAST, clock=job.clock, on_done=lambda: calls.append(1))
+    job.say(job.join(0), Leave("failed", "boom"))
+    job.wait(4.0, ticks=40)
+    assert not job.coordinator.done
+    job.wait(2.0, ticks=20)
+    assert job.coordinator.done and calls == [1]

@@ -1,0 +1,610 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tests.cluster.driver import Driver
+from trireme.cluster.membership import (
+    Paused,
+    Policy,
+    Tick,
+    cluster_status,
+    everybody_told,
+    step,
+)
+from trireme.cluster.messages import (
+    MAX_DETAILS,
+    Heartbeat,
+    HeartbeatHeard,
+    JobOver,
+    JobOverHeard,
+    Join,
+    Joined,
+    Left,
+    Refused,
+    Stop,
+    StopRequested,
+    ViewChanged,
+    WaitingFor,
+)
+from trireme.cluster.view import ServerEntry, View, WorkerEntry
+from trireme.errors import ConfigurationError
+
+JOINED = Joined(1, 1.0, 10.0)
+JOINED_AS_SECOND = Joined(2, 1.0, 10.0)
+
+
+def over(driver: Driver) -> JobOver:
+    assert driver.state.over is not None
+    return driver.state.over
+
+
+class TestForming:
+    def test_the_first_view_comes_with_the_last_task(self) -> None:
+        job = Driver(workers=2, servers=1)
+        b = job.join("worker:1")
+        assert job.sent == [(b, JOINED)]
+        s = job.join("ps:0")
+        assert job.sent == [(s, JOINED)]
+        assert job.state.phase == "forming" and job.state.view is None
+        a = job.join("worker:0")
+        view = View(1, (ServerEntry(0, 1, "tcp://h:0"),), (WorkerEntry(0, 1), WorkerEntry(1, 1)))
+        assert job.sent[0] == (a, JOINED)
+        assert sorted(job.sent[1:], key=lambda each: each[0]) == [
+            (c, ViewChanged(view)) for c in sorted((a, b, s))
+        ]
+        assert job.state.phase == "running"
+        assert view.chief == 0
+
+    def test_those_who_wait_are_told_for_whom(self) -> None:
+        job = Driver(workers=2, servers=1, join_timeout=60.0)
+        a = job.join("worker:0")
+        job.wait(4.0, a)
+        assert job.sent == []
+        job.wait(1.0, a)
+        assert job.to(a) == [WaitingFor(("ps:0", "worker:1"), 55.0)]
+        job.wait(4.0, a)
+        assert job.sent == []
+        job.wait(1.0, a)
+        assert job.to(a) == [WaitingFor(("ps:0", "worker:1"), 50.0)]
+
+    def test_the_job_fails_and_names_who_never_came(self) -> None:
+        job = Driver(workers=2, servers=1, join_timeout=30.0)
+        a = job.join("worker:0")
+        job.wait(29.0, a)
+        assert job.state.over is None
+        job.wait(1.0, a)
+        assert over(job).outcome == "failed"
+        assert over(job).culprit == "ps:0"
+        assert "ps:0 (it has not come yet), worker:1 (it has not come yet)" in over(job).reason
+        assert "30 s" in over(job).reason
+        assert job.to(a) == [over(job)]
+
+    def test_a_task_lost_while_forming_is_missing_again(self) -> None:
+        job = Driver(workers=2, servers=1)
+        a, s = job.join("worker:0"), job.join("ps:0")
+        job.hang_up(s)
+        job.wait(3.0, a)
+        assert job.state.over is None
+        assert job.state.tasks["ps:0"].state == "lost"
+        job.join("worker:1")
+        assert job.state.view is None
+        job.join("ps:0")
+        assert job.view.servers == (ServerEntry(0, 2, "tcp://h:0"),)
+
+    def test_a_task_cut_off_for_a_moment_holds_up_the_first_view(self) -> None:
+        job = Driver(workers=2, servers=0)
+        a = job.join("worker:0")
+        job.hang_up(a)
+        job.join("worker:1")
+        assert job.state.phase == "forming"
+        job.join("worker:0", incarnation=1)
+        assert job.workers == {0: 1, 1: 1}
+
+    def test_a_stop_ends_the_job_at_once(self) -> None:
+        job = Driver(workers=2, servers=0)
+        a = job.join("worker:0")
+        job.say(99, Stop("by hand"))
+        assert over(job).outcome == "interrupted"
+        assert "by hand" in over(job).reason
+        assert over(job) in job.to(a)
+
+    def test_an_interrupted_worker_ends_it_when_no_other_has_come(self) -> None:
+        job = Driver(workers=2, servers=1)
+        a, s = job.join("worker:0"), job.join("ps:0")
+        job.leave(a, "interrupted", "SIGINT")
+        assert over(job).outcome == "interrupted"
+        assert job.to(s) == [over(job)]
+
+
+class TestJoining:
+    @pytest.mark.parametrize("name", ["worker:2", "ps:1", "coordinator:0"])
+    def test_a_task_outside_the_cluster_is_refused(self, name: str) -> None:
+        job = Driver(workers=2, servers=1)
+        c = job.join(name)
+        [refused] = job.to(c)
+        assert isinstance(refused, Refused) and refused.code == "outside"
+        assert name in refused.reason
+        assert name not in job.state.tasks
+
+    def test_a_task_that_another_holds_is_refused(self) -> None:
+        job = Driver()
+        a = job.join_all()["worker:0"]
+        job.now += 9
+        job.say(a, Heartbeat({}))
+        job.now += 0.9
+        before = job.state
+        [refused] = job.to(job.join("worker:0", pid=8))
+        assert isinstance(refused, Refused) and refused.code == "claimed"
+        assert "pid 7 on h" in refused.reason and "10 s" in refused.reason
+        assert job.state.tasks == before.tasks and job.view is before.view
+
+    def test_a_new_process_takes_over_from_one_that_is_cut_off(self) -> None:
+        job = Driver()
+        tasks = job.join_all()
+        job.hang_up(tasks["worker:1"])
+        c = job.join("worker:1")
+        assert job.workers == {0: 1, 1: 2}
+        assert job.view.number == 2  # one view, not one without it and one with
+        assert job.to(c) == [JOINED_AS_SECOND, ViewChanged(job.view)]
+        assert job.to(tasks["worker:0"]) == [ViewChanged(job.view)]
+
+    def test_an_old_incarnation_is_refused_once_another_has_its_place(self) -> None:
+        job = Driver()
+        job.hang_up(job.join_all()["worker:1"])
+        job.join("worker:1")
+        [refused] = job.to(job.join("worker:1", incarnation=1))
+        assert isinstance(refused, Refused) and refused.code == "superseded"
+        assert job.workers == {0: 1, 1: 2}
+
+    def test_an_incarnation_that_was_never_given_is_refused(self) -> None:
+        job = Driver()
+        [refused] = job.to(job.join("worker:1", incarnation=1))
+        assert isinstance(refused, Refused) and refused.code == "unknown"
+
+    def test_one_connection_holds_one_task(self) -> None:
+        job = Driver()
+        a = job.join("worker:0")
+        job.say(a, Join("worker", 1, 0, "h", 7, ""))
+        [refused] = job.to(a)
+        assert isinstance(refused, Refused) and refused.code == "claimed"
+        assert job.state.tasks["worker:1"].state == "expected"
+
+    def test_a_worker_that_was_lost_comes_back_into_a_new_view(self) -> None:
+        job = Driver()
+        tasks = job.join_all()
+        job.hang_up(tasks["worker:1"])
+        job.wait(2.0, tasks["worker:0"], tasks["ps:0"])
+        assert job.workers == {0: 1}
+        c = job.join("worker:1")
+        assert job.workers == {0: 1, 1: 2}
+        assert job.view.number == 3
+        assert job.to(c)[0] == JOINED_AS_SECOND
+
+    def test_a_worker_that_was_given_up_but_lives_becomes_a_new_incarnation(self) -> None:
+        job = Driver()
+        tasks = job.join_all()
+        job.wait(10.0, tasks["worker:0"], tasks["ps:0"])
+        assert job.workers == {0: 1}
+        c = job.join("worker:1", incarnation=1)
+        assert job.to(c)[0] == JOINED_AS_SECOND
+        assert job.workers == {0: 1, 1: 2}
+
+
+class TestReconnecting:
+    def test_a_task_goes_on_and_is_told_what_it_missed(self) -> None:
+        job = Driver()
+        tasks = job.join_all()
+        job.hang_up(tasks["worker:1"])
+        assert job.view.number == 1 and job.sent == []
+        job.now += 1.9
+        c = job.join("worker:1", incarnation=1)
+        assert job.sent == [(c, JOINED), (c, ViewChanged(job.view))]
+        assert job.view.number == 1
+        job.wait(20.0, c, tasks["worker:0"], tasks["ps:0"])
+        assert job.view.number == 1
+
+    def test_a_new_connection_replaces_one_that_only_seems_alive(self) -> None:
+        job = Driver()
+        tasks = job.join_all()
+        c = job.join("worker:1", incarnation=1)
+        assert job.closed == [tasks["worker:1"]]
+        assert job.to(c)[0] == JOINED
+        job.hang_up(tasks["worker:1"])
+        assert job.state.tasks["worker:1"].state == "live"
+
+    def test_a_stop_is_repeated(self) -> None:
+        job = Driver()
+        tasks = job.join_all()
+        job.hang_up(tasks["worker:1"])
+        job.say(99, Stop("enough"))
+        assert job.sent == [(tasks["worker:0"], StopRequested("enough"))]
+        c = job.join("worker:1", incarnation=1)
+        assert StopRequested("enough") in job.to(c)
+        d = job.join("worker:1", incarnation=1)
+        assert StopRequested("enough") in job.to(d)
+
+    def test_a_server_goes_on_too(self) -> None:
+        job = Driver()
+        tasks = job.join_all()
+        job.hang_up(tasks["ps:0"])
+        job.now += 1.0
+        job.join("ps:0", incarnation=1)
+        assert job.state.over is None and job.view.number == 1
+
+
+class TestLosing:
+    def test_a_worker_whose_connection_closed_is_lost_after_the_grace(self) -> None:
+        job = Driver(reconnect_grace=2.0)
+        tasks = job.join_all()
+        job.hang_up(tasks["worker:0"])
+        job.now += 1.99
+        job.feed(Tick())
+        assert job.workers == {0: 1, 1: 1}
+        job.now += 0.01
+        job.feed(Tick())
+        assert job.workers == {1: 1}
+        assert job.view.chief == 1
+        assert sorted(job.views_sent()) == sorted([(tasks["ps:0"], 2), (tasks["worker:1"], 2)])
+        assert "worker:0 (pid 7 on h) was lost" in job.reason
+        assert "the peer closed it" in job.reason
+
+    def test_a_silent_worker_is_lost_and_its_connection_closed(self) -> None:
+        job = Driver(heartbeat_timeout=10.0)
+        tasks = job.join_all()
+        job.wait(9.0, tasks["ps:0"], tasks["worker:0"])
+        assert job.workers == {0: 1, 1: 1}
+        job.wait(1.0, tasks["ps:0"], tasks["worker:0"])
+        assert job.workers == {0: 1}
+        assert job.closed == [tasks["worker:1"]]
+        assert "said nothing for 10.0 s" in job.reason
+
+    def test_last_words_of_a_lost_worker_are_not_heard(self) -> None:
+        job = Driver()
+        tasks = job.join_all()
+        job.wait(10.0, tasks["ps:0"], tasks["worker:0"])
+        job.say(tasks["worker:1"], Heartbeat({}))
+        assert job.closed == [tasks["worker:1"]] and job.sent == []
+        assert job.state.tasks["worker:1"].state == "lost"
+
+    def test_a_lost_server_fails_the_job(self) -> None:
+        job = Driver(servers=2)
+        tasks = job.join_all()
+        job.hang_up(tasks["ps:1"])
+        job.wait(2.0, *(c for name, c in tasks.items() if name != "ps:1"))
+        assert over(job).outcome == "failed" and over(job).culprit == "ps:1"
+        assert "ps:1 (pid 7 on h) was lost" in over(job).reason
+        assert {c for c, m in job.sent if m == over(job)} == set(tasks.values()) - {tasks["ps:1"]}
+        assert job.views_sent() == []
+
+    def test_a_server_that_starts_anew_has_lost_its_parameters(self) -> None:
+        job = Driver()
+        tasks = job.join_all()
+        job.hang_up(tasks["ps:0"])
+        c = job.join("ps:0", pid=8)
+        assert over(job).outcome == "failed" and over(job).culprit == "ps:0"
+        assert "pid 8" in over(job).reason
+        assert job.to(c).count(over(job)) == 1
+        assert job.to(tasks["worker:0"]) == [over(job)]
+
+    def test_when_all_workers_are_lost_the_first_is_the_culprit(self) -> None:
+        job = Driver()
+        tasks = job.join_all()
+        job.hang_up(tasks["worker:1"])
+        job.now += 0.5
+        job.feed(Tick())
+        job.hang_up(tasks["worker:0"])
+        job.wait(3.0, tasks["ps:0"])
+        assert over(job).outcome == "failed" and over(job).culprit == "worker:1"
+
+    def test_all_workers_lost_may_come_back_where_somebody_restarts_them(self) -> None:
+        job = Driver(workers=1, wait_for_restart=20.0)
+        tasks = job.join_all()
+        job.hang_up(tasks["worker:0"])
+        job.wait(15.0, tasks["ps:0"])
+        assert job.state.over is None and job.workers == {}
+        assert job.view.chief is None
+        job.join("worker:0")
+        assert job.workers == {0: 2}
+
+    def test_but_not_for_ever(self) -> None:
+        job = Driver(workers=1, wait_for_restart=20.0)
+        tasks = job.join_all()
+        job.hang_up(tasks["worker:0"])
+        job.wait(2.0 + 19.0, tasks["ps:0"])
+        assert job.state.over is None
+        job.wait(1.0, tasks["ps:0"])
+        assert over(job).outcome == "failed" and over(job).culprit == "worker:0"
+
+    def test_a_stop_does_not_wait_for_workers_that_are_gone(self) -> None:
+        job = Driver(workers=1, wait_for_restart=20.0)
+        tasks = job.join_all()
+        job.hang_up(tasks["worker:0"])
+        job.wait(3.0, tasks["ps:0"])
+        job.say(99, Stop("enough"))
+        assert over(job).outcome == "interrupted"
+
+    def test_nobody_is_given_up_because_the_coordinator_stood_still(self) -> None:
+        job = Driver()
+        tasks = job.join_all()
+        job.hang_up(tasks["worker:1"])
+        job.now += 60.0
+        job.feed(Paused(60.0))
+        assert job.workers == {0: 1, 1: 1} and job.state.over is None
+        job.wait(2.0, tasks["ps:0"], tasks["worker:0"])
+        assert job.workers == {0: 1}
+        job.wait(10.0, tasks["worker:0"])
+        assert over(job).culprit == "ps:0"  # what is silent on is still found
+
+
+class TestStrict:
+    def test_the_view_waits_for_a_lost_worker_and_says_for_whom(self) -> None:
+        job = Driver(strict=True, join_timeout=60.0)
+        tasks = job.join_all()
+        others = [tasks["ps:0"], tasks["worker:0"]]
+        job.hang_up(tasks["worker:1"])
+        job.wait(3.0, *others)
+        assert job.workers == {0: 1, 1: 1} and job.view.number == 1
+        job.wait(2.0, *others)
+        assert job.to(tasks["worker:0"]) == [WaitingFor(("worker:1",), 57.0)]
+        job.join("worker:1")
+        assert job.workers == {0: 1, 1: 2} and job.view.number == 2
+
+    def test_the_job_fails_when_it_does_not_come_back(self) -> None:
+        job = Driver(strict=True, wait_for_restart=10.0)
+        tasks = job.join_all()
+        job.hang_up(tasks["worker:1"])
+        job.wait(11.0, tasks["ps:0"], tasks["worker:0"])
+        assert job.state.over is None
+        job.wait(1.0, tasks["ps:0"], tasks["worker:0"])
+        assert over(job).outcome == "failed" and over(job).culprit == "worker:1"
+        assert "strict" in over(job).reason
+
+
+class TestLeaving:
+    def test_the_others_go_on(self) -> None:
+        job = Driver()
+        tasks = job.join_all()
+        job.leave(tasks["worker:0"], "finished")
+        assert job.to(tasks["worker:0"])[0] == Left()
+        assert job.workers == {1: 1} and job.view.chief == 1
+        job.hang_up(tasks["worker:0"])
+        job.wait(20.0, tasks["ps:0"], tasks["worker:1"])
+        assert job.state.tasks["worker:0"].state == "left" and job.state.over is None
+
+    def test_when_all_have_finished_so_has_the_job(self) -> None:
+        job = Driver()
+        tasks = job.join_all()
+        job.leave(tasks["worker:0"], "finished")
+        job.leave(tasks["worker:1"], "finished")
+        assert over(job) == JobOver("finished", "", "every worker has finished")
+        assert job.to(tasks["ps:0"]) == [over(job)]
+        assert job.to(tasks["worker:1"]) == [Left(), over(job)]
+        assert job.view.number == 2
+
+    def test_one_interrupted_makes_the_job_interrupted(self) -> None:
+        job = Driver()
+        tasks = job.join_all()
+        job.leave(tasks["worker:1"], "interrupted", "SIGTERM")
+        assert job.state.over is None
+        job.leave(tasks["worker:0"], "finished")
+        assert over(job).outcome == "interrupted" and over(job).culprit == "worker:1"
+        assert "SIGTERM" in over(job).reason
+
+    def test_a_worker_lost_on_the_way_does_not_fail_those_who_finish(self) -> None:
+        job = Driver(wait_for_restart=60.0)
+        tasks = job.join_all()
+        job.hang_up(tasks["worker:0"])
+        job.wait(3.0, tasks["ps:0"], tasks["worker:1"])
+        job.leave(tasks["worker:1"], "finished")
+        assert over(job).outcome == "finished"
+        assert "lost on the way: worker:0" in over(job).reason
+
+    def test_a_failure_ends_the_job_with_its_traceback_once(self) -> None:
+        job = Driver()
+        tasks = job.join_all()
+        job.leave(tasks["worker:1"], "failed", "ValueError: x", "Traceback one")
+        first = JobOver(
+            "failed", "worker:1", "worker:1 (pid 7 on h) failed: ValueError: x", "Traceback one"
+        )
+        assert over(job) == first
+        assert {c for c, m in job.sent if m == first} == set(tasks.values())
+        job.leave(tasks["worker:0"], "failed", "KeyError: y", "Traceback two")
+        assert job.sent == [(tasks["worker:0"], Left())]
+        assert over(job) == first
+
+    def test_long_details_are_cut(self) -> None:
+        job = Driver()
+        job.leave(job.join_all()["worker:1"], "failed", "x", "y" * (2 * MAX_DETAILS))
+        assert len(over(job).details) == MAX_DETAILS
+
+    def test_a_worker_that_fails_because_a_server_went_is_not_the_culprit(self) -> None:
+        job = Driver()
+        tasks = job.join_all()
+        job.hang_up(tasks["ps:0"])
+        job.now += 0.25
+        job.leave(tasks["worker:1"], "failed", "PeerClosed: ps:0", "Traceback")
+        assert over(job).culprit == "ps:0"
+        assert "worker:1" in over(job).reason and "PeerClosed: ps:0" in over(job).reason
+        assert over(job).details == "Traceback"
+
+    def test_a_server_may_not_go_before_the_workers(self) -> None:
+        for outcome, expected in (("finished", "failed"), ("interrupted", "interrupted")):
+            job = Driver()
+            job.leave(job.join_all()["ps:0"], outcome)  # type: ignore[arg-type]
+            assert over(job).outcome == expected and over(job).culprit == "ps:0"
+
+    def test_leaving_again_is_only_acknowledged(self) -> None:
+        job = Driver()
+        tasks = job.join_all()
+        job.leave(tasks["worker:0"], "finished")
+        job.hang_up(tasks["worker:0"])
+        c = job.join("worker:0", incarnation=1)
+        assert job.state.tasks["worker:0"].state == "left"
+        job.leave(c, "failed", "late")
+        assert job.sent == [(c, Left())]
+        assert job.state.over is None and job.workers == {1: 1}
+
+    def test_a_worker_that_left_may_be_started_again(self) -> None:
+        job = Driver()
+        tasks = job.join_all()
+        job.leave(tasks["worker:0"], "finished")
+        job.join("worker:0")
+        assert job.workers == {0: 2, 1: 1}
+        assert job.closed == [tasks["worker:0"]]
+
+
+class TestTheEnd:
+    def finished(self) -> tuple[Driver, dict[str, int]]:
+        job = Driver(end_grace=5.0)
+        tasks = job.join_all()
+        job.hang_up(tasks["worker:1"])
+        job.leave(tasks["worker:0"], "failed", "boom")
+        return job, tasks
+
+    def test_everybody_is_told_before_the_coordinator_goes(self) -> None:
+        job, tasks = self.finished()
+        for name in ("worker:0", "ps:0"):
+            assert not everybody_told(job.now, job.state)
+            job.say(tasks[name], JobOverHeard())
+            assert job.closed == [tasks[name]]
+        assert not everybody_told(job.now, job.state)
+        c = job.join("worker:1", incarnation=1)
+        assert job.to(c) == [JOINED, over(job)]
+        job.say(c, JobOverHeard())
+        assert everybody_told(job.now, job.state)
+
+    def test_it_does_not_wait_for_the_lost(self) -> None:
+        job, tasks = self.finished()
+        job.say(tasks["worker:0"], JobOverHeard())
+        job.say(tasks["ps:0"], JobOverHeard())
+        job.wait(2.0)
+        assert everybody_told(job.now, job.state)
+
+    def test_nor_longer_than_the_grace(self) -> None:
+        job, _ = self.finished()
+        job.wait(4.0)
+        assert not everybody_told(job.now, job.state)
+        job.wait(1.0)
+        assert everybody_told(job.now, job.state)
+
+    def test_a_latecomer_is_told(self) -> None:
+        job, _ = self.finished()
+        c = job.join("worker:1")
+        assert job.to(c) == [over(job)]
+        assert job.state.tasks["worker:1"].incarnation == 1
+        job.say(c, JobOverHeard())
+        assert job.closed == [c]
+
+    def test_nothing_changes_it(self) -> None:
+        job, tasks = self.finished()
+        end = over(job)
+        job.say(99, Stop("late"))
+        job.hang_up(tasks["ps:0"])
+        job.wait(30.0)
+        assert (over(job), job.state.phase, job.state.stop) == (end, "failed", None)
+        assert job.view.number == 1
+
+    def test_the_word_that_it_is_over_means_nothing_before(self) -> None:
+        job = Driver()
+        tasks = job.join_all()
+        job.say(tasks["worker:0"], JobOverHeard())
+        assert job.state.tasks["worker:0"].state == "live" and job.sent == []
+
+
+class TestEvents:
+    def test_a_heartbeat_is_answered_and_its_status_kept(self) -> None:
+        job = Driver()
+        a = job.join_all()["worker:0"]
+        job.now += 3.0
+        job.say(a, Heartbeat({"step": 5, "phase": "training"}))
+        assert job.sent == [(a, HeartbeatHeard())]
+        task = job.state.tasks["worker:0"]
+        assert task.status == {"step": 5, "phase": "training"} and task.heard == job.now
+
+    def test_who_has_not_joined_may_not_speak(self) -> None:
+        job = Driver()
+        job.say(5, Heartbeat({}))
+        assert job.closed == [5] and "Heartbeat" in job.reason
+
+    def test_who_speaks_for_the_coordinator_is_cut_off(self) -> None:
+        job = Driver()
+        a = job.join_all()["worker:0"]
+        job.say(a, ViewChanged(job.view))
+        assert job.closed == [a]
+
+    def test_the_state_given_is_not_changed(self) -> None:
+        job = Driver(workers=1, servers=0)
+        before = job.state
+        copy = replace(before)
+        job.join("worker:0")
+        assert before == copy and job.state != before
+
+    def test_a_tick_without_consequences_decides_nothing(self) -> None:
+        job = Driver()
+        job.join_all()
+        before = job.state
+        decision = step(job.now + 1.0, before, Tick())
+        assert decision.state == before
+        assert decision.instructions == () and decision.reason == ""
+
+
+class TestStatus:
+    def test_it_tells_each_task(self) -> None:
+        job = Driver(workers=2, servers=1)
+        a = job.join("worker:0", pid=42)
+        job.say(a, Heartbeat({"step": 5}))
+        job.now += 2.5
+        status = cluster_status(job.now, job.state)
+        assert (status.phase, status.view, status.stop) == ("forming", 0, None)
+        assert status.missing == ("ps:0", "worker:1")
+        server, worker, other = status.tasks
+        assert (server.role, server.state, server.quiet_seconds) == ("ps", "expected", -1.0)
+        assert (worker.index, worker.state, worker.incarnation) == (0, "live", 1)
+        assert (worker.host, worker.pid, worker.status) == ("h", 42, {"step": 5})
+        assert worker.quiet_seconds == 2.5
+        assert other.incarnation == 0
+
+    def test_a_running_job_misses_nobody(self) -> None:
+        job = Driver()
+        tasks = job.join_all()
+        job.hang_up(tasks["worker:1"])
+        job.wait(3.0, tasks["ps:0"], tasks["worker:0"])
+        status = cluster_status(job.now, job.state)
+        assert (status.phase, status.view, status.missing) == ("running", 2, ())
+        assert status.tasks[2].state == "lost" and "closed" in status.tasks[2].reason
+
+    def test_a_job_without_workers_misses_them(self) -> None:
+        job = Driver(workers=1, wait_for_restart=20.0)
+        tasks = job.join_all()
+        job.hang_up(tasks["worker:0"])
+        job.wait(3.0, tasks["ps:0"])
+        assert cluster_status(job.now, job.state).missing == ("worker:0",)
+
+    def test_the_end_and_the_stop_are_there(self) -> None:
+        job = Driver()
+        tasks = job.join_all()
+        job.say(99, Stop("enough"))
+        assert cluster_status(job.now, job.state).stop == "enough"
+        job.leave(tasks["worker:0"], "failed", "boom")
+        status = cluster_status(job.now, job.state)
+        assert status.phase == "failed" and "boom" in status.reason
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("workers", 0),
+        ("servers", -1),
+        ("join_timeout", 0.0),
+        ("heartbeat_interval", 0.0),
+        ("heartbeat_timeout", 1.0),
+        ("reconnect_grace", -0.1),
+        ("end_grace", float("nan")),
+        ("wait_for_restart", -1.0),
+    ],
+)
+def test_a_policy_that_makes_no_sense_is_refused(option: str, value: float) -> None:
+    with pytest.raises(ConfigurationError, match=option):
+        replace(Policy(workers=1, servers=0), **{option: value})  # type: ignore[arg-type]

@@ -1,0 +1,60 @@
+"""What anybody who knows the job's secret may ask the coordinator, without taking part."""
+
+from __future__ import annotations
+
+from trireme.cluster.messages import CLUSTER_CATALOG, ClusterStatus, StatusQuery, Stop
+from trireme.errors import FrameError
+from trireme.wire.connection import Connection
+from trireme.wire.handshake import Identity, authenticate
+from trireme.wire.message import Limits, Message
+from trireme.wire.transport import connect
+
+__all__ = ["query_status", "request_stop"]
+
+_OBSERVER = "observer:0"
+
+
+def query_status(address: str, job: str, secret: bytes, *, timeout: float = 5.0) -> ClusterStatus:
+    """Asks the coordinator how the job is.
+
+    Args:
+        address: the coordinator's, with its scheme.
+        job: the job's id.
+        secret: the job's secret.
+        timeout: in seconds, for the connection and for each answer.
+
+    Raises:
+        WireError: nobody answers there, or not in time, or it is another job's coordinator.
+    """
+    return _ask(address, job, secret, StatusQuery(), timeout)
+
+
+def request_stop(
+    address: str, job: str, secret: bytes, reason: str, *, timeout: float = 5.0
+) -> ClusterStatus:
+    """Asks that the job be saved and stopped; returns how it is now.
+
+    The workers decide at which step. A job that still waits for its tasks ends at once.
+
+    Args:
+        address: the coordinator's, with its scheme.
+        job: the job's id.
+        secret: the job's secret.
+        reason: who asks and why, for people.
+        timeout: in seconds, for the connection and for each answer.
+
+    Raises:
+        WireError: nobody answers there, or not in time, or it is another job's coordinator.
+    """
+    return _ask(address, job, secret, Stop(reason), timeout)
+
+
+def _ask(address: str, job: str, secret: bytes, question: Message, timeout: float) -> ClusterStatus:
+    stream = connect(address, timeout=timeout)
+    with Connection(stream, CLUSTER_CATALOG, limits=Limits(payload=0)) as connection:
+        authenticate(connection, Identity(job, _OBSERVER), secret, timeout=timeout)
+        connection.send(question, timeout=timeout)
+        answer = connection.receive(timeout=timeout).message
+    if not isinstance(answer, ClusterStatus):
+        raise FrameError(f"{address} answered a question with {type(answer).__name__}")
+    return answer

@@ -1,0 +1,168 @@
+"""Which tasks a job has and where they listen: frozen, checked once, before anything starts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from trireme.errors import ConfigurationError
+
+__all__ = ["ROLES", "ClusterSpec", "parse_task_name", "task_name"]
+
+ROLES = ("coordinator", "ps", "worker")
+
+
+def task_name(role: str, index: int) -> str:
+    """Returns a task's name, such as `ps:0`."""
+    return f"{role}:{index}"
+
+
+def parse_task_name(name: str) -> tuple[str, int]:
+    """Splits a task's name into its role and index.
+
+    Raises:
+        ConfigurationError: it is not the name of a task.
+    """
+    role, colon, digits = name.partition(":")
+    if role not in ROLES or not colon or not (digits.isascii() and digits.isdigit()):
+        raise ConfigurationError(
+            f"{name!r} is not a task: write ROLE:INDEX, such as worker:1, with a role of "
+            f"{', '.join(ROLES)}"
+        )
+    return role, int(digits)
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterSpec:
+    """The tasks of a job and their addresses.
+
+    Attributes:
+        ps: the parameter servers as `host:port`, by index; "" for a port of the system's choice.
+        worker: the workers, likewise. Workers listen on nothing yet: their count is what matters.
+        coordinator: where the coordinator listens; None where `ps:0` hosts it on its own port.
+
+    Raises:
+        ConfigurationError: no worker, an address that is not `host:port`, or one given twice.
+    """
+
+    ps: tuple[str, ...] = ()
+    worker: tuple[str, ...] = ("",)
+    coordinator: str | None = None
+
+    def __post_init__(self) -> None:
+        if not self.worker:
+            raise ConfigurationError("the cluster has no worker: name at least one host")
+        holders: dict[str, str] = {}
+        for role, addresses in (("ps", self.ps), ("worker", self.worker)):
+            for index, address in enumerate(addresses):
+                self._claim(holders, task_name(role, index), address)
+        if self.coordinator and holders.get(self.coordinator) != "ps:0":
+            self._claim(holders, "coordinator:0", self.coordinator)
+
+    @staticmethod
+    def _claim(holders: dict[str, str], name: str, address: str) -> None:
+        if not address:
+            return
+        _check_address(name, address)
+        if address in holders:
+            raise ConfigurationError(
+                f"{holders[address]} and {name} both have the address {address}: "
+                "give each task its own"
+            )
+        holders[address] = name
+
+    @classmethod
+    def from_hosts(
+        cls, ps_hosts: str, worker_hosts: str, coordinator: str | None = None
+    ) -> ClusterSpec:
+        """Reads the classic strings: `host:port` entries with commas between them.
+
+        Raises:
+            ConfigurationError: as the constructor, or an empty entry between two commas.
+        """
+        return cls(
+            ps=_split_hosts("ps_hosts", ps_hosts),
+            worker=_split_hosts("worker_hosts", worker_hosts),
+            coordinator=coordinator or None,
+        )
+
+    @classmethod
+    def local(cls, *, servers: int, workers: int) -> ClusterSpec:
+        """Returns a cluster on this host in which every port is the system's choice.
+
+        Raises:
+            ConfigurationError: `workers` is below 1 or `servers` below 0.
+        """
+        if servers < 0 or workers < 1:
+            raise ConfigurationError(
+                f"{workers} workers and {servers} parameter servers: a cluster has at least "
+                "1 worker and 0 servers"
+            )
+        return cls(ps=("",) * servers, worker=("",) * workers)
+
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        """The names of all servers and workers, servers first."""
+        return tuple(task_name("ps", index) for index in range(len(self.ps))) + tuple(
+            task_name("worker", index) for index in range(len(self.worker))
+        )
+
+    @property
+    def coordinator_address(self) -> str:
+        """Where to find the coordinator: its own address, else that of `ps:0`; "" if neither."""
+        if self.coordinator is not None:
+            return self.coordinator
+        return self.ps[0] if self.ps else ""
+
+    def address(self, role: str, index: int) -> str:
+        """Returns the `host:port` of a task; "" where the system chooses.
+
+        Raises:
+            ConfigurationError: the cluster has no such task.
+        """
+        self.check_task(role, index)
+        if role == "coordinator":
+            return self.coordinator_address
+        addresses: Sequence[str] = self.ps if role == "ps" else self.worker
+        return addresses[index]
+
+    def check_task(self, role: str, index: int) -> None:
+        """Checks that a role and an index name a task of this cluster.
+
+        Raises:
+            ConfigurationError: they do not; says how many there are.
+        """
+        if role not in ROLES:
+            raise ConfigurationError(
+                f"there is no role {role!r}: a task is one of {', '.join(ROLES)}"
+            )
+        count = {"coordinator": 1, "ps": len(self.ps), "worker": len(self.worker)}[role]
+        if not 0 <= index < count:
+            there_are = f"{role}:0 to {role}:{count - 1}" if count > 1 else f"{role}:0 alone"
+            raise ConfigurationError(
+                f"{task_name(role, index)} is outside the cluster, which has "
+                f"{there_are if count else f'no {role} at all'}: correct the task's index, or "
+                f"name its host in the list of {role} hosts"
+            )
+
+
+def _split_hosts(option: str, text: str) -> tuple[str, ...]:
+    if not text.strip():
+        return ()
+    hosts = tuple(part.strip() for part in text.split(","))
+    if not all(hosts):
+        raise ConfigurationError(
+            f"{option} is {text!r}, with an empty entry: separate host:port entries by one comma"
+        )
+    return hosts
+
+
+def _check_address(name: str, address: str) -> None:
+    host, colon, port = address.rpartition(":")
+    valid_port = port.isascii() and port.isdigit() and 0 < int(port) < 65536
+    bare_ipv6 = ":" in host and not (host.startswith("[") and host.endswith("]"))
+    if not colon or not host or not valid_port or bare_ipv6 or "/" in address:
+        raise ConfigurationError(
+            f"the address of {name} is {address!r}: write host:port with a port of 1 to 65535, "
+            "and an IPv6 host in brackets"
+        )

@@ -1,0 +1,233 @@
+"""What the coordinator knows: the policy of a job, its tasks, and how far it is. Values only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from trireme.cluster.messages import (
+    ClusterStatus,
+    JobOver,
+    Outcome,
+    Phase,
+    StatusValue,
+    TaskState,
+    TaskStatus,
+)
+from trireme.cluster.spec import task_name
+from trireme.cluster.view import View
+from trireme.errors import ConfigurationError
+
+__all__ = [
+    "Policy",
+    "State",
+    "Task",
+    "cluster_status",
+    "everybody_told",
+    "initial_state",
+    "missing",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """What a job expects of its tasks. Times are in seconds.
+
+    Attributes:
+        workers: how many workers the first view waits for.
+        servers: how many parameter servers.
+        join_timeout: the job fails when its first view is not complete after so long.
+        heartbeat_interval: how often a task says that it is alive.
+        heartbeat_timeout: a task that says nothing for so long is lost.
+        reconnect_grace: a task whose connection closed is lost when it does not come back in it.
+        end_grace: how long the coordinator stays to tell everybody that the job is over.
+        notice_interval: how often those who wait are told for whom.
+        strict: a lost worker stays in the view and the others wait for it; without, the view
+            goes on without it.
+        wait_for_restart: how long a lost worker's new process is waited for before the job fails
+            because all workers are lost, or because it is strict. 0 where nothing starts one; a
+            strict job then leaves it to its people, and waits for `join_timeout`.
+
+    Raises:
+        ConfigurationError: a count or a time that makes no sense; names it.
+    """
+
+    workers: int
+    servers: int
+    join_timeout: float = 300.0
+    heartbeat_interval: float = 1.0
+    heartbeat_timeout: float = 10.0
+    reconnect_grace: float = 2.0
+    end_grace: float = 5.0
+    notice_interval: float = 5.0
+    strict: bool = False
+    wait_for_restart: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.workers < 1 or self.servers < 0:
+            raise ConfigurationError(
+                f"{self.workers} workers and {self.servers} servers: a job has at least 1 worker "
+                "and 0 servers"
+            )
+        for name in ("join_timeout", "heartbeat_interval", "notice_interval"):
+            if not getattr(self, name) > 0:
+                raise ConfigurationError(f"{name} is {getattr(self, name)}: it must be above 0")
+        for name in ("reconnect_grace", "end_grace", "wait_for_restart"):
+            if not getattr(self, name) >= 0:
+                raise ConfigurationError(f"{name} is {getattr(self, name)}: it must be 0 or more")
+        if not self.heartbeat_timeout > self.heartbeat_interval:
+            raise ConfigurationError(
+                f"heartbeat_timeout is {self.heartbeat_timeout}: it must be above "
+                f"heartbeat_interval, which is {self.heartbeat_interval}"
+            )
+
+    @property
+    def restart_patience(self) -> float:
+        """How long the new process of a lost worker is waited for where one is needed."""
+        return self.wait_for_restart or (self.join_timeout if self.strict else 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One expected task and what is known of it.
+
+    Attributes:
+        role, index: which task.
+        state: how it is; `reason` says why, and `since` when it became so.
+        incarnation: which start of it is or was the latest; 0 if it never came.
+        connection: the connection that it holds, if any.
+        host, pid, address: what its process said of itself.
+        heard: when it was last heard; the end of a connection counts too.
+        outcome: how it left; None if it did not.
+        status: what its last heartbeat said.
+    """
+
+    role: str
+    index: int
+    state: TaskState = "expected"
+    reason: str = "it has not come yet"
+    since: float = 0.0
+    incarnation: int = 0
+    connection: int | None = None
+    host: str = ""
+    pid: int = 0
+    address: str = ""
+    heard: float = 0.0
+    outcome: Outcome | None = None
+    status: Mapping[str, StatusValue] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """The task's name, such as `ps:0`."""
+        return task_name(self.role, self.index)
+
+    @property
+    def active(self) -> bool:
+        """Whether it takes part: a task that is cut off for now still does."""
+        return self.state in ("live", "disconnected")
+
+    def __str__(self) -> str:
+        if not self.incarnation:
+            return self.name
+        return f"{self.name} (pid {self.pid} on {self.host})"
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """Everything that the coordinator knows. `initial_state` makes the first one.
+
+    Attributes:
+        policy: what the job expects.
+        started: when the job began to form.
+        tasks: every expected task by name, servers first.
+        phase: how far the job is.
+        reason: why it is in this phase.
+        view: the newest view; None before the first.
+        over: what everybody is told at the end; None before it.
+        over_since: when the job ended.
+        noticed: when those who wait were last told for whom.
+        stop: why the job was asked to stop; None if it was not.
+    """
+
+    policy: Policy
+    started: float
+    tasks: Mapping[str, Task]
+    phase: Phase = "forming"
+    reason: str = "it waits for its tasks"
+    view: View | None = None
+    over: JobOver | None = None
+    over_since: float = 0.0
+    noticed: float = 0.0
+    stop: str | None = None
+
+    def of(self, role: str) -> list[Task]:
+        """The tasks of a role, by index."""
+        return [task for task in self.tasks.values() if task.role == role]
+
+    def holder(self, connection: int) -> Task | None:
+        """The task that holds a connection."""
+        for task in self.tasks.values():
+            if task.connection == connection:
+                return task
+        return None
+
+
+def initial_state(now: float, policy: Policy) -> State:
+    """Returns the state of a job that begins to form now."""
+    tasks = [Task("ps", index) for index in range(policy.servers)]
+    tasks += [Task("worker", index) for index in range(policy.workers)]
+    return State(policy, now, {task.name: task for task in tasks}, noticed=now)
+
+
+def missing(state: State) -> list[Task]:
+    """Returns the tasks without which the job does not go on now.
+
+    While it forms, all that are not there; later the lost workers, of a strict job or if no
+    worker is left.
+    """
+    if state.phase == "forming":
+        return [task for task in state.tasks.values() if task.state != "live"]
+    workers = state.of("worker")
+    if state.phase != "running" or (
+        not state.policy.strict and any(worker.active for worker in workers)
+    ):
+        return []
+    return [worker for worker in workers if worker.state == "lost"]
+
+
+def everybody_told(now: float, state: State) -> bool:
+    """Whether the job is over and nobody is left to tell, or `end_grace` has passed."""
+    if state.over is None:
+        return False
+    if now - state.over_since >= state.policy.end_grace:
+        return True
+    return not any(
+        task.connection is not None or task.state == "disconnected" for task in state.tasks.values()
+    )
+
+
+def cluster_status(now: float, state: State) -> ClusterStatus:
+    """Returns what `trireme status` shows."""
+    return ClusterStatus(
+        phase=state.phase,
+        reason=state.reason,
+        view=state.view.number if state.view else 0,
+        missing=tuple(task.name for task in missing(state)),
+        stop=state.stop,
+        tasks=tuple(_task_status(now, task) for task in state.tasks.values()),
+    )
+
+
+def _task_status(now: float, task: Task) -> TaskStatus:
+    return TaskStatus(
+        role=task.role,
+        index=task.index,
+        state=task.state,
+        reason=task.reason,
+        incarnation=task.incarnation,
+        host=task.host,
+        pid=task.pid,
+        address=task.address,
+        quiet_seconds=now - task.heard if task.incarnation else -1.0,
+        status=dict(task.status),
+    )
