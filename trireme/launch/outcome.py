@@ -57,6 +57,11 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     summary: str
     at: float
 
+    @property
+    def worth_a_restart(self) -> bool:
+        """Whether the same task, started again, may do better."""
+        return self.kind not in ("usage", "victim")
+
 
 def describe(error: BaseException, place: str = "") -> Outcome:
     """Returns the outcome of a task that ended by `error`, raised at `place` if it is known."""

@@ -256,8 +256,8 @@ class Supervision:
 
     def _worker_failed(self, now: float, task: _Task, failure: Failure) -> list[Instruction]:
         kind = failure.outcome.kind
-        worth_it = kind not in ("usage", "victim") and task.restarts < self._limits.restarts
-        if self.phase is Phase.RUNNING and worth_it:
+        may_restart = task.restarts < self._limits.restarts and failure.outcome.worth_a_restart
+        if self.phase is Phase.RUNNING and may_restart:
             return self._restart(task, failure)
         if kind == "signal" and self.phase in (Phase.RUNNING, Phase.STOPPING):
             return self._lose(now, failure)

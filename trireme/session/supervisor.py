@@ -28,6 +28,7 @@ from trireme.cluster.rendezvous import Member, MemberConfig
 from trireme.cluster.view import View
 from trireme.errors import CheckpointError, ConfigurationError, Fenced, JobFailed, TriremeError
 from trireme.launch.detect import TaskConfig
+from trireme.launch.outcome import describe
 from trireme.ps.client import Client, ClientOptions, PushResult
 from trireme.ps.dense import FlatModel
 from trireme.ps.local import LocalClient
@@ -117,6 +118,7 @@ class Supervisor:
         self._stop_sent = False
         self._scheduler = _scheduler(training)
         self._left = False
+        self._comes_back = False
 
     # -- joining --------------------------------------------------------------------------------
 
@@ -491,16 +493,22 @@ class Supervisor:
                 self._saver.close(_SAVE_SECONDS)
         finally:
             if self._member is not None:
-                self._member.leave(outcome, reason, details)
+                if not self._comes_back:
+                    self._member.leave(outcome, reason, details)
                 self._member.close()
             if self._client is not None:
                 self._client.close()
 
     def fail(self, error: BaseException) -> None:
-        """Tells the job that this worker failed, and why."""
+        """Tells the job that this worker failed, and why.
+
+        Unless the launcher will start it again: then only its connection breaks, and the job goes
+        on without this incarnation.
+        """
         text = io.StringIO()
         traceback.print_exception(error, file=text)
         reason = f"{type(error).__name__}: {error}".strip()
+        self._comes_back = self.task.restarts_left > 0 and describe(error).worth_a_restart
         try:
             self.leave("failed", reason, text.getvalue())
         except TriremeError as another:
