@@ -214,6 +214,18 @@ def test_announced_metadata_allocates_nothing() -> None:
     assert peak < 1 << 16
 
 
+def test_large_metadata_leaves_nothing_behind() -> None:
+    data = frame_of(Note("x" * 1_000_000)) + frame_of(Note("after"))
+    connection = Connection(ScriptedStream(data), CATALOG)
+    tracemalloc.start()
+    assert connection.poll() is not None
+    left = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    assert left < 1 << 16
+    incoming = connection.poll()
+    assert incoming is not None and incoming.message == Note("after")
+
+
 def test_catalog_limits_and_destination_may_change_between_frames() -> None:
     # Both frames come in one read: the second must still be judged by the new limits.
     stream = ScriptedStream(frame_of(Note("small")) + frame_of(Note("x" * 500), bytes(10)))

@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from tests.conformance import PATIENCE, read_exactly, wait_readable, write_all
-from trireme.errors import ConnectionRefused, ConnectTimeout, WireError
+from trireme.errors import ConnectionRefused, ConnectTimeout, PeerClosed, WireError
 from trireme.wire import memory
 from trireme.wire.memory import Names
 from trireme.wire.transport import connect, listen
@@ -26,6 +26,18 @@ def test_an_address_with_a_name() -> None:
     assert listener.address == "memory://a name"
     ours = connect("memory://a name", timeout=PATIENCE)
     assert ours.peer == "memory://a name"
+    ours.close()
+    listener.close()
+
+
+def test_a_writer_is_told_that_the_peer_closed() -> None:
+    listener = Names().listen("")
+    ours, theirs = listener.admit(), listener.accept()
+    assert theirs is not None
+    theirs.close()
+    for buffers in ([b"x"], [b"x", b"y"]):
+        with pytest.raises(PeerClosed, match=f"{listener.address} closed"):
+            ours.write(buffers)
     ours.close()
     listener.close()
 
