@@ -93,8 +93,15 @@ def _lines(status: dict[str, Any]) -> list[str]:
     if "coordinator_error" in status:
         lines.append(f"  the coordinator does not answer: {status['coordinator_error']}")
     for task in status["tasks"]:
-        report = ", ".join(f"{name} {value}" for name, value in task.get("status", {}).items())
+        told = task.get("status", {}).items()
+        report = ", ".join(f"{name} {_shown(value)}" for name, value in told)
         lines.append(
             f"  {task['name']:<10} process {task['pid']:<8} {task.get('state', '')}  {report}"
         )
     return [line.rstrip() for line in lines]
+
+
+def _shown(value: float | int | str) -> str:
+    if not isinstance(value, float):
+        return str(value)
+    return f"{value:.4g}" if abs(value) < 1000 else f"{value:,.0f}"
