@@ -152,6 +152,7 @@ def test_a_dead_server_fails_the_job_by_name(tmp_path: Path) -> None:
     assert ran.status == 1
     assert "First ps:1 was killed by SIGKILL" in ran.err
     assert "memory ran out" in ran.err
+    assert "--max-restarts" not in ran.err
     assert_nobody_left(ran)
 
 

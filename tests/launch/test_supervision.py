@@ -246,7 +246,9 @@ def test_asked_twice_all_end_at_once() -> None:
 
 def test_a_job_interrupted_before_its_workers_were_started_ends_its_coordinator() -> None:
     supervision = supervise(workers=0, keepers=("coordinator:0",))
-    assert orders(supervision.interrupt(1)) == [Terminate("coordinator:0")]
+    told = supervision.interrupt(1)
+    assert orders(told) == [Terminate("coordinator:0")]
+    assert "did not end" not in said(told)
     end(supervision, 1, "coordinator:0", -15)
     assert supervision.phase is Phase.DONE
     assert supervision.status == 130

@@ -73,9 +73,10 @@ _AGAIN = "run the same command again: training goes on from the newest checkpoin
 def _advice(culprit: Failure) -> str:
     kind, summary = culprit.outcome.kind, culprit.outcome.summary
     if kind == "signal" and "SIGKILL" in summary:
+        restarts = " (--max-restarts N does so by itself)" if _is_worker(culprit) else ""
         return (
             "if nobody killed it, memory ran out: use a smaller batch or fewer tasks, then "
-            f"{_AGAIN} (--max-restarts N starts a lost worker again by itself)"
+            f"{_AGAIN}{restarts}"
         )
     if kind == "signal":
         return f"it crashed in native code, or somebody sent it the signal; {_AGAIN}"
@@ -84,3 +85,7 @@ def _advice(culprit: Failure) -> str:
     if kind in ("usage", "error", "victim"):
         return f"see its message above; then {_AGAIN}"
     return f"look at its output, then {_AGAIN}"
+
+
+def _is_worker(culprit: Failure) -> bool:
+    return culprit.name.startswith("worker:")

@@ -211,7 +211,7 @@ class Supervision:
         if all(task.told for task in due):
             return self._kill(now)
         self.deadline = now + self._limits.kill
-        waited = self.phase is Phase.ENDING and not self._failed
+        waited = self.phase is Phase.ENDING and self._ended_well and not self._failed
         warning = [Say(f"{names} did not end with the job: terminated")] if waited else []
         return [*warning, *self._terminate(task for task in due if not task.told)]
 
