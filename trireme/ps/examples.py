@@ -22,6 +22,7 @@ class ExampleBook:
         self._ledgers: dict[str, Ledger] = {}
         self._restored: dict[str, list[tuple[int, int]]] = {}
         self._members: Sequence[int] = ()
+        self._answered: dict[int, tuple[Lease, tuple[Span, ...]]] = {}
 
     def members(self, workers: Sequence[int]) -> None:
         """Says who takes part from now on; what others held goes back."""
@@ -29,16 +30,23 @@ class ExampleBook:
         for ledger in self._ledgers.values():
             ledger.members(workers)
 
-    def lease(self, request: Lease, live: Sequence[int]) -> tuple[Span, ...]:
-        """Deals examples.
+    def lease(self, request: Lease) -> tuple[Span, ...]:
+        """Deals examples; to a repeat of a worker's last request the same ones.
 
         Raises:
             ValueError: another size than before, or what the ledger refuses.
         """
+        last, answer = self._answered.get(request.worker, (None, ()))
+        if last is None or not request.number or last.number != request.number:
+            answer = self._deal(request)
+            self._answered[request.worker] = (request, answer)
+        return answer
+
+    def _deal(self, request: Lease) -> tuple[Span, ...]:
         ledger = self._ledgers.get(request.dataset)
         if ledger is None:
             ledger = Ledger(request.size, interleave=self.interleave)
-            ledger.members(live)
+            ledger.members(self._members)
             ledger.restore(self._restored.pop(request.dataset, []))
             self._ledgers[request.dataset] = ledger
         if ledger.size != request.size:
@@ -63,6 +71,7 @@ class ExampleBook:
 
     def release(self, worker: int) -> None:
         """Takes back all that a worker holds."""
+        self._answered.pop(worker, None)
         for ledger in self._ledgers.values():
             ledger.release(worker)
 

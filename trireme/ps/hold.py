@@ -21,7 +21,7 @@ class Hold:
         since: when it began.
         cut: the cut itself, once asked for.
         route: where its answer goes.
-        later: (held push or None, event) to let happen afterwards, in order.
+        later: (held push, event) to let happen afterwards, in order.
     """
 
     def __init__(self) -> None:
@@ -29,7 +29,7 @@ class Hold:
         self.since = 0.0
         self.cut: Cut | None = None
         self.route: object = None
-        self.later: list[tuple[Pending | None, Event]] = []
+        self.later: list[tuple[Pending, Event]] = []
 
     def begin(self, token: int, now: float) -> None:
         """Begins to hold back; a repeat keeps what is held."""

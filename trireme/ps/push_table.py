@@ -31,6 +31,11 @@ class Pending:
     gradients: PartBuffer
     since: float
 
+    @property
+    def member(self) -> tuple[int, int]:
+        """Whose it is: the worker and its incarnation."""
+        return self.push.worker, self.push.incarnation
+
 
 @dataclass(slots=True)
 class WorkerRecord:
@@ -120,14 +125,11 @@ class PushTable:
         )
 
     def restore(self, rows: Iterable[WorkerProgress]) -> None:
-        """Replaces the table by a snapshot's."""
+        """Takes the counts over from a snapshot, and nothing else.
+
+        Sequence numbers count the pushes of one process. Those of the snapshot's processes say
+        nothing about the processes of a job that is resumed from it.
+        """
         self.records = {
-            row.worker: WorkerRecord(
-                incarnation=row.incarnation,
-                sequence=row.sequence,
-                clock=row.sequence,
-                applied=row.applied,
-                stale=row.stale,
-            )
-            for row in rows
+            row.worker: WorkerRecord(applied=row.applied, stale=row.stale) for row in rows
         }

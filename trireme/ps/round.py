@@ -1,59 +1,246 @@
-"""One synchronous round: whose updates are in, and whether they suffice.
+"""Synchronous rounds: whose updates make a step, agreed by all servers.
 
-With one server, or when every live worker must contribute and nothing is clipped, each server
-closes its rounds by itself: all see the same members. Otherwise server 0 decides. It announces the
-members; where the mean gradient is clipped, each server answers with the squared norm of its part,
-and server 0 announces the factor. So every server applies the same updates at the same scale.
+A worker may die when its update has reached some servers and not others, and servers learn of a
+new view at different times. So no server closes a round by itself, unless it is the only one.
+Each of the others tells server 0 whose updates it holds; server 0 takes those that everybody
+holds, as soon as they suffice, and tells the members. What a server has said that it holds it keeps
+until the round is closed, whoever dies meanwhile. So every server applies the same updates.
+
+Where the mean gradient is clipped, each server also tells the squared norm of its part of the mean
+of what it holds. If server 0 settles on other members, it proposes them and asks once more.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from typing import Protocol
 
+from trireme.ps.dense import PartBuffer
+from trireme.ps.instructions import Send
+from trireme.ps.messages import RoundClose, RoundReady
 from trireme.ps.push_table import Pending
 from trireme.ps.rule import Rule
+from trireme.ps.values import mean_of, squared_norm
 
-__all__ = ["Round", "clip_factor"]
+__all__ = ["Decision", "Follower", "Judge", "Leader", "Member", "Round", "clip_factor"]
+
+Member = tuple[int, int]
+"""Whose update: a worker and its incarnation."""
+
+Live = Mapping[int, int]
+"""The workers that still train, by index, with their incarnations."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """How a round ends: whose updates make it, and what to multiply their mean by."""
+
+    members: tuple[Member, ...]
+    scale: float
 
 
 @dataclass(slots=True)
 class Round:
-    """The round that makes global step `step + 1`.
+    """The round that makes global step `step + 1`, at one server.
 
     Attributes:
         step: the global step of the values that its gradients are computed from.
-        pending: the contributions, by worker.
-        members: whose contributions make the round, once that is decided.
-        scale: what to multiply their mean by, once that is decided.
-        squares: the squared norm of each server's part of the mean, at server 0 when clipping.
-        announced: whether this server has told its own square.
+        spare: gives the memory for a mean; asked only when one is needed.
+        pending: the updates that are here, by whose they are.
     """
 
     step: int
-    pending: dict[int, Pending] = field(default_factory=dict)
-    members: tuple[int, ...] | None = None
-    scale: float | None = None
-    squares: dict[int, float] = field(default_factory=dict)
-    announced: bool = False
+    spare: Callable[[], PartBuffer]
+    pending: dict[Member, Pending] = field(default_factory=dict)
+    _mean: tuple[tuple[Member, ...], PartBuffer | None] = ((), None)
 
-    def enough(self, rule: Rule, live: Collection[int]) -> bool:
-        """Returns whether the contributions of live workers suffice to close the round."""
-        present = sum(1 for worker in self.pending if worker in live)
-        needed = min(rule.aggregate, len(live)) if rule.aggregate else len(live)
-        return present >= needed > 0
+    def add(self, pending: Pending) -> None:
+        """Takes an update."""
+        self.pending[pending.member] = pending
 
-    def missing(self, live: Collection[int]) -> tuple[int, ...]:
-        """Returns who could still contribute, by worker."""
-        wanted = self.members if self.members is not None else live
-        return tuple(worker for worker in sorted(wanted) if worker not in self.pending)
+    def held(self, live: Live) -> tuple[Member, ...]:
+        """Returns whose updates are here and count, by worker."""
+        return tuple(sorted(m for m in self.pending if live.get(m[0]) == m[1]))
 
-    def complete(self, live: Collection[int]) -> bool:
-        """Returns whether each decided member has contributed here or has left the job."""
-        return self.members is not None and all(
-            worker in self.pending or worker not in live for worker in self.members
-        )
+    def mean(self, members: tuple[Member, ...]) -> PartBuffer | None:
+        """Returns the weighted mean of the members' gradients; None if they weigh nothing.
+
+        It stays as it is until the mean of others is asked for.
+        """
+        if self._mean[0] != members:
+            parts = [
+                (pending.push.weight, pending.gradients)
+                for pending in (self.pending[member] for member in members)
+                if pending.push.weight > 0
+            ]
+            mean = parts[0][1] if len(parts) == 1 else None
+            self._mean = members, mean_of(parts, self.spare()) if len(parts) > 1 else mean
+        return self._mean[1]
+
+    def scaled_mean(self, decision: Decision) -> PartBuffer | None:
+        """Returns the mean that a decision asks for. A gradient itself is never written to."""
+        mean = self.mean(decision.members)
+        if mean is None or decision.scale == 1.0:
+            return mean
+        scaled = self.spare()
+        for source, target in zip(mean.vectors, scaled.vectors, strict=True):
+            target.copy_(source).mul_(decision.scale)
+        self._mean = (), None
+        return scaled
+
+    def square(self, members: tuple[Member, ...]) -> float:
+        """Returns the squared L2 norm of this server's part of the members' mean gradient."""
+        mean = self.mean(members)
+        return 0.0 if mean is None else squared_norm(mean)
+
+
+class Judge(Protocol):
+    """What decides the rounds at one server."""
+
+    def begin(self) -> None:
+        """A new round has begun."""
+
+    def judge(self, current: Round, live: Live) -> tuple[list[Send], Decision | None]:
+        """Returns what to tell other servers, and the decision once there is one."""
+
+    def missing(self, current: Round, live: Live) -> tuple[str, ...]:
+        """Returns the tasks that the round waits for."""
+
+
+class Leader:
+    """Server 0, which decides for all; alone, it asks nobody.
+
+    Args:
+        rule: when a round has enough updates, and how it is clipped.
+        servers: how many there are.
+    """
+
+    def __init__(self, rule: Rule, servers: int) -> None:
+        self._rule = rule
+        self._servers = servers
+        self._heard: dict[int, RoundReady] = {}
+        self._proposed: tuple[Member, ...] = ()
+        self._told: RoundClose | None = None
+
+    def begin(self) -> None:
+        self._heard.clear()
+        self._proposed = ()
+
+    def hear(self, step: int, message: RoundReady) -> list[Send]:
+        """Notes what another server holds; tells one that is behind what it has missed.
+
+        Args:
+            step: the step of the open round.
+            message: what it said.
+        """
+        if message.step == step:
+            self._heard[message.server] = message
+        elif self._told is not None and message.step == self._told.step:
+            return [Send(message.server, self._told)]
+        return []
+
+    def judge(self, current: Round, live: Live) -> tuple[list[Send], Decision | None]:
+        members = self._common(current, live)
+        if self._proposed and set(self._proposed) <= set(members):
+            members = self._proposed
+        if not _enough(self._rule, len(members), live):
+            return [], None
+        if self._rule.clip_norm is None:
+            return self._close(current, Decision(members, 1.0))
+        squares = [m.square for _, m in sorted(self._heard.items()) if m.measured == members]
+        if len(squares) < self._servers - 1:
+            return self._propose(current, members), None
+        square = current.square(members) + sum(squares)
+        return self._close(current, Decision(members, clip_factor(square, self._rule.clip_norm)))
+
+    def missing(self, current: Round, live: Live) -> tuple[str, ...]:
+        workers = _absent(current, live)
+        servers = (f"ps:{s}" for s in range(1, self._servers) if s not in self._heard)
+        return workers or tuple(servers)
+
+    def _common(self, current: Round, live: Live) -> tuple[Member, ...]:
+        """Returns whose updates every server holds; nobody's while some have not said."""
+        if len(self._heard) < self._servers - 1:
+            return ()
+        held = current.held(live)
+        for message in self._heard.values():
+            held = tuple(member for member in held if member in message.members)
+        return held
+
+    def _propose(self, current: Round, members: tuple[Member, ...]) -> list[Send]:
+        if self._proposed == members:
+            return []
+        self._proposed = members
+        return self._tell(RoundClose(current.step, members, -1.0))
+
+    def _close(self, current: Round, decision: Decision) -> tuple[list[Send], Decision]:
+        self._told = RoundClose(current.step, decision.members, decision.scale)
+        return self._tell(self._told), decision
+
+    def _tell(self, message: RoundClose) -> list[Send]:
+        return [Send(server, message) for server in range(1, self._servers)]
+
+
+class Follower:
+    """Any other server: says what it holds, and does what server 0 decides.
+
+    Args:
+        rule: when a round has enough updates, and whether it is clipped.
+        server: its index.
+    """
+
+    def __init__(self, rule: Rule, server: int) -> None:
+        self._rule = rule
+        self._server = server
+        self._said: RoundReady | None = None
+        self._proposed: tuple[Member, ...] = ()
+        self._decision: Decision | None = None
+
+    def begin(self) -> None:
+        self._said = self._decision = None
+        self._proposed = ()
+
+    def hear(self, step: int, message: RoundClose) -> None:
+        """Takes what server 0 has proposed or decided.
+
+        Args:
+            step: the step of the open round.
+            message: what it said.
+        """
+        if message.step != step:
+            return
+        if message.scale >= 0 or math.isnan(message.scale):
+            self._decision = Decision(message.members, message.scale)
+        else:
+            self._proposed = message.members
+
+    def judge(self, current: Round, live: Live) -> tuple[list[Send], Decision | None]:
+        if self._decision is not None:
+            return [], self._decision
+        held = current.held(live)
+        if not self._proposed and not _enough(self._rule, len(held), live):
+            return [], None
+        measured = () if self._rule.clip_norm is None else self._proposed or held
+        said = self._said
+        if said is not None and (said.members, said.measured) == (held, measured):
+            return [], None
+        square = current.square(measured) if measured else 0.0
+        self._said = RoundReady(self._server, current.step, held, measured, square)
+        return [Send(0, self._said)], None
+
+    def missing(self, current: Round, live: Live) -> tuple[str, ...]:
+        return _absent(current, live) or ("ps:0",)
+
+
+def _enough(rule: Rule, present: int, live: Collection[int]) -> bool:
+    needed = min(rule.aggregate, len(live)) if rule.aggregate else len(live)
+    return present >= needed > 0
+
+
+def _absent(current: Round, live: Live) -> tuple[str, ...]:
+    return tuple(f"worker:{w}" for w, i in sorted(live.items()) if (w, i) not in current.pending)
 
 
 def clip_factor(square: float, limit: float) -> float:

@@ -32,7 +32,7 @@ from trireme.errors import (
 from trireme.ps.dense import PartBuffer
 from trireme.ps.examples import ExampleBook
 from trireme.ps.hold import Hold
-from trireme.ps.instructions import Instruction, Reply, Send
+from trireme.ps.instructions import Instruction, Reply
 from trireme.ps.layout import Layout
 from trireme.ps.messages import (
     Applied,
@@ -75,9 +75,9 @@ from trireme.ps.messages import (
     Waiting,
 )
 from trireme.ps.push_table import Pending, PushTable, WorkerRecord
-from trireme.ps.round import Round, clip_factor
+from trireme.ps.round import Decision, Follower, Judge, Leader, Round
 from trireme.ps.rule import Rule
-from trireme.ps.values import Tensors, Values, ValuesFactory, make_values, mean_of, squared_norm
+from trireme.ps.values import Tensors, Values, ValuesFactory, make_values
 
 __all__ = ["FREEZE_SECONDS", "NOTICE_SECONDS", "Shard"]
 
@@ -109,8 +109,8 @@ class Shard:
         self._view = View(0, (), ())
         self._incarnations: dict[int, int] = {}
         self._table = PushTable()
-        self._round = Round(0)
-        self._ahead: list[Pending] = []  # for a round that this server has not reached yet
+        self._round = Round(0, lambda: self._spare)
+        self._judge: Judge = Leader(self.rule, 1)
         self._withheld: dict[int, tuple[Pending, Verdict, int]] = {}
         self._unloaded: list[tuple[object, Pull, float]] = []
         self._lagging: list[tuple[object, Pull]] = []
@@ -134,41 +134,64 @@ class Shard:
             for entry in view.workers
             if self._incarnations.get(entry.index) == entry.incarnation
         ]
-        clock = self._table.slowest(staying)
+        clock = self._table.slowest(w for w in staying if w not in self._retired)
         self._view = view
         self._incarnations = {entry.index: entry.incarnation for entry in view.workers}
-        for worker in self._table.records.keys() - set(staying):
-            self._drop(worker)
+        out: list[Instruction] = []
+        for worker in sorted(self._table.records.keys() - set(staying)):
+            out += self._drop(worker)
         for worker, incarnation in self._incarnations.items():
             self._table.admit(worker, incarnation, clock)
         self._examples.members(tuple(self._incarnations))
-        return [
-            *self._fence_unloaded(),
-            *self._abandon_cut("the view has changed"),
-            *self._proceed(now),
-        ]
+        out += self._fence_pulls()
+        return [*out, *self._abandon_cut("the view has changed"), *self._proceed(now)]
 
-    def _fence_unloaded(self) -> list[Instruction]:
-        """Sends those who wait for the first values back: the chief may be another one now."""
-        reason = "the view has changed"
-        routes, self._unloaded = [route for route, _, _ in self._unloaded], []
-        return [Reply(route, Refused("fenced", reason, self._view.number)) for route in routes]
+    def _drop(self, worker: int) -> list[Reply]:
+        """A worker left or was started anew: nothing it had begun counts any longer.
 
-    def _drop(self, worker: int) -> None:
-        """A worker left or was started anew: nothing it had begun counts any longer."""
-        self._table.records[worker].pending = None
+        An update that is in an open round stays there, and is answered when the round closes:
+        server 0 may have counted on it.
+        """
+        record = self._table.records[worker]
+        begun = [record.pending] if record.pending is not None else []
+        begun += (
+            [pending for pending, _, _ in [self._withheld.pop(worker)]]
+            if (worker in self._withheld)
+            else []
+        )
+        record.pending = None
         self._training.discard(worker)
         self._retired.discard(worker)
-        self._withheld.pop(worker, None)
-        if worker not in (self._round.members or ()):  # a decided round stays as it was decided
-            self._round.pending.pop(worker, None)
-        self._ahead = [pending for pending in self._ahead if pending.push.worker != worker]
         self._examples.release(worker)
+        in_round = self._round.pending
+        return [self._fenced(p) for p in begun if in_round.get(p.member) is not p]
+
+    def _fenced(self, pending: Pending) -> Reply:
+        """Answers a push of a worker that is out of the job."""
+        self.counters["fenced"] += 1
+        push = pending.push
+        reason = self._fence(push.worker, push.incarnation, push.view) or "it was taken for lost"
+        verdict = FencedVerdict(self._view.number, reason)
+        return Reply(pending.route, PushReply(verdict, self.step, 0, False))
+
+    def _fence_pulls(self) -> list[Reply]:
+        """Sends back those who wait for values: the chief may be another, or they may be out."""
+        reason = "the view has changed"
+        routes = [route for route, _, _ in self._unloaded]
+        gone = [
+            (route, pull)
+            for route, pull in self._lagging
+            if self._incarnations.get(pull.worker) != pull.incarnation
+        ]
+        self._unloaded = []
+        self._lagging = [entry for entry in self._lagging if entry not in gone]
+        routes += [route for route, _ in gone]
+        return [Reply(route, Refused("fenced", reason, self._view.number)) for route in routes]
 
     @property
-    def _live(self) -> tuple[int, ...]:
-        """The workers that still train."""
-        return tuple(w for w in self._incarnations if w not in self._retired)
+    def _live(self) -> dict[int, int]:
+        """The workers that still train, with their incarnations."""
+        return {w: i for w, i in self._incarnations.items() if w not in self._retired}
 
     def _fence(self, worker: int, incarnation: int, view: int) -> str | None:
         """Returns why a request is fenced off; None when it is not."""
@@ -207,7 +230,11 @@ class Shard:
             self._values = self._factory(layout, self.server, request.optimizer, rule.average)
             self.layout, self.rule = layout, rule
             self._optimizer_name, self._shown_by = request.optimizer.name, task
-            self._end = request.rule.max_steps
+            if self._end is None:  # it may have been asked to stop already
+                self._end = rule.max_steps
+            servers = layout.spec.servers
+            first = self.server == 0
+            self._judge = Leader(rule, servers) if first else Follower(rule, self.server)
             self._examples.interleave = self.rule.synchronous and self.rule.aggregate == 0
             return
         self.layout.check_same(layout, whose=self._shown_by, others=task)
@@ -237,11 +264,10 @@ class Shard:
         except (TriremeError, RuntimeError) as error:
             return [Reply(route, Refused("rejected", str(error), self._view.number))]
         self.step, self.loaded = request.step, True
-        self._round = Round(self.step)
-        if request.workers:
-            self._table.restore(request.workers)
-            for worker, incarnation in self._incarnations.items():
-                self._table.admit(worker, incarnation, self._table.slowest(self._live))
+        self._round = Round(self.step, lambda: self._spare)
+        self._table.restore(request.workers)
+        for worker, incarnation in self._incarnations.items():
+            self._table.admit(worker, incarnation, 0)
         self._examples.restore(request.consumed)
         waiting, self._unloaded = self._unloaded, []
         answers = [self._pulled(waiter, pull) for waiter, pull, _ in waiting]
@@ -262,7 +288,8 @@ class Shard:
 
     def _pulled(self, route: object, request: Pull) -> Reply:
         assert self._values is not None
-        stop = not self._grant(request.worker) if request.train else self._ended()
+        me = request.worker, request.incarnation
+        stop = not self._grant(*me) if request.train else self._ended()
         return Reply(route, PullReply(self.step, stop), self._values.buffer.vectors)
 
     def push(
@@ -301,8 +328,11 @@ class Shard:
             )
         if not 0 <= push.weight < float("inf"):
             return RejectedVerdict(f"a push weighs {push.weight}: it must be finite and 0 or more")
-        if self.server == 0 and self.rule.synchronous and push.pulled > self.step:
-            return RejectedVerdict(f"a push for step {push.pulled}, and the job is at {self.step}")
+        if self.rule.synchronous and push.pulled > self.step:
+            return RejectedVerdict(
+                f"a push for step {push.pulled}, and ps:{self.server} is at {self.step}: pull the "
+                "values of one step from all servers"
+            )
         return None
 
     def _repeat(self, route: object, push: Push, record: WorkerRecord) -> list[Instruction]:
@@ -331,10 +361,7 @@ class Shard:
             return self._apply_one(now, pending)
         if push.pulled < self.step:
             return [self._decide_stale(pending), *self._proceed(now)]
-        if push.pulled > self.step:
-            self._ahead.append(pending)
-            return []
-        self._round.pending[push.worker] = pending
+        self._round.add(pending)
         return self._proceed(now)
 
     def _apply_one(self, now: float, pending: Pending) -> list[Instruction]:
@@ -367,7 +394,7 @@ class Shard:
         return self._answer(pending, verdict, self.step - pending.push.pulled)
 
     def _answer(self, pending: Pending, verdict: Verdict, staleness: int) -> Reply:
-        stop = not self._grant(pending.push.worker)
+        stop = not self._grant(*pending.member)
         payload = self._buffer.vectors if pending.push.pull else ()
         return Reply(pending.route, PushReply(verdict, self.step, staleness, stop), payload)
 
@@ -406,109 +433,45 @@ class Shard:
 
     # -- synchronous rounds ---------------------------------------------------------------------
 
-    @property
-    def _led(self) -> bool:
-        """Whether server 0 decides the rounds for all servers."""
-        several = self.layout is not None and self.layout.spec.servers > 1
-        return several and (self.rule.aggregate > 0 or self.rule.clip_norm is not None)
-
     def _close_round(self, now: float) -> list[Instruction]:
-        """Takes the open round one stage further; an empty list when it must wait."""
-        current = self._round
-        if self._hold.stops_round(current.step):
+        """Takes the open round as far as it goes; an empty list when it must wait."""
+        if self._hold.stops_round(self.step):
             return []
-        if current.members is None and (self.server == 0 or not self._led):
-            if not current.enough(self.rule, self._live):
-                return []
-            current.members = tuple(sorted(w for w in current.pending if w in self._live))
-            if self._led:
-                scale = -1.0 if self.rule.clip_norm is not None else 1.0
-                return [*self._tell(scale), *self._close_round(now)]
-        if not current.complete(self._live):
-            return []
-        if current.scale is None and self.rule.clip_norm is not None:
-            return self._gather_norm(now, self.rule.clip_norm)
-        return self._apply_round(now)
+        told, decision = self._judge.judge(self._round, self._live)
+        if decision is None:
+            return list(told)
+        return [*told, *self._apply_round(decision)]
 
-    def _gather_norm(self, now: float, limit: float) -> list[Instruction]:
-        """Tells, or at server 0 gathers, the squared norms of all parts of the mean gradient."""
-        current = self._round
-        assert self.layout is not None
-        if not current.announced:
-            current.announced = True
-            square = squared_norm(self._mean())
-            if self.server != 0:
-                return [Send(0, RoundReady(self.server, current.step, square))]
-            current.squares[0] = square
-        if self.server != 0 or len(current.squares) < self.layout.spec.servers:
-            return []
-        current.scale = clip_factor(sum(current.squares[s] for s in sorted(current.squares)), limit)
-        return [*self._tell(current.scale), *self._apply_round(now)]
-
-    def _tell(self, scale: float) -> list[Instruction]:
-        assert self.layout is not None and self._round.members is not None
-        message = RoundClose(self._round.step, self._round.members, scale)
-        return [Send(server, message) for server in range(1, self.layout.spec.servers)]
-
-    def _contributions(self) -> list[Pending]:
-        """The members' contributions in the order of the workers."""
-        members = self._round.members or ()
-        return [self._round.pending[w] for w in members if w in self._round.pending]
-
-    def _mean(self) -> PartBuffer:
-        parts = [(p.push.weight, p.gradients) for p in self._contributions() if p.push.weight > 0]
-        if parts:
-            return mean_of(parts, self._spare)
-        for vector in self._spare.vectors:
-            vector.zero_()
-        return self._spare
-
-    def _apply_round(self, now: float) -> list[Instruction]:
+    def _apply_round(self, decision: Decision) -> list[Instruction]:
         """Applies the round and answers all who are in it, and all who came too late for it."""
         assert self._values is not None
-        current, contributions = self._round, self._contributions()
-        if any(p.push.weight > 0 for p in contributions):
-            mean = self._mean()
-            if current.scale is not None and current.scale != 1.0:
-                mean = self._scaled(mean, current.scale)
-            hyper = next((p.push.hyper for p in contributions if p.push.hyper is not None), None)
+        current = self._round
+        mean = current.scaled_mean(decision)
+        members = [current.pending.pop(member) for member in decision.members]
+        if mean is not None:
+            hyper = next((p.push.hyper for p in members if p.push.hyper is not None), None)
             self._values.apply(mean, hyper, self.step + 1)
         self.step += 1
         self.counters["rounds"] += 1
-        self._round = Round(self.step)
-        for pending in contributions:
+        self._round = Round(self.step, lambda: self._spare)
+        self._judge.begin()
+        for pending in members:
             self._decide(pending, Applied(self.step))
-        late = [p for w, p in sorted(current.pending.items()) if p not in contributions]
-        out: list[Instruction] = [self._answer(p, Applied(self.step), 0) for p in contributions]
-        out += [self._decide_stale(pending) for pending in late]
-        ahead, self._ahead = self._ahead, []
-        for pending in ahead:
-            out += self._consider(now, pending)
+        out: list[Instruction] = [self._answer(p, Applied(self.step), 0) for p in members]
+        for _, pending in sorted(current.pending.items()):
+            late = self._table.records[pending.push.worker].pending is pending
+            out.append(self._decide_stale(pending) if late else self._fenced(pending))
         return out
 
-    def _scaled(self, mean: PartBuffer, scale: float) -> PartBuffer:
-        """Scales into the scratch buffer: a contribution itself is never written to."""
-        for source, target in zip(mean.vectors, self._spare.vectors, strict=True):
-            target.copy_(source).mul_(scale)
-        return self._spare
-
     def round_ready(self, now: float, message: RoundReady) -> list[Instruction]:
-        """At server 0: another server's squared norm."""
-        if message.step != self._round.step:
-            return []
-        self._round.squares[message.server] = message.square
-        return self._proceed(now)
+        """At server 0: what another server holds."""
+        assert isinstance(self._judge, Leader)
+        return [*self._judge.hear(self.step, message), *self._proceed(now)]
 
     def round_close(self, now: float, message: RoundClose) -> list[Instruction]:
-        """At the others: what server 0 has decided."""
-        if self._hold.stops_round(message.step):
-            self._hold.later.append((None, lambda: self.round_close(now, message)))
-            return []
-        if message.step != self._round.step:
-            return []
-        self._round.members = message.members
-        if message.scale >= 0 or message.scale != message.scale:
-            self._round.scale = message.scale
+        """At the others: what server 0 has proposed or decided."""
+        assert isinstance(self._judge, Follower)
+        self._judge.hear(self.step, message)
         return self._proceed(now)
 
     # -- the end --------------------------------------------------------------------------------
@@ -516,12 +479,14 @@ class Shard:
     def _ended(self) -> bool:
         return self.server == 0 and self._end is not None and self.step >= self._end
 
-    def _grant(self, worker: int) -> bool:
+    def _grant(self, worker: int, incarnation: int) -> bool:
         """Returns whether the worker may compute one more update, and notes that it does.
 
         In asynchronous modes the updates under way are counted, so that the job ends at exactly
         its last step.
         """
+        if self._incarnations.get(worker) != incarnation:
+            return False  # it left when its update had been decided, and hears of it too late
         if self.server != 0 or self._end is None:
             self._training.add(worker)
             return True
@@ -535,10 +500,14 @@ class Shard:
     def stop(self, now: float, route: object, request: StopJob) -> list[Instruction]:
         """Ends the job at the next step at which every worker can."""
         if self._end is None or self._end > self.step:
-            under_way = 1 if self.rule.synchronous else len(self._training)
-            soonest = self.step + (under_way if self._training else 0)
-            self._end = soonest if self._end is None else min(self._end, soonest)
+            self._end = self._soonest if self._end is None else min(self._end, self._soonest)
         return [Reply(route, Stopping(self._end)), *self._proceed(now)]
+
+    @property
+    def _soonest(self) -> int:
+        """The first step at which no worker has an update under way that would be lost."""
+        under_way = min(1, len(self._training)) if self.rule.synchronous else len(self._training)
+        return self.step + under_way
 
     def drain(self, now: float, route: object, request: Drain) -> list[Instruction]:
         """Waits until no worker has an update under way, so that the last step is in."""
@@ -561,7 +530,7 @@ class Shard:
     def set_end(self, now: float, route: object, request: SetEnd) -> list[Instruction]:
         """Sets the job's last step where none was known; a later call changes nothing."""
         if self._end is None:
-            self._end = request.max_steps
+            self._end = max(request.max_steps, self._soonest)
         return [Reply(route, Stopping(self._end)), *self._proceed(now)]
 
     def lease(self, now: float, route: object, request: Lease) -> list[Instruction]:
@@ -570,7 +539,7 @@ class Shard:
         if reason is not None:
             return [Reply(route, Refused("fenced", reason, self._view.number))]
         try:
-            spans = self._examples.lease(request, tuple(self._incarnations))
+            spans = self._examples.lease(request)
         except ValueError as error:
             return [Reply(route, Refused("rejected", str(error), self._view.number))]
         return [Reply(route, Leased(spans))]
@@ -610,7 +579,7 @@ class Shard:
             reason = "the cut was given up: it took too long, or its view has changed"
             return [Reply(route, Refused("busy", reason, self._view.number))]
         self._hold.cut, self._hold.route = request, route
-        return [*self._replay(), *self._complete_cut(now)]
+        return [*self._replay(), *self._proceed(now)]
 
     def thaw(self, now: float, route: object, request: Thaw) -> list[Instruction]:
         """Gives up a cut."""
@@ -624,7 +593,7 @@ class Shard:
         out: list[Instruction] = []
         events, self._hold.later = self._hold.later, []
         for pending, event in events:
-            if pending is not None and self._hold.holds(pending.push):
+            if self._hold.holds(pending.push):
                 self._hold.later.append((pending, event))
             else:
                 out += event()
@@ -643,8 +612,8 @@ class Shard:
 
     def _complete_cut(self, now: float) -> list[Instruction]:
         cut, route = self._hold.cut, self._hold.route
-        if cut is None or self.step < cut.step:
-            return []
+        if cut is None or (self.rule.synchronous and self.step < cut.step):
+            return []  # asynchronous, a worker that died between two pushes leaves steps unequal
         decided = dict(self._table.decided(self._incarnations))
         if any(decided[w] < sequence for w, sequence in cut.decided if w in decided):
             return []
@@ -680,7 +649,7 @@ class Shard:
             Reply(route, Waiting("its first values", initialiser, now - since))
             for route, _, since in self._unloaded
         ]
-        missing = tuple(f"worker:{worker}" for worker in self._round.missing(self._live))
+        missing = self._judge.missing(self._round, self._live)
         for pending in self._round.pending.values():
             reason = f"round {self._round.step + 1}"
             out.append(Reply(pending.route, Waiting(reason, missing, now - pending.since)))
