@@ -183,8 +183,10 @@ class FlatModel:
                 host.copy_(value)
 
     def gradient_norm(self) -> torch.Tensor:
-        """Returns the L2 norm of all gradients, a 0-dim float tensor."""
-        norms = [torch.linalg.vector_norm(g, dtype=torch.float32) for g in self.gradients]
+        """Returns the L2 norm of all gradients, a 0-dim tensor: float64 where one of them is."""
+        wide = any(gradient.dtype == torch.float64 for gradient in self.gradients)
+        dtype = torch.float64 if wide else torch.float32
+        norms = [torch.linalg.vector_norm(gradient, dtype=dtype) for gradient in self.gradients]
         norm: torch.Tensor = torch.linalg.vector_norm(torch.stack(norms))
         return norm
 
