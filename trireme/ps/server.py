@@ -323,12 +323,14 @@ class LeaderLink:
                 connection = Connection(connect(leader.address, timeout=5.0), PS_CATALOG)
                 authenticate(connection, self._identity, self._secret)
             except WireError as error:
-                _log.warning("%s cannot reach ps:0: %s", self._identity.task, error)
-                self._closed.wait(_RETRY_SECONDS)
+                # At the end of a job ps:0 may be gone before this server hears that it is over.
+                if not self._closed.wait(_RETRY_SECONDS):
+                    _log.warning("%s cannot reach ps:0: %s", self._identity.task, error)
                 continue
             self._lost.clear()
-            self._service.call_soon(partial(self._adopt, connection))
-            self._lost.wait()
+            if not self._closed.is_set():
+                self._service.call_soon(partial(self._adopt, connection))
+                self._lost.wait()
 
     def _adopt(self, connection: Connection) -> None:
         self._service.adopt(connection, Identity(self._identity.job, "ps:0"))
@@ -444,6 +446,7 @@ class _Server:
                 self._leader.follow(news.servers[0])
             return
         self._over = news
+        self._leader.close()
         if self._config.coordinator is not None:
             self._service.stop()
 
