@@ -542,4 +542,6 @@ def _scheduler(training: Training) -> Any:
             "ReduceLROnPlateau needs a metric at each step, which a session cannot give it: use a "
             "schedule of the step count, such as ExponentialLR or OneCycleLR"
         )
+    # Servers make the steps, and a restored schedule is moved on before any: torch would warn.
+    training.optimizer._opt_called = True  # type: ignore[attr-defined]
     return scheduler
