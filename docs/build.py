@@ -1,19 +1,34 @@
-"""Writes what is generated in docs/, and checks every link between the pages.
+"""Writes what is generated in the pages, and checks every link between them.
 
-python docs/build.py            write docs/cli.md, then check
+python docs/build.py            write what is generated, then check
 python docs/build.py --check    write nothing; status 1 if anything is out of date or broken
+
+Generated are docs/cli.md as a whole, and what stands between a pair of comments such as
+`<!-- generated: messages -->` and `<!-- end: messages -->` in other pages.
 """
 
 from __future__ import annotations
 
 import argparse
+import ast
+import inspect
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
+from typing import get_args
+
+import msgspec
 
 from trireme.cli.parser import COMMANDS, Parser
+from trireme.cluster import messages as cluster_messages
+from trireme.cluster import view as cluster_view
 from trireme.launch.settings import OPTIONS
+from trireme.ps import messages as ps_messages
+from trireme.ps import rule as ps_rule
+from trireme.wire import handshake
+from trireme.wire.message import Message
 
 ROOT = Path(__file__).resolve().parent.parent
 COMMAND_LINE = ROOT / "docs" / "cli.md"
@@ -25,19 +40,45 @@ HEADING = re.compile(r"^#{1,6}\s+(.*?)\s*#*$", re.MULTILINE)
 
 def main() -> int:
     """Returns 0 if all is well, else 1."""
-    check = "--check" in sys.argv[1:]
-    text = command_line_page()
     problems = []
-    if check and (not COMMAND_LINE.exists() or COMMAND_LINE.read_text(encoding="utf-8") != text):
-        problems.append("docs/cli.md is out of date: run `make docs`")
-    elif not check:
-        COMMAND_LINE.write_text(text, encoding="utf-8")
+    for page, text in generated():
+        if page.exists() and page.read_text(encoding="utf-8") == text:
+            continue
+        if "--check" in sys.argv[1:]:
+            problems.append(f"{page.relative_to(ROOT)} is out of date: run `make docs`")
+        else:
+            page.write_text(text, encoding="utf-8")
     problems += broken_links()
     for problem in problems:
         print(problem, file=sys.stderr)
     if not problems:
         print(f"docs: {len(pages())} pages, every link leads somewhere")
     return 1 if problems else 0
+
+
+# What is generated -----------------------------------------------------------------------------
+
+
+def generated() -> Iterator[tuple[Path, str]]:
+    """Yields each page that has something generated in it, and its text as it should be."""
+    yield COMMAND_LINE, command_line_page()
+    for name, region, write in REGIONS:
+        page = ROOT / name
+        yield page, with_region(page.read_text(encoding="utf-8"), region, write())
+
+
+def with_region(text: str, region: str, content: str) -> str:
+    """Returns a page with the content of one region replaced.
+
+    Raises:
+        ValueError: the page has no such region.
+    """
+    begin, end = f"<!-- generated: {region} -->", f"<!-- end: {region} -->"
+    before, found, rest = text.partition(begin)
+    _, closed, after = rest.partition(end)
+    if not found or not closed:
+        raise ValueError(f"the page has no region {region}: it wants {begin} and {end}")
+    return f"{before}{begin}\n\n{content.strip()}\n\n{end}{after}"
 
 
 # The command line ------------------------------------------------------------------------------
@@ -112,6 +153,143 @@ def where_values_come_from() -> Iterator[str]:
         "overrides one BLAS thread a task."
     )
     yield ""
+
+
+# The layout ------------------------------------------------------------------------------------
+
+FOLDERS = {
+    "examples": "programs to read and to start from",
+    "benchmarks": "what is measured, beside what it is measured against",
+    "docs": "design, protocol, operations, decisions",
+    "tests": "one folder for each of the package's; integration/ starts real processes",
+}
+"""Folders whose files are not listed one by one, or that follow the package."""
+
+
+def layout() -> str:
+    """Returns the tree of the package and of the examples, with each file's own first sentence."""
+    rows = [("trireme/", ""), *tree(ROOT / "trireme", 1)]
+    for name, comment in FOLDERS.items():
+        rows.append((f"{name}/", comment))
+        if name == "examples":
+            rows += tree(ROOT / name, 1)
+    width = max(len(name) for name, comment in rows if comment) + 2
+    return "\n".join(["```", *(f"{name:<{width}}{text}".rstrip() for name, text in rows), "```"])
+
+
+def tree(folder: Path, depth: int) -> Iterator[tuple[str, str]]:
+    """Yields the name, indented, and the first sentence of all that is in a folder."""
+    indent = "  " * depth
+    packages = [path for path in folder.iterdir() if (path / "__init__.py").exists()]
+    modules = [path for path in folder.glob("*.py") if path.name != "__init__.py"]
+    if folder.name == "trireme":
+        modules.append(folder / "__init__.py")
+    for path in sorted(modules):
+        yield f"{indent}{path.name}", first_sentence(path)
+    for path in sorted(packages):
+        yield f"{indent}{path.name}/", first_sentence(path / "__init__.py")
+        yield from tree(path, depth + 1)
+
+
+def first_sentence(path: Path) -> str:
+    """Returns the first sentence of a module's docstring, without its full stop."""
+    docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+    sentence = re.split(r"\.\s|\.$", docstring.partition("\n\n")[0].replace("\n", " "))[0]
+    return sentence
+
+
+# The messages ----------------------------------------------------------------------------------
+
+CONVERSATIONS = (
+    ("The handshake", handshake),
+    ("Tasks and the coordinator", cluster_messages),
+    ("Workers and parameter servers", ps_messages),
+)
+VALUE_MODULES = (cluster_view, cluster_messages, ps_rule, ps_messages)
+CHOICES = ("Outcome", "Phase", "TaskState", "Refusal")
+"""Names that the cluster's messages give to a choice of words."""
+
+
+def messages() -> str:
+    """Returns a section for each conversation with its messages, and one for their values."""
+    parts: list[str] = []
+    for title, module in CONVERSATIONS:
+        parts += [f"## {title}", ""]
+        found = [kind for kind in structs_of(module) if issubclass(kind, Message)]
+        for message in sorted(found, key=lambda message: message.kind):
+            parts += struct_section(message, f"{message.kind} {message.__name__}")
+    parts += ["## Values inside messages", "", *choices(), ""]
+    for module in VALUE_MODULES:
+        for value in structs_of(module):
+            if not issubclass(value, Message):
+                parts += struct_section(value, value.__name__)
+    return "\n".join(parts)
+
+
+def choices() -> Iterator[str]:
+    """Yields the table of the types that are a choice of words."""
+    yield "| type | one of |"
+    yield "| --- | --- |"
+    for name in CHOICES:
+        words = get_args(getattr(cluster_messages, name))
+        yield f"| `{name}` | {', '.join(f'`{word}`' for word in words)} |"
+
+
+def structs_of(module: ModuleType) -> list[type[msgspec.Struct]]:
+    """Returns the structs that a module defines, in its order."""
+    return [
+        value
+        for value in vars(module).values()
+        if isinstance(value, type)
+        and issubclass(value, msgspec.Struct)
+        and value.__module__ == module.__name__
+    ]
+
+
+def struct_section(struct: type[msgspec.Struct], title: str) -> Iterator[str]:
+    """Yields a heading, what the struct is, and its fields in their order."""
+    says, meanings = parse_docstring(inspect.getdoc(struct) or "")
+    yield f"### {title}"
+    yield ""
+    yield says
+    yield ""
+    config = struct.__struct_config__
+    if config.tag is not None:
+        yield f"An array whose first item is `{config.tag}`."
+        yield ""
+    elif not config.array_like:
+        yield "A map, by the fields' names."
+        yield ""
+    if struct.__struct_fields__:
+        yield "| field | type | meaning |"
+        yield "| --- | --- | --- |"
+        for field in msgspec.structs.fields(struct):
+            kind = str(struct.__annotations__[field.name]).replace("|", "\\|")
+            default = "" if field.required else f" = {field.default!r}"
+            yield f"| `{field.name}` | `{kind}{default}` | {meanings.get(field.name, '')} |"
+        yield ""
+
+
+def parse_docstring(text: str) -> tuple[str, dict[str, str]]:
+    """Returns what a docstring says, and what it says of each attribute."""
+    says, _, attributes = text.partition("Attributes:\n")
+    meanings: dict[str, str] = {}
+    names: list[str] = []
+    for line in inspect.cleandoc(attributes).splitlines():
+        entry = re.match(r"([\w, ]+): (.*)", line)
+        if entry is not None and not line.startswith(" "):
+            names = [name.strip() for name in entry[1].split(",")]
+            meanings.update(dict.fromkeys(names, entry[2]))
+        else:
+            meanings.update({name: f"{meanings[name]} {line.strip()}" for name in names})
+    return " ".join(says.split()), meanings
+
+
+REGIONS: tuple[tuple[str, str, Callable[[], str]], ...] = (
+    ("README.md", "layout", layout),
+    ("docs/protocol.md", "messages", messages),
+)
+"""Page, region, and what writes it."""
 
 
 # Links -----------------------------------------------------------------------------------------

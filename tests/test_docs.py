@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import importlib.util
+import os
+import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 
-BUILD = Path(__file__).parent.parent / "docs" / "build.py"
+from trireme.cluster.messages import CLUSTER_MESSAGES
+from trireme.ps.messages import PS_MESSAGES
+from trireme.strategies import BUILT, PLANNED
+from trireme.wire.handshake import Challenge, Denied, Hello, Proof, Welcome
+
+ROOT = Path(__file__).parent.parent
+BUILD = ROOT / "docs" / "build.py"
 
 
 @pytest.fixture
@@ -34,6 +43,81 @@ def test_every_option_is_on_the_page(build) -> None:
     for word in ("--replicas-to-aggregate R", "TRIREME_MAX_RESTARTS", "trireme checkpoint"):
         assert word in page
     assert "--tied-to" not in page
+
+
+def test_every_message_is_on_the_page(build) -> None:
+    page = build.messages()
+    handshake = (Hello, Challenge, Proof, Welcome, Denied)
+    for message in (*handshake, *CLUSTER_MESSAGES, *PS_MESSAGES):
+        assert f"### {message.kind} {message.__name__}\n" in page
+    assert "| `weight` | `float` | how many examples the gradient is the mean of; 0 " in page
+
+
+def test_a_changed_region_is_seen_and_the_rest_of_the_page_stays(build) -> None:
+    page = "before\n<!-- generated: x -->old<!-- end: x -->\nafter\n"
+    written = build.with_region(page, "x", "new")
+    assert written == "before\n<!-- generated: x -->\n\nnew\n\n<!-- end: x -->\nafter\n"
+    assert build.with_region(written, "x", "new") == written
+    with pytest.raises(ValueError, match="no region y"):
+        build.with_region(page, "y", "new")
+
+
+def test_every_file_is_in_the_layout(build) -> None:
+    page = build.layout()
+    for path in (ROOT / "trireme").rglob("*.py"):
+        if path.name != "__init__.py":
+            assert f" {path.name} " in page
+    assert "    shard.py " in page
+
+
+def test_the_docstring_s_attributes_become_the_fields_meanings(build) -> None:
+    text = "A thing. It is\ngood.\n\nAttributes:\n    a: one\n        line more\n    b, c: two\n"
+    says, meanings = build.parse_docstring(text)
+    assert says == "A thing. It is good."
+    assert meanings == {"a": "one line more", "b": "two", "c": "two"}
+
+
+@pytest.mark.processes
+def test_the_program_on_the_front_page_runs_as_it_stands(tmp_path: Path) -> None:
+    page = (ROOT / "README.md").read_text(encoding="utf-8")
+    program = re.search(r"```python\n(.*?)```", page, re.DOTALL)
+    assert program is not None
+    (tmp_path / "program.py").write_text(program[1], encoding="utf-8")
+    command = [sys.executable, "program.py"]
+    environ = {name: value for name, value in os.environ.items() if name != "TRIREME_TASK"}
+    environ["PYTHONPATH"] = str(ROOT)
+    ended = subprocess.run(
+        command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=100
+    )
+    assert ended.returncode == 0, ended.stderr
+    accuracy = re.search(r"'accuracy': ([\d.]+)", ended.stdout)
+    assert accuracy is not None, ended.stdout
+    assert float(accuracy[1]) > 0.95
+    assert (tmp_path / "runs" / "digits" / "checkpoints" / "step-000002000").is_dir()
+
+
+@pytest.mark.parametrize("name", BUILT)
+def test_strategies_that_are_built_have_a_page(name: str) -> None:
+    assert f"| `{name}`" in (ROOT / "README.md").read_text(encoding="utf-8")
+    assert f"## {name}" in (ROOT / "docs" / "strategies.md").read_text(encoding="utf-8")
+
+
+def test_strategies_that_are_not_built_are_said_to_be_so() -> None:
+    for page in ("README.md", "docs/strategies.md"):
+        text = (ROOT / page).read_text(encoding="utf-8")
+        planned = re.search(r"^Not built yet: (.*?)\n\n", text, re.MULTILINE | re.DOTALL)
+        assert planned is not None, page
+        assert tuple(re.findall(r"`(\w+)`", planned[1])) == PLANNED
+
+
+def test_every_dependency_has_its_reason() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = project["optional-dependencies"].values()
+    page = (ROOT / "docs" / "dependencies.md").read_text(encoding="utf-8")
+    for requirement in (*project["dependencies"], *(r for extra in extras for r in extra)):
+        name = re.match(r"[\w-]+", requirement)
+        assert name is not None
+        assert f"| {name[0]} |" in page
 
 
 def test_broken_links_are_found(build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
