@@ -37,7 +37,8 @@ $(STAMP): pyproject.toml constraints.txt
 	@touch $@
 
 demo: $(STAMP)
-	$(BIN)/trireme run --ps 1 --workers 2 examples/digits.py
+	$(BIN)/trireme run --ps 1 --workers 2 --run-dir runs/demo/$$(date +%m%d-%H%M%S) examples/digits.py
+	@echo "look at the curves: $(BIN)/tensorboard --logdir runs/demo"
 
 test: $(STAMP)
 	$(BIN)/pytest $(PYTEST_ARGS)

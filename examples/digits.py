@@ -3,7 +3,8 @@
     python examples/digits.py                                  one process
     trireme run --ps 1 --workers 2 examples/digits.py          one parameter server, two workers
 
-`make demo` is the second. The program is the same either way: what differs is the launch.
+`make demo` is the second, each time in a run directory of its own. The program is the same either
+way: what differs is the launch.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from trireme.models import DigitsNetwork
 
 def options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--max-steps", "--max_steps", type=int, default=1000, metavar="N")
+    parser.add_argument("--max-steps", "--max_steps", type=int, default=600, metavar="N")
     parser.add_argument("--batch-size", "--batch_size", type=int, default=50, metavar="N")
     parser.add_argument("--learning-rate", "--learning_rate", type=float, default=0.002)
     parser.add_argument("--run-dir", "--run_dir", default="runs/digits", metavar="DIR")
