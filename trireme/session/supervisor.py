@@ -317,7 +317,7 @@ class Supervisor:
         shared = {w: load_bytes(data) for w, data in self.client.collect(_BUFFERS).items()}
         shared[self.task.index] = own
         return {
-            name: torch.stack([s[name].float() for s in shared.values()]).mean(0).to(tensor.dtype)
+            name: torch.stack([s[name].double() for s in shared.values()]).mean(0).to(tensor.dtype)
             for name, tensor in own.items()
         }
 
