@@ -12,7 +12,6 @@ import io
 import logging
 import time
 import traceback
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -416,13 +415,8 @@ class Supervisor:
     def _advance_scheduler(self) -> None:
         """Brings the learning rate to the global step: schedules count the job's steps."""
         scheduler = self._scheduler
-        if scheduler is None or scheduler.last_epoch >= self.global_step:
-            return
-        with warnings.catch_warnings():
-            # torch has not seen the optimizer step: the server's did.
-            warnings.filterwarnings("ignore", "Detected call of .lr_scheduler", UserWarning)
-            while scheduler.last_epoch < self.global_step:
-                scheduler.step()
+        while scheduler is not None and scheduler.last_epoch < self.global_step:
+            scheduler.step()
 
     # -- saving ---------------------------------------------------------------------------------
 
