@@ -39,8 +39,8 @@ from trireme.errors import (
 )
 
 if TYPE_CHECKING:
-    from trireme.session.evaluation import accuracy
     from trireme.session.distribute import distribute
+    from trireme.session.evaluation import accuracy
     from trireme.session.options import Checkpoint
     from trireme.session.session import Session, StepResult
     from trireme.strategies import SSP, Async, Sync
