@@ -15,6 +15,7 @@ SHELL := /bin/sh
 BIN := .venv/bin
 STAMP := .venv/.installed
 PYTEST_ARGS ?=
+BENCHMARKS ?= wire_roundtrip
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # One BLAS thread a process, or processes that share the cores fight over them.
 export OMP_NUM_THREADS ?= 1
@@ -50,7 +51,7 @@ lint: $(STAMP)
 	$(BIN)/lint-imports
 
 bench: $(STAMP)
-	@for file in benchmarks/bench_*.py; do $(BIN)/python "$$file" || exit; done
+	@for name in $(BENCHMARKS); do $(BIN)/python -m "benchmarks.$$name" || exit; done
 
 docs: $(STAMP)
 	$(BIN)/python docs/build.py
