@@ -204,6 +204,7 @@ class Client:
         self._links = [_ServerLink(server) for server in range(servers)]
         self._sequence = 0
         self._acknowledged = 0
+        self._leases = 0
         self._hyper: tuple[GroupSpec, ...] | None = None
         self._synchronous = False
         self._pushed = False
@@ -342,7 +343,7 @@ class Client:
         self._flat.publish_values()
         if self.stopping:
             self._retire()
-        return PushResult(first.verdict, self.step, first.staleness, first.stop)
+        return PushResult(first.verdict, self.step, first.staleness, self.stopping)
 
     def _level(self, steps: list[int]) -> int:
         """Brings all parts of the values to the same step, in synchronous modes."""
@@ -356,7 +357,10 @@ class Client:
             for link in self._links:
                 if steps[link.index] < target:
                     self._start(link, _Request(partial(again, target)))
-                    steps[link.index] = _expect(self._finish(link), PullReply).step
+                    reply = _expect(self._finish(link), PullReply)
+                    steps[link.index] = reply.step
+                    if link.index == 0:  # the job may have ended since its first answer
+                        self.stopping = self.stopping or reply.stop
         return steps[0]
 
     def _retire(self) -> None:
@@ -369,7 +373,11 @@ class Client:
     def lease(self, dataset: str, size: int, batch: int, count: int) -> tuple[Span, ...]:
         """Asks for the next examples: `count` spans of `batch` examples of a data set of `size`."""
         me, start = self.options.worker, self.options.incarnation
-        answer = self._ask_first(lambda view: Lease(me, start, view, dataset, size, batch, count))
+        self._leases += 1
+        number = self._leases
+        answer = self._ask_first(
+            lambda view: Lease(me, start, view, dataset, size, batch, count, number)
+        )
         return _expect(answer, Leased).spans
 
     def stop(self, reason: str) -> int:
@@ -443,11 +451,12 @@ class Client:
             answer = self._finish(link)[0]
             if not isinstance(answer, Frozen):
                 _refuse_unless_busy(answer)
-                for other in self._links[: link.index]:
-                    self._start(other, _Request(lambda view: Thaw(token)))
-                    self._finish(other)
+                self._thaw(token, self._links[: link.index])
                 return None
             frozen.append(answer)
+        if len({answer.view for answer in frozen}) > 1:
+            self._thaw(token, self._links)
+            return None
         step = max(answer.step for answer in frozen)
         decided: dict[int, int] = {}
         for answer in frozen:
@@ -461,6 +470,11 @@ class Client:
                 continue
             parts.append((message, tensors_from(message.tensors, payload)))
         return parts if len(parts) == len(self._links) else None
+
+    def _thaw(self, token: int, links: Sequence[_ServerLink]) -> None:
+        for link in links:
+            self._start(link, _Request(lambda view: Thaw(token)))
+            self._finish(link)
 
     def renew(self, incarnation: int) -> None:
         """Begins again as another incarnation: this worker had been taken for lost.

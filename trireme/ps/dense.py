@@ -46,6 +46,7 @@ class PartBuffer:
     def __init__(
         self, layout: Layout, server: int, vectors: Sequence[torch.Tensor] | None = None
     ) -> None:
+        self._layout, self._server = layout, server
         parts = layout.parts(server)
         if vectors is None:
             vectors = [torch.zeros(p.length, dtype=dtype_of(p.vector.dtype)) for p in parts]
@@ -58,6 +59,10 @@ class PartBuffer:
             ]
             for s in layout.segments(server)
         )
+
+    def copy(self) -> PartBuffer:
+        """Returns the same part in memory of its own."""
+        return PartBuffer(self._layout, self._server, [v.clone() for v in self.vectors])
 
     @cached_property
     def views(self) -> tuple[memoryview, ...]:

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from trireme.ps.instructions import Instruction
 from trireme.ps.messages import Cut, Push
 from trireme.ps.push_table import Pending
 
 __all__ = ["Hold"]
-
-Event = Callable[[], list[Instruction]]
 
 
 class Hold:
@@ -21,7 +16,7 @@ class Hold:
         since: when it began.
         cut: the cut itself, once asked for.
         route: where its answer goes.
-        later: (held push, event) to let happen afterwards, in order.
+        later: the pushes to decide afterwards, in the order in which they came.
     """
 
     def __init__(self) -> None:
@@ -29,7 +24,7 @@ class Hold:
         self.since = 0.0
         self.cut: Cut | None = None
         self.route: object = None
-        self.later: list[tuple[Pending, Event]] = []
+        self.later: list[Pending] = []
 
     def begin(self, token: int, now: float) -> None:
         """Begins to hold back; a repeat keeps what is held."""

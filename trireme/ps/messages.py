@@ -340,11 +340,16 @@ class Freeze(Message, frozen=True, array_like=True):
 
 
 class Frozen(Message, frozen=True, array_like=True):
-    """The answer to `Freeze`: the last decided sequence of each worker (pairs) and the step."""
+    """The answer to `Freeze`: the last decided sequence of each worker (pairs) and the step.
+
+    `view` is the server's. Sequences count the pushes of one start of a worker, so that those of
+    several servers can be compared only within one view.
+    """
 
     kind: ClassVar[int] = 81
     step: int
     decided: tuple[tuple[int, int], ...]
+    view: int = 0
 
 
 class Cut(Message, frozen=True, array_like=True):

@@ -23,6 +23,7 @@ __all__ = [
     "PartOptimizer",
     "SegmentOptimizer",
     "groups_of",
+    "misfit",
     "spec_of",
 ]
 
@@ -93,6 +94,18 @@ def spec_of(optimizer: torch.optim.Optimizer) -> OptimizerSpec:
             f"{', '.join(OPTIMIZERS)}. Use one of them, or train without servers"
         )
     return OptimizerSpec(name, groups_of(optimizer, name))
+
+
+def misfit(spec: OptimizerSpec, groups: Sequence[GroupSpec]) -> str | None:
+    """Returns why hyper-parameters are not those of an optimizer; None when they are."""
+    if len(groups) != len(spec.groups):
+        return f"there are {len(spec.groups)} parameter groups, and values for {len(groups)} came"
+    known = OPTIMIZERS[spec.name].hyper if spec.name in OPTIMIZERS else frozenset()
+    for group in groups:
+        unknown = sorted(set(group.values) - known)
+        if unknown:
+            return f"{spec.name} has no hyper-parameter {unknown[0]!r}"
+    return None
 
 
 class PartOptimizer(Protocol):

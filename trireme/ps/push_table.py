@@ -24,12 +24,15 @@ class Pending:
         route: where the answer goes; replaced when the worker comes back on a new connection.
         gradients: the update; not written by anybody until the answer is out.
         since: when it came, by the shard's clock.
+        answered: whether it was answered, though its update is still in an open round: its worker
+            is out of the job.
     """
 
     push: Push
     route: object
     gradients: PartBuffer
     since: float
+    answered: bool = False
 
     @property
     def member(self) -> tuple[int, int]:
@@ -77,24 +80,26 @@ class PushTable:
         return record
 
     def decide(self, push: Push, verdict: Applied | Stale) -> None:
-        """Writes down what became of a push.
+        """Writes down what became of a push; of a start that was replaced, only counts it.
 
         Raises:
             AssertionError: the push is not the worker's next one, which would be a lost or a
                 doubled update.
         """
         record = self.records[push.worker]
-        assert push.incarnation == record.incarnation and push.sequence == record.sequence + 1, (
+        if isinstance(verdict, Applied):
+            record.applied += 1
+        else:
+            record.stale += 1
+        if push.incarnation != record.incarnation:
+            return
+        assert push.sequence == record.sequence + 1, (
             f"worker:{push.worker}: push {push.sequence} decided after {record.sequence}"
         )
         record.sequence = push.sequence
         record.verdicts[push.sequence] = verdict
         record.clock += 1
         record.pending = None
-        if isinstance(verdict, Applied):
-            record.applied += 1
-        else:
-            record.stale += 1
 
     def forget_acknowledged(self, push: Push) -> None:
         """Drops the answers that the worker says it has."""

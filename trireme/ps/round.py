@@ -13,8 +13,8 @@ of what it holds. If server 0 settles on other members, it proposes them and ask
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from trireme.ps.dense import PartBuffer
@@ -60,6 +60,12 @@ class Round:
         """Takes an update."""
         self.pending[pending.member] = pending
 
+    def keep(self, member: Member) -> None:
+        """Keeps an update in memory of its own: its worker is out, and will write to it again."""
+        pending = self.pending[member]
+        self.pending[member] = replace(pending, gradients=pending.gradients.copy(), answered=True)
+        self._mean = (), None  # it may be that very memory
+
     def held(self, live: Live) -> tuple[Member, ...]:
         """Returns whose updates are here and count, by worker."""
         return tuple(sorted(m for m in self.pending if live.get(m[0]) == m[1]))
@@ -102,8 +108,11 @@ class Judge(Protocol):
     def begin(self) -> None:
         """A new round has begun."""
 
-    def judge(self, current: Round, live: Live) -> tuple[list[Send], Decision | None]:
+    def judge(self, current: Round, live: Live) -> tuple[Sequence[Send], Decision | None]:
         """Returns what to tell other servers, and the decision once there is one."""
+
+    def drop(self, current: Round, member: Member) -> None:
+        """A worker is out: its update is taken out of the round, if nobody counts on it."""
 
     def missing(self, current: Round, live: Live) -> tuple[str, ...]:
         """Returns the tasks that the round waits for."""
@@ -154,6 +163,9 @@ class Leader:
             return self._propose(current, members), None
         square = current.square(members) + sum(squares)
         return self._close(current, Decision(members, clip_factor(square, self._rule.clip_norm)))
+
+    def drop(self, current: Round, member: Member) -> None:
+        current.pending.pop(member, None)
 
     def missing(self, current: Round, live: Live) -> tuple[str, ...]:
         workers = _absent(current, live)
@@ -229,6 +241,12 @@ class Follower:
         square = current.square(measured) if measured else 0.0
         self._said = RoundReady(self._server, current.step, held, measured, square)
         return [Send(0, self._said)], None
+
+    def drop(self, current: Round, member: Member) -> None:
+        if self._said is not None and member in self._said.members:
+            current.keep(member)
+        else:
+            current.pending.pop(member, None)
 
     def missing(self, current: Round, live: Live) -> tuple[str, ...]:
         return _absent(current, live) or ("ps:0",)

@@ -1,0 +1,75 @@
+"""When a job ends, and who has an update under way until then. Server 0 decides for all."""
+
+from __future__ import annotations
+
+__all__ = ["Ending"]
+
+
+class Ending:
+    """Lets workers begin so many updates that the job ends at exactly its last step.
+
+    Asynchronous, each update makes a step: one is let begin only if, with all that are under way,
+    it is not one too many. In synchronous rounds all that are under way make one step.
+
+    Args:
+        decides: whether this is server 0's.
+
+    Attributes:
+        last: the job's last step; None where it has none yet.
+        synchronous: whether updates make rounds.
+        under_way: the workers that compute an update now.
+    """
+
+    def __init__(self, *, decides: bool) -> None:
+        self.last: int | None = None
+        self.synchronous = False
+        self.under_way: set[int] = set()
+        self._decides = decides
+
+    def reached(self, step: int) -> bool:
+        """Returns whether the job is over at this step."""
+        return self._decides and self.last is not None and step >= self.last
+
+    def grant(self, worker: int, step: int) -> bool:
+        """Returns whether a worker may compute one more update, and notes that it does."""
+        others = 0 if self.synchronous else len(self.under_way - {worker})
+        if self._decides and self.last is not None and step + others >= self.last:
+            self.under_way.discard(worker)
+            return False
+        self.under_way.add(worker)
+        return True
+
+    def done(self, worker: int) -> None:
+        """A worker's update is decided, or will never come."""
+        self.under_way.discard(worker)
+
+    def stop(self, step: int) -> int:
+        """Ends the job as soon as no update under way is lost; an earlier end stays.
+
+        Args:
+            step: the present step.
+
+        Returns:
+            The step at which the job will end.
+        """
+        soonest = self._soonest(step)
+        self.last = soonest if self.last is None else min(self.last, soonest)
+        return self.last
+
+    def set_last(self, step: int, last: int) -> int:
+        """Sets the last step where there is none yet, but loses no update under way.
+
+        Args:
+            step: the present step.
+            last: the last step wanted.
+
+        Returns:
+            The step at which the job will end.
+        """
+        if self.last is None:
+            self.last = max(last, self._soonest(step))
+        return self.last
+
+    def _soonest(self, step: int) -> int:
+        count = len(self.under_way)
+        return step + (min(1, count) if self.synchronous else count)
