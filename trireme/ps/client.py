@@ -9,6 +9,7 @@ flat buffers of the worker's model.
 from __future__ import annotations
 
 import random
+import select
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -72,7 +73,7 @@ from trireme.ps.messages import (
 from trireme.ps.rule import Rule
 from trireme.ps.snapshot import ModelState, assemble, disassemble
 from trireme.ps.values import Tensors, tensors_from
-from trireme.wire.connection import Connection
+from trireme.wire.connection import Connection, Incoming
 from trireme.wire.handshake import Identity, authenticate
 from trireme.wire.lending import Lending
 from trireme.wire.message import Message
@@ -159,6 +160,14 @@ class _Request:
 
     build: Callable[[int], Message]
     payload: Sequence[memoryview] = ()
+
+
+@dataclass(slots=True)
+class _Patience:
+    """Since when an answer is waited for, and on whom it depends as far as was said."""
+
+    since: float
+    names: Sequence[str] = ()
 
 
 class _ServerLink:
@@ -333,7 +342,7 @@ class Client:
             WaitTimeout: the answer was withheld too long; names those it was withheld for.
             JobFailed: the job ended meanwhile.
         """
-        replies = [_expect(self._finish(link), PushReply) for link in self._links]
+        replies = [_expect(answer, PushReply) for answer in self._finish_all(self._links)]
         self._pushed = False
         self._acknowledged = self._sequence
         first = replies[0]
@@ -511,7 +520,7 @@ class Client:
         """
         for link in self._links:
             self._start(link, request(link.index))
-        return [self._finish(link, again=fenced) for link in self._links]
+        return self._finish_all(self._links, again=fenced)
 
     def _start(self, link: _ServerLink, request: _Request) -> None:
         """Sends a request; what goes wrong shows again, and is repaired, in `_finish`."""
@@ -539,42 +548,71 @@ class Client:
         self, link: _ServerLink, *, again: bool = True
     ) -> tuple[Message, Sequence[memoryview]]:
         """Waits for the answer to a link's request, sending it again where that is needed."""
-        waiting_since = time.monotonic()
-        names: Sequence[str] = ()
-        while True:
-            try:
-                if link.connection is None:
-                    self._send(link)
-                assert link.connection is not None
-                incoming = link.connection.receive(timeout=_SLICE)
-            except WireTimeout:
+        return self._finish_all([link], again=again)[0]
+
+    def _finish_all(
+        self, links: Sequence[_ServerLink], *, again: bool = True
+    ) -> list[tuple[Message, Sequence[memoryview]]]:
+        """Waits for the answers to the requests of several links.
+
+        All are kept going meanwhile: a server may withhold its answer until another one has what
+        broke, or was fenced off, on the way there.
+        """
+        answers: dict[int, tuple[Message, Sequence[memoryview]]] = {}
+        patience = _Patience(time.monotonic())
+        while len(answers) < len(links):
+            waiting = [link for link in links if link.index not in answers]
+            heard = False
+            for link in waiting:
+                incoming = self._poll(link, blocking=len(waiting) == 1)
+                if incoming is not None:
+                    heard = True
+                    answer = self._hear(link, incoming, patience, again=again)
+                    if answer is not None:
+                        answers[link.index] = answer
+            if not heard and not _readable(waiting):
                 self._membership.check()
-                self._check_patience(waiting_since, names)
-                continue
-            except (AuthenticationError, FrameError):
-                raise
-            except WireError as error:
-                self._membership.check()
-                self._lost(link, error)
-                continue
-            link.failing_since = None
-            message = incoming.message
-            if incoming.sequence != link.sequence:
-                continue  # a late notice or answer of an earlier request
-            if isinstance(message, Waiting):
-                names = message.names
-                if self.options.waiting is not None:
-                    self.options.waiting(message.reason, names, message.seconds)
-                self._membership.check()
-                continue
-            if _was_fenced(message) and again:
-                self._fenced(message)
-                link.sequence += 1
-                self._resend(link)
-                continue
-            _raise_refusal(message)
-            link.request = None
-            return message, incoming.payload
+                self._check_patience(patience)
+        return [answers[link.index] for link in links]
+
+    def _poll(self, link: _ServerLink, *, blocking: bool) -> Incoming | None:
+        """Returns what a link has received, if anything; connects again where it has broken."""
+        try:
+            if link.connection is None:
+                self._send(link)
+            assert link.connection is not None
+            return link.connection.receive(timeout=_SLICE) if blocking else link.connection.poll()
+        except WireTimeout:
+            return None
+        except (AuthenticationError, FrameError):
+            raise
+        except WireError as error:
+            self._membership.check()
+            self._lost(link, error)
+            return None
+
+    def _hear(
+        self, link: _ServerLink, incoming: Incoming, patience: _Patience, *, again: bool
+    ) -> tuple[Message, Sequence[memoryview]] | None:
+        """Takes a message; returns the answer to the link's request if it is that."""
+        link.failing_since = None
+        message = incoming.message
+        if incoming.sequence != link.sequence:
+            return None  # a late notice or answer of an earlier request
+        if isinstance(message, Waiting):
+            patience.names = message.names
+            if self.options.waiting is not None:
+                self.options.waiting(message.reason, message.names, message.seconds)
+            self._membership.check()
+            return None
+        if _was_fenced(message) and again:
+            self._fenced(message)
+            link.sequence += 1
+            self._resend(link)
+            return None
+        _raise_refusal(message)
+        link.request = None
+        return message, incoming.payload
 
     def _resend(self, link: _ServerLink) -> None:
         try:
@@ -642,10 +680,10 @@ class Client:
         else:
             time.sleep(_BACK_OFF)
 
-    def _check_patience(self, since: float, names: Sequence[str]) -> None:
+    def _check_patience(self, waiting: _Patience) -> None:
         patience = self.options.patience_seconds
-        if time.monotonic() - since > patience:
-            whom = ", ".join(names) or "the server itself"
+        if time.monotonic() - waiting.since > patience:
+            whom = ", ".join(waiting.names) or "the server itself"
             raise WaitTimeout(
                 f"worker:{self.options.worker} waited {patience:.0f} s for an answer that was "
                 f"withheld until {whom} had pushed: see whether it still runs"
@@ -677,6 +715,17 @@ class Client:
                 number,
             )
         time.sleep(_BACK_OFF)  # either side learns the newest view within moments
+
+
+def _readable(links: Sequence[_ServerLink]) -> bool:
+    """Waits a little for something to read on any of several links; returns whether there is."""
+    connections = [link.connection for link in links if link.connection is not None]
+    if len(connections) < len(links) or len(links) == 1:
+        return False  # one waits to be made again; or one alone has been waited on already
+    poller = select.poll()
+    for connection in connections:
+        poller.register(connection, select.POLLIN)
+    return bool(poller.poll(_SLICE * 1000))
 
 
 def _was_fenced(message: Message) -> bool:
