@@ -169,7 +169,7 @@ def test_what_is_told_after_training_comes_below_its_last_step() -> None:
     progress, stream = live(clock)
     train(progress, clock, range(1, 101), 0.01)
     before = len(stream.getvalue())
-    progress.state("saving")
+    progress.training_ended()
     progress.message("saved step-000000100")
     progress.close()
     after = stream.getvalue()[before:]

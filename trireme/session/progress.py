@@ -114,6 +114,10 @@ class Progress(ABC):
         """A step is done. Costs a microsecond or two where nothing is shown."""
 
     @abstractmethod
+    def training_ended(self) -> None:
+        """No step follows; messages and states may."""
+
+    @abstractmethod
     def message(self, text: str) -> None:
         """Something is worth a line of its own."""
 
@@ -139,6 +143,9 @@ class SilentProgress(Progress):
         pass
 
     def step(self, row: ProgressRow) -> None:
+        pass
+
+    def training_ended(self) -> None:
         pass
 
     def message(self, text: str) -> None:
@@ -191,6 +198,9 @@ class PlainProgress(Progress):
                 _row_text(row, self._options.max_steps, self._pace.mark(now, row.examples))
             )
 
+    def training_ended(self) -> None:
+        pass
+
     def message(self, text: str) -> None:
         print(text, file=self._stream, flush=True)
 
@@ -223,7 +233,6 @@ class LiveProgress(Progress):
         self._live.start()
 
     def state(self, name: str, detail: str = "") -> None:
-        self._leave_last_step()
         self._show(f"{name} {detail}".rstrip())
 
     def waiting(self, names: Sequence[str], seconds_left: float) -> None:
@@ -242,6 +251,14 @@ class LiveProgress(Progress):
             text = _row_text(row, self._max_steps, self._pace.mark(now, row.examples))
             self._show(text + self._time_left(now, row.global_step))
 
+    def training_ended(self) -> None:
+        if self._last is None:
+            return
+        self.message(_row_text(self._last, self._max_steps, self._pace.per_second))
+        self._last = None
+        if self._live.is_started:
+            self._show("")
+
     def message(self, text: str) -> None:
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
@@ -252,13 +269,7 @@ class LiveProgress(Progress):
         if not self._live.is_started:
             return
         self._live.stop()
-        self._leave_last_step()
-
-    def _leave_last_step(self) -> None:
-        """Training has ended, or never was: its last step becomes a line that stays."""
-        if self._last is not None:
-            self.message(_row_text(self._last, self._max_steps, self._pace.per_second))
-            self._last = None
+        self.training_ended()
 
     def _show(self, text: str) -> None:
         self._live.update(self._line(text), refresh=True)

@@ -186,6 +186,7 @@ class Recorder:
     def training_ended(self) -> None:
         """Stops the watch: what comes now is saving and evaluating."""
         self._ended = time.perf_counter()
+        self._progress.training_ended()
 
     def finish(self) -> None:
         """Shows what this worker did, and as chief how the job went and where to look at it."""
