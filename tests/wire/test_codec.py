@@ -121,3 +121,9 @@ def test_unknown_codecs_are_refused(name: str) -> None:
 def test_a_misspelt_codec_gets_a_suggestion() -> None:
     with pytest.raises(ConfigurationError, match="did you mean 'bf16'"):
         make_codec("bf61")
+
+
+def test_the_command_line_knows_these_codecs() -> None:
+    from trireme.launch import settings
+
+    assert set(settings.CODECS) == {"none", *CODECS}

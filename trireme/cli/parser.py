@@ -12,7 +12,7 @@ from trireme.launch.settings import OPTIONS, suggestion
 __all__ = ["COMMANDS", "NOT_BUILT", "TASK_OPTIONS", "Parser", "overview"]
 
 NOT_BUILT = ("top", "scale", "certs", "doctor", "plan", "bench")
-NOT_BUILT_OPTIONS = ("mesh", "every", "replicas", "compress")
+NOT_BUILT_OPTIONS = ("mesh", "every", "replicas")
 TASK_OPTIONS = tuple(
     option for option in OPTIONS if option.name not in ("workers", "ps", "max-restarts")
 )

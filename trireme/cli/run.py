@@ -77,6 +77,8 @@ def _task(settings: Settings) -> TaskConfig:
         strategy=settings["strategy"],
         aggregate=settings["aggregate"],
         staleness=settings["staleness"],
+        transport=settings["transport"],
+        compress=settings["compress"],
         display="plain",
         join_timeout=settings["join-timeout"],
         connect_timeout=min(settings["join-timeout"], CONNECT_TIMEOUT),

@@ -218,6 +218,7 @@ def _serve_parameters(config: TaskConfig, place: _Place) -> JobOver | None:
             coordinator=None if place.hosts_coordinator else config.coordinator,
             policy=_policy(config),
             allow_plaintext=config.allow_plaintext,
+            share_memory=config.transport == "auto",
         ),
         on_listening=lambda address: _tell_address(place, address),
     )

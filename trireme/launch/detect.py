@@ -37,6 +37,8 @@ class TaskConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         strategy: the name that the user gave; None leaves it to the script.
         aggregate: how many updates make a round; None for the strategy's own.
         staleness: how far a worker may be ahead, in pushes; None for the strategy's own.
+        transport: `auto` lends memory to servers of the same host, `tcp` does not.
+        compress: the codec for pushed gradients, by name.
         display: how progress is shown: `plain` lines, nothing, or what suits the terminal.
         dry_run: print what would be done, and end before training.
         join_timeout: seconds until every task must have come.
@@ -60,6 +62,8 @@ class TaskConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     strategy: str | None = None
     aggregate: int | None = None
     staleness: int | None = None
+    transport: Literal["auto", "tcp"] = "auto"
+    compress: str = "none"
     display: Literal["auto", "plain", "none"] = "auto"
     dry_run: bool = False
     join_timeout: float = 300.0

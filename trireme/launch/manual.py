@@ -112,6 +112,8 @@ def _config(
         strategy=settings["strategy"],
         aggregate=settings["aggregate"],
         staleness=settings["staleness"],
+        transport=settings["transport"],
+        compress=settings["compress"],
         join_timeout=settings["join-timeout"],
         connect_timeout=settings["join-timeout"],
         allow_plaintext=options.allow_plaintext,

@@ -29,6 +29,9 @@ __all__ = [
 ]
 
 STRATEGIES = ("async", "ssp", "sync")
+CODECS = ("none", "fp16", "bf16", "int8", "topk")
+"""What `--compress` may be, besides `topk:SHARE`. A test holds it against `trireme.wire.codec`."""
+
 NOT_BUILT_STRATEGIES = (
     "averaging",
     "diloco",
@@ -61,6 +64,21 @@ def _seconds(text: str) -> float:
 
 def _workers(text: str) -> int | str:
     return text if text == "auto" else _whole(1)(text)
+
+
+def _transport(text: str) -> str:
+    if text not in ("auto", "tcp"):
+        raise ValueError(text)
+    return text
+
+
+def _codec(text: str) -> str:
+    if text not in CODECS and not text.startswith("topk:"):
+        raise UsageError(
+            f"there is no codec {text!r}{suggestion(text, CODECS)}; there are: "
+            f"{', '.join(CODECS)}, topk:SHARE"
+        )
+    return text
 
 
 def _strategy(text: str) -> str:
@@ -134,6 +152,10 @@ OPTIONS = (
            "sync: how many workers' updates make a step (default all; fewer: backup workers)"),
     Option("staleness", _whole(1), "a whole number from 1", None, "K",
            "ssp: how many updates a worker may be ahead of the slowest"),
+    Option("transport", _transport, "auto or tcp", "auto", "NAME",
+           "auto: shared memory between tasks of one host, else tcp; tcp: always (default auto)"),
+    Option("compress", _codec, f"one of {', '.join(CODECS)}, topk:SHARE", "none", "CODEC",
+           "packs pushed gradients: fp16, bf16, int8, topk or topk:SHARE (default none)"),
     Option("run-dir", str, "a directory", None, "DIR",
            "where the job keeps its checkpoints, records and logs"),
     Option("max-restarts", _whole(0), "a whole number from 0", 0, "N",

@@ -70,9 +70,11 @@ from trireme.ps.messages import (
     Verdict,
     Waiting,
 )
+from trireme.ps.packing import Packer
 from trireme.ps.rule import Rule
 from trireme.ps.snapshot import ModelState, assemble, disassemble
 from trireme.ps.values import Tensors, tensors_from
+from trireme.wire.codec import make_codec
 from trireme.wire.connection import Connection, Incoming
 from trireme.wire.handshake import Identity, authenticate
 from trireme.wire.lending import Lending
@@ -210,6 +212,7 @@ class Client:
         servers = flat.layout.spec.servers
         self._values = [flat.part_values(server) for server in range(servers)]
         self._gradients = [flat.part_gradients(server) for server in range(servers)]
+        self._packers: list[Packer] = []
         self._links = [_ServerLink(server) for server in range(servers)]
         self._sequence = 0
         self._acknowledged = 0
@@ -231,6 +234,9 @@ class Client:
             UnsupportedOptimizerError: the server has no such optimizer.
         """
         self._synchronous, self._hyper = rule.synchronous, optimizer.groups
+        codec = make_codec(rule.codec)
+        if codec is not None and not self._packers:
+            self._packers = [Packer(codec, gradients) for gradients in self._gradients]
         me, start, spec = self.options.worker, self.options.incarnation, self._layout.spec
         answers = self._ask_all(
             lambda server: _Request(lambda view: Attach(me, start, view, spec, optimizer, rule))
@@ -329,9 +335,16 @@ class Client:
 
         for link in self._links:
             index = link.index
-            views = self._gradients[index].views
+            views = self._packed(index)
             self._start(link, _Request(partial(build, index), views))
         self._pushed = True
+
+    def _packed(self, server: int) -> Sequence[memoryview]:
+        """Returns what a push sends to a server: the gradients themselves, or packed."""
+        if not self._packers:
+            return self._gradients[server].views
+        self._packers[server].pack()
+        return self._packers[server].views
 
     def wait(self) -> PushResult:
         """Waits for the answers to the push.
@@ -637,7 +650,7 @@ class Client:
 
     def _nearest(self, address: str) -> Stream:
         """Connects to a server by shared memory where it is on this host, else as it says."""
-        if self._flat.memory is not None and self.options.share_memory:
+        if self._flat.memory is not None and self.options.share_memory and not self._packers:
             with suppress(WireError):
                 return connect(shm_address(address), timeout=1.0)
         return connect(address, timeout=min(5.0, self.options.retry_seconds))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from trireme.errors import ConfigurationError
+from trireme.wire.codec import make_codec
 
 __all__ = ["Average", "Rule"]
 
@@ -40,6 +41,7 @@ class Rule(msgspec.Struct, frozen=True):
         clip_norm: scale the mean gradient of a round down to this global L2 norm; None for no
             clipping. Only synchronous rounds clip on the server: elsewhere each worker can.
         average: keep an exponential moving average of the parameters.
+        codec: what pushed gradients are packed with, by the name in `trireme.wire.codec`.
         max_steps: no update makes the global step larger than this; None for no end.
     """
 
@@ -49,6 +51,7 @@ class Rule(msgspec.Struct, frozen=True):
     clip_norm: float | None = None
     average: Average | None = None
     max_steps: int | None = None
+    codec: str = "none"
 
     @property
     def synchronous(self) -> bool:
@@ -81,5 +84,6 @@ class Rule(msgspec.Struct, frozen=True):
             raise ConfigurationError(
                 f"the moving average's decay is {self.average.decay}: it must be in [0, 1)"
             )
+        make_codec(self.codec)
         if self.max_steps is not None and self.max_steps < 0:
             raise ConfigurationError(f"max_steps is {self.max_steps}: it must be 0 or more")

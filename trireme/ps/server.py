@@ -50,8 +50,10 @@ from trireme.ps.messages import (
     Thaw,
     Waiting,
 )
+from trireme.ps.packing import Unpacker
 from trireme.ps.shard import Shard
 from trireme.ps.values import tensors_from
+from trireme.wire.codec import make_codec
 from trireme.wire.connection import Connection, Incoming
 from trireme.wire.handshake import Identity, authenticate
 from trireme.wire.lending import Lending
@@ -75,6 +77,7 @@ class _Staging:
 
     gradients: PartBuffer
     views: Sequence[memoryview]
+    unpacker: Unpacker | None = None
     busy: bool = False
 
 
@@ -143,6 +146,8 @@ class ShardHandler:
         if isinstance(message, Push):
             staging = self._staged(link, incoming.payload)
             staging.busy = True
+            if staging.unpacker is not None:
+                staging.unpacker.unpack()
             route = _Route(link, incoming.sequence, staging)
             self._carry_out(self.shard.push(now, route, message, staging.gradients))
         elif isinstance(message, Load):
@@ -185,7 +190,7 @@ class ShardHandler:
 
     def _place(self, link: Link, message: Message, length: int) -> Sequence[memoryview]:
         if isinstance(message, Push):
-            return self._stage(link, length).views
+            return self._stage(link, length)
         if isinstance(message, Load):
             expected = sum(_size_of(spec) for spec in message.tensors)
             if length != expected:
@@ -236,21 +241,25 @@ class ShardHandler:
         ]
         return PartBuffer(layout, self.index, vectors)
 
-    def _stage(self, link: Link, length: int) -> PartBuffer:
-        """Returns memory for a gradient that nobody else uses."""
+    def _stage(self, link: Link, length: int) -> Sequence[memoryview]:
+        """Returns where a gradient is received: memory that nobody else uses."""
         layout = self.shard.layout
         if layout is None:
             raise FrameError(f"{link.identity.task} pushed before it showed its model")
         staging = link.context
         if not isinstance(staging, _Staging) or staging.busy:
             gradients = PartBuffer(layout, self.index)
-            staging = link.context = _Staging(gradients, gradients.views)
-        if length != staging.gradients.nbytes:
+            codec = make_codec(self.shard.rule.codec)
+            unpacker = None if codec is None else Unpacker(codec, gradients)
+            views = gradients.views if unpacker is None else unpacker.views
+            staging = link.context = _Staging(gradients, views, unpacker)
+        expected = (staging.unpacker or staging.gradients).nbytes
+        if length != expected:
             raise FrameError(
                 f"{link.identity.task} pushed {length} bytes where this server's part has "
-                f"{staging.gradients.nbytes}"
+                f"{expected}"
             )
-        return staging.gradients
+        return staging.views
 
     def _load(
         self, now: float, route: _Route, message: Load, payload: Sequence[memoryview]

@@ -659,6 +659,6 @@ def _counter(verdict: Verdict) -> str:
 def _shown(rule: Rule) -> str:
     return ", ".join(
         f"{name} {value}"
-        for name in ("aggregate", "staleness", "clip_norm", "max_steps", "average", "deterministic")
+        for name in rule.__struct_fields__
         if (value := getattr(rule, name)) is not None
     )

@@ -53,6 +53,7 @@ def rule_of(task: TaskConfig, options: Options, max_steps: int | None) -> Rule:
         clip_norm=options.clip_norm if rule.synchronous else None,
         average=options.ema_rule,
         max_steps=max_steps,
+        codec=task.compress if task.servers else "none",
     )
     rule.check()
     return rule

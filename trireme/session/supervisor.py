@@ -167,6 +167,7 @@ class Supervisor:
                 secret=secret,
                 worker=self.task.index,
                 incarnation=incarnation,
+                share_memory=self.task.transport == "auto",
                 waiting=self._say_waiting,
             ),
             _Watch(self._member),

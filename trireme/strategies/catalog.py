@@ -19,9 +19,7 @@ PLANNED = ("averaging", "diloco", "allreduce", "fsdp", "tensor", "pipeline", "gr
 """Names that are kept for what is not built yet."""
 
 
-def resolve(
-    name: str, *, aggregate: int | None = None, staleness: int | None = None
-) -> Strategy:
+def resolve(name: str, *, aggregate: int | None = None, staleness: int | None = None) -> Strategy:
     """Returns the strategy of a name and the command line's options for it.
 
     Raises:
