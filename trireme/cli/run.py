@@ -10,13 +10,14 @@ from pathlib import Path
 
 import msgspec
 
+from trireme.cli.live import JobWatch
 from trireme.cli.options import read_settings
 from trireme.cli.parser import COMMANDS, NOT_BUILT_OPTIONS
 from trireme.errors import UsageError
 from trireme.launch.console import Console
 from trireme.launch.detect import TASK_VARIABLE, TaskConfig, encode_task, fresh_job
 from trireme.launch.local import LocalJob, run_local
-from trireme.launch.run_directory import RunDirectory, claim, claim_free
+from trireme.launch.run_directory import RunDirectory, claim, claim_free, read_record
 from trireme.launch.script import check_script, run_script
 from trireme.launch.secret import fresh_secret, read_secret
 from trireme.launch.settings import OPTIONS, Settings, check_together
@@ -103,15 +104,35 @@ def _start(settings: Settings, task: TaskConfig, script: Path, program: Sequence
     try:
         directory.write_secret(fresh_secret())
         secret = read_secret(directory.secret_file)
+        watched = console.live and task.servers > 0
+        if watched:  # steps are shown in one line for all, not in each worker's own
+            task = msgspec.structs.replace(task, display="events")
         job = LocalJob(
             program=tuple(program),
             task=msgspec.structs.replace(task, secret=secret),
             limits=Limits(restarts=settings["max-restarts"]),
             options=settings.values,
         )
-        return run_local(job, directory, console)
+        if not watched:
+            return run_local(job, directory, console)
+        watch = JobWatch(
+            lambda: _coordinator(directory), task.job, bytes.fromhex(secret), console.status
+        )
+        watch.start()
+        try:
+            return run_local(job, directory, console)
+        finally:
+            watch.close()
     finally:
         directory.release()
+
+
+def _coordinator(directory: RunDirectory) -> str:
+    """Returns where the job's coordinator listens; "" while that is not known."""
+    try:
+        return read_record(directory.path).coordinator
+    except UsageError:
+        return ""
 
 
 def _claim(run_dir: str | None, script: Path) -> RunDirectory:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shutil
+import threading
 from collections.abc import Mapping
 from typing import TextIO
 
@@ -10,12 +12,14 @@ __all__ = ["Console"]
 
 _COLOURS = ("36", "33", "35", "32", "34", "96", "93", "95", "92", "94")
 _ALARM = "31"
+_CLEAR = "\r\x1b[2K"
 
 
 class Console:
-    """Writes lines to the launcher's standard output and error.
+    """Writes lines to the launcher's standard output and error; any thread may.
 
-    Whoever reads them may go away (`trireme run ... | head`): the job goes on, unheard.
+    On a terminal, one more line stays below them. Whoever reads may go away
+    (`trireme run ... | head`): the job goes on, unheard.
     """
 
     def __init__(self, out: TextIO, error: TextIO, environ: Mapping[str, str]) -> None:
@@ -24,27 +28,54 @@ class Console:
         self._environ = environ
         self._colours: dict[str, str] = {}
         self._deaf: set[int] = set()
+        self._status: str | None = None
+        self._lock = threading.Lock()
+
+    @property
+    def live(self) -> bool:
+        """Whether a line can stay below the others: both streams are one terminal."""
+        terminal = self._out.isatty() and self._error.isatty()
+        return terminal and self._environ.get("TERM", "dumb") != "dumb"
+
+    def status(self, text: str | None) -> None:
+        """Shows a line below all others, in the place of the one before; None takes it away."""
+        with self._lock:
+            before, self._status = self._status, text
+            if before is not None or text is not None:
+                self._write(self._out, _CLEAR + self._below(), end="")
+
+    def _below(self) -> str:
+        width = shutil.get_terminal_size().columns - 1
+        return "" if self._status is None else self._status[:width]
 
     def line(self, name: str, text: str, error: bool) -> None:
         """Shows one line of a task's output."""
         stream = self._error if error else self._out
         colour = self._colours.setdefault(name, _COLOURS[len(self._colours) % len(_COLOURS)])
-        self._write(stream, f"{self._paint(stream, colour, f'{name} |')} {text}")
+        self._tell(stream, f"{self._paint(stream, colour, f'{name} |')} {text}")
 
     def say(self, text: str, *, alarm: bool = False) -> None:
         """Shows one line of the launcher's own."""
         mark = self._paint(self._error, _ALARM, "trireme:") if alarm else "trireme:"
-        self._write(self._error, f"{mark} {text}")
+        self._tell(self._error, f"{mark} {text}")
 
     def _paint(self, stream: TextIO, colour: str, text: str) -> str:
         plain = self._environ.get("NO_COLOR") or self._environ.get("TERM") == "dumb"
         return text if plain or not stream.isatty() else f"\x1b[{colour}m{text}\x1b[0m"
 
-    def _write(self, stream: TextIO, line: str) -> None:
+    def _tell(self, stream: TextIO, line: str) -> None:
+        with self._lock:
+            if self._status is None:
+                self._write(stream, line)
+            else:
+                self._write(stream, _CLEAR + line)
+                self._write(self._out, self._below(), end="")
+
+    def _write(self, stream: TextIO, line: str, end: str = "\n") -> None:
         if id(stream) in self._deaf:
             return
         try:
-            print(_printable(line, stream), file=stream, flush=True)
+            print(_printable(line, stream), end=end, file=stream, flush=True)
         except BrokenPipeError:
             self._deaf.add(id(stream))
             # Python flushes the stream once more when it ends, and would complain.

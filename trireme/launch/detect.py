@@ -39,7 +39,8 @@ class TaskConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         staleness: how far a worker may be ahead, in pushes; None for the strategy's own.
         transport: `auto` lends memory to servers of the same host, `tcp` does not.
         compress: the codec for pushed gradients, by name.
-        display: how progress is shown: `plain` lines, nothing, or what suits the terminal.
+        display: how progress is shown: `plain` lines, `events` (lines, but none for steps, which
+            the launcher shows), nothing, or what suits the terminal.
         dry_run: print what would be done, and end before training.
         join_timeout: seconds until every task must have come.
         connect_timeout: seconds until the coordinator must have been reached; short where it is
@@ -64,7 +65,7 @@ class TaskConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     staleness: int | None = None
     transport: Literal["auto", "tcp"] = "auto"
     compress: str = "none"
-    display: Literal["auto", "plain", "none"] = "auto"
+    display: Literal["auto", "plain", "events", "none"] = "auto"
     dry_run: bool = False
     join_timeout: float = 300.0
     connect_timeout: float = 300.0

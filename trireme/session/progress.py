@@ -165,9 +165,13 @@ class PlainProgress(Progress):
         options: how often a line is written.
         stream: where to.
         clock: for the examples per second.
+        steps: whether steps have lines, too.
     """
 
-    def __init__(self, options: ProgressOptions, stream: TextIO, clock: Clock) -> None:
+    def __init__(
+        self, options: ProgressOptions, stream: TextIO, clock: Clock, *, steps: bool = True
+    ) -> None:
+        self._steps = steps
         self._options = options
         self._stream = stream
         self._clock = clock
@@ -191,6 +195,8 @@ class PlainProgress(Progress):
         self.message(_waiting_text(names, f"{reason}; {seconds:.0f} s so far"))
 
     def step(self, row: ProgressRow) -> None:
+        if not self._steps:
+            return
         now = self._clock.now()
         silent = self._pace.elapsed(now, row.examples) >= _SILENCE_SECONDS
         if silent or row.step % self._options.log_every == 0:
@@ -333,7 +339,8 @@ def make_progress(
     """Makes the display of a display mode.
 
     Args:
-        mode: `auto` (live on a terminal, else plain), `plain` or `none`.
+        mode: `auto` (live on a terminal, else plain), `plain`, `events` (plain, without the
+            steps) or `none`.
         max_steps: the global step at which training ends, where that is known.
         log_every: every how many of the worker's steps a plain line is written.
         stream: where to; standard output if not given.
@@ -342,8 +349,8 @@ def make_progress(
     Raises:
         ConfigurationError: there is no such mode, or `log_every` is below 1.
     """
-    if mode not in ("auto", "plain", "none"):
-        raise ConfigurationError(f"display is {mode!r}: it is auto, plain or none")
+    if mode not in ("auto", "plain", "events", "none"):
+        raise ConfigurationError(f"display is {mode!r}: it is auto, plain, events or none")
     if mode == "none":
         return SilentProgress()
     options = ProgressOptions(max_steps, log_every)
@@ -352,7 +359,7 @@ def make_progress(
     console = _terminal(stream) if mode == "auto" else None
     if console is not None:
         return LiveProgress(options, console, clock)
-    return PlainProgress(options, stream, clock)
+    return PlainProgress(options, stream, clock, steps=mode != "events")
 
 
 def _terminal(stream: TextIO) -> Console | None:

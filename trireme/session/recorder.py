@@ -20,6 +20,8 @@ from trireme.session.supervisor import Supervisor
 
 __all__ = ["Recorder"]
 
+_REPORT_SECONDS = 0.5
+
 
 class Recorder:
     """Counts one worker's steps, shows them, and as chief writes the curves.
@@ -30,6 +32,7 @@ class Recorder:
         run_dir: where curves go; None for nowhere.
         options: the session's.
         updates_per_step: how many workers' updates make one global step.
+        max_steps: the global step at which training ends, where that is known.
 
     Attributes:
         applied, stale: this worker's updates by their verdict.
@@ -43,6 +46,7 @@ class Recorder:
         run_dir: Path | None,
         options: Options,
         updates_per_step: int,
+        max_steps: int | None,
     ) -> None:
         self.applied = 0
         self.stale = 0
@@ -52,6 +56,7 @@ class Recorder:
         self._directory = None if run_dir is None else run_dir / "tensorboard"
         self._options = options
         self._updates_per_step = updates_per_step
+        self._max_steps = max_steps
         self._board: TensorBoard | None = None
         self._steps = 0
         self._examples = 0
@@ -59,6 +64,8 @@ class Recorder:
         self._began = time.perf_counter()
         self._ended: float | None = None
         self._marked = (self._began, 0)
+        self._report_at = 0.0
+        self._reported = (self._began, 0)
         self._compute_seconds = 0.0
         self._push_seconds = 0.0
         self._staleness = 0
@@ -93,6 +100,10 @@ class Recorder:
         self._progress.step(row)
         if self._steps % self._options.log_every == 0:
             self._record(result)
+        now = time.monotonic()
+        if now >= self._report_at:
+            self._report_at = now + _REPORT_SECONDS
+            self._report(result)
 
     @property
     def job_examples(self) -> float:
@@ -125,18 +136,25 @@ class Recorder:
                 },
                 "train",
             )
-        self._supervisor.report(
-            step=self._steps,
-            global_step=result.global_step,
-            loss=result.loss,
-            examples_per_second=pace,
-            applied=self.applied,
-            stale=self.stale,
-        )
         self._supervisor.share_buffers()
         self._marked = (now, self._steps)
         self.data_seconds = self._compute_seconds = self._push_seconds = 0.0
         self._staleness = 0
+
+    def _report(self, result: StepResult) -> None:
+        """Says how it goes, for whoever asks the coordinator."""
+        now = time.perf_counter()
+        since, examples = self._reported
+        self._reported = (now, self._examples)
+        self._supervisor.report(
+            step=self._steps,
+            global_step=result.global_step,
+            max_steps=self._max_steps or 0,
+            loss=result.loss,
+            examples_per_second=(self._examples - examples) / max(now - since, 1e-9),
+            applied=self.applied,
+            stale=self.stale,
+        )
 
     def _learning_rates(self) -> dict[str, float]:
         groups = self._supervisor.optimizer.param_groups

@@ -120,7 +120,12 @@ class Session:
             raise
         torch.manual_seed(derive(self.options.seed, _SEED_WORKER, self.task.index))
         self._recorder = Recorder(
-            self._supervisor, self._progress, self.run_dir, self.options, self._updates_per_step()
+            self._supervisor,
+            self._progress,
+            self.run_dir,
+            self.options,
+            self._updates_per_step(),
+            self.max_steps,
         )
         self._handlers = _Signals(self._supervisor.interrupt)
         self._handlers.install()
