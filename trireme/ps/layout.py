@@ -118,6 +118,8 @@ class Layout:
             )
         self.spec = spec
         self.vectors = tuple(_vectors(spec.parameters))
+        self._parts: dict[int, tuple[Part, ...]] = {}
+        self._segments: dict[int, tuple[Segment, ...]] = {}
 
     @classmethod
     def of(
@@ -144,20 +146,24 @@ class Layout:
 
     def parts(self, server: int) -> tuple[Part, ...]:
         """Returns the server's part of each vector, in the vectors' order; a part may be empty."""
-        slots = self.slots_of(server)
-        return tuple(
-            Part(vector, self._cut(vector, slots.start), self._cut(vector, slots.stop))
-            for vector in self.vectors
-        )
+        if server not in self._parts:
+            slots = self.slots_of(server)
+            self._parts[server] = tuple(
+                Part(vector, self._cut(vector, slots.start), self._cut(vector, slots.stop))
+                for vector in self.vectors
+            )
+        return self._parts[server]
 
     def segments(self, server: int) -> tuple[Segment, ...]:
         """Returns the server's segments: its parts, cut where a parameter group ends."""
-        return tuple(
-            Segment(part.vector, group, max(start, part.start), min(stop, part.stop))
-            for part in self.parts(server)
-            for group, start, stop in part.vector.groups
-            if max(start, part.start) < min(stop, part.stop)
-        )
+        if server not in self._segments:
+            self._segments[server] = tuple(
+                Segment(part.vector, group, max(start, part.start), min(stop, part.stop))
+                for part in self.parts(server)
+                for group, start, stop in part.vector.groups
+                if max(start, part.start) < min(stop, part.stop)
+            )
+        return self._segments[server]
 
     def check_same(self, other: Layout, *, whose: str, others: str) -> None:
         """Checks that another layout is the same.
