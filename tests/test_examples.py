@@ -1,0 +1,90 @@
+"""The examples run, learn, and end by saying what was reached and how fast."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+EXAMPLES = ROOT / "examples"
+
+pytestmark = pytest.mark.processes
+
+
+def run(directory: Path, *command: str | Path) -> str:
+    """Runs a command with this interpreter and returns what it printed."""
+    environ = {name: value for name, value in os.environ.items() if name != "TRIREME_TASK"}
+    environ |= {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    ended = subprocess.run(
+        [sys.executable, *command],
+        cwd=directory,
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=110,
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    return ended.stdout
+
+
+def reached(output: str) -> float:
+    """Returns the test accuracy; checks that the line about the speed comes after it."""
+    ending = re.search(
+        r"^(?:worker:0 \| )?test accuracy: (\d\.\d+)$.*"
+        r"^(?:worker:0 \| )?\d+ global steps in \d+\.\d s, [\d,.]+ examples/s$",
+        output,
+        re.MULTILINE | re.DOTALL,
+    )
+    assert ending is not None, output
+    assert output.count("test accuracy: ") == 1
+    return float(ending[1])
+
+
+def test_the_demo_on_a_server_and_two_workers(tmp_path: Path) -> None:
+    launch = ("-m", "trireme", "run", "--ps", "1", "--workers", "2", "--run-dir", "run")
+    output = run(tmp_path, *launch, EXAMPLES / "digits.py")
+    assert reached(output) >= 0.97
+    applied = [int(count) for count in re.findall(r"local steps: (\d+) applied", output)]
+    assert len(applied) == 2
+    assert sum(applied) == 600
+    assert "curves: tensorboard --logdir run/tensorboard" in output
+
+
+def test_a_job_that_has_ended_says_that_nothing_was_left_to_do(tmp_path: Path) -> None:
+    command = (EXAMPLES / "digits.py", "--max-steps", "30", "--run-dir", "run")
+    first = reached(run(tmp_path, *command))
+    again = run(tmp_path, *command)
+    assert "restoring step 30\n" in again
+    assert "nothing was left to do: step 30 is the last one" in again
+    assert reached(again) == first
+
+
+def test_the_replicated_program(tmp_path: Path, mnist_dir: Path) -> None:
+    output = run(
+        tmp_path, EXAMPLES / "mnist_replica.py", "--data_dir", mnist_dir, "--max_steps", "400"
+    )
+    assert reached(output) >= 0.93
+    assert re.search(r"^validation cross entropy: 0\.\d+$", output, re.MULTILINE)
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_supervised_program(tmp_path: Path, mnist_dir: Path) -> None:
+    output = run(
+        tmp_path, EXAMPLES / "mnist_supervised.py", "--data-dir", mnist_dir, "--max-steps", "300"
+    )
+    assert reached(output) >= 0.9
+    assert len(re.findall(r"^step [123]00 \(global [123]00/300\) loss", output, re.MULTILINE)) == 3
+    assert (tmp_path / "runs/mnist_supervised/checkpoints/step-000000300").is_dir()
+
+
+def test_the_convolutional_program(tmp_path: Path, cifar_dir: Path) -> None:
+    output = run(tmp_path, EXAMPLES / "cifar10.py", "--data-dir", cifar_dir, "--max-steps", "20")
+    reached(output)
+    line = r"^step [12]0, loss = \d\.\d\d \(\d+\.\d examples/sec; \d+\.\d{3} sec/batch\)$"
+    assert len(re.findall(line, output, re.MULTILINE)) == 2
+    assert (tmp_path / "runs/cifar10/checkpoints/step-000000020").is_dir()
