@@ -21,7 +21,7 @@ from trireme.models import DigitsNetwork
 
 def options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--max-steps", "--max_steps", type=int, default=600, metavar="N")
+    parser.add_argument("--max-steps", "--max_steps", type=int, default=2000, metavar="N")
     parser.add_argument("--batch-size", "--batch_size", type=int, default=50, metavar="N")
     parser.add_argument("--learning-rate", "--learning_rate", type=float, default=0.002)
     parser.add_argument("--run-dir", "--run_dir", default="runs/digits", metavar="DIR")

@@ -51,7 +51,7 @@ def test_the_demo_on_a_server_and_two_workers(tmp_path: Path) -> None:
     assert reached(output) >= 0.97
     applied = [int(count) for count in re.findall(r"local steps: (\d+) applied", output)]
     assert len(applied) == 2
-    assert sum(applied) == 600
+    assert sum(applied) == 2000
     assert "curves: tensorboard --logdir run/tensorboard" in output
 
 
