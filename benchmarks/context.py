@@ -1,0 +1,53 @@
+"""What every benchmark is given: where things are, and how long it may take."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.machine import ROOT
+from benchmarks.peers import Peers
+from trireme.launch.settings import OPTIONS
+
+__all__ = ["Context", "real_data"]
+
+
+@dataclass(frozen=True)
+class Context:
+    """One benchmark's circumstances.
+
+    Attributes:
+        seconds: how long its rounds may take, setting up not counted.
+        quick: whether only to show that everything runs.
+        peers: the environments of the peers.
+        data: the folder with the real data; None where there is none.
+        scratch: a directory that is removed afterwards.
+        say: prints a line.
+    """
+
+    seconds: float
+    quick: bool
+    peers: Peers
+    data: Path | None
+    scratch: Path
+    say: Callable[[str], None]
+
+    def real(self, name: str) -> Path | None:
+        """Returns a folder of the real data, if it is there."""
+        if self.data is None or not (self.data / name).is_dir():
+            return None
+        return self.data / name
+
+    @property
+    def has_transport_option(self) -> bool:
+        """Whether `trireme run` can be told to leave shared memory alone."""
+        return any(option.name == "transport" for option in OPTIONS)
+
+
+def real_data() -> Path | None:
+    """Returns the folder that `TRIREME_DATA` names, else ../shared/data beside the project."""
+    named = os.environ.get("TRIREME_DATA")
+    folder = Path(named) if named else ROOT.parent / "shared" / "data"
+    return folder if folder.is_dir() else None

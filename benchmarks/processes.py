@@ -1,0 +1,152 @@
+"""Contenders' processes: started with one thread each, counted, and gone when we are."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+import psutil
+
+from benchmarks.machine import ROOT
+
+__all__ = ["THREADS", "Program", "cpu_seconds", "environment", "free_ports"]
+
+THREADS = {
+    name: "1"
+    for name in (
+        "OMP_NUM_THREADS",
+        "MKL_NUM_THREADS",
+        "OPENBLAS_NUM_THREADS",
+        "NUMEXPR_NUM_THREADS",
+        "TF_NUM_INTRAOP_THREADS",
+    )
+}
+"""One BLAS thread a process, for everyone."""
+
+_PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None)
+
+
+def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Returns the environment of every contender."""
+    own = {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1", "TF_CPP_MIN_LOG_LEVEL": "2"}
+    return {**os.environ, **THREADS, **own, **(extra or {})}
+
+
+def _tie() -> None:
+    """In the child: dies with the process that started it."""
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+class Program:
+    """A contender's process, with whatever it starts.
+
+    Args:
+        command: what to run.
+        log: where its output goes.
+        directory: in which it runs.
+        extra: more of its environment.
+        talk: keep pipes to its input and from its output; else there is no input, and the output
+            goes to the log.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        log: Path,
+        directory: Path,
+        extra: Mapping[str, str] | None = None,
+        talk: bool = False,
+    ) -> None:
+        self.log = log
+        with log.open("ab") as file:
+            self.process = subprocess.Popen(
+                command,
+                cwd=directory,
+                env=environment(extra),
+                stdin=subprocess.PIPE if talk else subprocess.DEVNULL,
+                stdout=subprocess.PIPE if talk else file,
+                stderr=file,
+                text=talk,
+                start_new_session=True,
+                preexec_fn=_tie,
+            )
+
+    @property
+    def pid(self) -> int:
+        """The process id."""
+        return self.process.pid
+
+    def check(self) -> None:
+        """Returns while it runs.
+
+        Raises:
+            RuntimeError: it has ended; shows the end of its log.
+        """
+        status = self.process.poll()
+        if status is not None:
+            raise RuntimeError(f"it ended with status {status}: {self.tail()}")
+
+    def tail(self, lines: int = 5) -> str:
+        """Returns the last lines of its log."""
+        text = self.log.read_text(encoding="utf-8", errors="replace")
+        return " / ".join(line.strip() for line in text.splitlines()[-lines:])
+
+    def kill(self) -> None:
+        """Ends it and all that it started."""
+        try:
+            family = [*psutil.Process(self.pid).children(recursive=True), psutil.Process(self.pid)]
+        except psutil.NoSuchProcess:
+            family = []
+        for process in family:
+            try:
+                process.kill()
+            except psutil.NoSuchProcess:
+                continue
+        self.process.wait()
+        psutil.wait_procs(family, timeout=5)
+
+
+def cpu_seconds(pids: Iterable[int]) -> float:
+    """Returns what processes and their descendants have used of the processors so far.
+
+    Those that have ended meanwhile are not counted: take care to ask while all of them run.
+    """
+    total = 0.0
+    for pid in pids:
+        try:
+            process = psutil.Process(pid)
+            for one in [process, *process.children(recursive=True)]:
+                times = one.cpu_times()
+                total += times.user + times.system
+        except psutil.NoSuchProcess:
+            return math.nan
+    return total
+
+
+def free_ports(count: int) -> list[int]:
+    """Returns ports of the loopback that are free now, for peers that cannot choose one."""
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [one.getsockname()[1] for one in sockets]
+    for one in sockets:
+        one.close()
+    return ports
+
+
+def wait_for(condition: object, seconds: float) -> bool:
+    """Waits until a function says yes; returns whether it did in time."""
+    assert callable(condition)
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True

@@ -1,0 +1,195 @@
+"""What a benchmark found: figures by condition and contender, and the goals they were to meet."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from benchmarks.pairs import Interleaved, Sample, Spread, paired_ratio
+
+__all__ = ["Entry", "Goal", "Kind", "Result", "Verdict"]
+
+Kind = Literal["trireme", "peer", "limit", "information"]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One contender under one condition.
+
+    Attributes:
+        condition: such as `32 MB, 1 server`; "" where there is only one.
+        contender: its name.
+        kind: ours, a peer's, a limit, or only for information.
+        samples: one a round.
+        x: the condition as a number, for a plot against it; NaN for a plot of bars.
+    """
+
+    condition: str
+    contender: str
+    kind: Kind
+    samples: tuple[Sample, ...]
+    x: float = math.nan
+
+    @property
+    def values(self) -> list[float]:
+        """The figures, round by round."""
+        return [sample.value for sample in self.samples]
+
+    @property
+    def spread(self) -> Spread:
+        """The figures in three."""
+        return Spread.of(self.values)
+
+    @property
+    def cpu_seconds(self) -> float:
+        """The processors' time in all rounds; NaN where it is not known."""
+        return math.fsum(sample.cpu_seconds for sample in self.samples)
+
+    @property
+    def cpu_per_work(self) -> float:
+        """The processors' seconds for one unit of work; NaN where it is not known."""
+        work = math.fsum(sample.work for sample in self.samples)
+        return self.cpu_seconds / work if work else math.nan
+
+
+@dataclass(frozen=True)
+class Goal:
+    """What a ratio should be.
+
+    Attributes:
+        text: in words.
+        condition: under which.
+        contender: over which.
+        reference: which other contender.
+        at_least, at_most: the bound; one of them.
+        reference_condition: the other's condition, where it is not the same.
+        unpaired: compare the medians instead, where the rounds do not belong together.
+    """
+
+    text: str
+    condition: str
+    contender: str
+    reference: str
+    at_least: float | None = None
+    at_most: float | None = None
+    reference_condition: str | None = None
+
+    def met_by(self, ratio: float) -> bool:
+        """Returns whether a ratio is what it should be."""
+        if self.at_least is not None and not ratio >= self.at_least:
+            return False
+        return self.at_most is None or ratio <= self.at_most
+
+    @property
+    def bound(self) -> str:
+        """The bound in words."""
+        if self.at_least is not None:
+            return f"at least {self.at_least:g}"
+        return f"at most {self.at_most:g}"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A goal and what was measured; `ratio` is None where one side is missing."""
+
+    goal: Goal
+    ratio: float | None
+
+    @property
+    def word(self) -> str:
+        """How it went."""
+        if self.ratio is None:
+            return "not measured"
+        return "met" if self.goal.met_by(self.ratio) else "missed"
+
+
+@dataclass
+class Result:
+    """All that one benchmark found.
+
+    Attributes:
+        name: a word, which names its files.
+        title: a line.
+        unit: of the figures.
+        higher_is_better: of the figures.
+        references: the contenders to whose figures the others' ratios are shown.
+        work: what a unit of work is, for the processors' time.
+        x_label: what `Entry.x` is; "" where there is none.
+        entries: the figures.
+        goals: what should be met.
+        notes: what a reader must know.
+        skipped: what was not measured, and why.
+    """
+
+    name: str
+    title: str
+    unit: str
+    higher_is_better: bool
+    references: tuple[str, ...] = ()
+    work: str = "step"
+    x_label: str = ""
+    entries: list[Entry] = field(default_factory=list)
+    goals: list[Goal] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    skipped: list[str] = field(default_factory=list)
+    failed: list[str] = field(default_factory=list)
+
+    def add(
+        self,
+        measured: Interleaved,
+        kinds: dict[str, Kind],
+        *,
+        condition: str = "",
+        x: float = math.nan,
+    ) -> None:
+        """Takes in what contenders measured in turn came to."""
+        for name, samples in measured.samples.items():
+            if samples:
+                self.entries.append(Entry(condition, name, kinds[name], tuple(samples), x))
+        for name, reason in measured.failed.items():
+            where = f" at {condition}" if condition else ""
+            line = f"{name}{where} failed: {reason}"
+            (self.failed if kinds[name] == "trireme" else self.skipped).append(line)
+
+    def find(self, condition: str, contender: str) -> Entry | None:
+        """Returns an entry, if there is one."""
+        for entry in self.entries:
+            if entry.condition == condition and entry.contender == contender:
+                return entry
+        return None
+
+    @property
+    def conditions(self) -> list[str]:
+        """The conditions, in the order in which they came."""
+        return list(dict.fromkeys(entry.condition for entry in self.entries))
+
+    @property
+    def contenders(self) -> list[str]:
+        """The contenders, in the order in which they came."""
+        return list(dict.fromkeys(entry.contender for entry in self.entries))
+
+    def ratio(self, entry: Entry, reference: str, condition: str | None = None) -> float | None:
+        """Returns an entry's figure over a reference's in the same rounds, if that is there."""
+        other = self.find(entry.condition if condition is None else condition, reference)
+        return None if other is None else paired_ratio(entry.values, other.values)
+
+    def verdicts(self) -> list[Verdict]:
+        """Returns how each goal went."""
+        found = []
+        for goal in self.goals:
+            entry = self.find(goal.condition, goal.contender)
+            ratio = entry and self.ratio(entry, goal.reference, goal.reference_condition)
+            found.append(Verdict(goal, ratio))
+        return found
+
+
+def kinds_of(pairs: Iterable[tuple[str, Kind]]) -> dict[str, Kind]:
+    """Returns the kinds by contender."""
+    return dict(pairs)
+
+
+def shown(values: Sequence[float]) -> str:
+    """Returns figures for a line of progress."""
+    return ", ".join(f"{value:.4g}" for value in values)
