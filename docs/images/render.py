@@ -1,19 +1,20 @@
-"""Renders what a terminal showed, colours and all, as an SVG: how demo.svg was made.
+"""Renders what a terminal showed, colours and all, as an SVG: how the pictures here were made.
 
-    tmux new-session -d -s demo -x 100 -y 40
+    tmux new-session -d -s demo -x 100 -y 34
     tmux send-keys -t demo 'make demo' Enter
 
-and when it has ended:
+then, while it trains and when it has ended, with the names running.svg and demo.svg:
 
     tmux capture-pane -t demo -e -p | python docs/images/render.py docs/images/demo.svg
 
-The lines of `make demo` are what the README shows.
+Nothing is added to what was captured.
 """
 
 from __future__ import annotations
 
 import io
 import sys
+from pathlib import Path
 
 from rich.console import Console
 from rich.text import Text
@@ -26,7 +27,7 @@ def main() -> None:
     console = Console(record=True, width=COLUMNS, force_terminal=True, file=io.StringIO())
     for line in sys.stdin.read().rstrip().splitlines():
         console.print(Text.from_ansi(line), soft_wrap=True)
-    console.save_svg(sys.argv[1], title="make demo")
+    console.save_svg(sys.argv[1], title="make demo", unique_id=Path(sys.argv[1]).stem)
 
 
 if __name__ == "__main__":
