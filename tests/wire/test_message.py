@@ -44,6 +44,7 @@ headers = st.builds(
     metadata_length=st.integers(0, 2**32 - 1),
     payload_length=st.integers(0, 2**64 - 1),
     sequence=st.integers(0, 2**64 - 1),
+    lent=st.booleans(),
 )
 
 
@@ -69,7 +70,7 @@ def test_the_layout_of_a_header_is_fixed() -> None:
         (4, bytes([PROTOCOL_VERSION + 1]), "version 2 of the protocol and this side 1: install"),
         (4, b"\0", "version 0"),
         (6, b"\x80\0", "flags 0x8000"),
-        (7, b"\1", "flags 0x0001"),
+        (7, b"\2", "flags 0x0002"),
         (8, b"\xff\xff\xff\xff", "4294967295 bytes of metadata; at most 1000"),
         (12, b"\xff" * 8, "payload of 18446744073709551615 bytes; at most 5000"),
     ],
