@@ -116,6 +116,7 @@ class Supervisor:
         self._saved_step = -1
         self._interrupted: str | None = None
         self._stop_sent = False
+        self._chief_at_end: bool | None = None
         self._scheduler = _scheduler(training)
         self._left = False
         self._comes_back = False
@@ -348,7 +349,13 @@ class Supervisor:
 
     @property
     def is_chief(self) -> bool:
-        """Whether this is the live worker with the lowest index."""
+        """Whether this is the live worker with the lowest index.
+
+        After training, whether it was so at its end: the others do not take over from a chief that
+        has done what was left to do and has gone.
+        """
+        if self._chief_at_end is not None:
+            return self._chief_at_end
         if self._member is None:
             return True
         view = self._member.view
@@ -408,10 +415,16 @@ class Supervisor:
         return PushResult(Stale(pulled.step), pulled.step, 0, pulled.stop)
 
     def _hyper(self) -> tuple[GroupSpec, ...] | None:
+        """Returns the hyper-parameters as they are now; the same object while they are the same."""
         if self._member is None:
             return None
-        optimizer = self._training.optimizer
-        return groups_of(optimizer, type(optimizer).__name__)
+        groups = self._training.optimizer.param_groups
+        now = [[value for key, value in group.items() if key != "params"] for group in groups]
+        if now != self._groups_then:
+            self._groups_then = now
+            name = type(self._training.optimizer).__name__
+            self._hyper_then = groups_of(self._training.optimizer, name)
+        return self._hyper_then
 
     def _advance_scheduler(self) -> None:
         """Brings the learning rate to the global step: schedules count the job's steps."""
@@ -467,6 +480,7 @@ class Supervisor:
 
     def finish_training(self) -> None:
         """Training has ended: the chief waits for everybody's last update, and saves."""
+        self._chief_at_end = self.is_chief
         self.share_buffers()
         if self.is_chief:
             if self.should_stop:
