@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
+import shlex
 import subprocess
 import sys
 import tomllib
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from trireme.cli.parser import COMMANDS
 from trireme.cluster.messages import CLUSTER_MESSAGES
 from trireme.ps.messages import PS_MESSAGES
 from trireme.strategies import BUILT, PLANNED
@@ -94,6 +96,29 @@ def test_the_program_on_the_front_page_runs_as_it_stands(tmp_path: Path) -> None
     assert accuracy is not None, ended.stdout
     assert float(accuracy[1]) > 0.95
     assert (tmp_path / "runs" / "digits" / "checkpoints" / "step-000002000").is_dir()
+
+
+def commands() -> list[str]:
+    """Every command of ours in the pages that is there to be typed."""
+    found: list[str] = []
+    for page in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")):
+        text = page.read_text(encoding="utf-8")
+        for block in re.findall(r"^```\w*\n(.*?)^```", text, re.DOTALL | re.MULTILINE):
+            found += [line for line in block.splitlines() if line.startswith("trireme ")]
+    return [line for line in found if not re.search(r"\.\.\.|[…|[]", line)]
+
+
+def test_the_commands_in_the_pages_are_understood() -> None:
+    assert len(commands()) >= 6
+    for line in commands():
+        name, *words = shlex.split(line, comments=True)[1:]
+        parser = COMMANDS[name][0]()
+        if name in ("run", "task"):
+            options, program = parser.split(words)
+            parser.parse_args(options)
+            assert not program or program[0] == "program.py" or (ROOT / program[0]).is_file()
+        else:
+            parser.read(words)
 
 
 @pytest.mark.parametrize("name", BUILT)
