@@ -49,4 +49,4 @@ def permutation(size: int, seed: int) -> npt.NDArray[np.int64]:
         key ^= key >> np.uint64(shift)
         key *= np.uint64(factor)
     key ^= key >> np.uint64(31)
-    return np.argsort(key, kind="stable").astype(np.int64, copy=False)
+    return np.argsort(key).astype(np.int64, copy=False)

@@ -284,8 +284,6 @@ class Client:
             self.stopping = replies[0].stop
         self.step = self._level([reply.step for reply in replies])
         self._flat.publish_values()
-        if self.stopping:
-            self._retire()
         return PullResult(self.step, self.stopping)
 
     def push(
@@ -363,8 +361,6 @@ class Client:
         steps = [reply.step for reply in replies]
         self.step = first.step if len(set(steps)) == 1 else self._level(steps)
         self._flat.publish_values()
-        if self.stopping:
-            self._retire()
         return PushResult(first.verdict, self.step, first.staleness, self.stopping)
 
     def _level(self, steps: list[int]) -> int:
@@ -385,8 +381,8 @@ class Client:
                         self.stopping = self.stopping or reply.stop
         return steps[0]
 
-    def _retire(self) -> None:
-        """Tells the servers that nobody need wait for this worker any longer."""
+    def retire(self) -> None:
+        """Tells the servers that nobody need wait for this worker any longer: it trains no more."""
         me, start = self.options.worker, self.options.incarnation
         self._ask_all(lambda server: _Request(lambda view: Retire(me, start)))
 
@@ -411,7 +407,7 @@ class Client:
         return _expect(self._ask_first(lambda view: SetEnd(max_steps)), Stopping).step
 
     def drain(self) -> int:
-        """Waits until no worker has an update under way; returns the global step then.
+        """Waits until every worker has retired; returns the global step then.
 
         `step` is that one from now on, though the values at hand may be older.
         """

@@ -153,8 +153,11 @@ class LocalClient:
         """Sets the job's last step if it has none; returns the one that holds."""
         return self._ask(self._shard.set_end(self._now, None, SetEnd(max_steps)), Stopping).step
 
+    def retire(self) -> None:
+        """Nobody waits for this worker."""
+
     def drain(self) -> int:
-        """Returns the global step: nobody else has an update under way."""
+        """Returns the global step: there is nobody else to wait for."""
         return self.step
 
     def share(self, topic: str, data: bytes) -> None:

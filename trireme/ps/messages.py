@@ -310,7 +310,7 @@ class SetEnd(Message, frozen=True, array_like=True):
 
 
 class Drain(Message, frozen=True, array_like=True):
-    """Asks server 0 to answer once no worker has an update under way. Answered by `Stopping`."""
+    """Asks server 0 to answer once every worker has retired. Answered by `Stopping`."""
 
     kind: ClassVar[int] = 77
 

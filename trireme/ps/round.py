@@ -152,10 +152,10 @@ class Leader:
 
     def judge(self, current: Round, live: Live) -> tuple[list[Send], Decision | None]:
         members = self._common(current, live)
-        if self._proposed and set(self._proposed) <= set(members):
-            members = self._proposed
         if not _enough(self._rule, len(members), live):
             return [], None
+        if set(self._proposed) <= set(members) and _enough(self._rule, len(self._proposed), live):
+            members = self._proposed  # of which the norms are known already, or on their way
         if self._rule.clip_norm is None:
             return self._close(current, Decision(members, 1.0))
         squares = [m.square for _, m in sorted(self._heard.items()) if m.measured == members]

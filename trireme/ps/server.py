@@ -108,6 +108,8 @@ class ShardHandler:
         self.shard = Shard(index)
         self._now = now
         self._servers: dict[int, Link] = {}
+        self._values: Sequence[torch.Tensor] = ()
+        self._value_bytes: tuple[memoryview, ...] = ()
         self._untold: dict[int, Message] = {}
         self.leader_gone: Callable[[], None] = lambda: None
         self._asked: dict[type[Message], Callable[..., list[Instruction]]] = {
@@ -285,8 +287,14 @@ class ShardHandler:
         assert isinstance(route, _Route)
         if route.staging is not None and not isinstance(reply.message, Waiting):
             route.staging.busy = False
-        payload = [as_bytes(tensor) for tensor in reply.payload if tensor.numel()]
-        route.link.offer(reply.message, payload, sequence=route.sequence)
+        route.link.offer(reply.message, self._bytes(reply.payload), sequence=route.sequence)
+
+    def _bytes(self, tensors: Sequence[torch.Tensor]) -> Sequence[memoryview]:
+        """Returns the memory of tensors; the values are nearly always the same ones."""
+        if tensors is not self._values:
+            self._values = tensors
+            self._value_bytes = tuple(as_bytes(tensor) for tensor in tensors if tensor.numel())
+        return self._value_bytes
 
 
 class LeaderLink:

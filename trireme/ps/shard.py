@@ -457,19 +457,20 @@ class Shard:
 
     def _release(self) -> list[Reply]:
         """Answers those that are no longer too far ahead of the slowest live worker."""
+        if not self._withheld:
+            return []
         bound = self.rule.staleness
-        slowest = self._table.slowest(self._roster.live)
-        ready = [
-            worker
-            for worker in self._withheld
-            if bound is None
-            or self._ending.reached(self.step)
-            or self._table.records[worker].clock - slowest <= bound
-        ]
+        if bound is None or self._ending.reached(self.step):
+            ready = list(self._withheld)
+        else:
+            most = self._table.slowest(self._roster.live) + bound
+            ready = [w for w in self._withheld if self._table.records[w].clock <= most]
         return [self._answer(self._withheld.pop(worker)) for worker in ready]
 
     def _catch_up(self) -> list[Reply]:
         """Answers pulls for a step that this server has now reached."""
+        if not self._lagging:
+            return []
         ready = [(route, pull) for route, pull in self._lagging if self.step >= pull.at_least]
         self._lagging = [entry for entry in self._lagging if entry not in ready]
         return [self._pulled(route, pull) for route, pull in ready]
@@ -486,12 +487,12 @@ class Shard:
         return [Reply(route, Stopping(last)), *self._proceed()]
 
     def drain(self, now: float, route: object, request: Drain) -> list[Instruction]:
-        """Waits until no worker has an update under way, so that the last step is in."""
+        """Waits until no worker trains any more, so that the last step is in."""
         self._draining.append((route, now))
         return [*self._drained()]
 
     def _drained(self) -> list[Reply]:
-        if self._ending.under_way or not self._draining:
+        if not self._draining or self._roster.live:
             return []
         routes, self._draining = [route for route, _ in self._draining], []
         return [Reply(route, Stopping(self.step)) for route in routes]
@@ -617,7 +618,7 @@ class Shard:
         waiting = [pending for pending in self._round.pending.values() if not pending.answered]
         reason = f"round {self._round.step + 1}"
         out += [Reply(p.route, Waiting(reason, missing, now - p.since)) for p in waiting]
-        training = tuple(f"worker:{worker}" for worker in sorted(self._ending.under_way))
+        training = tuple(f"worker:{worker}" for worker in sorted(self._roster.live))
         out += [
             Reply(route, Waiting("the last updates", training, now - since))
             for route, since in self._draining

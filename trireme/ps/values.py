@@ -139,12 +139,15 @@ def mean_of(contributions: Sequence[Contribution], out: PartBuffer) -> PartBuffe
     equal = len({weight for weight, _ in weighty}) == 1
     total = float(len(weighty)) if equal else sum(weight for weight, _ in weighty)
     for position, target in enumerate(out.vectors):
-        for index, (weight, buffer) in enumerate(weighty):
-            factor = 1.0 if equal else weight
-            if index == 0:
-                torch.mul(buffer.vectors[position], factor, out=target)
-            else:
-                target.add_(buffer.vectors[position], alpha=factor)
+        vectors = [buffer.vectors[position] for _, buffer in weighty]
+        factors = [1.0 if equal else weight for weight, _ in weighty]
+        if equal:  # one pass over the first two
+            torch.add(vectors[0], vectors[1], out=target)
+        else:
+            torch.mul(vectors[0], factors[0], out=target)
+            target.add_(vectors[1], alpha=factors[1])
+        for vector, factor in zip(vectors[2:], factors[2:], strict=True):
+            target.add_(vector, alpha=factor)
         target.div_(total)
     return out
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -93,7 +94,7 @@ class Replica:
             result = self._accumulate(self._split(batch))
         if self._penalised:
             self._penalise()
-        if self._options.nan != "ignore" and not bool(result._loss.isfinite()):
+        if self._options.nan != "ignore" and not math.isfinite(result._loss.item()):
             self._not_finite(result)
         return result
 

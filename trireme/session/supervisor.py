@@ -119,6 +119,8 @@ class Supervisor:
         self._chief_at_end: bool | None = None
         self._scheduler = _scheduler(training)
         self._left = False
+        self._groups_then: list[list[Any]] = []
+        self._hyper_then: tuple[GroupSpec, ...] = ()
         self._comes_back = False
 
     # -- joining --------------------------------------------------------------------------------
@@ -196,6 +198,8 @@ class Supervisor:
                 loaded = client.attach(self._optimizer_spec(), training.rule)
         if not self.is_chief:
             self._take_constants()
+        if client.stopping:
+            self._retire()
         self._advance_scheduler()
 
     def _optimizer_spec(self) -> OptimizerSpec:
@@ -396,11 +400,18 @@ class Supervisor:
         except Fenced as fence:
             result = self._rejoin(fence)
         self._advance_scheduler()
+        if result.stop:
+            self._retire()
         if self.interrupted is not None and not self._stop_sent and not result.stop:
             self._stop_sent = True
             client.stop(self.interrupted)
         self._save_if_due()
         return result
+
+    def _retire(self) -> None:
+        """This worker makes no more updates: what the others want of it, it leaves them first."""
+        self.share_buffers()
+        self.client.retire()
 
     def _rejoin(self, fence: Fenced) -> PushResult:
         """This worker had been taken for lost: it goes on with today's values."""
@@ -479,12 +490,13 @@ class Supervisor:
         return CheckpointData(state.step, model, state.optimizer, state.average, described)
 
     def finish_training(self) -> None:
-        """Training has ended: the chief waits for everybody's last update, and saves."""
+        """Training has ended: waits until it has for everybody; the chief saves."""
         self._chief_at_end = self.is_chief
-        self.share_buffers()
+        if self.should_stop:
+            self.client.drain()
+        else:
+            self.share_buffers()
         if self.is_chief:
-            if self.should_stop:
-                self.client.drain()
             if self._training.run_dir is not None:
                 self._enter("saving")
                 self.save()

@@ -387,16 +387,16 @@ class Connection:
 
     def _read_message(self) -> bool:
         """Reads a header and its metadata; returns whether they are there."""
-        while True:
+        while self._stop - self._start < self._need:
+            if not self._read_ahead():
+                return False
+        if self._header is None:
+            self._header = unpack_header(self._ahead, self.limits, self._start)
+            self._need += self._header.metadata_length
             if self._stop - self._start < self._need:
-                if not self._read_ahead():
-                    return False
-            elif self._header is None:
-                self._header = unpack_header(self._ahead, self.limits, self._start)
-                self._need = HEADER_SIZE + self._header.metadata_length
-            else:
-                self._understand(self._header)
-                return True
+                return self._read_message()
+        self._understand(self._header)
+        return True
 
     def _read_ahead(self) -> bool:
         """Reads into the buffer, where the first bytes of a frame shall have room."""
@@ -476,13 +476,12 @@ class Connection:
 
     def _take_from_ahead(self) -> None:
         """Copies what was read of the payload together with the header."""
-        end = self._start + min(self._missing, self._stop - self._start)
-        self._missing -= end - self._start
-        while self._start < end:
+        while self._missing and self._start != self._stop:
             view = self._space[0]
-            count = min(len(view), end - self._start)
+            count = min(len(view), self._stop - self._start)
             view[:count] = self._ahead[self._start : self._start + count]
             self._start += count
+            self._missing -= count
             self._space = _after(self._space, count)
 
     def _read_payload(self) -> bool:

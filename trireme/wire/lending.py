@@ -8,7 +8,7 @@ keeps one side from writing what the other reads.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ class Lending:
     Args:
         incoming: what a flagged frame of the peer's means: these places.
         outgoing: for the lender: a payload that is this very object goes by reference.
-        target: for the borrower: a payload of these sizes is copied here.
+        target: for the borrower: a tuple of byte views of these sizes is copied here.
     """
 
     def __init__(
@@ -36,6 +36,7 @@ class Lending:
         self._outgoing = outgoing
         self._target = target
         self._sizes = [view.nbytes for view in target] if target is not None else []
+        self._fitting: Views = ()  # the payload that was found to fit last
         self._carried = sum(view.nbytes for view in outgoing or target or ())
 
     @classmethod
@@ -56,13 +57,22 @@ class Lending:
         """
         if payload is self._outgoing:
             return self._carried
-        if self._target is None or not isinstance(payload, Sequence):
+        if self._target is None or not payload:
             return 0
-        if len(payload) != len(self._sizes):
-            return 0
-        views = [memoryview(buffer) for buffer in payload]
-        if [view.nbytes for view in views] != self._sizes:
-            return 0
-        for source, target in zip(views, self._target, strict=True):
-            target[:] = source if source.format == "B" and source.ndim == 1 else source.cast("B")
+        if payload is not self._fitting:
+            if not isinstance(payload, tuple) or not self._fits(payload):
+                return 0
+            self._fitting = payload
+        for source, target in zip(self._fitting, self._target, strict=True):
+            target[:] = source
         return self._carried
+
+    def _fits(self, payload: tuple[object, ...]) -> bool:
+        """Returns whether a payload is plain bytes of the sizes that are wanted."""
+        return (
+            all(
+                isinstance(view, memoryview) and view.format == "B" and view.ndim == 1
+                for view in payload
+            )
+            and [view.nbytes for view in payload if isinstance(view, memoryview)] == self._sizes
+        )

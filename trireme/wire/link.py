@@ -132,6 +132,7 @@ class Peer:
         self.over = False
         self._service = service
         self._handshake = handshake
+        self._unsent_bytes = service.bounds.unsent_bytes
         self._events = selectors.EVENT_READ
         # When it is dropped, and why, unless something happens before.
         self._deadline: float | None = None
@@ -176,7 +177,7 @@ class Peer:
             self._shake_hands(incoming.message)
             return
         try:
-            self._service.handle(self.link, incoming)
+            self._service.handler_of[type(incoming.message)].received(self.link, incoming)
         except FrameError as error:
             self._fail(error)
 
@@ -184,10 +185,9 @@ class Peer:
         """See `Link.offer`."""
         if self.over:
             return False
-        if self.connection.unsent > self._service.bounds.unsent_bytes:
-            self._fail(
-                ConnectionBroken(f"it does not read; {self.connection.unsent} bytes are unsent")
-            )
+        if self.connection.unsent > self._unsent_bytes:
+            error = f"it does not read; {self.connection.unsent} bytes are unsent"
+            self._fail(ConnectionBroken(error))
             return False
         try:
             done = self.connection.offer(message, payload, sequence=sequence)

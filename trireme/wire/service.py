@@ -103,9 +103,7 @@ class Service:
         self.bounds = bounds
         self.clock = clock or MonotonicClock()
         self.handlers = tuple(handlers)
-        self._handler_of = {
-            message: handler for handler in handlers for message in handler.messages
-        }
+        self.handler_of = {message: handler for handler in handlers for message in handler.messages}
         self._listeners = (listener, *beside)
         self._job = job
         self._secret = secret
@@ -295,10 +293,6 @@ class Service:
     def resume(self, peer: Peer) -> None:
         """Lets a peer receive again in the next turn, whatever its descriptor says."""
         self._ready.append(peer)
-
-    def handle(self, link: Link, incoming: Incoming) -> None:
-        """Hands a message to the handler of its type."""
-        self._handler_of[type(incoming.message)].received(link, incoming)
 
     def drop(self, peer: Peer, error: WireError | None) -> None:
         """Closes a peer; the handlers are told at the end of the turn."""
