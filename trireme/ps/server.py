@@ -63,7 +63,7 @@ from trireme.wire.shared_memory import SharedMemory, available
 from trireme.wire.shm import ShmStream, shm_address
 from trireme.wire.transport import Listener, connect, listen
 
-__all__ = ["LeaderLink", "ServerConfig", "ShardHandler", "serve"]
+__all__ = ["LeaderLink", "ServerConfig", "ShardHandler", "beside", "serve"]
 
 _log = logging.getLogger(__name__)
 
@@ -413,7 +413,7 @@ class _Server:
             handlers,
             job=config.job,
             secret=config.secret,
-            beside=_beside(listener.address) if config.share_memory else (),
+            beside=beside(listener.address) if config.share_memory else (),
         )
         identity = Identity(config.job, f"ps:{config.index}")
         self._leader = LeaderLink(self._service, identity, config.secret)
@@ -471,7 +471,7 @@ class _Server:
         self._service.stop()
 
 
-def _beside(address: str) -> list[Listener]:
+def beside(address: str) -> list[Listener]:
     """Returns where workers of this host connect to lend memory; nothing where that cannot be."""
     if not available() or not address.startswith("tcp://"):
         return []

@@ -1,0 +1,173 @@
+"""A server over real connections: the same numbers by tcp, by lent memory, and packed."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+from torch import nn
+
+from trireme.cluster.view import ServerEntry, View, WorkerEntry
+from trireme.ps.client import Client, ClientOptions
+from trireme.ps.dense import FlatModel
+from trireme.ps.messages import Applied
+from trireme.ps.optim import spec_of
+from trireme.ps.rule import Rule
+from trireme.ps.server import ShardHandler, beside
+from trireme.ps.snapshot import ModelState
+from trireme.wire.service import Service
+from trireme.wire.shared_memory import available
+from trireme.wire.transport import listen
+
+JOB, SECRET = "job", b"s" * 32
+
+
+class Fixed:
+    """A membership that never changes."""
+
+    def __init__(self, view: View) -> None:
+        self.view = view
+
+    def check(self) -> None:
+        pass
+
+
+@contextmanager
+def servers(count: int, workers: int = 1) -> Iterator[View]:
+    """Runs so many servers in threads."""
+    listeners = [listen("tcp://127.0.0.1:0") for _ in range(count)]
+    entries = tuple(ServerEntry(i, 1, each.address) for i, each in enumerate(listeners))
+    view = View(1, entries, tuple(WorkerEntry(w, 1) for w in range(workers)))
+    running = []
+    for index, listener in enumerate(listeners):
+        handler = ShardHandler(index)
+        service = Service(
+            listener, [handler], job=JOB, secret=SECRET, beside=beside(listener.address)
+        )
+        service.call_soon(lambda handler=handler: handler.view(view))
+        thread = threading.Thread(target=service.run, daemon=True)
+        thread.start()
+        running.append((service, thread))
+    try:
+        yield view
+    finally:
+        for service, thread in running:
+            service.stop()
+            thread.join(10)
+
+
+def model() -> nn.Module:
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Linear(20, 30), nn.Tanh(), nn.Linear(30, 3))
+
+
+def joined(view: View, *, shared: bool, rule: Rule) -> tuple[Client, FlatModel]:
+    trained = model()
+    optimizer = torch.optim.Adam(trained.parameters(), lr=0.01)
+    flat = FlatModel([list(trained.named_parameters())], servers=len(view.servers), shared=shared)
+    client = Client(ClientOptions(JOB, SECRET, 0, 1), Fixed(view), flat)
+    client.attach(spec_of(optimizer), rule)
+    client.load(ModelState(0, {n: p.detach().clone() for n, p in flat.parameters.items()}))
+    client.pull()
+    return client, flat
+
+
+def train(client: Client, flat: FlatModel, steps: int) -> dict[str, torch.Tensor]:
+    """Pushes known gradients; returns the values."""
+    generator = torch.Generator().manual_seed(2)
+    for step in range(1, steps + 1):
+        for gradient in flat.gradients:
+            gradient.copy_(torch.randn(gradient.shape, generator=generator))
+        client.push(1.0)
+        assert client.wait().verdict == Applied(step)
+    return {name: p.detach().clone() for name, p in flat.parameters.items()}
+
+
+def plain(steps: int) -> dict[str, torch.Tensor]:
+    trained = model()
+    optimizer = torch.optim.Adam(trained.parameters(), lr=0.01)
+    flat = FlatModel([list(trained.named_parameters())], servers=1)
+    generator = torch.Generator().manual_seed(2)
+    for _ in range(steps):
+        for gradient in flat.gradients:
+            gradient.copy_(torch.randn(gradient.shape, generator=generator))
+        optimizer.step()
+    return {name: p.detach().clone() for name, p in trained.named_parameters()}
+
+
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize(
+    "shared",
+    [
+        False,
+        pytest.param(
+            True, marks=pytest.mark.skipif(not available(), reason="lent memory needs Linux")
+        ),
+    ],
+)
+def test_the_values_are_those_of_one_process(count: int, shared: bool) -> None:
+    with servers(count) as view:
+        client, flat = joined(view, shared=shared, rule=Rule())
+        values = train(client, flat, 20)
+        connections = [link.connection for link in client._links]
+        assert all((c is not None and c.lending is not None) == shared for c in connections)
+        client.close()
+    for name, expected in plain(20).items():
+        torch.testing.assert_close(values[name], expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.skipif(not available(), reason="lent memory needs Linux")
+def test_over_lent_memory_a_step_sends_a_few_bytes() -> None:
+    with servers(1) as view:
+        client, flat = joined(view, shared=True, rule=Rule())
+        connection = client._links[0].connection
+        assert connection is not None
+        before = connection.bytes_sent, connection.bytes_received
+        train(client, flat, 10)
+        assert connection.bytes_sent - before[0] < 10 * 150
+        assert connection.bytes_received - before[1] < 10 * 150
+        client.close()
+
+
+def test_a_snapshot_crosses_whatever_was_lent() -> None:
+    with servers(2) as view:
+        client, flat = joined(view, shared=True, rule=Rule())
+        values = train(client, flat, 3)
+        state = client.snapshot(state=True)
+        client.close()
+    assert state.step == 3
+    for name, value in values.items():
+        assert torch.equal(state.values[name], value)
+        assert state.optimizer[f"{name}/exp_avg"].shape == value.shape
+
+
+@pytest.mark.parametrize("codec", ["fp16", "bf16", "int8", "topk:1.0"])
+@pytest.mark.parametrize("count", [1, 2])
+def test_packed_pushes_come_close_to_plain_ones(codec: str, count: int) -> None:
+    with servers(count) as view:
+        client, flat = joined(view, shared=True, rule=Rule(codec=codec))
+        values = train(client, flat, 20)
+        client.close()
+    exact = plain(20)
+    atol = 1e-5 if codec == "topk:1.0" else 0.02
+    for name, expected in exact.items():
+        torch.testing.assert_close(values[name], expected, rtol=0, atol=atol)
+
+
+def test_a_broken_connection_is_made_again_and_nothing_applied_twice() -> None:
+    with servers(1) as view:
+        client, flat = joined(view, shared=True, rule=Rule())
+        train(client, flat, 3)
+        before = {name: p.detach().clone() for name, p in flat.parameters.items()}
+        client.push(1.0)
+        connection = client._links[0].connection
+        assert connection is not None
+        connection.stream.close()  # the answer is lost with it
+        result = client.wait()
+        assert result.step == 4
+        assert any(not torch.equal(before[n], p) for n, p in flat.parameters.items())
+        assert client.status()[0].step == 4
+        client.close()
