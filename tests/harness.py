@@ -1,0 +1,224 @@
+"""A whole job in threads of this process: the coordinator, the servers, a `Session` per worker.
+
+All of it is the real thing, over `memory://` or loopback TCP: only the processes are missing, and
+with them the seconds that each takes to import torch. What a process has one of, the threads
+share, and this is how they get along:
+
+- The task that a session is comes from the environment, read when the session is made: sessions
+  are made one after the other, in the test's thread.
+- torch's default generator: a session seeds it, and nothing that is trained here draws from it.
+  Models are made beforehand and handed over as modules; none has dropout.
+- Signals stay with the test: a session takes them over only in the main thread. What they do is
+  for `tests/integration`, with real processes.
+- Grad mode is each thread's own; deterministic mode is everybody's and put back at the end.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import itertools
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Generic, TypeVar
+from unittest import mock
+
+import torch
+
+from trireme.cluster.coordinator import Coordinator
+from trireme.cluster.messages import JobOver
+from trireme.cluster.state import Policy
+from trireme.launch.detect import TASK_VARIABLE, TaskConfig, encode_task
+from trireme.ps.server import ServerConfig, serve
+from trireme.session.session import Session
+from trireme.wire.service import Service
+from trireme.wire.transport import listen
+
+JOB = "job-in-threads"
+SECRET = b"a secret of thirty-two bytes .. "
+SECONDS = 60.0
+"""No job here takes nearly so long; what does, hangs."""
+
+T = TypeVar("T")
+Program = Callable[[Session], T]
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """The size and the strategy of a job.
+
+    Attributes:
+        workers, servers: how many; without servers one worker trains in its own memory.
+        strategy, aggregate, staleness: as on the command line.
+        scheme: `memory`, `tcp`, or `shm`: TCP where workers lend servers their memory.
+        run_dir: where checkpoints go; None for nowhere.
+        coordinator_seen_at: gives the address at which workers find what listens at another, such
+            as a proxy's.
+    """
+
+    workers: int = 1
+    servers: int = 1
+    strategy: str | None = None
+    aggregate: int | None = None
+    staleness: int | None = None
+    scheme: str = "memory"
+    run_dir: Path | None = None
+    coordinator_seen_at: Callable[[str], str] = field(default=lambda address: address)
+
+    def task(self, index: int, coordinator: str) -> TaskConfig:
+        """What worker `index` finds in its environment."""
+        return TaskConfig(
+            job=JOB,
+            index=index,
+            workers=self.workers,
+            servers=self.servers,
+            coordinator=coordinator and self.coordinator_seen_at(coordinator),
+            secret=SECRET.hex(),
+            run_dir=None if self.run_dir is None else str(self.run_dir),
+            strategy=self.strategy,
+            aggregate=self.aggregate,
+            staleness=self.staleness,
+            display="none",
+            transport="tcp" if self.scheme == "tcp" else "auto",
+            join_timeout=SECONDS,
+        )
+
+
+@dataclass
+class Ran(Generic[T]):
+    """What came of a job: for each worker what its program returned, or what it raised."""
+
+    returned: dict[int, T] = field(default_factory=dict)
+    raised: dict[int, BaseException] = field(default_factory=dict)
+    over: JobOver | None = None
+
+    @property
+    def values(self) -> list[T]:
+        """What each worker returned, by index.
+
+        Raises:
+            BaseException: what the first of the workers that failed by itself raised.
+        """
+        for worker in sorted(self.raised, key=lambda w: type(self.raised[w]).__name__ in _VICTIMS):
+            raise self.raised[worker]
+        return [self.returned[worker] for worker in sorted(self.returned)]
+
+
+_VICTIMS = ("JobFailed", "WaitTimeout")
+
+
+def run_job(cluster: Cluster, make: Callable[[int], Session], program: Program[T]) -> Ran[T]:
+    """Runs a job to its end; nothing of it is left when this returns.
+
+    Args:
+        cluster: its size.
+        make: makes the session of a worker.
+        program: what each worker does inside its session.
+
+    Raises:
+        AssertionError: a thread did not end in time, or a server ended by an error.
+    """
+    ran: Ran[T] = Ran()
+    with _global_state(), _keepers(cluster, ran) as coordinator:
+        sessions = {
+            index: _session(cluster, make, index, coordinator) for index in range(cluster.workers)
+        }
+        threads = _Threads()
+        for index, session in sessions.items():
+            threads.start(f"worker:{index}", lambda i=index, s=session: _work(ran, i, s, program))
+        threads.join(SECONDS)
+    return ran
+
+
+def _session(
+    cluster: Cluster, make: Callable[[int], Session], index: int, coordinator: str
+) -> Session:
+    task = encode_task(cluster.task(index, coordinator))
+    with mock.patch.dict(os.environ, {TASK_VARIABLE: task}):
+        return make(index)
+
+
+def _work(ran: Ran[T], index: int, session: Session, program: Program[T]) -> None:
+    try:
+        with session:
+            value = program(session)
+        ran.returned[index] = value
+    except BaseException as error:  # SystemExit too: it is how an interrupted session ends
+        ran.raised[index] = error
+
+
+@contextmanager
+def _keepers(cluster: Cluster, ran: Ran[T]) -> Iterator[str]:
+    """Serves coordinator and servers while the block runs; gives the coordinator's address."""
+    if not cluster.servers:
+        yield ""
+        return
+    threads = _Threads()
+    policy = Policy(cluster.workers, cluster.servers, join_timeout=SECONDS, reconnect_grace=1.0)
+    coordinator = Coordinator(policy, on_done=lambda: service.stop())
+    service = Service(
+        listen(_any(cluster.scheme)), [coordinator], job=JOB, secret=SECRET, tick_seconds=0.02
+    )
+    address = service.address
+    threads.start("coordinator", service.run)
+    for index in range(cluster.servers):
+        config = ServerConfig(JOB, SECRET, index, _any(cluster.scheme), address, policy)
+        threads.start(f"ps:{index}", lambda c=config: serve(c, lambda _: None))
+    try:
+        yield address
+        threads.join(SECONDS)
+    finally:
+        service.stop()
+        ran.over = coordinator.over
+
+
+_names = itertools.count()
+
+
+def _any(scheme: str) -> str:
+    return f"memory://harness-{next(_names)}" if scheme == "memory" else "tcp://127.0.0.1:0"
+
+
+class _Threads:
+    """Threads that must end, and not by an exception."""
+
+    def __init__(self) -> None:
+        self._threads: list[threading.Thread] = []
+        self._failures: list[str] = []
+
+    def start(self, name: str, function: Callable[[], object]) -> None:
+        def run() -> None:
+            try:
+                function()
+            except BaseException as error:
+                self._failures.append(f"{name}: {type(error).__name__}: {error}")
+
+        thread = threading.Thread(target=run, name=name, daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def join(self, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        late = [thread.name for thread in self._threads if thread.is_alive()]
+        if late:
+            faulthandler.dump_traceback()
+        assert not late, f"{', '.join(late)} did not end within {seconds:.0f} s"
+        assert not self._failures, "; ".join(self._failures)
+
+
+@contextmanager
+def _global_state() -> Iterator[None]:
+    """Puts back what a session sets for its whole process."""
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    generator = torch.get_rng_state()
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(deterministic)
+        torch.set_rng_state(generator)
