@@ -116,7 +116,7 @@ def test_the_commands_in_the_pages_are_understood() -> None:
         if name in ("run", "task"):
             options, program = parser.split(words)
             parser.parse_args(options)
-            assert not program or program[0] == "program.py" or (ROOT / program[0]).is_file()
+            assert not program or program[0] == "digits.py" or (ROOT / program[0]).is_file()
         else:
             parser.read(words)
 

@@ -53,6 +53,7 @@ __all__ = ["Supervisor", "Training"]
 _log = logging.getLogger(__name__)
 
 _SAVE_SECONDS = 600.0
+_WAIT_SHOWN = 1.0  # seconds: servers tell all who wait, and nobody wants to read of milliseconds
 _INITIAL = "initial"
 _BUFFERS = "buffers"
 
@@ -178,7 +179,8 @@ class Supervisor:
         )
 
     def _say_waiting(self, reason: str, names: Sequence[str], seconds: float) -> None:
-        self._progress.waiting_for_update(reason, names, seconds)
+        if seconds >= _WAIT_SHOWN:
+            self._progress.waiting_for_update(reason, names, seconds)
 
     def _initialise(self) -> None:
         """Shows the model; as chief loads the values; pulls them.
