@@ -154,7 +154,7 @@ def draw(mode: str, seed: int) -> Schedule:
         view_delay=rng.choice((0.02, 0.2, 1.0)),
         crashes=_crashes(rng, workers, servers) if faulty else (),
         evictions=_evictions(rng, workers) if faulty else (),
-        cuts=tuple(sorted(rng.uniform(0.1, 3.0) for _ in range(rng.randint(0, 2)))),
+        cuts=tuple(sorted(rng.uniform(0.1, 4.0) for _ in range(rng.randint(0, 3)))),
         vanishing=rng.uniform(0.1, 2.0) if faulty and rng.random() < 0.1 else None,
         stop_at=stop_at,
     )

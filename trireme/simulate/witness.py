@@ -179,13 +179,15 @@ class Witness:
             members = _told_applied(replies, account.step + 1)
             if account.server == 0:
                 self._members[account.step + 1] = members
-            else:  # of those that are out by now, no answer tells
-                members = self._members.get(account.step + 1, [])
+            else:  # of those that are out by now, no answer of this server tells
+                members = self._members.get(account.step + 1, members)
             weighty = [who for who in members if self.made[who].push.weight > 0]
             given = account.advance(given=bool(weighty))
             if weighty:
                 self._check_mean(account, weighty, given)
             for who in members:
+                if self.made[who].push.pulled != account.step - 1:
+                    account.fail(f"push {who} is of step {self.made[who].push.pulled}")
                 self._apply(account, who)
         if account.given:
             account.fail("an update was applied that belongs to no round")
@@ -225,7 +227,7 @@ class Witness:
             self.counts["waiting"] += 1
         elif isinstance(message, PushReply):
             assert isinstance(request, Push)
-            self._check_verdict(account, request, message, reply)
+            self._check_verdict(account, request, reply)
         elif isinstance(message, PullReply):
             assert isinstance(request, Pull)
             if message.step < request.at_least:
@@ -249,11 +251,10 @@ class Witness:
             account.fail(f"values of step {account.step} are told to be of step {step}")
         account.check_values(reply.payload)
 
-    def _check_verdict(
-        self, account: Account, push: Push, message: PushReply, reply: Reply
-    ) -> None:
-        who, verdict = push_id(push), message.verdict
-        if isinstance(verdict, RejectedVerdict):
+    def _check_verdict(self, account: Account, push: Push, reply: Reply) -> None:
+        assert isinstance(reply.message, PushReply) and isinstance(reply.route, Route)
+        who, verdict = push_id(push), reply.message.verdict
+        if isinstance(verdict, RejectedVerdict) and reply.route.wire.whole:
             account.fail(f"push {who} was rejected: {verdict.reason}")
         if isinstance(verdict, FencedVerdict):
             self.counts["fenced"] += 1
@@ -273,7 +274,7 @@ class Witness:
             else:
                 self._check_stale(account, who)
         if reply.payload:
-            self._check_values(account, message.step, reply)
+            self._check_values(account, reply.message.step, reply)
 
     def _check_applied(self, account: Account, who: PushId, verdict: Applied) -> None:
         made = account.applied.get(who)

@@ -1,0 +1,342 @@
+"""Shards, servers and clients with one bug each, which the simulator must find.
+
+Some are mistakes that anybody could make; some were in the real code until the simulator met them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+
+from trireme.cluster.view import View
+from trireme.ps.dense import PartBuffer
+from trireme.ps.ending import Ending
+from trireme.ps.examples import ExampleBook
+from trireme.ps.hold import Hold
+from trireme.ps.instructions import Instruction, Reply, Send
+from trireme.ps.messages import (
+    Applied,
+    Attach,
+    Freeze,
+    Frozen,
+    Lease,
+    Push,
+    RoundClose,
+    Span,
+    WorkerProgress,
+)
+from trireme.ps.push_table import Pending, PushTable, WorkerRecord
+from trireme.ps.round import Decision, Follower, Leader, Live, Member, Round
+from trireme.ps.shard import Shard, _Answer
+from trireme.ps.values import ValuesFactory, make_values
+from trireme.simulate.client import Client, Lane
+from trireme.simulate.server import Route, Server
+
+
+class AppliesRepeats(Shard):
+    """A push that was decided is decided again when it is repeated."""
+
+    def push(
+        self, now: float, route: object, push: Push, gradients: PartBuffer
+    ) -> list[Instruction]:
+        record = self._table.records.get(push.worker)
+        if record is not None and push.sequence == record.sequence:
+            record.sequence -= 1
+        return super().push(now, route, push, gradients)
+
+
+class AnswersFirst(Shard):
+    """A push is answered when it has come, and applied at the next tick."""
+
+    def __init__(self, server: int, factory: ValuesFactory = make_values) -> None:
+        super().__init__(server, factory)
+        self.postponed: list[Pending] = []
+
+    def _apply_one(self, pending: Pending) -> None:
+        self.postponed.append(replace(pending, gradients=pending.gradients.copy()))
+        self.step += 1
+        self._decide(pending, Applied(self.step))
+        self._withheld[pending.push.worker] = _Answer(pending, Applied(self.step), 0)
+
+    def tick(self, now: float) -> list[Instruction]:
+        for pending in self.postponed:
+            assert self._values is not None
+            self._values.apply(pending.gradients, None, self.step)
+        self.postponed.clear()
+        return super().tick(now)
+
+
+class AppliesStale(Shard):
+    """An update for a closed round goes into the open one."""
+
+    def _consider(self, pending: Pending) -> None:
+        if pending.push.pulled < self.step:
+            pending.push = msgspec.structs.replace(pending.push, pulled=self.step)
+        super()._consider(pending)
+
+
+class IgnoresFence(Shard):
+    """Whoever was once in a view may ask for anything."""
+
+    def __init__(self, server: int, factory: ValuesFactory = make_values) -> None:
+        super().__init__(server, factory)
+        fence = self._roster.fence
+        self._roster.fence = lambda worker, incarnation, view: (  # type: ignore[method-assign]
+            None if worker in self._table.records else fence(worker, incarnation, view)
+        )
+
+
+class AnswersNobodyDropped(Shard):
+    """A worker taken for lost never hears what became of its push."""
+
+    def _drop(self, worker: int) -> list[Reply]:
+        super()._drop(worker)
+        return []
+
+
+class RunsAhead(Shard):
+    """Nobody is ever too far ahead."""
+
+    def _release(self) -> list[Reply]:
+        return [self._answer(self._withheld.pop(worker)) for worker in list(self._withheld)]
+
+
+class NamesOldStep(Shard):
+    """Answers are made before all is done that an event leads to."""
+
+    def _proceed(self) -> list[Instruction]:
+        due, self._due = self._due, []
+        early = [self._answer(answer) for answer in due]
+        return [*early, *super()._proceed()]
+
+
+class MixesViews(Shard):
+    """A cut is not told under which view a server was frozen."""
+
+    def freeze(self, now: float, route: object, request: Freeze) -> list[Instruction]:
+        out = super().freeze(now, route, request)
+        return [
+            Reply(i.route, msgspec.structs.replace(i.message, view=0))
+            if isinstance(i, Reply) and isinstance(i.message, Frozen)
+            else i
+            for i in out
+        ]
+
+
+class _WithParts(Shard):
+    """A shard some of whose collaborators are replaced."""
+
+    book: type[ExampleBook] = ExampleBook
+    hold: type[Hold] = Hold
+    table: type[PushTable] = PushTable
+    ending: type[Ending] = Ending
+    leader: type[Leader] = Leader
+    follower: type[Follower] = Follower
+
+    def __init__(self, server: int, factory: ValuesFactory = make_values) -> None:
+        super().__init__(server, factory)
+        self._examples = self.book()
+        self._hold = self.hold()
+        self._table = self.table()
+        self._ending = self.ending(decides=server == 0)
+
+    def _create(self, request: Attach, layout: Any) -> None:
+        super()._create(request, layout)
+        rule = request.rule
+        servers = layout.spec.servers
+        self._judge = (
+            self.follower(rule, self.server) if self.server else self.leader(rule, servers)
+        )
+
+
+class _NeverReleases(ExampleBook):
+    def release(self, worker: int) -> None:
+        pass
+
+
+class KeepsExamplesOfTheLost(_WithParts):
+    """What a worker held when it was started anew is never dealt again."""
+
+    book = _NeverReleases
+
+
+class _NeverGivesBack(ExampleBook):
+    def give_back(self, worker: int, spans: Iterable[Span]) -> None:
+        pass
+
+
+class KeepsExamplesOfTheStale(_WithParts):
+    """What a dropped update was computed from stays with its worker."""
+
+    book = _NeverGivesBack
+
+
+class _DealsAgain(ExampleBook):
+    def lease(self, request: Lease) -> tuple[Span, ...]:
+        return super().lease(msgspec.structs.replace(request, number=0))
+
+
+class LosesLeases(_WithParts):
+    """A lease that is asked for again gets other examples."""
+
+    book = _DealsAgain
+
+
+class _HoldsNothing(Hold):
+    def holds(self, push: Push) -> bool:
+        return False
+
+    def stops_round(self, step: int) -> bool:
+        return False
+
+
+class CutsWithoutHold(_WithParts):
+    """Training goes on between freeze and copy."""
+
+    hold = _HoldsNothing
+
+
+class _ForgetsAll(PushTable):
+    def forget_acknowledged(self, push: Push) -> None:
+        self.records[push.worker].verdicts.clear()
+
+
+class ForgetsVerdicts(_WithParts):
+    """A verdict is forgotten before the worker has it."""
+
+    table = _ForgetsAll
+
+
+class _TakesAllOver(PushTable):
+    def restore(self, rows: Iterable[WorkerProgress]) -> None:
+        self.records = {
+            row.worker: WorkerRecord(row.incarnation, row.sequence, clock=row.sequence)
+            for row in rows
+        }
+
+
+class TakesSequencesOver(_WithParts):
+    """A resumed job goes on counting the pushes of processes that are gone."""
+
+    table = _TakesAllOver
+
+
+class _CountsNobody(Ending):
+    def grant(self, worker: int, step: int) -> bool:
+        others, self.under_way = self.under_way, set()
+        granted = super().grant(worker, step)
+        self.under_way |= others if granted else others - {worker}
+        return granted
+
+
+class EndsLate(_WithParts):
+    """More updates are let begin than the job has steps left."""
+
+    ending = _CountsNobody
+
+
+class _StopsAtOnce(Ending):
+    def stop(self, step: int) -> int:
+        self.last = step
+        return step
+
+
+class StopsAtOnce(_WithParts):
+    """The job ends while updates are under way."""
+
+    ending = _StopsAtOnce
+
+
+class _AsksNobody(Leader):
+    def _common(self, current: Round, live: Live) -> tuple[Member, ...]:
+        return current.held(live)
+
+
+class _TakesWhatIsThere(Follower):
+    def judge(self, current: Round, live: Live) -> tuple[Sequence[Send], Decision | None]:
+        decision = self._decision
+        if decision is None:
+            return [], None
+        there = tuple(m for m in decision.members if m in current.pending)
+        missing = set(decision.members) - set(there)
+        if any(live.get(worker) == start for worker, start in missing):
+            return [], None
+        return [], Decision(there, decision.scale)
+
+
+class LeaderDecidesAlone(_WithParts):
+    """Server 0 does not ask whether the others have the updates that it counts on."""
+
+    leader = _AsksNobody
+    follower = _TakesWhatIsThere
+
+
+class _ByItself(Follower):
+    """Closes its rounds as server 0 would if it were the only one."""
+
+    def judge(self, current: Round, live: Live) -> tuple[Sequence[Send], Decision | None]:
+        return Leader(self._rule, 1).judge(current, live)
+
+    def hear(self, step: int, message: RoundClose) -> None:
+        pass
+
+
+class _Alone(Leader):
+    def __init__(self, rule: Any, servers: int) -> None:
+        super().__init__(rule, 1)
+
+
+class EachDecidesAlone(_WithParts):
+    """Every server closes a round when it has all updates that it expects."""
+
+    leader = _Alone
+    follower = _ByItself
+
+
+class _KeepsNoCopy(Follower):
+    def drop(self, current: Round, member: Member) -> None:
+        current.pending[member].answered = True
+
+
+class ReadsOverwrittenGradients(_WithParts):
+    """An update is counted on while its worker, which was fenced off, writes the next one there."""
+
+    follower = _KeepsNoCopy
+
+
+class LateCopyTakesTheAnswer(Server):
+    """What an old connection still brings counts like what the new one has brought."""
+
+    def receive(self, route: Route, payload: Sequence[Any]) -> None:
+        self._newest.clear()
+        super().receive(route, payload)
+
+
+class NeverRepeats(Server):
+    """What was said to another server over a connection that broke is not said again."""
+
+    def hear(self, message: Any) -> None:
+        self.untold.clear()
+        super().hear(message)
+
+    def view(self, view: View) -> None:
+        self.untold.clear()
+        super().view(view)
+
+    def receive(self, route: Route, payload: Sequence[Any]) -> None:
+        self.untold.clear()
+        super().receive(route, payload)
+
+
+class WaitsInOrder(Client):
+    """What went wrong with one server is repaired when those before it have answered."""
+
+    def retry(self, lane: Lane) -> None:
+        before = self.lanes[: self.lanes.index(lane)]
+        if any(other.request is not None for other in before):
+            self.network.loop.after(0.1, lambda: self.retry(lane))
+        else:
+            super().retry(lane)

@@ -1,0 +1,132 @@
+"""Thousands of simulated jobs hold all invariants, and each planted bug is found."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+
+from tests.ps import planted
+from trireme.simulate import MODES, Makers, Violation, draw, simulate
+from trireme.simulate.__main__ import main
+
+SCHEDULES = 2000
+PLENTY = 400
+"""Within so many schedules every planted bug must show."""
+
+
+@pytest.fixture(autouse=True)
+def small_tensors() -> Iterator[None]:
+    """Threads and gradients only slow down what is as small as this."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    with torch.no_grad():
+        yield
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_every_invariant_holds(mode: str) -> None:
+    counts: Counter[str] = Counter()
+    for seed in range(SCHEDULES // len(MODES)):
+        schedule = draw(mode, seed)
+        try:
+            counts += simulate(schedule)
+        except Violation as violation:
+            pytest.fail(f"{violation}\n{schedule}")
+    # That nothing went wrong means little if little happened.
+    for event in ("applied", "duplicate", "fenced", "crashed", "evictions", "broken", "cuts"):
+        assert counts[event] > 50, f"{event}: {counts}"
+    assert counts["resumed"] > 50
+    assert (counts["stale"] > 50) == (mode in ("backup", "clip"))
+    assert (counts["clipped"] > 50) == (mode == "clip")
+
+
+BUGS: list[tuple[str, Makers]] = [
+    ("async", Makers(shard=planted.AppliesRepeats)),
+    ("async", Makers(shard=planted.AnswersFirst)),
+    ("backup", Makers(shard=planted.AppliesStale)),
+    ("async", Makers(shard=planted.IgnoresFence)),
+    ("sync", Makers(shard=planted.AnswersNobodyDropped)),
+    ("ssp", Makers(shard=planted.RunsAhead)),
+    ("backup", Makers(shard=planted.NamesOldStep)),
+    ("async", Makers(shard=planted.KeepsExamplesOfTheLost)),
+    ("backup", Makers(shard=planted.KeepsExamplesOfTheStale)),
+    ("ssp", Makers(shard=planted.LosesLeases)),
+    ("async", Makers(shard=planted.CutsWithoutHold)),
+    ("sync", Makers(shard=planted.CutsWithoutHold)),
+    ("ssp", Makers(shard=planted.ForgetsVerdicts)),
+    ("sync", Makers(shard=planted.TakesSequencesOver)),
+    ("async", Makers(shard=planted.EndsLate)),
+    ("ssp", Makers(shard=planted.StopsAtOnce)),
+    ("sync", Makers(shard=planted.LeaderDecidesAlone)),
+    ("sync", Makers(shard=planted.EachDecidesAlone)),
+    ("backup", Makers(shard=planted.EachDecidesAlone)),
+    ("clip", Makers(shard=planted.ReadsOverwrittenGradients)),
+    ("sync", Makers(server=planted.LateCopyTakesTheAnswer)),
+    ("sync", Makers(server=planted.NeverRepeats)),
+    ("sync", Makers(client=planted.WaitsInOrder)),
+]
+
+
+def bug_name(value: object) -> str:
+    if isinstance(value, Makers):
+        made = {value.shard, value.server, value.client} - set(vars(Makers()).values())
+        return next(iter(made)).__name__
+    return str(value)
+
+
+@pytest.mark.parametrize(("mode", "makers"), BUGS, ids=bug_name)
+def test_a_planted_bug_is_found(mode: str, makers: Makers) -> None:
+    for seed in range(PLENTY):
+        try:
+            simulate(draw(mode, seed), makers)
+        except (AssertionError, KeyError):  # a violation, or the shard itself stumbles
+            return
+    pytest.fail(f"{PLENTY} schedules went by unnoticed")
+
+
+def test_a_cut_that_joins_two_views_is_found() -> None:
+    """Rare as it is: many cuts are needed, while servers learn of views far apart."""
+    cuts = tuple(at / 5 for at in range(1, 25))
+    for seed in range(PLENTY):
+        schedule = replace(draw("ssp", seed), cuts=cuts, view_delay=2.0)
+        try:
+            simulate(schedule, Makers(shard=planted.MixesViews))
+        except Violation as violation:
+            assert "the copies of" in str(violation)
+            return
+    pytest.fail(f"{PLENTY} schedules went by unnoticed")
+
+
+def test_a_seed_is_one_schedule_and_one_run() -> None:
+    assert draw("sync", 7) == draw("sync", 7) != draw("sync", 8)
+    first: list[str] = []
+    second: list[str] = []
+    assert simulate(draw("ssp", 4), note=first.append) == simulate(
+        draw("ssp", 4), note=second.append
+    )
+    assert first == second
+    assert len(first) > 100
+
+
+def test_the_command_line_tells_of_each_mode(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--seeds", "0:20"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[:3] for line in lines] == [[mode, "4", "schedules"] for mode in MODES]
+
+
+def test_the_command_line_shows_a_failing_schedule(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Makers, "__init__", Makers.__init__)
+    defaults = (planted.AnswersFirst, Makers().server, Makers().client)
+    monkeypatch.setattr(Makers.__init__, "__defaults__", defaults)
+    assert main(["--seeds", "3", "--mode", "async"]) == 1
+    told = capsys.readouterr().out
+    assert "FAILED" in told
+    assert "schedule async, seed 3:" in told
+    assert "again: python -m trireme.simulate --seeds 3 --mode async" in told
