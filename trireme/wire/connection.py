@@ -48,7 +48,6 @@ Destination = Callable[[Message, int], Sequence[memoryview]]
 """Says where a payload of so many bytes, which belongs to this message, shall be written."""
 
 _READ_AHEAD = 1024  # header and metadata of nearly every message, in one read
-_TURN_BYTES = 64 << 20  # what one `poll` reads at most, so that one peer cannot hold up the rest
 _FLUSH_PIECES = 64  # how many queued frames are written at once
 _DEFAULT_LIMITS = Limits()
 _NOTHING = memoryview(b"")
@@ -115,8 +114,11 @@ class Connection:
         # What every later call in that direction raises.
         self._receive_failure: WireError | None = None
         self._send_failure: WireError | None = None
-        # Bytes read and not yet understood: _ahead[_start:_stop].
+        # Bytes read and not yet understood: _ahead[_start:_stop]. When there are none, the next
+        # read is into _first: where payloads follow, only as much as the last one's header and
+        # metadata took, so that the payload need not be copied from here.
         self._ahead = memoryview(bytearray(_READ_AHEAD))
+        self._first = self._ahead
         self._start = 0
         self._stop = 0
         # The frame under way: how much of it to have in there, its header until the metadata is
@@ -283,18 +285,14 @@ class Connection:
         return views
 
     def _write(self, views: list[memoryview]) -> list[memoryview]:
-        """Writes until the stream takes no more; returns what is left."""
+        """Writes what the stream takes, once; returns what is left."""
         try:
-            while views:
-                count = self._stream.write(views)
-                if count == 0:
-                    break
-                self.bytes_sent += count
-                views = _after(views, count)
+            count = self._stream.write(views)
         except WireError as error:
             self._send_failed(error)
             raise
-        return views
+        self.bytes_sent += count
+        return [] if count == sum(map(len, views)) else _after(views, count)
 
     def _send_rest(self, rest: list[memoryview], timeout: float) -> None:
         """Sends what was offered before and then the rest of a frame, waiting where it must."""
@@ -342,7 +340,7 @@ class Connection:
             raise _again(self._receive_failure)
         deadline = self.clock.now() + timeout
         # Waiting first is cheaper than a read in vain, and mostly it is too early to read.
-        ready = self._start != self._stop or self._wait(select.POLLIN, timeout)
+        ready = self._start != self._stop or timeout <= 0 or self._wait(select.POLLIN, timeout)
         while ready:
             if self._unsent:
                 self._flush_aside()
@@ -355,8 +353,9 @@ class Connection:
     def poll(self) -> Incoming | None:
         """Returns a message if a whole one is there. Never blocks.
 
-        Messages may be there already when the descriptor is not readable: who waits on it first
-        calls this until it returns None, or until nothing is `buffered`.
+        It reads a bounded amount, so None may also mean that the descriptor is readable still.
+        The other way round, messages may be there when it is not: who waits on it first calls
+        this until it returns None, or until nothing is `buffered`.
 
         Raises:
             FrameError: what came is not a frame of this conversation, or was refused.
@@ -367,7 +366,7 @@ class Connection:
         if self._receive_failure is not None:
             raise _again(self._receive_failure)
         try:
-            if self._incoming is None and not self._read_message():
+            if self._incoming is None and not self._read_head():
                 return None
             if self._missing and not self._read_payload():
                 return None
@@ -385,31 +384,31 @@ class Connection:
             return FrameError(f"{self.peer}: {error}")
         return error
 
-    def _read_message(self) -> bool:
-        """Reads a header and its metadata; returns whether they are there."""
-        while self._stop - self._start < self._need:
-            if not self._read_ahead():
-                return False
-        if self._header is None:
-            self._header = unpack_header(self._ahead, self.limits, self._start)
-            self._need += self._header.metadata_length
+    def _read_head(self) -> bool:
+        """Reads a header and its metadata, once; returns whether they are there."""
+        if self._stop - self._start < self._need and not self._read_ahead():
+            return False
+        header = self._header
+        if header is None:
+            header = self._header = unpack_header(self._ahead, self.limits, self._start)
+            self._need += header.metadata_length
             if self._stop - self._start < self._need:
-                return self._read_message()
-        self._understand(self._header)
+                return False
+        self._understand(header)
         return True
 
     def _read_ahead(self) -> bool:
-        """Reads into the buffer, where the first bytes of a frame shall have room."""
+        """Reads into the buffer, once; returns whether what is needed next is there."""
         if self._start == self._stop:
             self._start = self._stop = 0
-            count = self._stream.read_into([self._ahead])
+            count = self._stop = self._stream.read_into([self._first])
         else:
             if len(self._ahead) - self._start < self._need:
                 self._make_room(self._need)
             count = self._stream.read_into([self._ahead[self._stop :]])
-        self._stop += count
+            self._stop += count
         self.bytes_received += count
-        return count > 0
+        return self._stop - self._start >= self._need
 
     def _make_room(self, need: int) -> None:
         """Moves what is there to the front, of a larger buffer if it is full.
@@ -421,26 +420,35 @@ class Connection:
         if have == len(ahead):
             ahead = memoryview(bytearray(min(2 * have, need)))
         ahead[:have] = bytes(self._ahead[self._start : self._stop])
-        self._ahead, self._start, self._stop = ahead, 0, have
+        self._ahead = self._first = ahead
+        self._start, self._stop = 0, have
 
     def _understand(self, header: Header) -> None:
         """Decodes the metadata and prepares for the payload."""
         end = self._start + self._need
         message = self.catalog.decode(header.kind, self._ahead[self._start + HEADER_SIZE : end])
         length = header.payload_length
+        payload: Sequence[memoryview] = ()
         if header.lent:
-            payload, length = self._borrowed(length), 0
-        else:
-            payload = self._place(message, length) if length else ()
-        self._incoming = Incoming(message, header.sequence, payload, header.payload_length)
+            payload = self._borrowed(length)
+        elif length:
+            payload = self._place(message, length)
+        self._incoming = Incoming(message, header.sequence, payload, length)
         self._header = None
-        self._need = HEADER_SIZE
         self._start = end
-        if end != self._stop:
-            if length:
+        if self._missing:
+            if end != self._stop:
+                self._first = self._ahead[: self._need]
                 self._take_from_ahead()
-        elif len(self._ahead) > _READ_AHEAD:
+        elif self._first is not self._ahead or len(self._ahead) > _READ_AHEAD:
+            self._read_further()
+        self._need = HEADER_SIZE
+
+    def _read_further(self) -> None:
+        """Reads as far ahead as usual again, and gives a buffer back that has grown."""
+        if len(self._ahead) > _READ_AHEAD and self._start == self._stop:
             self._ahead = memoryview(bytearray(_READ_AHEAD))
+        self._first = self._ahead
 
     def _borrowed(self, length: int) -> Sequence[memoryview]:
         """Returns where a payload lies that does not follow."""
@@ -485,20 +493,15 @@ class Connection:
             self._space = _after(self._space, count)
 
     def _read_payload(self) -> bool:
-        """Reads into the payload's own memory; returns whether it is full."""
-        turn = _TURN_BYTES
-        while turn > 0:
-            count = self._stream.read_into(self._space)
-            if count == 0:
-                return False
-            self.bytes_received += count
-            self._missing -= count
-            if self._missing == 0:
-                self._space = []
-                return True
+        """Reads into the payload's own memory, once; returns whether it is full."""
+        count = self._stream.read_into(self._space)
+        self.bytes_received += count
+        self._missing -= count
+        if self._missing:
             self._space = _after(self._space, count)
-            turn -= count
-        return False
+            return False
+        self._space = []
+        return True
 
     def _flush_aside(self) -> None:
         """Flushes on the side of a receive, which a failed send does not concern."""
@@ -507,12 +510,14 @@ class Connection:
 
     def _wait(self, events: int, seconds: float) -> bool:
         """Waits until the stream is ready; returns whether it is, within that time."""
+        if seconds <= 0:
+            return False
         if self._unsent:
             events |= select.POLLOUT
         if events != self._polled:
             self._polled = events
             self._poller.register(self._stream.fileno(), events)
-        return bool(self._poller.poll(max(0, math.ceil(seconds * 1000))))
+        return bool(self._poller.poll(math.ceil(seconds * 1000)))
 
 
 def _again(failure: WireError) -> WireError:
