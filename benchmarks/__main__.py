@@ -12,10 +12,10 @@ from benchmarks.processes import THREADS
 # Before numpy or torch is imported, here and in what is forked from here.
 os.environ.update(THREADS)
 
-from benchmarks.context import Context, real_data  # noqa: E402
-from benchmarks.machine import ROOT  # noqa: E402
-from benchmarks.peers import DIRECTORY, Peers  # noqa: E402
-from benchmarks.suite import BENCHMARKS, chosen, run  # noqa: E402
+from benchmarks.context import Context, real_data
+from benchmarks.machine import ROOT
+from benchmarks.peers import DIRECTORY, Peers
+from benchmarks.suite import BENCHMARKS, chosen, run
 
 
 def main() -> int:

@@ -99,8 +99,8 @@ class Peers:
             print(f"{name}: there already, {home}", flush=True)
             return
         print(f"{name}: building {home}", flush=True)
-        subprocess.run([sys.executable, "-m", "venv", "--clear", home], check=True)
-        pip = [home / "bin" / "python", "-m", "pip", "install", "--quiet"]
+        subprocess.run([sys.executable, "-m", "venv", "--clear", str(home)], check=True)
+        pip = [str(home / "bin" / "python"), "-m", "pip", "install", "--quiet"]
         subprocess.run([*pip, *PEERS[name].requirements], check=True)
         (home / "installed").write_text("\n".join(PEERS[name].requirements) + "\n")
 

@@ -188,14 +188,19 @@ def _wait(replicas: Replicas, deadline: float) -> None:
 
 
 def trireme_job(
-    strategy: str, *, workers: int = 2, servers: int = 1, options: Sequence[str] = ()
+    strategy: str,
+    *,
+    workers: int = 2,
+    servers: int = 1,
+    options: Sequence[str] = (),
+    program: Sequence[str] = (),
 ) -> Commands:
-    """A job as a user starts it: `trireme run` with the strategy."""
+    """A job as a user starts it: `trireme run`, with options, and more for the program."""
 
     def commands(place: Place) -> list[list[str]]:
         run = [sys.executable, "-m", "trireme", "run", "--ps", str(servers)]
         run += ["--workers", str(workers), "--strategy", strategy, *options]
-        return [[*run, str(PROGRAMS / "trireme_replica.py"), *place.common]]
+        return [[*run, str(PROGRAMS / "trireme_replica.py"), *place.common, *program]]
 
     return commands
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -15,6 +16,7 @@ __all__ = ["figure", "markdown", "plot", "summary", "text_table", "to_json", "wr
 
 _COLOURS = {"trireme": "#0b5394", "peer": "#b45f06", "limit": "#666666", "information": "#a0a0a0"}
 _MARKS = "osD^vPX*<>"
+_NUMBER = re.compile(r"[-+\d.,e ]*")
 
 
 def write(result: Result, machine: dict[str, Any], directory: Path) -> list[Path]:
@@ -124,8 +126,9 @@ def figure(value: float) -> str:
 def text_table(head: Sequence[str], body: Sequence[Sequence[str]]) -> str:
     """Returns a table for a terminal, which is Markdown too."""
     widths = [max(len(row[i]) for row in [head, *body]) for i in range(len(head))]
-    numbers = [all(not row[i] or row[i][0].isdigit() for row in body) for i in range(len(head))]
-    numbers = [number and bool(body) for number in numbers]
+    numbers = [
+        bool(body) and all(_NUMBER.fullmatch(row[i]) for row in body) for i in range(len(head))
+    ]
 
     def line(cells: Sequence[str]) -> str:
         shown = [

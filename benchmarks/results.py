@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -65,7 +64,6 @@ class Goal:
         reference: which other contender.
         at_least, at_most: the bound; one of them.
         reference_condition: the other's condition, where it is not the same.
-        unpaired: compare the medians instead, where the rounds do not belong together.
     """
 
     text: str
@@ -121,6 +119,7 @@ class Result:
         goals: what should be met.
         notes: what a reader must know.
         skipped: what was not measured, and why.
+        failed: what of ours could not be measured, and why.
     """
 
     name: str
@@ -180,16 +179,8 @@ class Result:
         found = []
         for goal in self.goals:
             entry = self.find(goal.condition, goal.contender)
-            ratio = entry and self.ratio(entry, goal.reference, goal.reference_condition)
+            ratio = None
+            if entry is not None:
+                ratio = self.ratio(entry, goal.reference, goal.reference_condition)
             found.append(Verdict(goal, ratio))
         return found
-
-
-def kinds_of(pairs: Iterable[tuple[str, Kind]]) -> dict[str, Kind]:
-    """Returns the kinds by contender."""
-    return dict(pairs)
-
-
-def shown(values: Sequence[float]) -> str:
-    """Returns figures for a line of progress."""
-    return ", ".join(f"{value:.4g}" for value in values)

@@ -2,10 +2,10 @@
 
     python benchmarks/wire_roundtrip.py [--bytes N] [--seconds S] [--pairs P]
 
-A client process and a server process exchange N bytes each way. *bare* is blocking sockets with the
-same options, a fixed header and no checks; *wire* is `Connection` on one side and `Service` on the other, the way
-workers and parameter servers talk. They are measured in alternation, so that the machine's moods
-meet both; the ratio is the median over the pairs.
+A client process and a server process exchange N bytes each way. *bare* is blocking sockets with
+the same options, a fixed header and no checks; *wire* is `Connection` on one side and `Service` on
+the other, the way workers and parameter servers talk. They are measured in alternation, so that the
+machine's moods meet both; the ratio is the median over the pairs.
 """
 
 from __future__ import annotations

@@ -1,0 +1,1 @@
+"""What contenders run: some of it in the peers' environments, so it imports little."""

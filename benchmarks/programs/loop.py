@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import torch
-from lane import Lane
-from networks import batches, make_dataset, make_network, make_optimizer
-from task import NETWORKS, arguments
 from torch import nn
+
+from benchmarks.programs.lane import Lane
+from benchmarks.programs.networks import batches, make_dataset, make_network, make_optimizer
+from benchmarks.programs.task import NETWORKS, arguments
 
 
 def main() -> None:

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from task import NETWORKS
 from torch import nn
 from torch.utils.data import TensorDataset
 
+from benchmarks.programs.task import NETWORKS
 from trireme.models import MLP, CifarNetwork, LeNet5
 
 __all__ = ["batches", "make_dataset", "make_network", "make_optimizer"]

@@ -7,13 +7,17 @@ TensorFlow's own environment.
 
 from __future__ import annotations
 
+import argparse
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from lane import Lane
-from task import NETWORKS, arguments
+
+from benchmarks.programs.lane import Lane
+from benchmarks.programs.task import NETWORKS, arguments
 
 v1 = tf.compat.v1
 
@@ -36,7 +40,7 @@ def main() -> None:
         train(given, server.target, config)
 
 
-def train(given, target, config) -> None:
+def train(given: argparse.Namespace, target: str, config: Any) -> None:
     inputs = v1.placeholder(tf.float32, [None, 784])
     targets = v1.placeholder(tf.int64, [None])
     step = v1.Variable(0, name="global_step", trainable=False)
@@ -49,7 +53,7 @@ def train(given, target, config) -> None:
         )
     train_op = optimizer.minimize(loss, global_step=step)
     chief = given.rank == 0
-    supervisor_options = {}
+    supervisor_options: dict[str, Any] = {}
     if given.synchronous:
         supervisor_options = {
             "local_init_op": optimizer.chief_init_op if chief else optimizer.local_step_init_op,
@@ -81,7 +85,7 @@ def train(given, target, config) -> None:
         lane.step()
 
 
-def cross_entropy(inputs, targets):
+def cross_entropy(inputs: Any, targets: Any) -> Any:
     """The network of the MNIST replica program."""
     hidden = v1.Variable(v1.truncated_normal([784, 100], stddev=1 / 28))
     hidden_bias = v1.Variable(tf.zeros([100]))
@@ -93,7 +97,7 @@ def cross_entropy(inputs, targets):
     return tf.reduce_mean(losses)
 
 
-def batches(given):
+def batches(given: argparse.Namespace) -> Iterator[tuple[Any, Any]]:
     """Yields shuffled batches, epoch after epoch."""
     inputs, targets = (
         np.load(Path(given.data) / f"{name}.npy", mmap_mode="r") for name in ("inputs", "targets")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from lane import Lane
-from networks import make_dataset, make_network, make_optimizer
-from task import NETWORKS, arguments
 from torch import nn
 
 import trireme
+from benchmarks.programs.lane import Lane
+from benchmarks.programs.networks import make_dataset, make_network, make_optimizer
+from benchmarks.programs.task import NETWORKS, arguments
 
 
 def main() -> None:

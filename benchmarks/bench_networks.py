@@ -1,0 +1,60 @@
+"""(f) LeNet-5 and the CIFAR network: examples per second of two workers."""
+
+from __future__ import annotations
+
+from benchmarks.context import Context
+from benchmarks.data import prepare
+from benchmarks.pairs import Plan, interleave
+from benchmarks.programs.task import NETWORKS
+from benchmarks.replicas import Setup, Slice, ddp, loops, running, trireme_job
+from benchmarks.results import Goal, Result
+
+__all__ = ["run"]
+
+LOOPS, ASYNC, SYNC, DDP = "two loops", "Trireme async", "Trireme sync", "DDP over gloo"
+SECONDS = {"lenet": (0.3, 1.5), "cifar": (1.0, 5.0)}
+
+
+def run(context: Context) -> Result:
+    """Measures the examples per second of both workers together."""
+    result = Result(
+        name="networks",
+        title="LeNet-5 and the CIFAR network: one server, two workers on one host",
+        unit="examples/s",
+        higher_is_better=True,
+        references=(LOOPS,),
+        goals=[
+            Goal(f"{network}: {contender} of two loops", NETWORKS[network].title, contender, LOOPS,
+                 at_least=bound)
+            for network in SECONDS
+            for contender, bound in ((ASYNC, 0.97), (SYNC, 0.93))
+        ],
+    )  # fmt: skip
+    for network in SECONDS:
+        _measure(context, result, network)
+    result.notes.append(f"{LOOPS}: plain PyTorch loops that never talk. One thread a process.")
+    return result
+
+
+def _measure(context: Context, result: Result, network: str) -> None:
+    setups = [
+        Setup(LOOPS, "limit", 2, loops()),
+        Setup(ASYNC, "trireme", 2, trireme_job("async")),
+        Setup(SYNC, "trireme", 2, trireme_job("sync")),
+        Setup(DDP, "peer", 2, ddp),
+    ]
+    training = NETWORKS[network]
+    data, described = prepare(context, network)
+    settle, seconds = SECONDS[network]
+    turn = Slice(settle, seconds, training.batch)
+    plan = Plan(7, seconds=context.seconds / len(SECONDS), least=3)
+    if context.quick:
+        turn, plan = Slice(0.2, 2.0, training.batch), Plan(1, least=1)
+    with running(context, setups, data, network, turn) as (contenders, failed):
+        measured = interleave(contenders, plan, say=context.say)
+        measured.failed.update(failed)
+        result.notes += [f"{network}: {contender.progress()}" for contender in contenders]
+    result.notes.append(
+        f"{training.title}: batches of {training.batch}, {training.optimizer}; data: {described}."
+    )
+    result.add(measured, {s.name: s.kind for s in setups}, condition=training.title)

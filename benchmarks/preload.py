@@ -1,0 +1,15 @@
+"""What the fork server imports: all that its children need and that starts no thread."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed
+
+import trireme.cluster.rendezvous
+import trireme.models
+import trireme.ps.client
+import trireme.ps.server
+
+__all__ = ["torch", "trireme"]
+
+torch.set_num_threads(1)

@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+from benchmarks.bench_codecs import pays_below
+from benchmarks.bench_push_pull import _size
+from benchmarks.emulated import Device
+from benchmarks.peers import PEERS, Peers
+from benchmarks.suite import BENCHMARKS, chosen
+
+
+def test_benchmarks_are_chosen_by_letter_or_name() -> None:
+    assert [b.letter for b in chosen(["replica", "c"])] == ["a", "c"]
+    assert chosen([]) == list(BENCHMARKS)
+    with pytest.raises(ValueError, match="no benchmark 'z'"):
+        chosen(["z"])
+
+
+@pytest.mark.parametrize("benchmark", BENCHMARKS, ids=lambda b: b.name)
+def test_every_benchmark_is_there(benchmark: object) -> None:
+    assert importlib.util.find_spec(benchmark.module) is not None  # type: ignore[attr-defined]
+
+
+def test_the_budgets_leave_time_to_set_up_within_fifteen_minutes() -> None:
+    assert sum(b.seconds for b in BENCHMARKS) <= 700
+
+
+def test_missing_peers_are_named_with_how_to_get_them(tmp_path: Path) -> None:
+    lines = Peers(tmp_path).missing()
+    assert len(lines) == len(PEERS)
+    assert all("make bench-peers" in line for line in lines)
+
+
+def test_an_environment_that_was_not_finished_does_not_count(tmp_path: Path) -> None:
+    binary = tmp_path / "ray" / "bin"
+    binary.mkdir(parents=True)
+    (binary / "python").touch()
+    assert Peers(tmp_path).python("ray") is None
+    (tmp_path / "ray" / "installed").touch()
+    assert Peers(tmp_path).python("ray") == binary / "python"
+
+
+def test_a_codec_pays_where_the_wire_takes_longer_than_it() -> None:
+    # 3 MB saved, 3 ms taken: at 1 GB/s both are even.
+    assert pays_below(3e6, 3e-3) == 1e9
+
+
+def test_emulated_times_have_the_mean_that_was_asked_for() -> None:
+    times = Device(0.02, jitter=0.3, seed=1).times(20_000)
+    assert sum(times) / len(times) == pytest.approx(0.02, rel=0.02)
+    assert min(times) > 0
+    assert Device(0.02).times(3) == [0.02] * 3
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "shown"),
+    [(4 << 10, "4 KB"), (318_080, "318 KB"), (32 << 20, "32 MB")],
+)
+def test_sizes_are_shown_as_people_say_them(nbytes: int, shown: str) -> None:
+    assert _size(nbytes) == shown
