@@ -3,7 +3,8 @@
 #   make demo     train a small network on one parameter server and two workers
 #   make test     the test suite                 make test PYTEST_ARGS='-k wire -x'
 #   make lint     style, types, direction of imports
-#   make bench    the benchmarks
+#   make bench    the benchmarks               make bench BENCH_ARGS='--only a,b --quick'
+#   make bench-peers   the environments of those that the benchmarks compare with
 #   make docs     write what is generated in docs/ and check every link
 #   make venv     only the environment           make venv PYTHON=/path/to/python3.12
 #   make clean    remove the environment and what tools left behind
@@ -15,7 +16,9 @@ SHELL := /bin/sh
 BIN := .venv/bin
 STAMP := .venv/.installed
 PYTEST_ARGS ?=
-BENCHMARKS ?= wire_roundtrip
+BENCH_STAMP := .venv/.bench-installed
+BENCH_ARGS ?=
+PEERS ?= .peers
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # One BLAS thread a process, or processes that share the cores fight over them.
 export OMP_NUM_THREADS ?= 1
@@ -25,7 +28,7 @@ NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
 PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3; do \
     if "$$p" -c '$(NEW_ENOUGH)' >/dev/null 2>&1; then echo "$$p"; exit; fi; done)
 
-.PHONY: venv demo test lint bench docs clean
+.PHONY: venv demo test lint bench bench-peers docs clean
 
 venv: $(STAMP)
 
@@ -50,12 +53,19 @@ lint: $(STAMP)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-bench: $(STAMP)
-	@for name in $(BENCHMARKS); do $(BIN)/python -m "benchmarks.$$name" || exit; done
+$(BENCH_STAMP): $(STAMP)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[bench]'
+	@touch $@
+
+bench: $(BENCH_STAMP)
+	$(BIN)/python -m benchmarks --peers $(PEERS) $(BENCH_ARGS)
+
+bench-peers: $(BENCH_STAMP)
+	$(BIN)/python -m benchmarks.peers --directory $(PEERS)
 
 docs: $(STAMP)
 	$(BIN)/python docs/build.py
 
 clean:
-	rm -rf .venv .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache build dist
+	rm -rf .venv .peers .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
