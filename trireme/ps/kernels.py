@@ -68,7 +68,7 @@ def _bind_sgd(values: Values, states: States) -> Kernel:
         torch._fused_sgd_(
             values,
             gradients,
-            momenta,
+            momenta if group["momentum"] else [],
             weight_decay=group["weight_decay"],
             momentum=group["momentum"],
             lr=group["lr"],

@@ -7,7 +7,7 @@ torch has them for the CPU.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -16,7 +16,7 @@ import torch
 from trireme.errors import ConfigurationError, UnsupportedOptimizerError
 from trireme.ps.dense import PartBuffer, dtype_of
 from trireme.ps.kernels import DIRECT, Kernel
-from trireme.ps.layout import Layout
+from trireme.ps.layout import ITEM_SIZES, Layout
 from trireme.ps.messages import GroupSpec, OptimizerSpec, TensorSpec
 
 __all__ = [
@@ -41,32 +41,40 @@ class _Entry:
     Attributes:
         make: torch's class.
         hyper: the hyper-parameters that a group may set.
-        fused: whether torch has a fused CPU kernel for it.
+        fused: the dtypes for which torch has a fused CPU kernel that can be trusted.
     """
 
     make: type[torch.optim.Optimizer]
     hyper: frozenset[str]
-    fused: bool = False
+    fused: frozenset[str] = frozenset()
 
 
-def _entry(make: type[torch.optim.Optimizer], hyper: str, *, fused: bool = False) -> _Entry:
-    return _Entry(make, frozenset(hyper.split()), fused)
+def _entry(make: type[torch.optim.Optimizer], hyper: str, *, fused: Iterable[str] = ()) -> _Entry:
+    return _Entry(make, frozenset(hyper.split()), frozenset(fused))
+
+
+_WIDE = ("float32", "float64")
 
 
 OPTIMIZERS: Mapping[str, _Entry] = {
     "SGD": _entry(
-        torch.optim.SGD, "lr momentum dampening weight_decay nesterov maximize", fused=True
+        # Of narrow types torch 2.13's kernel changes only what is left over of its vectors.
+        torch.optim.SGD,
+        "lr momentum dampening weight_decay nesterov maximize",
+        fused=_WIDE,
     ),
     "Adam": _entry(
         torch.optim.Adam,
         "lr betas eps weight_decay amsgrad maximize decoupled_weight_decay",
-        fused=True,
+        fused=ITEM_SIZES,
     ),
-    "AdamW": _entry(torch.optim.AdamW, "lr betas eps weight_decay amsgrad maximize", fused=True),
+    "AdamW": _entry(
+        torch.optim.AdamW, "lr betas eps weight_decay amsgrad maximize", fused=ITEM_SIZES
+    ),
     "Adagrad": _entry(
         torch.optim.Adagrad,
         "lr lr_decay weight_decay initial_accumulator_value eps maximize",
-        fused=True,
+        fused=ITEM_SIZES,
     ),
     "RMSprop": _entry(torch.optim.RMSprop, "lr alpha eps weight_decay momentum centered maximize"),
     "Adadelta": _entry(torch.optim.Adadelta, "lr rho eps weight_decay maximize"),
@@ -105,10 +113,12 @@ def misfit(spec: OptimizerSpec, groups: Sequence[GroupSpec]) -> str | None:
     if len(groups) != len(spec.groups):
         return f"there are {len(spec.groups)} parameter groups, and values for {len(groups)} came"
     known = OPTIMIZERS[spec.name].hyper if spec.name in OPTIMIZERS else frozenset()
-    for group in groups:
+    for group, first in zip(groups, spec.groups, strict=True):
         unknown = sorted(set(group.values) - known)
         if unknown:
             return f"{spec.name} has no hyper-parameter {unknown[0]!r}"
+        if group.values.get("amsgrad", False) != first.values.get("amsgrad", False):
+            return "amsgrad cannot be switched while training: its state is kept from the start"
     return None
 
 
@@ -152,6 +162,8 @@ class SegmentOptimizer:
                 f"{', '.join(OPTIMIZERS)}"
             )
         self._entry = entry
+        # By the whole model's dtypes: the number of servers must not change how one computes.
+        self._fused = bool(entry.fused) and {v.dtype for v in layout.vectors} <= entry.fused
         self._segments = layout.segments(server)
         self._tensors = values.segments
         self._direct: list[_Direct] | None = None
@@ -180,7 +192,7 @@ class SegmentOptimizer:
         make: Callable[..., torch.optim.Optimizer] = self._entry.make
         # Adagrad takes the accumulator's first value from its own arguments, not from a group's.
         defaults = dict(spec.groups[0].values)
-        options = {"fused": True} if self._entry.fused else {"foreach": False}
+        options = {"fused": True} if self._fused else {"foreach": False}
         try:
             return make(groups, **defaults, **options)
         except (ValueError, TypeError, RuntimeError) as error:
@@ -207,7 +219,7 @@ class SegmentOptimizer:
         """Returns how to update each group directly; None where there is no way."""
         assert self._optimizer is not None
         bind = DIRECT.get(type(self._optimizer).__name__)
-        if bind is None or not self._entry.fused:
+        if bind is None or not self._fused:
             return None
         at = {id(tensor): position for position, tensor in enumerate(self._tensors)}
         direct: list[_Direct] = []
@@ -231,7 +243,10 @@ class SegmentOptimizer:
                     f"the pushed hyper-parameters do not fit group {index} of "
                     f"{type(self._optimizer).__name__}"
                 )
+            had = bool(target.get("momentum"))
             target.update(groups[index].values)
+            if had != bool(target.get("momentum")):
+                self._direct = None  # torch makes the buffers, or leaves them aside
 
     def export(self) -> list[tuple[TensorSpec, torch.Tensor]]:
         """Returns the state: live tensors, to be copied by whoever keeps them.
