@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import logging
-import selectors
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -517,26 +516,26 @@ def test_stop_before_run() -> None:
 
 def test_it_rests_when_nothing_happens() -> None:
     handler, clock = EchoHandler(), VirtualClock()
-    rests: list[float | None] = []
+    rests: list[float] = []
     rested = threading.Event()
     service = Service(
         listen("memory://"), [handler], job=JOB, secret=SECRET, clock=clock, tick_seconds=0.05
     )
-    original = service._selector.select
+    original = service._poller.dispatch
 
-    def watched(timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        events = original(timeout)
-        if not events:
-            rests.append(timeout)
+    def watched(seconds: float) -> bool:
+        happened = original(seconds)
+        if not happened:
+            rests.append(seconds)
         if len(rests) == 3:
             rested.set()
-        return events
+        return happened
 
     run = Running(service)
     with run.client() as client:
         ask(client, "hello")
         run.turn()
-        service._selector.select = watched  # type: ignore[method-assign]
+        service._poller.dispatch = watched  # type: ignore[method-assign]
         assert rested.wait(PATIENCE), "the loop never waits"
     assert rests[:3] == pytest.approx([0.05] * 3)
     service.stop()

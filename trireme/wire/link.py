@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import selectors
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -13,6 +12,7 @@ from trireme.wire.connection import Connection, Destination, Incoming
 from trireme.wire.handshake import HANDSHAKE_TIMEOUT, Identity, ServerHandshake
 from trireme.wire.lending import Lending
 from trireme.wire.message import Message
+from trireme.wire.polling import READABLE, WRITABLE
 from trireme.wire.transport import Stream
 
 if TYPE_CHECKING:
@@ -133,7 +133,7 @@ class Peer:
         self._service = service
         self._handshake = handshake
         self._unsent_bytes = service.bounds.unsent_bytes
-        self._events = selectors.EVENT_READ
+        self._events = READABLE
         # When it is dropped, and why, unless something happens before.
         self._deadline: float | None = None
         self._verdict: WireError | None = None
@@ -149,10 +149,11 @@ class Peer:
         return f"{task} at {self.connection.peer}"
 
     def ready(self, mask: int) -> None:
-        """Goes on after the descriptor has become readable or writable."""
-        if mask & selectors.EVENT_WRITE:
+        """Goes on after something has happened to the descriptor."""
+        # Hang-up and error are found out by whatever is tried next.
+        if self._events & WRITABLE and mask != READABLE:
             self._flush()
-        if mask & selectors.EVENT_READ:
+        if self._events & READABLE and mask != WRITABLE:
             self.receive()
 
     def receive(self) -> None:
@@ -263,9 +264,9 @@ class Peer:
         self._verdict = verdict
 
     def _watch(self) -> None:
-        events = 0 if self.over else selectors.EVENT_READ
+        events = 0 if self.over else READABLE
         if self.connection.wants_write:
-            events |= selectors.EVENT_WRITE
+            events |= WRITABLE
         if events != self._events:
             self._events = events
             self._service.watch(self, events)

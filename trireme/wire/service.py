@@ -9,7 +9,6 @@ logged and ends `run`.
 from __future__ import annotations
 
 import logging
-import selectors
 import socket
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -23,6 +22,7 @@ from trireme.wire.connection import Connection, Incoming
 from trireme.wire.handshake import HANDSHAKE_CATALOG, Identity, ServerHandshake
 from trireme.wire.link import Bounds, Link, Peer
 from trireme.wire.message import HANDSHAKE_LIMITS, Catalog, Limits, Message
+from trireme.wire.polling import READABLE, Poller
 from trireme.wire.transport import Listener, Stream
 
 __all__ = ["Bounds", "Handler", "Link", "Service"]
@@ -117,8 +117,8 @@ class Service:
         self._door, self._bell = socket.socketpair()
         self._door.setblocking(False)
         self._bell.setblocking(False)
-        self._selector = selectors.DefaultSelector()
-        self._selector.register(self._door, selectors.EVENT_READ, self._woken)
+        self._poller = Poller()
+        self._poller.register(self._door.fileno(), READABLE, self._woken)
 
     @property
     def address(self) -> str:
@@ -171,12 +171,10 @@ class Service:
 
     def _turn(self, timeout: float) -> bool:
         """Waits for events and handles them; returns whether there were any."""
-        events = self._selector.select(timeout)
-        for key, mask in events:
-            key.data(mask)
+        happened = self._poller.dispatch(timeout)
         if self._calls or self._ready or self._departed:
             self._catch_up()
-        return bool(events)
+        return happened
 
     def _catch_up(self) -> None:
         """Does once what has gathered; what comes up meanwhile is for the next turn."""
@@ -224,7 +222,7 @@ class Service:
     def _close(self) -> None:
         for peer in list(self._peers):
             self.drop(peer, None)
-        self._selector.close()
+        self._poller.close()
         for listener in self._listeners:
             listener.close()
         self._door.close()
@@ -236,13 +234,13 @@ class Service:
         if not self._accepting:
             for listener in self._listeners:
                 accept = partial(self._accept, listener)
-                self._selector.register(listener, selectors.EVENT_READ, accept)
+                self._poller.register(listener.fileno(), READABLE, accept)
             self._accepting = True
 
     def _deafen(self) -> None:
         if self._accepting:
             for listener in self._listeners:
-                self._selector.unregister(listener)
+                self._poller.unregister(listener.fileno())
             self._accepting = False
 
     def _accept(self, listener: Listener, mask: int) -> None:
@@ -284,11 +282,11 @@ class Service:
 
     def _register(self, peer: Peer) -> None:
         self._peers[peer] = None
-        self._selector.register(peer.connection, selectors.EVENT_READ, peer.ready)
+        self._poller.register(peer.connection.fileno(), READABLE, peer.ready)
 
     def watch(self, peer: Peer, events: int) -> None:
         """Waits for these events of a peer from now on."""
-        self._selector.modify(peer.connection, events, peer.ready)
+        self._poller.modify(peer.connection.fileno(), events)
 
     def resume(self, peer: Peer) -> None:
         """Lets a peer receive again in the next turn, whatever its descriptor says."""
@@ -299,7 +297,7 @@ class Service:
         if peer not in self._peers:
             return
         del self._peers[peer]
-        self._selector.unregister(peer.connection)
+        self._poller.unregister(peer.connection.fileno())
         peer.connection.close()
         if peer.link is not None:
             self._departed.append((peer.link, error))
