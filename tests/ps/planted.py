@@ -225,17 +225,25 @@ class TakesSequencesOver(_WithParts):
 
 
 class _CountsNobody(Ending):
-    def grant(self, worker: int, step: int) -> bool:
-        others, self.under_way = self.under_way, set()
-        granted = super().grant(worker, step)
-        self.under_way |= others if granted else others - {worker}
-        return granted
+    def _others(self, worker: int) -> int:
+        return 0
 
 
 class EndsLate(_WithParts):
     """More updates are let begin than the job has steps left."""
 
     ending = _CountsNobody
+
+
+class _WaitsForNobody(Ending):
+    def undecided(self, worker: int, step: int) -> bool:
+        return False
+
+
+class EndsEarly(_WithParts):
+    """Nobody makes the last updates in the place of workers that are lost with theirs."""
+
+    ending = _WaitsForNobody
 
 
 class _StopsAtOnce(Ending):

@@ -61,6 +61,7 @@ BUGS: list[tuple[str, Makers]] = [
     ("ssp", Makers(shard=planted.ForgetsVerdicts)),
     ("sync", Makers(shard=planted.TakesSequencesOver)),
     ("async", Makers(shard=planted.EndsLate)),
+    ("async", Makers(shard=planted.EndsEarly)),
     ("ssp", Makers(shard=planted.StopsAtOnce)),
     ("sync", Makers(shard=planted.LeaderDecidesAlone)),
     ("sync", Makers(shard=planted.EachDecidesAlone)),

@@ -9,7 +9,12 @@ class Ending:
     """Lets workers begin so many updates that the job ends at exactly its last step.
 
     Asynchronous, each update makes a step: one is let begin only if, with all that are under way,
-    it is not one too many. In synchronous rounds all that are under way make one step.
+    it is not one too many. Who would be too many waits until they are in: should one of them be
+    lost with its worker, another must be made in its place. In synchronous rounds all that are
+    under way make one step.
+
+    Nobody waits under a staleness bound on several servers: one could hold a worker back because
+    of another, which waits at the next for the first.
 
     Args:
         decides: whether this is server 0's.
@@ -17,12 +22,14 @@ class Ending:
     Attributes:
         last: the job's last step; None where it has none yet.
         synchronous: whether updates make rounds.
+        patient: whether who would be too many waits.
         under_way: the workers that compute an update now.
     """
 
     def __init__(self, *, decides: bool) -> None:
         self.last: int | None = None
         self.synchronous = False
+        self.patient = False
         self.under_way: set[int] = set()
         self._decides = decides
 
@@ -30,10 +37,15 @@ class Ending:
         """Returns whether the job is over at this step."""
         return self._decides and self.last is not None and step >= self.last
 
+    def undecided(self, worker: int, step: int) -> bool:
+        """Returns whether it hangs on the updates of others if a worker may compute one more."""
+        if not self.patient or not self._decides or self.last is None:
+            return False
+        return step < self.last <= step + self._others(worker)
+
     def grant(self, worker: int, step: int) -> bool:
         """Returns whether a worker may compute one more update, and notes that it does."""
-        others = 0 if self.synchronous else len(self.under_way - {worker})
-        if self._decides and self.last is not None and step + others >= self.last:
+        if self._decides and self.last is not None and step + self._others(worker) >= self.last:
             self.under_way.discard(worker)
             return False
         self.under_way.add(worker)
@@ -69,6 +81,10 @@ class Ending:
         if self.last is None:
             self.last = max(last, self._soonest(step))
         return self.last
+
+    def _others(self, worker: int) -> int:
+        """Returns how many steps the updates under way of others will make."""
+        return 0 if self.synchronous else len(self.under_way - {worker})
 
     def _soonest(self, step: int) -> int:
         count = len(self.under_way)

@@ -235,6 +235,9 @@ class Shard:
         self.layout, self.rule = layout, rule
         self._optimizer, self._shown_by = request.optimizer, f"worker:{request.worker}"
         self._ending.synchronous = rule.synchronous
+        self._ending.patient = not rule.synchronous and (
+            rule.staleness is None or layout.spec.servers == 1
+        )
         if rule.max_steps is not None:
             self._ending.set_last(self.step, rule.max_steps)
         self._examples.interleave = rule.synchronous and rule.aggregate == 0
@@ -261,9 +264,9 @@ class Shard:
         for worker, incarnation in self._roster.incarnations.items():
             self._table.admit(worker, incarnation, 0)
         self._examples.restore(request.consumed)
-        waiting, self._unloaded = self._unloaded, []
-        answers = [self._pulled(waiter, pull) for waiter, pull, _ in waiting]
-        return [Reply(route, Loaded(self.step)), *answers]
+        self._lagging += [(waiter, pull) for waiter, pull, _ in self._unloaded]
+        self._unloaded = []
+        return [Reply(route, Loaded(self.step)), *self._catch_up()]
 
     def pull(self, now: float, route: object, request: Pull) -> list[Instruction]:
         """Asks for the values; withheld until they are loaded."""
@@ -273,10 +276,8 @@ class Shard:
         if not self.loaded:
             self._unloaded.append((route, request, now))
             return []
-        if self.step < request.at_least:
-            self._lagging.append((route, request))
-            return []
-        return [self._pulled(route, request)]
+        self._lagging.append((route, request))
+        return [*self._catch_up()]
 
     def _pulled(self, route: object, request: Pull) -> Reply:
         if request.train:
@@ -456,7 +457,7 @@ class Shard:
         return Reply(route, message, payload)
 
     def _release(self) -> list[Reply]:
-        """Answers those that are no longer too far ahead of the slowest live worker."""
+        """Answers those that are not too far ahead, and of whom it is known if they go on."""
         if not self._withheld:
             return []
         bound = self.rule.staleness
@@ -465,15 +466,25 @@ class Shard:
         else:
             most = self._table.slowest(self._roster.live) + bound
             ready = [w for w in self._withheld if self._table.records[w].clock <= most]
-        return [self._answer(self._withheld.pop(worker)) for worker in ready]
+        return [
+            self._answer(self._withheld.pop(worker))
+            for worker in ready
+            if not self._ending.undecided(worker, self.step)  # an answer may let its worker go on
+        ]
 
     def _catch_up(self) -> list[Reply]:
-        """Answers pulls for a step that this server has now reached."""
+        """Answers pulls for a step that is reached, of whom it is known if they go on."""
         if not self._lagging:
             return []
-        ready = [(route, pull) for route, pull in self._lagging if self.step >= pull.at_least]
-        self._lagging = [entry for entry in self._lagging if entry not in ready]
-        return [self._pulled(route, pull) for route, pull in ready]
+        out: list[Reply] = []
+        lagging, self._lagging = self._lagging, []
+        for route, pull in lagging:
+            undecided = pull.train and self._ending.undecided(pull.worker, self.step)
+            if self.step < pull.at_least or undecided:
+                self._lagging.append((route, pull))
+            else:
+                out.append(self._pulled(route, pull))
+        return out
 
     # -- the end --------------------------------------------------------------------------------
 
@@ -623,14 +634,22 @@ class Shard:
             Reply(route, Waiting("the last updates", training, now - since))
             for route, since in self._draining
         ]
+        return [*out, *self._notices_of_withheld(now)]
+
+    def _notices_of_withheld(self, now: float) -> list[Reply]:
         live, bound = self._roster.live, f"staleness bound {self.rule.staleness}"
         slowest = self._table.slowest(live)
         behind = tuple(f"worker:{w}" for w in live if self._table.records[w].clock == slowest)
-        out += [
-            Reply(a.pending.route, Waiting(bound, behind, now - a.pending.since))
-            for a in self._withheld.values()
+        last = tuple(f"worker:{worker}" for worker in sorted(self._ending.under_way))
+        return [
+            Reply(
+                answer.pending.route,
+                Waiting("the last updates", last, now - answer.pending.since)
+                if self._ending.undecided(worker, self.step)
+                else Waiting(bound, behind, now - answer.pending.since),
+            )
+            for worker, answer in self._withheld.items()
         ]
-        return out
 
     def status(self, now: float, route: object, request: Status) -> list[Instruction]:
         """Tells how things are."""
