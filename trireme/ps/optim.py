@@ -13,10 +13,10 @@ from typing import Any, Protocol
 
 import torch
 
-from trireme.errors import ConfigurationError, UnsupportedOptimizerError
+from trireme.errors import ConfigurationError, Rejected, UnsupportedOptimizerError
 from trireme.ps.dense import PartBuffer, dtype_of
 from trireme.ps.kernels import DIRECT, Kernel
-from trireme.ps.layout import ITEM_SIZES, Layout
+from trireme.ps.layout import ITEM_SIZES, Layout, Segment
 from trireme.ps.messages import GroupSpec, OptimizerSpec, TensorSpec
 
 __all__ = [
@@ -41,20 +41,35 @@ class _Entry:
     Attributes:
         make: torch's class.
         hyper: the hyper-parameters that a group may set.
+        keeps: the state without which it cannot go on, by torch's names.
+        keeps_if: the same for state that it keeps only where a hyper-parameter asks for it.
         fused: the dtypes for which torch has a fused CPU kernel that can be trusted.
     """
 
     make: type[torch.optim.Optimizer]
     hyper: frozenset[str]
-    fused: frozenset[str] = frozenset()
+    keeps: frozenset[str]
+    keeps_if: Mapping[str, str]
+    fused: frozenset[str]
+
+    def needs(self, hyper: Mapping[str, Any]) -> frozenset[str]:
+        """Returns the state without which a group of these hyper-parameters cannot go on."""
+        return self.keeps | {state for name, state in self.keeps_if.items() if hyper.get(name)}
 
 
-def _entry(make: type[torch.optim.Optimizer], hyper: str, *, fused: Iterable[str] = ()) -> _Entry:
-    return _Entry(make, frozenset(hyper.split()), frozenset(fused))
+def _entry(
+    make: type[torch.optim.Optimizer],
+    hyper: str,
+    keeps: str = "",
+    keeps_if: Mapping[str, str] | None = None,
+    fused: Iterable[str] = (),
+) -> _Entry:
+    names = frozenset(hyper.split()), frozenset(keeps.split())
+    return _Entry(make, *names, keeps_if or {}, frozenset(fused))
 
 
 _WIDE = ("float32", "float64")
-
+_AMSGRAD = {"amsgrad": "max_exp_avg_sq"}
 
 OPTIMIZERS: Mapping[str, _Entry] = {
     "SGD": _entry(
@@ -66,18 +81,32 @@ OPTIMIZERS: Mapping[str, _Entry] = {
     "Adam": _entry(
         torch.optim.Adam,
         "lr betas eps weight_decay amsgrad maximize decoupled_weight_decay",
-        fused=ITEM_SIZES,
+        "step exp_avg exp_avg_sq",
+        _AMSGRAD,
+        ITEM_SIZES,
     ),
     "AdamW": _entry(
-        torch.optim.AdamW, "lr betas eps weight_decay amsgrad maximize", fused=ITEM_SIZES
+        torch.optim.AdamW,
+        "lr betas eps weight_decay amsgrad maximize",
+        "step exp_avg exp_avg_sq",
+        _AMSGRAD,
+        ITEM_SIZES,
     ),
     "Adagrad": _entry(
         torch.optim.Adagrad,
         "lr lr_decay weight_decay initial_accumulator_value eps maximize",
+        "step sum",
         fused=ITEM_SIZES,
     ),
-    "RMSprop": _entry(torch.optim.RMSprop, "lr alpha eps weight_decay momentum centered maximize"),
-    "Adadelta": _entry(torch.optim.Adadelta, "lr rho eps weight_decay maximize"),
+    "RMSprop": _entry(
+        torch.optim.RMSprop,
+        "lr alpha eps weight_decay momentum centered maximize",
+        "step square_avg",
+        {"momentum": "momentum_buffer", "centered": "grad_avg"},
+    ),
+    "Adadelta": _entry(
+        torch.optim.Adadelta, "lr rho eps weight_decay maximize", "step square_avg acc_delta"
+    ),
 }
 """Every optimizer that a parameter server can run, by the name of its class in `torch.optim`."""
 
@@ -112,13 +141,16 @@ def misfit(spec: OptimizerSpec, groups: Sequence[GroupSpec]) -> str | None:
     """Returns why hyper-parameters are not those of an optimizer; None when they are."""
     if len(groups) != len(spec.groups):
         return f"there are {len(spec.groups)} parameter groups, and values for {len(groups)} came"
-    known = OPTIMIZERS[spec.name].hyper if spec.name in OPTIMIZERS else frozenset()
+    entry = OPTIMIZERS.get(spec.name)
+    if entry is None:
+        return f"there is no optimizer {spec.name!r} on a server"
     for group, first in zip(groups, spec.groups, strict=True):
-        unknown = sorted(set(group.values) - known)
+        unknown = sorted(set(group.values) - entry.hyper)
         if unknown:
             return f"{spec.name} has no hyper-parameter {unknown[0]!r}"
-        if group.values.get("amsgrad", False) != first.values.get("amsgrad", False):
-            return "amsgrad cannot be switched while training: its state is kept from the start"
+        if entry.needs({**first.values, **group.values}) != entry.needs(first.values):
+            switched = " or ".join(entry.keeps_if)
+            return f"{spec.name} keeps state from its first step on: {switched} cannot be switched"
     return None
 
 
@@ -272,26 +304,23 @@ class SegmentOptimizer:
         return state
 
     def restore(self, state: Sequence[tuple[TensorSpec, torch.Tensor]]) -> None:
-        """Replaces the state by ranges of flat vectors, however they are cut."""
+        """Replaces the state by ranges of flat vectors, however they are cut.
+
+        Raises:
+            Rejected: the state is another optimizer's: something that this one needs is missing.
+        """
         if self._optimizer is None:
             return
+        hyper = dict(zip(self._groups, self._optimizer.param_groups, strict=True))
         for segment, tensor in zip(self._segments, self._tensors, strict=True):
-            restored: dict[str, torch.Tensor] = {}
-            for spec, value in state:
-                name = spec.key.removeprefix("state/")
-                if spec.vector != segment.vector.dtype:
-                    continue
-                if spec.group == segment.group:
-                    restored[name] = value.reshape(()).clone()
-                elif spec.group < 0:
-                    low, high = max(spec.start, segment.start), min(spec.stop, segment.stop)
-                    if low < high:
-                        whole = restored.setdefault(
-                            name, torch.zeros(tensor.shape, dtype=dtype_of(spec.dtype))
-                        )
-                        whole[low - segment.start : high - segment.start] = value[
-                            low - spec.start : high - spec.start
-                        ]
+            restored = _state_within(segment, state)
+            missing = sorted(self._entry.needs(hyper[segment.group]) - restored.keys())
+            if restored and missing:
+                name = type(self._optimizer).__name__
+                raise Rejected(
+                    f"the optimizer's state to load has no {missing[0]!r}, which {name} keeps: it "
+                    "is another optimizer's"
+                )
             if restored:
                 self._optimizer.state[tensor] = restored
         self._direct = None  # it was bound to the state that was there before
@@ -301,6 +330,27 @@ class SegmentOptimizer:
             return {}
         state: Mapping[str, Any] = self._optimizer.state[tensor]
         return state
+
+
+def _state_within(
+    segment: Segment, state: Sequence[tuple[TensorSpec, torch.Tensor]]
+) -> dict[str, torch.Tensor]:
+    """Returns one segment's state, put together from ranges of its flat vector, by name."""
+    found: dict[str, torch.Tensor] = {}
+    for spec, value in state:
+        name = spec.key.removeprefix("state/")
+        if spec.vector != segment.vector.dtype:
+            continue
+        if spec.group == segment.group:
+            found[name] = value.reshape(()).clone()
+        low, high = max(spec.start, segment.start), min(spec.stop, segment.stop)
+        if spec.group < 0 and low < high:
+            if name not in found:
+                length = segment.stop - segment.start
+                found[name] = torch.zeros(length, dtype=dtype_of(spec.dtype))
+            target = found[name][low - segment.start : high - segment.start]
+            target.copy_(value[low - spec.start : high - spec.start])
+    return found
 
 
 def _plain(value: Any) -> Hyper:

@@ -171,7 +171,8 @@ def tensors_from(specs: Sequence[TensorSpec], payload: Sequence[memoryview]) -> 
     tensors: list[tuple[TensorSpec, torch.Tensor]] = []
     offset = 0
     for spec in specs:
-        if spec.stop < spec.start or not hasattr(torch, spec.dtype):
+        known = isinstance(getattr(torch, spec.dtype, None), torch.dtype)
+        if spec.stop < spec.start or not known:
             raise Rejected(f"a tensor of the payload makes no sense: {spec}")
         dtype = dtype_of(spec.dtype)
         count = 1 if spec.group >= 0 else spec.stop - spec.start
