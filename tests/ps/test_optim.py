@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from trireme.errors import ConfigurationError, UnsupportedOptimizerError
+from trireme.errors import ConfigurationError, Rejected, UnsupportedOptimizerError
 from trireme.ps.dense import PartBuffer, dtype_of
 from trireme.ps.layout import Layout
 from trireme.ps.messages import GroupSpec, OptimizerSpec, ParameterSpec, TensorSpec
@@ -271,6 +271,31 @@ def test_any_hyper_parameter_may_change(name: str, before: Hyper, after: Hyper) 
     torch.testing.assert_close(servers.values()[0], tensor, rtol=2e-6, atol=2e-6)
 
 
+@pytest.mark.parametrize(
+    ("saved", "loaded", "missing"),
+    [
+        ("SGD momentum", "Adam", "exp_avg"),
+        ("Adam", "Adagrad", "sum"),
+        ("Adam", "Adam amsgrad", "max_exp_avg_sq"),
+        ("RMSprop", "RMSprop centered momentum", "grad_avg"),
+    ],
+)
+def test_the_state_of_another_optimizer_is_refused(saved: str, loaded: str, missing: str) -> None:
+    layout = layout_of(1, "float32")
+    before, after = Servers(layout, *CASES[saved]), Servers(layout, *CASES[loaded])
+    before.train(0, 2)
+    with pytest.raises(Rejected, match=f"has no '{missing}', which {CASES[loaded][0]} keeps"):
+        after.optimizers[0].restore(before.state())
+
+
+def test_plain_sgd_takes_over_what_it_does_not_need() -> None:
+    layout = layout_of(1, "float32")
+    before, after = Servers(layout, *CASES["Adam"]), Servers(layout, *CASES["SGD"])
+    before.train(0, 2)
+    after.optimizers[0].restore(before.state())
+    after.train(2, 4)
+
+
 def test_a_server_without_elements_does_nothing() -> None:
     layout = Layout.of([ParameterSpec("a", (3,), "float32", 0)], servers=3, slots=3)
     empty = next(s for s in range(3) if not layout.segments(s))
@@ -343,6 +368,9 @@ def test_changed_hyper_parameters_must_fit() -> None:
     adam = OptimizerSpec("Adam", (GroupSpec({"lr": 0.1, "amsgrad": False}),))
     assert misfit(adam, (GroupSpec({"lr": 0.2}),)) is None
     assert "amsgrad cannot" in str(misfit(adam, (GroupSpec({"lr": 0.2, "amsgrad": True}),)))
+    rms = OptimizerSpec("RMSprop", (GroupSpec({"lr": 0.1, "momentum": 0.5}),))
+    assert misfit(rms, (GroupSpec({"momentum": 0.9}),)) is None
+    assert "momentum or centered cannot" in str(misfit(rms, (GroupSpec({"momentum": 0.0}),)))
     optimizer = SegmentOptimizer(spec, layout, 0, PartBuffer(layout, 0))
     with pytest.raises(ConfigurationError, match="do not fit group 1 of SGD"):
         optimizer.set_hyper(spec.groups[:1])
