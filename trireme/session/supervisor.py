@@ -498,12 +498,11 @@ class Supervisor:
             self.client.drain()
         else:
             self.share_buffers()
-        if self.is_chief:
-            if self._training.run_dir is not None:
-                self._enter("saving")
-                self.save()
-                if self._saver is not None:
-                    self._saver.wait(_SAVE_SECONDS)
+        if self.is_chief and self._training.run_dir is not None:
+            self._enter("saving")
+            self.save()
+            if self._saver is not None:
+                self._saver.wait(_SAVE_SECONDS)
 
     def take_saved(self) -> list[Path]:
         """Returns the checkpoints that were completed since this was last asked."""
