@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 
@@ -553,7 +553,7 @@ def frame_of(message: Message, payload: bytes = b"", sequence: int = 0) -> bytes
 @contextmanager
 def in_thread(
     function: Callable[..., object], *args: object, **options: object
-) -> Iterator[Future]:
+) -> Iterator[Future[Any]]:
     """Runs a function in a thread; the block ends when it has."""
     with ThreadPoolExecutor(1) as pool:
         yield pool.submit(function, *args, **options)

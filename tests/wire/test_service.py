@@ -499,7 +499,8 @@ def test_stop_sends_what_was_offered_and_closes_all() -> None:
 
 def test_stop_does_not_wait_for_who_does_not_read() -> None:
     handler = EchoHandler()
-    options = {"bounds": Bounds(linger_seconds=0.2), "clock": VirtualClock()}
+    bounds, clock = Bounds(linger_seconds=0.2), VirtualClock()
+    options = {"bounds": bounds, "clock": clock, "tick_seconds": 3600.0}
     with running(handler, address="memory://", **options) as run, run.client() as client:
         client.send(Echo(), [bytes(24 << 20)], timeout=PATIENCE)
         wait_readable(client._stream)

@@ -211,9 +211,10 @@ class Service:
             listener.close()
         for peer in list(self._peers):
             peer.finish()
+        pause = min(self._tick_seconds, self.bounds.linger_seconds)
         quiet = 0.0  # counted too, so that it ends under a clock that stands still
         while self._peers and quiet < self.bounds.linger_seconds:
-            quiet = 0.0 if self._turn(self._tick_seconds) else quiet + self._tick_seconds
+            quiet = 0.0 if self._turn(pause) else quiet + pause
             self._sweep(self.clock.now())
         for peer in list(self._peers):
             self.drop(peer, None)
