@@ -12,6 +12,8 @@ import torch
 
 from trireme.simulate import MODES, Violation, draw, simulate
 
+__all__ = ["main"]
+
 _SHOWN = ("pushes", "applied", "stale", "duplicate", "fenced", "crashed", "evictions", "cuts")
 
 
