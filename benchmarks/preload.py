@@ -13,3 +13,5 @@ import trireme.ps.server
 __all__ = ["torch", "trireme"]
 
 torch.set_num_threads(1)
+# The first optimizer of a process imports torch._dynamo, which takes more than a second.
+torch.optim.SGD([torch.zeros(1)])
