@@ -240,5 +240,8 @@ def _ending(over: JobOver) -> str:
 
 def _say_end(place: _Place, over: JobOver | None) -> int:
     failed = over is not None and over.outcome == "failed"
-    print(f"{place.name}ends: {_ending(over) if over is not None else 'stopped'}", flush=True)
+    how = "stopped" if over is None else _ending(over)
+    if failed and not place.name:
+        how = "the job failed"  # why, its launcher says
+    print(f"{place.name}ends: {how}", flush=True)
     return 1 if failed else 0

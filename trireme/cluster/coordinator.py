@@ -134,9 +134,7 @@ class Coordinator:
         self._state, instructions, reason = step(now, before, event)
         if reason:
             routine = isinstance(event, Received) and isinstance(event.message, Heartbeat)
-            failed = self._state.phase == "failed" != before.phase
-            level = logging.ERROR if failed else logging.DEBUG if routine else logging.INFO
-            _log.log(level, "%s", reason)
+            _log.log(logging.DEBUG if routine else logging.INFO, "%s", reason)
         for instruction in instructions:
             link = self._links[instruction.connection]
             if isinstance(instruction, Close):

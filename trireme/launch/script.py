@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 
-from trireme.errors import TriremeError, UsageError
+from trireme.errors import JobFailed, TriremeError, UsageError
 from trireme.launch.outcome import Outcome, describe, write_outcome
 
 __all__ = ["INTERRUPTED", "check_script", "run_script"]
@@ -80,7 +80,9 @@ def _exited(error: SystemExit, outcome: Path | None) -> int:
 def _failed(error: BaseException, task: str, outcome: Path | None) -> int:
     own = _without_launcher(error.__traceback__)
     sys.last_value = error  # where the interpreter leaves it too, for whoever runs at exit
-    if isinstance(error, TriremeError):
+    if outcome is not None and isinstance(error, JobFailed):
+        print("ends: the job failed elsewhere", file=sys.stderr)  # where, the launcher says
+    elif isinstance(error, TriremeError):
         print(f"{task}: error: {error}" if task else f"error: {error}", file=sys.stderr)
     else:
         traceback.print_exception(type(error), error, own)

@@ -515,7 +515,8 @@ class Supervisor:
         if self._left:
             return
         self._left = True
-        self._enter(outcome, reason)
+        # Why it failed is shown by whoever shows the error itself.
+        self._enter(outcome, "" if outcome == "failed" else reason)
         try:
             if self._saver is not None:
                 self._saver.close(_SAVE_SECONDS)
