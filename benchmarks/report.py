@@ -258,6 +258,9 @@ def _draw_lines(result: Result, axes: Any) -> None:
             )
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
+    ticks = {e.x: e.condition.partition(",")[0] for e in result.entries if not math.isnan(e.x)}
+    axes.set_xticks(list(ticks), list(ticks.values()))
+    axes.minorticks_off()
     axes.set_xlabel(result.x_label)
     axes.set_ylabel(result.unit)
     axes.grid(alpha=0.3)
