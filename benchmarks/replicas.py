@@ -117,7 +117,8 @@ class Replicas:
         lanes = self.gate.lanes()
         loss = sum(lane.loss for lane in lanes) / max(len(lanes), 1)
         steps = sum(lane.steps for lane in lanes)
-        return f"{self.name}: loss {loss:.3g} after {steps:,} worker steps"
+        step = max((lane.global_step for lane in lanes), default=0)
+        return f"{self.name}: loss {loss:.3g} after {steps:,} worker steps, global step {step:,}"
 
     def close(self) -> None:
         """Ends all processes."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import tempfile
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -95,8 +96,7 @@ def _run_one(
     say(f"({benchmark.letter}) {benchmark.name} ...")
     seconds = benchmark.seconds * (1.5 if not context.peers.missing() else 1.0)
     with tempfile.TemporaryDirectory(prefix="trireme-bench-") as scratch:
-        own = replace(context, seconds=seconds, scratch=Path(scratch))
-        result = benchmark.run(own)
+        result = _guarded(benchmark, replace(context, seconds=seconds, scratch=Path(scratch)))
     taken = time.monotonic() - begun
     here = {**machine, "load": f"{before} before, {load()} after", "seconds": f"{taken:.0f}"}
     say(report.summary(result))
@@ -104,3 +104,13 @@ def _run_one(
         say(f"  wrote {path}")
     say(f"  {taken:.0f} s\n")
     return not result.failed
+
+
+def _guarded(benchmark: Benchmark, context: Context) -> Result:
+    """Runs a benchmark; what it raises is its result, and the others go on."""
+    try:
+        return benchmark.run(context)
+    except Exception as error:
+        traceback.print_exc()
+        reason = f"{type(error).__name__}: {error}"
+        return Result(benchmark.name, benchmark.name, "", True, failed=[reason])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -13,6 +12,7 @@ from torch.distributed import rpc
 from benchmarks.exchange.adam import FusedAdam
 from benchmarks.exchange.contender import Exchange, answer, fork_client
 from benchmarks.forked import fork
+from benchmarks.processes import free_ports
 
 __all__ = ["gloo_exchange", "push_pull", "rpc_exchange"]
 
@@ -23,7 +23,7 @@ _state: dict[str, FusedAdam] = {}
 
 def rpc_exchange(name: str, nbytes: int, burst: float, *, servers: int) -> Exchange:
     """`torch.distributed.rpc` over TensorPipe: one call pushes the gradient, returns the values."""
-    meet = f"file://{tempfile.mktemp(prefix='trireme-rpc-')}"
+    meet = f"tcp://127.0.0.1:{free_ports(1)[0]}"
     share = nbytes // 4 // servers
     started = [
         fork(f"rpc:{index}", _rpc_server, meet, index, servers, share) for index in range(servers)
@@ -72,7 +72,7 @@ def _rpc_client(pipe: Connection, meet: str, servers: int, numbers: int) -> None
 
 def gloo_exchange(name: str, nbytes: int, burst: float) -> Exchange:
     """`send` and `recv` of the gloo backend, both ways, and no optimizer: for information."""
-    meet = f"file://{tempfile.mktemp(prefix='trireme-gloo-')}"
+    meet = f"tcp://127.0.0.1:{free_ports(1)[0]}"
     server = fork("gloo:0", _gloo_server, meet, nbytes // 4)
     return fork_client(name, burst, _gloo_client, meet, nbytes // 4, servers=[server])
 

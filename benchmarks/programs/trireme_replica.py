@@ -12,7 +12,7 @@ from benchmarks.programs.task import NETWORKS, arguments
 
 def main() -> None:
     given = arguments().parse_args()
-    train = make_dataset(given.data)
+    train = make_dataset(given.data, given.device)
     session = trireme.Session(
         lambda: make_network(given.network),
         nn.CrossEntropyLoss(),
