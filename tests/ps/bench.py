@@ -1,0 +1,254 @@
+"""One shard by hand: events in, instructions out. The model is one vector of 16 numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from trireme.cluster.view import View, WorkerEntry
+from trireme.ps.dense import PartBuffer
+from trireme.ps.instructions import Instruction, Reply, Send
+from trireme.ps.layout import Layout
+from trireme.ps.messages import (
+    Applied,
+    Attach,
+    Cut,
+    Drain,
+    Freeze,
+    GroupSpec,
+    Lease,
+    Leased,
+    Load,
+    OptimizerSpec,
+    ParameterSpec,
+    Pull,
+    PullReply,
+    Push,
+    PushReply,
+    Retire,
+    SetEnd,
+    Snapshot,
+    Span,
+    Status,
+    StopJob,
+    TensorSpec,
+    Thaw,
+    WorkerProgress,
+)
+from trireme.ps.rule import Rule
+from trireme.ps.shard import Shard
+from trireme.wire.message import Message
+
+PARAMETER = ParameterSpec("w", (16,), "float32", 0)
+SGD = OptimizerSpec("SGD", (GroupSpec({"lr": 1.0}),))
+ASYNC = Rule(aggregate=1, staleness=None)
+SYNC = Rule(aggregate=0, staleness=0)
+ELEMENTS = 16
+
+Told = list[tuple[object, Message]]
+"""To which route or server, and what."""
+
+
+def view(number: int, *workers: int | tuple[int, int]) -> View:
+    """Workers by index, of their first start; or (index, incarnation)."""
+    entries = (WorkerEntry(*(w if isinstance(w, tuple) else (w, 1))) for w in workers)
+    return View(number, (), tuple(entries))
+
+
+def told(instructions: Sequence[Instruction]) -> Told:
+    """The messages alone; `ps:1` for what goes to another server."""
+    return [
+        (i.route, i.message) if isinstance(i, Reply) else (f"ps:{i.server}", i.message)
+        for i in instructions
+    ]
+
+
+def sent(instructions: Sequence[Instruction]) -> list[tuple[int, Message]]:
+    """What goes to other servers."""
+    return [(i.server, i.message) for i in instructions if isinstance(i, Send)]
+
+
+def payload_of(instructions: Sequence[Instruction], route: object) -> list[float]:
+    """The first number of each tensor that goes to a route."""
+    (reply,) = (i for i in instructions if isinstance(i, Reply) and i.route == route)
+    return [tensor[0].item() for tensor in reply.payload]
+
+
+class Bench:
+    """A shard, and what is said to it.
+
+    Args:
+        rule: by which it goes.
+        workers: of view 1.
+        server, servers: which one it is, of how many; each holds all 16 numbers.
+        loaded: whether values are there: all 100.
+    """
+
+    def __init__(
+        self,
+        rule: Rule = ASYNC,
+        *,
+        workers: Sequence[int] = (0, 1),
+        server: int = 0,
+        servers: int = 1,
+        optimizer: OptimizerSpec = SGD,
+        loaded: bool = True,
+        shard: type[Shard] = Shard,
+    ) -> None:
+        self.now = 10.0
+        self.rule = rule
+        self.optimizer = optimizer
+        self.servers = servers
+        self.layout = Layout.of([PARAMETER], servers=servers, slots=servers)
+        self.shard = shard(server)
+        self.view_number = 0
+        self.view(*workers)
+        if loaded:
+            self.attach(workers[0])
+            self.load(workers[0])
+
+    # -- what happens to it -----------------------------------------------------------------------
+
+    def view(self, *workers: int | tuple[int, int]) -> list[Instruction]:
+        self.view_number += 1
+        return self.shard.view(self.now, view(self.view_number, *workers))
+
+    def attach(self, worker: int = 0, **changed: Any) -> list[Instruction]:
+        fields = {
+            "worker": worker,
+            "incarnation": 1,
+            "view": self.view_number,
+            "layout": self.layout.spec,
+            "optimizer": self.optimizer,
+            "rule": self.rule,
+        }
+        return self.shard.attach(self.now, f"attach {worker}", Attach(**{**fields, **changed}))
+
+    def load(
+        self,
+        worker: int = 0,
+        *,
+        value: float = 100.0,
+        step: int = 0,
+        workers: tuple[WorkerProgress, ...] = (),
+        consumed: tuple[Span, ...] = (),
+        count: int | None = None,
+        **changed: Any,
+    ) -> list[Instruction]:
+        (part,) = self.layout.parts(self.shard.server)
+        length = part.length if count is None else count
+        spec = TensorSpec("values", "float32", "float32", part.start, part.start + length)
+        fields = {"incarnation": 1, "view": self.view_number, **changed}
+        request = Load(
+            worker=worker, step=step, tensors=(spec,), workers=workers, consumed=consumed, **fields
+        )
+        return self.shard.load(
+            self.now, f"load {worker}", request, [(spec, torch.full((length,), value))]
+        )
+
+    def pull(self, worker: int = 0, route: object = None, **changed: Any) -> list[Instruction]:
+        fields = {"worker": worker, "incarnation": 1, "view": self.view_number, **changed}
+        return self.shard.pull(self.now, route or f"pull {worker}", Pull(**fields))
+
+    def push(
+        self,
+        worker: int = 0,
+        sequence: int = 1,
+        value: float = 1.0,
+        *,
+        pulled: int | None = None,
+        route: object = None,
+        **changed: Any,
+    ) -> list[Instruction]:
+        """A gradient of equal numbers, computed from the present step's values."""
+        fields = {
+            "incarnation": 1,
+            "view": self.view_number,
+            "acknowledged": sequence - 1,
+            "pulled": self.shard.step if pulled is None else pulled,
+            "weight": 1.0,
+            **changed,
+        }
+        push = Push(worker=worker, sequence=sequence, **fields)
+        gradients = PartBuffer(self.layout, self.shard.server)
+        for vector in gradients.vectors:
+            vector.fill_(value)
+        return self.shard.push(self.now, route or f"push {worker}.{sequence}", push, gradients)
+
+    def lease(self, worker: int = 0, *, count: int = 1, **changed: Any) -> tuple[Span, ...]:
+        fields = {"incarnation": 1, "view": self.view_number, "batch": 4, **changed}
+        request = Lease(worker=worker, dataset="d", size=100, count=count, **fields)
+        ((_, answer),) = told(self.shard.lease(self.now, "lease", request))
+        assert isinstance(answer, Leased), answer
+        return answer.spans
+
+    def retire(self, worker: int) -> list[Instruction]:
+        return self.shard.retire(self.now, f"retire {worker}", Retire(worker, 1))
+
+    def stop(self) -> list[Instruction]:
+        return self.shard.stop(self.now, "stop", StopJob("enough"))
+
+    def set_end(self, last: int) -> list[Instruction]:
+        return self.shard.set_end(self.now, "end", SetEnd(last))
+
+    def drain(self) -> list[Instruction]:
+        return self.shard.drain(self.now, "drain", Drain())
+
+    def freeze(self, token: int = 7) -> list[Instruction]:
+        return self.shard.freeze(self.now, f"freeze {token}", Freeze(token))
+
+    def cut(
+        self, step: int, *decided: tuple[int, int], token: int = 7, state: bool = False
+    ) -> list[Instruction]:
+        return self.shard.cut(self.now, f"cut {token}", Cut(token, step, decided, state))
+
+    def thaw(self, token: int = 7) -> list[Instruction]:
+        return self.shard.thaw(self.now, f"thaw {token}", Thaw(token))
+
+    # -- how it is then ---------------------------------------------------------------------------
+
+    @property
+    def value(self) -> float:
+        """The number that all of the values are."""
+        out = self.shard.pull(
+            self.now, "look", Pull(self.first, self.incarnation, self.view_number, False)
+        )
+        (reply,) = (i for i in out if isinstance(i, Reply))
+        assert isinstance(reply.message, PullReply), reply
+        (vector,) = reply.payload
+        assert (vector == vector[0]).all()
+        return float(vector[0])
+
+    @property
+    def first(self) -> int:
+        return min(self.shard._roster.incarnations)
+
+    @property
+    def incarnation(self) -> int:
+        return self.shard._roster.incarnations[self.first]
+
+    @property
+    def table(self) -> tuple[WorkerProgress, ...]:
+        ((_, status),) = told(self.shard.status(self.now, "status", Status()))
+        return status.workers  # type: ignore[attr-defined, no-any-return]
+
+    @property
+    def counters(self) -> dict[str, float]:
+        ((_, status),) = told(self.shard.status(self.now, "status", Status()))
+        return status.counters  # type: ignore[attr-defined, no-any-return]
+
+
+def applied(
+    step: int, *, at: int | None = None, staleness: int = 0, stop: bool = False
+) -> PushReply:
+    """The answer to an update that made `step`, with the values of step `at`."""
+    return PushReply(Applied(step), step if at is None else at, staleness, stop)
+
+
+def snapshot_of(instructions: Sequence[Instruction]) -> tuple[Snapshot, list[float]]:
+    """A copy: what it says, and the first number of each of its tensors."""
+    (reply,) = (i for i in instructions if isinstance(i, Reply) and isinstance(i.message, Snapshot))
+    assert isinstance(reply.message, Snapshot)
+    return reply.message, [tensor[0].item() for tensor in reply.payload]

@@ -1,0 +1,170 @@
+"""Several shards, and the moments at which one knows what another does not yet know."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+import pytest
+
+from tests.ps.bench import SYNC, Bench, told
+from trireme.cluster.view import View, WorkerEntry
+from trireme.ps.instructions import Instruction, Reply, Send
+from trireme.ps.messages import Applied, PullReply, PushReply, RoundClose, RoundReady
+from trireme.ps.rule import Rule
+from trireme.wire.message import Message
+
+Where = tuple[int, Message]
+
+
+class Servers:
+    """Shards that talk to each other when the test lets a message through."""
+
+    def __init__(self, rule: Rule, count: int = 2, workers: Sequence[int] = (0, 1)) -> None:
+        self.benches = [
+            Bench(rule, server=server, servers=count, workers=workers) for server in range(count)
+        ]
+        self.wire: deque[Where] = deque()
+        self.answers: dict[tuple[int, object], Message] = {}
+
+    def view(self, server: int, number: int, *workers: tuple[int, int]) -> None:
+        bench = self.benches[server]
+        bench.view_number = number
+        entries = tuple(WorkerEntry(*worker) for worker in workers)
+        self.take(server, bench.shard.view(bench.now, View(number, (), entries)))
+
+    def push(self, server: int, worker: int, value: float, incarnation: int = 1) -> None:
+        self.take(server, self.benches[server].push(worker, 1, value, incarnation=incarnation))
+
+    def take(self, server: int, out: Sequence[Instruction]) -> None:
+        for instruction in out:
+            if isinstance(instruction, Send):
+                self.wire.append((instruction.server, instruction.message))
+            elif isinstance(instruction, Reply):
+                self.answers[server, instruction.route] = instruction.message
+
+    def deliver(self, count: int | None = None) -> None:
+        """Lets so many messages between servers through, or all that there are and come."""
+        while self.wire and count != 0:
+            target, message = self.wire.popleft()
+            bench = self.benches[target]
+            if isinstance(message, RoundReady):
+                self.take(target, bench.shard.round_ready(bench.now, message))
+            else:
+                assert isinstance(message, RoundClose)
+                self.take(target, bench.shard.round_close(bench.now, message))
+            count = None if count is None else count - 1
+
+    def values(self) -> list[float]:
+        """Each server's number: all hold a part of the same vector."""
+        return [b.value for b in self.benches if b.layout.parts(b.shard.server)[0].length]
+
+    def verdict(self, server: int, route: object) -> object:
+        answer = self.answers[server, route]
+        assert isinstance(answer, PushReply)
+        return answer.verdict
+
+
+BOTH = ((0, 1), (1, 1))
+
+
+@pytest.mark.parametrize("reached", [0, 1])
+def test_a_worker_that_died_between_two_servers_is_in_the_round_of_neither(reached: int) -> None:
+    servers = Servers(SYNC)
+    servers.push(reached, 1, 50.0)
+    for server in (0, 1):
+        servers.push(server, 0, 2.0)
+    servers.deliver()
+    assert [bench.shard.step for bench in servers.benches] == [0, 0]
+    for server in (0, 1):
+        servers.view(server, 2, (0, 1))
+        servers.deliver()
+    assert [bench.shard.step for bench in servers.benches] == [1, 1]
+    assert set(servers.values()) == {98.0}
+
+
+def test_a_worker_that_died_after_both_had_its_update_is_in_the_round_of_both() -> None:
+    servers = Servers(SYNC)
+    for server in (0, 1):
+        servers.push(server, 0, 2.0)
+        servers.push(server, 1, 4.0)
+    servers.view(1, 2, (0, 1))  # ps:1 has said what it holds, and now hears of the loss
+    servers.deliver()
+    servers.view(0, 2, (0, 1))
+    assert [bench.shard.step for bench in servers.benches] == [1, 1]
+    assert set(servers.values()) == {97.0}
+    assert servers.verdict(1, "push 0.1") == Applied(1)
+
+
+def test_a_newcomer_that_one_server_knows_and_the_other_does_not_yet() -> None:
+    servers = Servers(SYNC)
+    for server in (0, 1):
+        servers.push(server, 0, 3.0)
+    servers.push(1, 1, 6.0)
+    servers.view(0, 2, *BOTH, (2, 1))
+    servers.push(0, 1, 6.0)
+    servers.deliver()
+    # Neither has gone on without the other: the newcomer finds values of one step.
+    assert [bench.shard.step for bench in servers.benches] == [0, 0]
+    servers.view(1, 2, *BOTH, (2, 1))
+    assert [told(b.pull(2))[0][1] for b in servers.benches] == [PullReply(0, False)] * 2
+    for server in (0, 1):
+        servers.push(server, 2, 9.0)
+    servers.deliver()
+    assert [bench.shard.step for bench in servers.benches] == [1, 1]
+    assert set(servers.values()) == {94.0}
+
+
+def test_two_starts_of_a_worker_are_not_mistaken_for_each_other() -> None:
+    servers = Servers(SYNC)
+    servers.push(1, 0, 2.0)
+    servers.push(1, 1, 50.0)
+    servers.view(0, 2, (0, 1), (1, 2))
+    servers.push(0, 0, 2.0)
+    servers.push(0, 1, 4.0, incarnation=2)
+    servers.deliver()
+    assert servers.benches[0].shard.step == 0, "ps:1 holds the update of the first start only"
+    servers.view(1, 2, (0, 1), (1, 2))
+    servers.push(1, 1, 4.0, incarnation=2)
+    servers.deliver()
+    assert [bench.shard.step for bench in servers.benches] == [1, 1]
+    assert set(servers.values()) == {97.0}
+
+
+def test_a_word_that_was_lost_is_said_again_when_it_is_asked_for() -> None:
+    servers = Servers(SYNC)
+    for server in (0, 1):
+        for worker in (0, 1):
+            servers.push(server, worker, 2.0)
+    ready = servers.wire[0]
+    servers.deliver(1)
+    assert servers.benches[0].shard.step == 1
+    servers.wire.clear()  # the decision never arrives; ps:1 repeats its last word
+    servers.wire.append(ready)
+    servers.deliver()
+    assert [bench.shard.step for bench in servers.benches] == [1, 1]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_norms_of_a_round_whose_members_change_while_they_are_asked_for(workers: int) -> None:
+    rule = Rule(aggregate=0, staleness=0, clip_norm=1000.0)
+    servers = Servers(rule, workers=(0, 1, 2))
+    everybody = [(worker, 1) for worker in range(3)]
+    for worker in range(3):
+        servers.push(1, worker, 6.0 * (worker + 1))
+    for worker in range(workers):
+        servers.push(0, worker, 6.0 * (worker + 1))
+    servers.deliver()
+    servers.view(0, 2, *everybody[:workers])
+    proposal = servers.wire[0][1]
+    assert proposal == RoundClose(0, tuple(everybody[:workers]), -1.0)
+    servers.view(0, 3, *everybody[:workers], (3, 1))  # one more joins meanwhile
+    servers.deliver()
+    assert servers.benches[0].shard.step == 0
+    servers.view(1, 3, *everybody[:workers], (3, 1))
+    for server in (0, 1):
+        servers.push(server, 3, 12.0)
+    servers.deliver()
+    assert [bench.shard.step for bench in servers.benches] == [1, 1]
+    mean = (sum(6.0 * (worker + 1) for worker in range(workers)) + 12.0) / (workers + 1)
+    assert set(servers.values()) == {100.0 - mean}
