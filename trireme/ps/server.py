@@ -108,6 +108,7 @@ class ShardHandler:
         self.shard = Shard(index)
         self._now = now
         self._servers: dict[int, Link] = {}
+        self._speaking: dict[Identity, Link] = {}  # what each process last spoke over
         self._values: Sequence[torch.Tensor] = ()
         self._value_bytes: tuple[memoryview, ...] = ()
         self._untold: dict[int, Message] = {}
@@ -145,6 +146,7 @@ class ShardHandler:
     def received(self, link: Link, incoming: Incoming) -> None:
         """Lets a message happen to the shard, and carries out what that leads to."""
         now, message = self._now(), incoming.message
+        self._supersede(link)
         if isinstance(message, Push):
             staging = self._staged(link, incoming.payload)
             staging.busy = True
@@ -171,8 +173,24 @@ class ShardHandler:
                 raise FrameError(f"a server is not asked {type(message).__name__}")
             self._carry_out(event(now, _Route(link, incoming.sequence), message))
 
+    def _supersede(self, link: Link) -> None:
+        """Closes the link over which this process spoke before.
+
+        What the network still brings over that one is older than what has come over this, and an
+        answer that went there would be lost.
+        """
+        if not link.identity.incarnation:
+            return  # an onlooker, or a server: several of one name may speak
+        before = self._speaking.get(link.identity)
+        if before is not link:
+            self._speaking[link.identity] = link
+            if before is not None:
+                before.close()
+
     def closed(self, link: Link, error: WireError | None) -> None:
         """A peer is gone: the coordinator says whether for good."""
+        if self._speaking.get(link.identity) is link:
+            del self._speaking[link.identity]
         for server in [s for s, other in self._servers.items() if other is link]:
             del self._servers[server]
             if server == 0:

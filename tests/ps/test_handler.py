@@ -1,0 +1,91 @@
+"""What a server does with its connections, seen without a network."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from tests.ps.bench import SYNC, Bench, view
+from trireme.ps.messages import Attach, Load, Push, RoundReady, Status, TensorSpec
+from trireme.ps.server import ShardHandler
+from trireme.wire.connection import Incoming
+from trireme.wire.handshake import Identity
+from trireme.wire.message import Message
+from trireme.wire.service import Link
+
+
+@dataclass(eq=False)
+class FakeLink:
+    identity: Identity
+    sent: list[Message] = field(default_factory=list)
+    closed: bool = False
+    context: Any = None
+    destination: Any = None
+    lending: Any = None
+
+    def offer(self, message: Message, payload: Sequence[Any] = (), *, sequence: int = 0) -> bool:
+        self.sent.append(message)
+        return True
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class Server:
+    """A handler, spoken to over links of the test's."""
+
+    def __init__(self, index: int = 0, workers: Sequence[int] = (0, 1)) -> None:
+        self.handler = ShardHandler(index, now=lambda: 1.0)
+        self.handler.view(view(1, *workers))
+
+    def link(self, task: str, incarnation: int = 0) -> FakeLink:
+        link = FakeLink(Identity("job", task, incarnation))
+        self.handler.authenticated(cast(Link, link))
+        return link
+
+    def hear(self, link: FakeLink, message: Message, payload: Sequence[memoryview] = ()) -> None:
+        self.handler.received(cast(Link, link), Incoming(message, 1, payload, 0))
+
+
+def test_the_connection_that_a_process_speaks_over_closes_the_one_before() -> None:
+    server = Server()
+    old, new = server.link("worker:0", 1), server.link("worker:0", 1)
+    server.hear(old, Status())
+    assert not old.closed, "nothing has come over the other yet"
+    server.hear(new, Status())
+    assert old.closed
+    server.handler.closed(cast(Link, old), None)
+    newest = server.link("worker:0", 1)
+    server.hear(newest, Status())
+    assert new.closed
+
+
+def test_other_processes_keep_their_connections() -> None:
+    server = Server()
+    links = [
+        server.link("worker:0", 1),
+        server.link("worker:0", 2),
+        server.link("worker:1", 1),
+        server.link("observer"),
+        server.link("observer"),
+    ]
+    for link in links:
+        server.hear(link, Status())
+    assert not any(link.closed for link in links)
+
+
+def test_a_server_repeats_its_last_word_over_a_new_connection() -> None:
+    server = Server(1, workers=(0,))
+    bench = Bench(SYNC, server=1, servers=2)
+    (part,) = bench.layout.parts(1)
+    worker, leader = server.link("worker:0", 1), server.link("ps:0")
+    server.hear(worker, Attach(0, 1, 1, bench.layout.spec, bench.optimizer, SYNC))
+    tensor = TensorSpec("values", "float32", "float32", part.start, part.stop)
+    load = Load(0, 1, 1, 0, (tensor,), (), ())
+    server.hear(worker, load, [memoryview(bytearray(part.bytes))])
+    push = Push(0, 1, 1, 1, 0, 0, 1.0)
+    server.hear(worker, push, worker.destination(push, part.bytes))
+    said = RoundReady(1, 0, ((0, 1),), (), 0.0)
+    assert leader.sent == [said]
+    assert server.link("ps:0").sent == [said]
