@@ -126,3 +126,11 @@ def test_a_status_says_what_little_it_can() -> None:
     assert describe_status(-9).summary == "killed by SIGKILL"
     assert describe_status(-200).summary == "killed by signal 200"
     assert describe_status(4).summary == "ended with status 4"
+
+
+def test_who_runs_at_exit_can_see_a_failing_status(script, monkeypatch) -> None:
+    monkeypatch.setattr(sys, "last_value", None, raising=False)
+    assert script("import sys; sys.exit(0)")[0] == 0
+    assert sys.last_value is None
+    assert script("import sys; sys.exit(3)")[0] == 3
+    assert isinstance(sys.last_value, SystemExit)

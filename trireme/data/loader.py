@@ -40,13 +40,15 @@ class Batch:
     Attributes:
         data: the collated examples: a tuple of tensors, or whatever the data set's items make.
         spans: the positions that they stand at.
+        dataset: the name of the data set whose positions they are.
     """
 
-    __slots__ = ("_examples", "data", "spans")
+    __slots__ = ("_examples", "data", "dataset", "spans")
 
-    def __init__(self, data: Any, spans: tuple[Span, ...]) -> None:
+    def __init__(self, data: Any, spans: tuple[Span, ...], dataset: str = "") -> None:
         self.data = data
         self.spans = spans
+        self.dataset = dataset
         self._examples = sum(stop - start for start, stop in spans)
 
     def __len__(self) -> int:

@@ -73,6 +73,7 @@ def _exited(error: SystemExit, outcome: Path | None) -> int:
     if not isinstance(error.code, int):
         print(error.code, file=sys.stderr)
     if status != INTERRUPTED:
+        sys.last_value = error  # as in `_failed`
         _leave(outcome, describe(error))
     return status
 

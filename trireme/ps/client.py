@@ -305,11 +305,13 @@ class Client:
         Raises:
             ConfigurationError: the job has told this worker to stop, or a push is under way.
         """
-        if self.stopping or self._pushed:
+        if self.stopping:
             raise ConfigurationError(
-                f"worker:{self.options.worker} pushed "
-                + ("after it was told to stop" if self.stopping else "before it waited")
+                f"worker:{self.options.worker} made an update after training had ended: leave the "
+                "loop when should_stop says so; the batches of session.loader end by themselves"
             )
+        if self._pushed:
+            raise ConfigurationError(f"worker:{self.options.worker} pushed before it waited")
         self._flat.collect_gradients()
         self._sequence += 1
         changed = hyper if hyper != self._hyper else None

@@ -124,7 +124,10 @@ class LocalClient:
             ConfigurationError: the job has told this worker to stop.
         """
         if self.stopping:
-            raise ConfigurationError("worker:0 pushed after it was told to stop")
+            raise ConfigurationError(
+                "worker:0 made an update after training had ended: leave the loop when "
+                "should_stop says so; the batches of session.loader end by themselves"
+            )
         self._flat.collect_gradients()
         self._sequence += 1
         push = Push(
@@ -222,10 +225,13 @@ class _UserOptimizer:
         """Nothing that is laid out flat."""
 
 
-def _names(optimizer: torch.optim.Optimizer, flat: FlatModel) -> list[str]:
-    """Returns the parameters' names in the order in which the optimizer's state counts them."""
+def _names(optimizer: torch.optim.Optimizer, flat: FlatModel) -> list[str | None]:
+    """Returns the parameters' names in the order in which the optimizer's state counts them.
+
+    A frozen one counts too, but has no state, and no name here.
+    """
     by_identity = {id(parameter): name for name, parameter in flat.parameters.items()}
-    return [by_identity[id(p)] for group in optimizer.param_groups for p in group["params"]]
+    return [by_identity.get(id(p)) for group in optimizer.param_groups for p in group["params"]]
 
 
 def _export(optimizer: torch.optim.Optimizer, flat: FlatModel) -> dict[str, torch.Tensor]:
@@ -235,6 +241,7 @@ def _export(optimizer: torch.optim.Optimizer, flat: FlatModel) -> dict[str, torc
     return {
         f"{names[index]}/{key}": torch.as_tensor(value).detach().cpu().clone()
         for index, entries in state.items()
+        if names[index] is not None
         for key, value in entries.items()
         if isinstance(value, (torch.Tensor, int, float))
     }
@@ -244,7 +251,7 @@ def _restore(
     optimizer: torch.optim.Optimizer, flat: FlatModel, tensors: dict[str, torch.Tensor]
 ) -> None:
     """Replaces an optimizer's state, on whatever device its parameters are."""
-    index = {name: position for position, name in enumerate(_names(optimizer, flat))}
+    index = {name: position for position, name in enumerate(_names(optimizer, flat)) if name}
     state: dict[int, dict[str, torch.Tensor]] = {}
     for key, tensor in tensors.items():
         parameter, _, entry = key.rpartition("/")

@@ -18,6 +18,7 @@ from trireme.session.options import OptionValues, make_options
 from trireme.session.progress import make_progress
 from trireme.session.replica import named_groups
 from trireme.session.rules import rule_of
+from trireme.session.signals import Signals
 from trireme.session.supervisor import Supervisor, Training
 
 __all__ = ["DistributedOptimizer", "distribute"]
@@ -38,6 +39,7 @@ def distribute(
     Use it in the place of the one given: `zero_grad()`, `backward()`, `step()` as always. Its
     `step` pushes the gradients and brings the new values into the model. Under plain `python` it
     updates the model itself. The process leaves the job when it ends; leave earlier with `close`.
+    At Ctrl-C and SIGTERM the workers stop at a step that all agree on, and the chief saves it.
 
     Args:
         model: on its device, with the parameters that the optimizer was built from.
@@ -87,6 +89,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._flat = flat
         self._supervisor = supervisor
         self._closed = False
+        self._handlers = Signals(supervisor.interrupt)
+        self._handlers.install()
         atexit.register(self._at_exit)
 
     @property
@@ -107,7 +111,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def step(self, closure: Callable[[], Any] | None = None, *, examples: float = 1.0) -> Any:
         """Pushes the gradients and brings the new values into the model.
 
-        After the job has reached its end it does nothing.
+        After the job has reached its end it does nothing; after the job was interrupted it ends
+        the program, as a loop that does not ask `should_stop` would go on for nothing.
 
         Args:
             closure: computes the loss and the gradients anew, as for any optimizer.
@@ -115,8 +120,13 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
         Returns:
             What the closure returned.
+
+        Raises:
+            SystemExit: with status 130, at the first call after the job was interrupted.
         """
         loss = None
+        if self._supervisor.should_stop and self._supervisor.interrupted is not None:
+            raise SystemExit(130)
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
@@ -137,6 +147,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """Saves, and leaves the job. May be repeated."""
         if not self._closed:
             self._closed = True
+            self._handlers.restore()
             atexit.unregister(self._at_exit)
             self._supervisor.finish_training()
             self._supervisor.leave("interrupted" if self._supervisor.interrupted else "finished")

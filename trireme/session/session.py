@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import signal
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import TracebackType
 from typing import Any, Self, Unpack
 
 import torch
@@ -30,6 +28,7 @@ from trireme.session.recorder import Recorder
 from trireme.session.replica import Loss, Replica, named_groups
 from trireme.session.result import Metric, StepResult
 from trireme.session.rules import rule_of
+from trireme.session.signals import Signals
 from trireme.session.supervisor import Supervisor, Training
 
 __all__ = ["Session", "StepResult"]
@@ -78,7 +77,9 @@ class Session:
         self._loss = loss
         self._make_optimizer = optimizer
         self._entered = False
-        self._batch_name = ""
+        self._life: Supervisor | None = None
+        self._handed_out: list[Span] = []  # by loaders, since the last update
+        self._left_over: dict[tuple[str, int], list[tuple[int, int]]] = {}
 
     # -- life -----------------------------------------------------------------------------------
 
@@ -106,7 +107,7 @@ class Session:
             max_steps=self.max_steps,
             log_every=self.options.log_every,
         )
-        self._supervisor = Supervisor(
+        self._life = Supervisor(
             self.task,
             Training(self.model, self.optimizer, replica.flat, rule, self.options, self.run_dir),
             self._progress,
@@ -127,11 +128,15 @@ class Session:
             self._updates_per_step(),
             self.max_steps,
         )
-        self._handlers = _Signals(self._supervisor.interrupt)
+        self._handlers = Signals(self._supervisor.interrupt)
         self._handlers.install()
         self._finished = False
-        for hook in self.options.hooks:
-            hook.on_start(self)
+        try:
+            for hook in self.options.hooks:
+                hook.on_start(self)
+        except BaseException as error:  # `__exit__` is not called for what `__enter__` raises
+            self.__exit__(type(error), error, error.__traceback__)
+            raise
         return self
 
     def __exit__(
@@ -191,6 +196,14 @@ class Session:
         flat = FlatModel(groups, servers=max(servers, 1), shared=servers > 0)
         return Replica(model, self._loss, flat, self.options, self.metrics)
 
+    @property
+    def _supervisor(self) -> Supervisor:
+        if self._life is None:
+            raise ConfigurationError(
+                "the session has not joined its job yet: train and evaluate inside `with session:`"
+            )
+        return self._life
+
     # -- what a program asks ----------------------------------------------------------------------
 
     @property
@@ -238,6 +251,7 @@ class Session:
 
         Each example of an epoch is dealt to one worker. What a worker did not finish, because it
         died or its update was stale, is dealt again. A resumed job goes on at the exact example.
+        Who leaves the loop early and comes back for another loader goes on where the first was.
 
         Args:
             dataset: map-style; tensors in memory (`TensorDataset`) take a path without
@@ -251,17 +265,24 @@ class Session:
             epochs: ends the job after so many passes, where `max_steps` does not say otherwise.
 
         Raises:
+            ConfigurationError: the data set has no length or no examples, or `epochs` is not above
+                0.
             Rejected: the workers disagree about the data set's size, or in synchronous jobs about
                 the batch size.
         """
-        size = len(dataset)  # type: ignore[arg-type]
         client = self._supervisor.client
+        size = _size_of(dataset)
+        if epochs is not None and not epochs > 0:
+            raise ConfigurationError(f"epochs={epochs}: it must be above 0")
         if epochs is not None and self.max_steps is None:
             per_step = batch_size * self._updates_per_step()
             client.set_end(-(-int(epochs * size) // per_step))
 
         def source(count: int) -> list[tuple[int, int]]:
-            return [(s.start, s.stop) for s in client.lease(name, size, batch_size, count)]
+            left = self._left_over.pop((name, size), [])
+            return [piece for span in left for piece in _cut(span, batch_size)] or [
+                (s.start, s.stop) for s in client.lease(name, size, batch_size, count)
+            ]
 
         order = Order(size, self.options.seed, shuffle=shuffle)
         loader = Loader(
@@ -272,14 +293,18 @@ class Session:
     def _iterate(self, loader: Loader, name: str) -> Iterator[Batch]:
         if not self.should_stop():
             batches = iter(loader)
-            with suppress(StopIteration):
-                while not self.should_stop():
-                    began = time.perf_counter()
-                    batch = next(batches)
-                    self._recorder.data_seconds += time.perf_counter() - began
-                    self._batch_name = name
-                    yield batch
-            loader.discard()
+            try:
+                with suppress(StopIteration):
+                    while not self.should_stop():
+                        began = time.perf_counter()
+                        batch = next(batches)
+                        self._recorder.data_seconds += time.perf_counter() - began
+                        batch.dataset = name
+                        self._handed_out += self._spans(batch)
+                        yield batch
+            finally:
+                left = self._left_over.setdefault((name, loader.order.size), [])
+                left += loader.discard()
         self._finish_training()
 
     def _updates_per_step(self) -> int:
@@ -291,13 +316,17 @@ class Session:
 
         Args:
             batch: one of `loader`'s, or anything that holds tensors: a pair of inputs and
-                targets, a longer tuple whose last is the target, or a dict with `targets`.
+                targets, a longer tuple whose last is the target, or a dict with `targets`. What
+                loaders have handed out since the last update counts as what such a batch was made
+                of.
 
         Raises:
+            ConfigurationError: training has ended, or the session was not entered.
             NonFiniteError: the loss is NaN or infinite, and the policy is to raise.
             JobFailed: the job has ended elsewhere; says where and why.
         """
         began = time.perf_counter()
+        supervisor = self._supervisor
         for hook in self.options.hooks:
             hook.before_step(self, batch)
         if self.options.deterministic:
@@ -308,7 +337,9 @@ class Session:
         if self._clip_here is not None:
             self._replica.clip(self._clip_here)
         computed = time.perf_counter()
-        pushed = self._supervisor.update(float(result.examples), self._spans(batch))
+        spans = self._spans(batch) if isinstance(batch, Batch) else self._handed_out
+        self._handed_out = []
+        pushed = supervisor.update(float(result.examples), spans)
         verdict = pushed.verdict
         if isinstance(verdict, Duplicate):
             verdict = verdict.original
@@ -328,10 +359,8 @@ class Session:
             for hook in self.options.hooks:
                 hook.on_checkpoint(self, path)
 
-    def _spans(self, batch: Any) -> list[Span]:
-        if not isinstance(batch, Batch):
-            return []
-        return [Span(self._batch_name, start, stop) for start, stop in batch.spans]
+    def _spans(self, batch: Batch) -> list[Span]:
+        return [Span(batch.dataset, start, stop) for start, stop in batch.spans]
 
     def _finish_training(self) -> None:
         if not self._finished:
@@ -449,31 +478,24 @@ class Session:
             self._supervisor.save()
 
 
-class _Signals:
-    """Ctrl-C and SIGTERM: the first asks the job to stop, the second ends this process at once."""
+def _size_of(dataset: Dataset[Any]) -> int:
+    try:
+        size = len(dataset)  # type: ignore[arg-type]
+    except TypeError:
+        raise ConfigurationError(
+            f"{type(dataset).__name__} has no length: a loader deals examples by number, so give "
+            "it a map-style data set, with __len__ and __getitem__; step also takes batches that "
+            "you make yourself"
+        ) from None
+    if size < 1:
+        raise ConfigurationError(f"the {type(dataset).__name__} to train on has no examples")
+    return size
 
-    def __init__(self, interrupt: Callable[[str], None]) -> None:
-        self._interrupt = interrupt
-        self._before: dict[int, Any] = {}
-        self._seen = False
 
-    def install(self) -> None:
-        """Takes the signals over; only the main thread can."""
-        if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
-                self._before[number] = signal.signal(number, self._handle)
-
-    def restore(self) -> None:
-        """Gives the signals back to whoever had them."""
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-        self._before.clear()
-
-    def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self._seen:
-            raise KeyboardInterrupt
-        self._seen = True
-        self._interrupt(signal.Signals(number).name)
+def _cut(span: tuple[int, int], longest: int) -> Iterator[tuple[int, int]]:
+    """Cuts a span of positions into pieces that are not too long for a batch."""
+    start, stop = span
+    return ((low, min(low + longest, stop)) for low in range(start, stop, longest))
 
 
 def _run_dir(value: str | Path | None) -> Path | None:

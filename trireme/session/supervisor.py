@@ -119,6 +119,8 @@ class Supervisor:
         self._stop_sent = False
         self._chief_at_end: bool | None = None
         self._scheduler = _scheduler(training)
+        # Counted here: not every scheduler counts for itself.
+        self._scheduled = getattr(self._scheduler, "last_epoch", 0)
         self._left = False
         self._groups_then: list[list[Any]] = []
         self._hyper_then: tuple[GroupSpec, ...] = ()
@@ -441,9 +443,9 @@ class Supervisor:
 
     def _advance_scheduler(self) -> None:
         """Brings the learning rate to the global step: schedules count the job's steps."""
-        scheduler = self._scheduler
-        while scheduler is not None and scheduler.last_epoch < self.global_step:
-            scheduler.step()
+        while self._scheduler is not None and self._scheduled < self.global_step:
+            self._scheduler.step()
+            self._scheduled += 1
 
     # -- saving ---------------------------------------------------------------------------------
 
@@ -488,7 +490,10 @@ class Supervisor:
                 for group in optimizer.param_groups
             ],
         }
-        model = {**self._constants(), **self.average_buffers(), **state.values}
+        constants = self._constants()
+        # Only what `state_dict` has: not the buffers that the model does not want saved.
+        averages = {n: mean for n, mean in self.average_buffers().items() if n in constants}
+        model = {**constants, **averages, **state.values}
         return CheckpointData(state.step, model, state.optimizer, state.average, described)
 
     def finish_training(self) -> None:

@@ -1,0 +1,165 @@
+"""A session of a lone process: what programs do with it, and what they do wrong."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.optim.lr_scheduler import ChainedScheduler, ExponentialLR, LinearLR
+from torch.utils.data import IterableDataset, TensorDataset
+
+import trireme
+from trireme.errors import ConfigurationError
+from trireme.session.checkpoint import latest
+from trireme.session.hooks import Hook
+
+INPUTS = torch.randn(103, 8, generator=torch.Generator().manual_seed(0))
+DATA = TensorDataset(INPUTS, (INPUTS.sum(1) > 0).long())
+
+
+def make_model() -> nn.Module:
+    return nn.Sequential(nn.Linear(8, 4), nn.ReLU(), nn.Linear(4, 2))
+
+
+def make_session(
+    model: nn.Module | Callable[[], nn.Module] = make_model, **options: Any
+) -> trireme.Session:
+    def adam(parameters: Any) -> torch.optim.Optimizer:
+        return torch.optim.Adam(parameters, lr=0.01)
+
+    return trireme.Session(model, nn.CrossEntropyLoss(), adam, **options)
+
+
+def saved_model(run_dir: Path) -> dict[str, torch.Tensor]:
+    checkpoint = latest(run_dir, lambda path, error: None)
+    assert checkpoint is not None
+    return dict(checkpoint.model)
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda session: session.step(DATA[:10]),
+        lambda session: next(session.loader(DATA, 10)),
+        lambda session: session.evaluate(DATA),
+        lambda session: session.global_step,
+    ],
+)
+def test_a_session_that_was_not_entered_says_so(use: Callable[[trireme.Session], object]) -> None:
+    with pytest.raises(ConfigurationError, match="with session"):
+        use(make_session())
+
+
+def test_an_update_after_the_end_says_what_to_do() -> None:
+    with pytest.raises(ConfigurationError, match="should_stop"), make_session(max_steps=1) as s:
+        for _ in range(2):
+            s.step(DATA[:10])
+
+
+def test_batches_taken_apart_count_as_the_loaders(tmp_path: Path) -> None:
+    with make_session(run_dir=tmp_path, max_steps=4) as session:
+        for inputs, targets in session.loader(DATA, 10):
+            session.step((inputs, targets))
+    with make_session(run_dir=tmp_path, max_steps=6) as session:
+        spans = []
+        for batch in session.loader(DATA, 10):
+            spans += batch.spans
+            session.step(batch)
+    assert spans == [(40, 50), (50, 60)]
+
+
+def test_two_loaders_side_by_side_are_kept_apart(tmp_path: Path) -> None:
+    with make_session(run_dir=tmp_path, max_steps=4) as session:
+        loaders = session.loader(DATA, 10, name="a"), session.loader(DATA, 20, name="b")
+        for first, second in zip(*loaders, strict=False):
+            session.step(first)
+            session.step(second)
+    with make_session(run_dir=tmp_path, max_steps=6) as session:
+        assert next(session.loader(DATA, 10, name="a")).spans == ((20, 30),)
+        assert next(session.loader(DATA, 20, name="b")).spans == ((40, 60),)
+
+
+def test_another_loader_goes_on_where_the_first_was_left() -> None:
+    spans = []
+    with make_session(max_steps=5) as session:
+        for batch_size in (10, 10, 4):
+            for batch in session.loader(DATA, batch_size):
+                spans += batch.spans
+                session.step(batch)
+                if len(spans) in (2, 4):
+                    break
+    assert spans == [(0, 10), (10, 20), (20, 30), (30, 40), (40, 44)]
+
+
+def test_a_frozen_parameter_in_the_optimizer(tmp_path: Path) -> None:
+    def frozen() -> nn.Module:
+        model = make_model()
+        next(model.parameters()).requires_grad_(False)
+        return model
+
+    for steps in (2, 4):
+        with make_session(frozen, run_dir=tmp_path, max_steps=steps) as session:
+            before = next(session.model.parameters()).clone()
+            for batch in session.loader(DATA, 10):
+                session.step(batch)
+            assert torch.equal(next(session.model.parameters()), before)
+    assert session.restored_from == 2
+
+
+def test_a_checkpoint_has_what_the_state_dict_has(tmp_path: Path) -> None:
+    def with_buffers() -> nn.Module:
+        model = make_model()
+        model.register_buffer("kept", torch.ones(3))
+        model.register_buffer("passing", torch.ones(3), persistent=False)
+        return model
+
+    with make_session(with_buffers, run_dir=tmp_path, max_steps=1) as session:
+        session.step(DATA[:10])
+    with_buffers().load_state_dict(saved_model(tmp_path))
+
+
+def test_a_scheduler_that_does_not_count_its_steps() -> None:
+    def chained(optimizer: torch.optim.Optimizer) -> ChainedScheduler:
+        return ChainedScheduler([ExponentialLR(optimizer, 0.5), LinearLR(optimizer, 1.0)])
+
+    with make_session(max_steps=3, scheduler=chained) as session:
+        for batch in session.loader(DATA, 10):
+            session.step(batch)
+    assert session.optimizer.param_groups[0]["lr"] == pytest.approx(0.01 * 0.5**3)
+
+
+class _Endless(IterableDataset[Any]):
+    def __iter__(self) -> Iterator[Any]:
+        return iter(DATA)
+
+
+@pytest.mark.parametrize(
+    ("dataset", "epochs", "says"),
+    [
+        (_Endless(), None, "map-style"),
+        (TensorDataset(torch.zeros(0, 8)), None, "no examples"),
+        (DATA, -1, "above 0"),
+        (DATA, 0, "above 0"),
+    ],
+)
+def test_a_loader_refuses_what_it_cannot_deal(dataset: Any, epochs: Any, says: str) -> None:
+    with pytest.raises(ConfigurationError, match=says), make_session() as session:
+        session.loader(dataset, 10, epochs=epochs)
+
+
+def test_a_hook_that_raises_at_the_start_leaves_nothing_behind() -> None:
+    class Broken(Hook):
+        def on_start(self, session: trireme.Session) -> None:
+            raise ZeroDivisionError
+
+    before = signal.getsignal(signal.SIGINT)
+    session = make_session(hooks=[Broken()])
+    with pytest.raises(ZeroDivisionError), session:
+        pass
+    assert signal.getsignal(signal.SIGINT) is before
+    assert session._supervisor.state == "failed"
