@@ -367,8 +367,8 @@ class Shard:
         push = pending.push
         staleness = self.step - push.pulled
         self.counters["staleness"] += staleness
-        if push.weight > 0:
-            self._values.apply(pending.gradients, push.hyper, self.step + 1)
+        gradients = pending.gradients if push.weight > 0 else None
+        self._values.apply(gradients, push.hyper, self.step + 1)
         self.step += 1
         verdict = Applied(self.step)
         self._decide(pending, verdict)
@@ -405,9 +405,8 @@ class Shard:
         current = self._round
         mean = current.scaled_mean(decision)
         members = [current.pending.pop(member) for member in decision.members]
-        if mean is not None:
-            hyper = next((p.push.hyper for p in members if p.push.hyper is not None), None)
-            self._values.apply(mean, hyper, self.step + 1)
+        hyper = next((p.push.hyper for p in members if p.push.hyper is not None), None)
+        self._values.apply(mean, hyper, self.step + 1)
         self.step += 1
         self.counters["rounds"] += 1
         self._round = Round(self.step, lambda: self._spare)

@@ -56,10 +56,20 @@ class Values:
         self._average_rule = average
         self._average = PartBuffer(layout, server) if average else None
 
-    def apply(self, gradients: PartBuffer, hyper: Sequence[GroupSpec] | None, step: int) -> None:
-        """Updates the values in place; `step` is the global step that this makes."""
+    def apply(
+        self, gradients: PartBuffer | None, hyper: Sequence[GroupSpec] | None, step: int
+    ) -> None:
+        """Updates the values in place.
+
+        Args:
+            gradients: by which; None if nothing weighs anything: the values stay as they are.
+            hyper: the optimizer's hyper-parameters from now on, where they have changed.
+            step: the global step that this makes.
+        """
         if hyper is not None:
             self.optimizer.set_hyper(hyper)
+        if gradients is None:
+            return
         self.optimizer.step(gradients)
         if self._average_rule is not None and self._average is not None:
             weight = 1 - self._average_rule.decay_at(step)

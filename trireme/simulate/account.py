@@ -53,6 +53,8 @@ class Account:
         retired: the workers that train no more.
         clocks: decided pushes of each (worker, incarnation) of the view.
         given: what the optimizer was given and is not yet explained, with what that left.
+        rate: the learning rate that the optimizer has been told.
+        used_rate: that of the last step which changed the values.
     """
 
     def __init__(
@@ -68,6 +70,7 @@ class Account:
         self.view = View(0, (), ())
         self.retired: set[int] = set()
         self.clocks: dict[tuple[int, int], int] = {}
+        self.rate = self.used_rate = 1.0
         self.given: list[tuple[Vectors, Vectors, Vectors]] = []
         self._parts = layout.parts(server)
         self._momentum = momentum
@@ -117,8 +120,11 @@ class Account:
         self.velocity = tuple(
             v * v.dtype.type(self._momentum) + g for v, g in zip(self.velocity, given, strict=True)
         )
-        self.values = tuple(x - v for x, v in zip(self.values, self.velocity, strict=True))
+        self.values = tuple(
+            x - v * v.dtype.type(self.rate) for x, v in zip(self.values, self.velocity, strict=True)
+        )
         self.given.append((given, self.values, self.velocity))
+        self.used_rate = self.rate
 
     def identify(self, given: Vectors) -> PushId:
         """Returns whose push a gradient is."""

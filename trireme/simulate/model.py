@@ -36,6 +36,7 @@ class Model:
         self.layout = Layout.of(_PARAMETERS, servers=servers)
         group = GroupSpec({"lr": 1.0, "momentum": momentum})
         self.optimizer = OptimizerSpec("SGD", (group, group))
+        self.momentum = momentum
         self._rng = np.random.default_rng(seed)
 
     def first_state(self) -> ModelState:
@@ -49,6 +50,11 @@ class Model:
                 for p in _PARAMETERS
             },
         )
+
+    def hyper(self, rate: float) -> tuple[GroupSpec, ...]:
+        """Returns the optimizer's hyper-parameters with a learning rate."""
+        group = GroupSpec({"lr": rate, "momentum": self.momentum})
+        return group, group
 
     def gradient(self) -> Vectors:
         """Returns a new gradient, as whole flat vectors."""

@@ -57,6 +57,7 @@ class Schedule:
         workers, servers: how many.
         resumed_servers: how many servers go on from its last checkpoint.
         momentum: SGD's; 0 or 0.5, so that all values stay exact.
+        faster_from: the global step from which on the learning rate is 2 and not 1.
         batch: examples in a worker's batch.
         think: each worker's mean seconds between two pushes.
         empty: the chance that a push weighs nothing.
@@ -75,6 +76,7 @@ class Schedule:
     servers: int
     resumed_servers: int
     momentum: float
+    faster_from: int
     batch: int
     think: tuple[float, ...]
     empty: float
@@ -85,6 +87,10 @@ class Schedule:
     cuts: tuple[float, ...] = ()
     vanishing: float | None = None
     stop_at: float | None = None
+
+    def rate_at(self, step: int) -> float:
+        """Returns the learning rate for the update on top of a step."""
+        return 1.0 if step < self.faster_from else 2.0
 
     def __str__(self) -> str:
         lines = [f"schedule {self.mode}, seed {self.seed}:"]
@@ -147,6 +153,7 @@ def draw(mode: str, seed: int) -> Schedule:
         servers=servers,
         resumed_servers=rng.choice([n for n in (1, 2, 3, 4) if n != servers]),
         momentum=rng.choice((0.0, 0.5)),
+        faster_from=rng.randint(0, steps),
         batch=rng.randint(1, 4),
         think=tuple(rng.choice((0.01, 0.03, 0.2)) for _ in range(workers)),
         empty=0.1 if rule.synchronous and rng.random() < 0.3 else 0.0,

@@ -83,6 +83,7 @@ class Witness:
             for server in range(layout.spec.servers)
         ]
         self._rule = schedule.rule
+        self._rate_at = schedule.rate_at
         self._members: dict[int, list[PushId]] = {}
         self._before = set(self.dealing.applied)
         self._applied_before = {row.worker: row.applied for row in start.workers}
@@ -121,6 +122,11 @@ class Witness:
         assert kind is Applied or kind is Stale
         self.acknowledged[who] = kind
         self.counts["applied" if kind is Applied else "stale"] += 1
+
+    @property
+    def applied(self) -> set[PushId]:
+        """The pushes whose workers know that they are applied."""
+        return {who for who, kind in self.acknowledged.items() if kind is Applied}
 
     def check_held(self, who: tuple[int, int], spans: Sequence[Span]) -> None:
         """A worker leaves: what it holds unpushed must be what it thinks it holds."""
@@ -185,6 +191,8 @@ class Witness:
             given = account.advance(given=bool(weighty))
             if weighty:
                 self._check_mean(account, weighty, given)
+                if account.used_rate != self._rate_at(account.step - 1):
+                    account.fail(f"the round had the learning rate {account.used_rate}")
             for who in members:
                 if self.made[who].push.pulled != account.step - 1:
                     account.fail(f"push {who} is of step {self.made[who].push.pulled}")
@@ -406,6 +414,9 @@ class _Watched:
 
     def set_hyper(self, groups: Sequence[GroupSpec]) -> None:
         """Takes new hyper-parameters, group by group."""
+        rate = groups[0].values["lr"]
+        assert isinstance(rate, float)
+        self._account.rate = rate
         self._inner.set_hyper(groups)
 
     def export(self) -> list[tuple[TensorSpec, torch.Tensor]]:

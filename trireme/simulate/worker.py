@@ -10,6 +10,7 @@ from trireme.ps.messages import (
     Attach,
     Attached,
     Drain,
+    GroupSpec,
     Lease,
     Leased,
     Load,
@@ -87,6 +88,7 @@ class Worker:
         self._sequence = 0
         self._spans: list[Span] = []
         self._leases = 0
+        self._hyper: tuple[GroupSpec, ...] | None = None  # what the servers are known to have
 
     def hear(self, view: View) -> None:
         """The coordinator's news."""
@@ -174,6 +176,7 @@ class Worker:
         spans = (self._spans.pop(0),)
         weight = 0.0 if rng.random() < place.schedule.empty else float(place.schedule.batch)
         gradient = place.model.gradient()
+        hyper = place.model.hyper(place.schedule.rate_at(pulled))
         push = Push(
             self.index,
             self.incarnation,
@@ -182,7 +185,7 @@ class Worker:
             self._sequence - 1,
             pulled,
             weight,
-            None,
+            hyper if hyper != self._hyper else None,
             spans,
         )
         place.witness.make(push, spans, gradient)
@@ -199,6 +202,8 @@ class Worker:
         answers = yield start
         replies = [_expect(answers[s][0], PushReply) for s in sorted(answers)]
         place.witness.acknowledge(push_id(push), [reply.verdict for reply in replies])
+        # What a stale update brought along was dropped with it.
+        self._hyper = hyper if push_id(push) in place.witness.applied else None
         return (yield from self._level(replies))
 
     def _pushed(self, push: Push, gradient: Vectors, server: int) -> Request:
