@@ -40,6 +40,7 @@ from trireme.ps.messages import (
     Collected,
     Cut,
     Drain,
+    Duplicate,
     FencedVerdict,
     Freeze,
     Frozen,
@@ -63,6 +64,7 @@ from trireme.ps.messages import (
     Share,
     Snapshot,
     Span,
+    Stale,
     Status,
     StopJob,
     Stopping,
@@ -217,7 +219,7 @@ class Client:
         self._sequence = 0
         self._acknowledged = 0
         self._leases = 0
-        self._hyper: tuple[GroupSpec, ...] | None = None
+        self._hyper: tuple[GroupSpec, ...] | None = None  # what the servers surely have
         self._synchronous = False
         self._pushed = False
 
@@ -233,7 +235,8 @@ class Client:
             ModelMismatchError: another worker showed another model; names the first difference.
             UnsupportedOptimizerError: the server has no such optimizer.
         """
-        self._synchronous, self._hyper = rule.synchronous, optimizer.groups
+        self._synchronous = rule.synchronous
+        self._hyper = None  # the servers may go by what an earlier worker has shown
         codec = make_codec(rule.codec)
         if codec is not None and not self._packers:
             self._packers = [Packer(codec, gradients) for gradients in self._gradients]
@@ -359,6 +362,9 @@ class Client:
         self._pushed = False
         self._acknowledged = self._sequence
         first = replies[0]
+        verdict = first.verdict
+        if isinstance(verdict.original if isinstance(verdict, Duplicate) else verdict, Stale):
+            self._hyper = None  # what a stale update brought along was dropped with it
         self.stopping = first.stop
         steps = [reply.step for reply in replies]
         self.step = first.step if len(set(steps)) == 1 else self._level(steps)
