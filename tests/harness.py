@@ -20,7 +20,7 @@ import itertools
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -56,8 +56,9 @@ class Cluster:
         strategy, aggregate, staleness: as on the command line.
         scheme: `memory`, `tcp`, or `shm`: TCP where workers lend servers their memory.
         run_dir: where checkpoints go; None for nowhere.
-        coordinator_seen_at: gives the address at which workers find what listens at another, such
-            as a proxy's.
+        policy: what the coordinator does otherwise than the harness would have it.
+        coordinator_seen_at: gives the address at which a worker finds the coordinator that listens
+            at another, such as a proxy's.
     """
 
     workers: int = 1
@@ -67,7 +68,8 @@ class Cluster:
     staleness: int | None = None
     scheme: str = "memory"
     run_dir: Path | None = None
-    coordinator_seen_at: Callable[[str], str] = field(default=lambda address: address)
+    policy: Mapping[str, float] = field(default_factory=dict)
+    coordinator_seen_at: Callable[[int, str], str] = field(default=lambda worker, address: address)
 
     def task(self, index: int, coordinator: str) -> TaskConfig:
         """What worker `index` finds in its environment."""
@@ -76,7 +78,7 @@ class Cluster:
             index=index,
             workers=self.workers,
             servers=self.servers,
-            coordinator=coordinator and self.coordinator_seen_at(coordinator),
+            coordinator=coordinator and self.coordinator_seen_at(index, coordinator),
             secret=SECRET.hex(),
             run_dir=None if self.run_dir is None else str(self.run_dir),
             strategy=self.strategy,
@@ -158,7 +160,8 @@ def _keepers(cluster: Cluster, ran: Ran[T]) -> Iterator[str]:
         yield ""
         return
     threads = _Threads()
-    policy = Policy(cluster.workers, cluster.servers, join_timeout=SECONDS, reconnect_grace=1.0)
+    times = {"join_timeout": SECONDS, "reconnect_grace": 1.0, **cluster.policy}
+    policy = Policy(cluster.workers, cluster.servers, **times)
     coordinator = Coordinator(policy, on_done=lambda: service.stop())
     service = Service(
         listen(_any(cluster.scheme)), [coordinator], job=JOB, secret=SECRET, tick_seconds=0.02

@@ -15,17 +15,12 @@ from functools import cached_property
 
 import pytest
 import torch
-from torch import nn
 from torch.utils.data import TensorDataset
 
-from tests.conftest import real_data
 from tests.harness import Cluster
+from tests.parity.lenet import BATCH, STEPS, network
 from tests.parity.plain import OptimizerFactory, Problem, Values, difference, train, values_of
 from tests.parity.problems import adam, same_everywhere, sgd, trained
-from trireme.data import digits, mnist
-from trireme.models import LeNet5
-
-STEPS, BATCH = 200, 32
 
 
 @dataclass(frozen=True)
@@ -54,11 +49,8 @@ class Run:
         inputs, targets = images.tensors
         generator = torch.Generator().manual_seed(3)
         chosen = [torch.randperm(len(inputs), generator=generator)[:BATCH] for _ in range(STEPS)]
-        with torch.random.fork_rng():
-            torch.manual_seed(4)
-            model = LeNet5(size=inputs.shape[-1])
         self.problem = Problem(
-            (smoothed(model) if case.smooth else model).to(case.dtype),
+            network(images, smooth=case.smooth).to(case.dtype),
             [(inputs[i].to(case.dtype), targets[i]) for i in chosen],
         )
 
@@ -71,28 +63,6 @@ class Run:
         moved = difference(values_of(self.problem.model), self.expected)
         assert moved > 0.05, "nothing was learned"
         assert difference(values, self.expected) <= self.case.allowed
-
-
-def smoothed(model: LeNet5) -> LeNet5:
-    """Makes the network that of the paper's section II.B: tanh, and averages over 2x2."""
-    for part in (model.features, model.classifier):
-        for place, layer in enumerate(part):
-            if isinstance(layer, nn.ReLU):
-                part[place] = nn.Tanh()
-            elif isinstance(layer, nn.MaxPool2d):
-                part[place] = nn.AvgPool2d(2)
-    return model
-
-
-@pytest.fixture(scope="module")
-def images() -> TensorDataset:
-    """MNIST where it is, else the digits of scikit-learn."""
-    try:
-        folder = real_data("mnist")
-    except pytest.skip.Exception:
-        inputs, targets = digits.load()[0].tensors
-        return TensorDataset(inputs.reshape(-1, 1, 8, 8), targets)
-    return mnist.load(folder, flat=False)[0]
 
 
 @pytest.fixture(scope="module", params=CASES.values(), ids=CASES)

@@ -1,0 +1,236 @@
+"""Commands as a user gives them at a shell, with what they print, and what they leave behind."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+ROOT = Path(__file__).resolve().parents[2]
+PROGRAMS = Path(__file__).parent / "programs"
+TRIREME = (sys.executable, "-m", "trireme")
+SECONDS = 100.0
+"""After this a command is taken for hung. Importing torch takes seconds of it on a busy machine."""
+
+_MARK = "TRIREME_INTEGRATION_TEST"
+
+
+@dataclass(frozen=True)
+class Ended:
+    """What came of a command.
+
+    Attributes:
+        status: its exit status; minus the number of a signal that killed it.
+        out, err: what it printed; at a terminal, all of it is `out`.
+        seconds: how long it took.
+    """
+
+    status: int
+    out: str
+    err: str
+    seconds: float
+
+    @property
+    def text(self) -> str:
+        """All that it printed."""
+        return self.out + self.err
+
+
+class Running:
+    """A command that runs. Its output is read as it comes."""
+
+    def __init__(self, process: subprocess.Popen[bytes], streams: dict[str, int]) -> None:
+        self.process = process
+        self._began = time.monotonic()
+        self._text = dict.fromkeys(("out", "err"), "")
+        self._changed = threading.Condition()
+        self._readers = [
+            threading.Thread(target=self._read, args=(name, fd), daemon=True)
+            for name, fd in streams.items()
+        ]
+        for reader in self._readers:
+            reader.start()
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def until(self, pattern: str, seconds: float = SECONDS) -> re.Match[str]:
+        """Waits until something was printed that matches.
+
+        Raises:
+            AssertionError: it was not, and the command has ended, or the time has.
+        """
+        deadline = time.monotonic() + seconds
+        with self._changed:
+            while True:
+                found = re.search(pattern, self._text["out"] + self._text["err"])
+                if found:
+                    return found
+                left = deadline - time.monotonic()
+                gone = not any(reader.is_alive() for reader in self._readers)
+                assert left > 0 and not gone, f"no {pattern!r} in:\n{self._all()[-4000:]}"
+                self._changed.wait(min(left, 1.0))
+
+    def until_there(self, path: Path, seconds: float = SECONDS) -> None:
+        """Waits until there is a file.
+
+        Raises:
+            AssertionError: the command has ended without it, or the time has.
+        """
+        deadline = time.monotonic() + seconds
+        while not path.exists():
+            running = self.process.poll() is None and time.monotonic() < deadline
+            assert running, f"no {path}:\n{self._all()[-4000:]}"
+            time.sleep(0.01)
+
+    def send(self, number: int) -> None:
+        """Sends a signal."""
+        self.process.send_signal(number)
+
+    def ended(self, seconds: float = SECONDS) -> Ended:
+        """Waits for the end.
+
+        Raises:
+            AssertionError: it does not end in time.
+        """
+        try:
+            status = self.process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            last = self._all()[-4000:]
+            raise AssertionError(f"still runs after {seconds:.0f} s:\n{last}") from None
+        took = time.monotonic() - self._began
+        for reader in self._readers:
+            reader.join(10.0)
+        return Ended(status, self._text["out"], self._text["err"], took)
+
+    def _all(self) -> str:
+        return self._text["out"] + self._text["err"]
+
+    def _read(self, name: str, fd: int) -> None:
+        with suppress(OSError):  # a terminal whose last process has ended says EIO
+            while data := os.read(fd, 1 << 16):
+                with self._changed:
+                    self._text[name] += data.decode(errors="replace").replace("\r\n", "\n")
+                    self._changed.notify_all()
+        with suppress(OSError):
+            os.close(fd)
+        with self._changed:
+            self._changed.notify_all()
+
+
+class Shell:
+    """Starts commands in a directory. Nothing of them may be left when it is closed."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self._mark = uuid.uuid4().hex
+        self._shared_before = set(_shared_memory())
+        kept = {k: v for k, v in os.environ.items() if not k.startswith("TRIREME_")}
+        self._environ = {
+            **kept,
+            _MARK: self._mark,
+            "PYTHONPATH": str(ROOT),
+            "OMP_NUM_THREADS": "1",
+            "XDG_CONFIG_HOME": str(directory / "config"),
+            "NO_COLOR": "1",
+        }
+        self._terminals: list[int] = []
+
+    def start(self, *words: object, environ: dict[str, str] | None = None) -> Running:
+        """Starts `trireme` with these words."""
+        process = subprocess.Popen(
+            [*TRIREME, *map(str, words)],
+            cwd=self.directory,
+            env={**self._environ, **(environ or {})},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        assert process.stdout is not None and process.stderr is not None
+        streams = {"out": process.stdout, "err": process.stderr}
+        return Running(process, {name: os.dup(s.fileno()) for name, s in streams.items()})
+
+    def start_at_terminal(self, *words: object) -> tuple[Running, int]:
+        """Starts `trireme` at a pseudo-terminal; returns the terminal's other side too."""
+        ours, theirs = os.openpty()
+        process = subprocess.Popen(
+            # A session of its own, whose terminal is this one: Ctrl-C reaches its foreground group.
+            [sys.executable, "-c", _AT_TERMINAL, *TRIREME, *map(str, words)],
+            cwd=self.directory,
+            env=self._environ,
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+            start_new_session=True,
+        )
+        os.close(theirs)
+        self._terminals.append(ours)
+        return Running(process, {"out": os.dup(ours)}), ours
+
+    def run(self, *words: object, environ: dict[str, str] | None = None) -> Ended:
+        """Runs `trireme` with these words to its end."""
+        return self.start(*words, environ=environ).ended()
+
+    def processes(self) -> list[psutil.Process]:
+        """Returns what runs of what was started here, down to the last descendant."""
+        return [process for process in psutil.process_iter() if self._is_ours(process)]
+
+    def assert_nothing_left(self) -> None:
+        """Checks that no process and no shared memory is left."""
+        left = self.processes()
+        assert not left, f"left behind: {[' '.join(p.cmdline()) for p in left]}"
+        shared = [name for name in _shared_memory() if name not in self._shared_before]
+        mapped = set(_mapped()) if shared else set()  # another job's of this machine
+        assert not [name for name in shared if name not in mapped]
+
+    def close(self) -> None:
+        """Ends what still runs, so that a failed test does not spoil the next."""
+        for process in self.processes():
+            with suppress(psutil.NoSuchProcess):
+                process.send_signal(signal.SIGKILL)
+        for terminal in self._terminals:
+            with suppress(OSError):
+                os.close(terminal)
+
+    def _is_ours(self, process: psutil.Process) -> bool:
+        try:
+            return (
+                process.environ().get(_MARK) == self._mark
+                and process.status() != psutil.STATUS_ZOMBIE
+            )
+        except psutil.Error:
+            return False
+
+
+_AT_TERMINAL = """
+import fcntl, os, sys, termios
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+os.execv(sys.argv[1], sys.argv[1:])
+"""
+
+
+def _shared_memory() -> Iterable[str]:
+    directory = Path("/dev/shm")
+    return [entry.name for entry in directory.iterdir()] if directory.is_dir() else []
+
+
+def _mapped() -> Iterator[str]:
+    """Names of shared memory that some process of this machine uses."""
+    for process in psutil.process_iter():
+        with suppress(psutil.Error, OSError):
+            for line in Path(f"/proc/{process.pid}/maps").read_text().splitlines():
+                _, found, name = line.partition("/dev/shm/")
+                if found:
+                    yield name.removesuffix(" (deleted)")

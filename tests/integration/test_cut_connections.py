@@ -1,0 +1,189 @@
+"""Connections that break at any byte: what was acknowledged is what was applied, once.
+
+The gradients are whole numbers, each worker's in a place of its own, and SGD's learning rate is 1:
+so the values themselves count the updates of every worker, exactly.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import nn
+
+from tests.faults import Proxies, Proxy
+from tests.harness import Cluster, run_job
+from trireme.ps.messages import Applied, Stale
+from trireme.session.session import Session
+
+WIDTH = 40
+"""Elements a worker: several slots, so that every server has a part of each worker's."""
+
+
+class Counter(nn.Module):
+    """One row a worker. Its gradient is -1 in the row of the worker that computes it."""
+
+    def __init__(self, workers: int) -> None:
+        super().__init__()
+        self.rows = nn.Parameter(torch.zeros(workers, WIDTH))
+
+    def forward(self, worker: torch.Tensor) -> torch.Tensor:
+        return -self.rows[worker[0]].sum()
+
+
+@dataclass
+class Counts:
+    """What one worker knows of its updates, and what the servers know."""
+
+    attempted: int
+    applied: int
+    stale: int
+    rows: torch.Tensor
+    tables: list[dict[int, tuple[int, int]]]
+
+
+def session_for(cluster: Cluster, steps: int) -> Session:
+    return Session(
+        Counter(cluster.workers),
+        lambda outputs, targets: outputs,
+        lambda params: torch.optim.SGD(params, lr=1.0),
+        max_steps=steps,
+    )
+
+
+def count(session: Session) -> Counts:
+    attempted = applied = stale = 0
+    batch = torch.tensor([session.task.index])
+    while not session.should_stop():
+        attempted += 1
+        verdict = session.step((batch, batch)).verdict
+        applied += isinstance(verdict, Applied)
+        stale += isinstance(verdict, Stale)
+    session._finish_training()  # waits for everybody's last update, as the end of a loader does
+    supervisor = session._supervisor
+    state = supervisor.client.snapshot(state=False)
+    tables = [
+        {row.worker: (row.applied, row.stale) for row in status.workers}
+        for status in supervisor.client.status()
+    ]
+    return Counts(attempted, applied, stale, state.values["rows"], tables)
+
+
+MODES = {
+    "async": Cluster(2, 1, "async", scheme="tcp"),
+    "async on two servers": Cluster(2, 2, "async", scheme="tcp"),
+    "ssp": Cluster(2, 2, "ssp", staleness=2, scheme="tcp"),
+    "sync": Cluster(2, 2, "sync", scheme="tcp"),
+    "backup": Cluster(3, 2, "sync", aggregate=2, scheme="tcp"),
+}
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("cluster", MODES.values(), ids=MODES)
+def test_every_update_counts_once_however_often_connections_break(
+    cluster: Cluster, seed: int
+) -> None:
+    steps = 60 if cluster.strategy != "sync" else 30
+    with Proxies(seed, mean_lifetime=1500) as proxies:
+        counts = run_job(cluster, lambda _: session_for(cluster, steps), count).values
+        assert proxies.cuts > 20, f"only {proxies.cuts} connections were cut"
+
+    # Each applied update moved its worker's row by 1, divided by the updates in its step.
+    in_a_step = 1 if cluster.strategy != "sync" else cluster.aggregate or cluster.workers
+    for worker, known in enumerate(counts):
+        assert known.attempted == known.applied + known.stale
+        assert torch.equal(counts[0].rows[worker], torch.full((WIDTH,), known.applied / in_a_step))
+        for table in counts[0].tables:
+            assert table[worker] == (known.applied, known.stale)
+    assert sum(known.applied for known in counts) == steps * in_a_step
+    assert (sum(known.stale for known in counts) > 0) == (cluster.aggregate is not None)
+
+
+def test_a_cut_connection_to_the_coordinator_is_made_again() -> None:
+    proxies: list[Proxy] = []
+
+    def through(worker: int, address: str) -> str:
+        proxies.append(Proxy(address))
+        return proxies[-1].address
+
+    cluster = Cluster(2, 1, "sync", scheme="tcp", coordinator_seen_at=through)
+
+    def program(session: Session) -> tuple[int, int]:
+        batch = torch.tensor([session.task.index])
+        while not session.should_stop():
+            if session.global_step == 5:
+                proxies[session.task.index].cut()
+            session.step((batch, batch))
+        return session.local_steps, session._supervisor.client.options.incarnation
+
+    ran = run_job(cluster, lambda _: session_for(cluster, 40), program)
+    assert ran.values == [(40, 1), (40, 1)]
+    assert all(proxy.connections >= 2 for proxy in proxies)
+    for proxy in proxies:
+        proxy.close()
+
+
+def test_a_worker_taken_for_lost_comes_back_and_no_update_counts_twice() -> None:
+    """The coordinator hears nothing of it for too long, while its servers do."""
+    held, evicted = threading.Event(), threading.Event()
+    proxies: dict[int, Proxy] = {}
+
+    def through(worker: int, address: str) -> str:
+        proxies[worker] = Proxy(address)
+        return proxies[worker].address
+
+    policy = {"heartbeat_interval": 0.1, "heartbeat_timeout": 3.0}
+    cluster = Cluster(2, 1, "async", scheme="tcp", policy=policy, coordinator_seen_at=through)
+
+    def lost(session: Session) -> tuple[Counts, int]:
+        batch = torch.tensor([1])
+        session.step((batch, batch))
+        proxies[1].hold()
+        held.set()
+        assert evicted.wait(20)
+        counts = count(session)  # the first of these steps is fenced off until it is back
+        return counts, session._supervisor.client.options.incarnation
+
+    def witness(session: Session) -> tuple[Counts, int]:
+        supervisor = session._supervisor
+        assert held.wait(20)
+        without = supervisor._member.wait_for_view(newer_than=1, timeout=20)
+        assert [entry.index for entry in without.workers] == [0]
+        evicted.set()
+        while not supervisor.client.status()[0].counters.get("fenced"):
+            pass  # until its push has come, and was refused
+        proxies[1].flow()
+        again = supervisor._member.wait_for_view(newer_than=without.number, timeout=20)
+        assert [(entry.index, entry.incarnation) for entry in again.workers] == [(0, 1), (1, 2)]
+        return count(session), supervisor.client.options.incarnation
+
+    (first, one), (second, two) = run_job(
+        cluster,
+        lambda _: session_for(cluster, 80),
+        lambda session: witness(session) if session.is_chief else lost(session),
+    ).values
+    for proxy in proxies.values():
+        proxy.close()
+    assert (one, two) == (1, 2)
+    assert first.attempted == first.applied
+    # What was fenced off is counted as stale by the worker, and by nobody else.
+    assert (second.applied, second.stale) == (second.attempted - 1, 1)
+    assert first.rows[:, 0].tolist() == [first.applied, 1 + second.applied]
+    assert first.tables == [{0: (first.applied, 0), 1: (1 + second.applied, 0)}]
+    assert first.applied + 1 + second.applied == 80
+
+
+def test_a_slow_network_changes_nothing_but_the_time() -> None:
+    cluster = Cluster(2, 2, "sync", scheme="tcp")
+    with Proxies() as proxies:
+
+        def program(session: Session) -> Counts:
+            for index, proxy in enumerate(proxies.by_server.values()):
+                proxy.delay = 0.001 * (1 + 4 * index)
+            return count(session)
+
+        counts = run_job(cluster, lambda _: session_for(cluster, 20), program).values
+    assert [known.applied for known in counts] == [20, 20]
+    assert torch.equal(counts[0].rows, torch.full((2, WIDTH), 10.0))

@@ -1,0 +1,121 @@
+"""What goes wrong, and what a user reads of it: one clear error, the right status, nothing left.
+
+What concerns tasks started by hand is in `test_by_hand.py`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.integration.shell import PROGRAMS, Ended, Shell
+from trireme.data.mnist import FILES
+from trireme.launch.run_directory import read_record
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
+
+TRAIN = (PROGRAMS / "train.py", "--out", "out")
+
+
+def run(shell: Shell, *words: object, strategy: str = "sync") -> Ended:
+    """Runs two workers and a server, in which something goes wrong."""
+    return shell.run(
+        *("run", "--ps", 1, "--workers", 2, "--strategy", strategy, "--run-dir", "run"),
+        *(*TRAIN, *words),
+    )
+
+
+def errors(ended: Ended) -> list[str]:
+    """The lines in which tasks say what is wrong with them."""
+    return re.findall(r"^(?:\S+ \| )?error: (.*)$", ended.err, re.MULTILINE)
+
+
+def report(ended: Ended) -> str:
+    """The launcher's report: who failed first, and why."""
+    (found,) = re.findall(r"^trireme: the job failed after \S+ s\. First (.*)$", ended.err, re.M)
+    return str(found)
+
+
+def test_an_exception_in_one_worker_is_shown_once_and_ends_the_job(shell: Shell) -> None:
+    ended = run(shell, "--fault", "1:5:before:raise")
+    assert ended.status == 1
+    assert ended.err.count("Traceback (most recent call last)") == 1
+    assert ended.err.count("worker:1 | tests.faults.Injected: worker:1 at its step 5") == 1
+    assert "runpy" not in ended.err and "trireme/launch" not in ended.err
+    assert errors(ended) == []
+    assert report(ended).startswith("worker:1 failed: Injected: worker:1 at its step 5 (train.py:")
+    assert "only waited or were stopped: coordinator:0, ps:0, worker:0" in ended.err
+
+
+def test_a_model_that_differs_names_the_first_parameter_that_does(shell: Shell) -> None:
+    ended = run(shell, "--odd-one-out")
+    assert ended.status == 2
+    assert "Traceback" not in ended.text
+    (error,) = errors(ended)  # of whichever worker came second
+    assert "the models differ: parameter 0 is '0.weight' (" in error
+    assert "32x20 float32" in error and "33x20 float32" in error
+    assert "the models differ" in report(ended)
+
+
+def test_an_optimizer_that_the_server_lacks_is_refused_by_name(shell: Shell) -> None:
+    ended = run(shell, "--optimizer", "NAdam")
+    assert ended.status == 2
+    assert "Traceback" not in ended.text
+    assert errors(ended)
+    assert all("has no optimizer torch.optim.nadam.NAdam" in error for error in errors(ended))
+    assert "training" not in ended.out
+
+
+def test_a_missing_data_file_is_named(shell: Shell) -> None:
+    ended = shell.run("run", *TRAIN, "--data-dir", "nowhere")
+    assert ended.status == 1
+    (error,) = errors(ended)
+    assert error.startswith("nowhere has neither train-images-idx3-ubyte nor ")
+    assert "Traceback" not in ended.text
+
+
+def test_a_damaged_data_file_is_named(shell: Shell) -> None:
+    folder = shell.directory / "data"
+    folder.mkdir()
+    for name in FILES:
+        (folder / name).write_bytes(b"\x00\x00\x08\x03\x00\x00\x00\x05")  # and nothing of five
+    ended = shell.run("run", *TRAIN, "--data-dir", "data")
+    assert ended.status == 1
+    (error,) = errors(ended)
+    assert f"data/{FILES[0]}" in error
+    assert "Traceback" not in ended.text
+
+
+def test_an_unknown_option_suggests_one(shell: Shell) -> None:
+    ended = shell.run("run", "--wrokers", 2, *TRAIN)
+    assert ended.status == 2
+    assert ended.out == ""
+    assert ended.err.splitlines() == [ended.err.rstrip()]
+    assert "did you mean --workers?" in ended.err
+
+
+def test_a_killed_server_fails_the_job_by_name_soon(shell: Shell) -> None:
+    running = shell.start(
+        *("run", "--ps", 2, "--workers", 2, "--strategy", "async", "--run-dir", "run"),
+        *(*TRAIN, "--max-steps", 10**9),
+    )
+    running.until(r"worker:1 \| step 10 ")
+    os.kill(pid_of(shell.directory / "run", "ps:1"), signal.SIGKILL)
+    killed = time.monotonic()
+    ended = running.ended()
+    assert time.monotonic() - killed < 15
+    assert ended.status == 1
+    assert report(ended) == "ps:1 was killed by SIGKILL"
+    assert "Traceback" not in ended.text
+
+
+def pid_of(run_dir: Path, task: str) -> int:
+    pid = read_record(run_dir).pids[task]
+    assert psutil.pid_exists(pid)
+    return pid
