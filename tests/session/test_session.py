@@ -14,7 +14,7 @@ from torch.optim.lr_scheduler import ChainedScheduler, ExponentialLR, LinearLR
 from torch.utils.data import IterableDataset, TensorDataset
 
 import trireme
-from trireme.errors import ConfigurationError
+from trireme.errors import ConfigurationError, Rejected
 from trireme.session.checkpoint import latest
 from trireme.session.hooks import Hook
 
@@ -163,3 +163,19 @@ def test_a_hook_that_raises_at_the_start_leaves_nothing_behind() -> None:
         pass
     assert signal.getsignal(signal.SIGINT) is before
     assert session._supervisor.state == "failed"
+
+
+def test_a_checkpoint_of_another_optimizer_is_refused(tmp_path: Path) -> None:
+    model = make_model()
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    options = {"run_dir": tmp_path, "max_steps": 1}
+    with trireme.Session(model, nn.CrossEntropyLoss(), sgd, **options) as session:  # type: ignore[arg-type]
+        session.step(DATA[:10])
+    with pytest.raises(Rejected, match="another optimizer"), make_session(run_dir=tmp_path):
+        pass
+
+
+@pytest.mark.parametrize("options", [{"ema": "0.9"}, {"checkpoint": 100}])
+def test_options_of_a_wrong_kind_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigurationError, match=next(iter(options))):
+        make_session(**options)

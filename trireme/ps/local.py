@@ -8,7 +8,7 @@ optimizer is the user's own object, so that every `torch.optim` optimizer will d
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -44,6 +44,7 @@ from trireme.ps.messages import (
     Stopping,
     TensorSpec,
 )
+from trireme.ps.optim import OPTIMIZERS
 from trireme.ps.rule import Average, Rule
 from trireme.ps.shard import Shard
 from trireme.ps.snapshot import ModelState, assemble, disassemble
@@ -94,6 +95,7 @@ class LocalClient:
 
         Raises:
             CheckpointError: the state is of another model.
+            Rejected: it is of another optimizer.
         """
         if state.optimizer:
             _restore(self._optimizer, self._flat, state.optimizer)
@@ -250,13 +252,34 @@ def _export(optimizer: torch.optim.Optimizer, flat: FlatModel) -> dict[str, torc
 def _restore(
     optimizer: torch.optim.Optimizer, flat: FlatModel, tensors: dict[str, torch.Tensor]
 ) -> None:
-    """Replaces an optimizer's state, on whatever device its parameters are."""
+    """Replaces an optimizer's state, on whatever device its parameters are.
+
+    Raises:
+        Rejected: it is another optimizer's.
+    """
     index = {name: position for position, name in enumerate(_names(optimizer, flat)) if name}
     state: dict[int, dict[str, torch.Tensor]] = {}
     for key, tensor in tensors.items():
         parameter, _, entry = key.rpartition("/")
         if parameter in index:
             state.setdefault(index[parameter], {})[entry] = tensor.clone()
+    _check_complete(optimizer, state)
     optimizer.load_state_dict(
         {"state": state, "param_groups": optimizer.state_dict()["param_groups"]}
     )
+
+
+def _check_complete(
+    optimizer: torch.optim.Optimizer, state: Mapping[int, Mapping[str, torch.Tensor]]
+) -> None:
+    """Checks that parameters which have state have all that the optimizer goes on from."""
+    known = OPTIMIZERS.get(type(optimizer).__name__)
+    groups = [group for group in optimizer.param_groups for _ in group["params"]]
+    for index, entries in state.items():
+        missing = known.needs(groups[index]) - entries.keys() if known is not None else None
+        if missing:
+            raise Rejected(
+                f"the checkpoint has no {min(missing)!r}, from which {type(optimizer).__name__} "
+                "would go on: it is another optimizer's; go on with the same optimizer, or choose "
+                "another run directory"
+            )

@@ -125,6 +125,13 @@ class Options:
         _above("l2", self.l2, 0, equal=True)
         if self.clip_norm is not None:
             _above("clip_norm", self.clip_norm, 0)
+        if not isinstance(self.ema, (int, float, Average, type(None))):
+            raise ConfigurationError(f"ema={self.ema!r}: give a decay in [0, 1), or an Average")
+        if not isinstance(self.checkpoint, (Checkpoint, type(None))):
+            raise ConfigurationError(
+                f"checkpoint={self.checkpoint!r}: give a Checkpoint, such as "
+                "Checkpoint(every_steps=1000), or None for no checkpoints"
+            )
         if self.ema is not None and not 0 <= self.ema_rule.decay < 1:  # type: ignore[union-attr]
             raise ConfigurationError(f"ema={self.ema}: the decay must be in [0, 1)")
 
