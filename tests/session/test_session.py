@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import nn
 from torch.optim.lr_scheduler import ChainedScheduler, ExponentialLR, LinearLR
 from torch.utils.data import IterableDataset, TensorDataset
@@ -169,7 +170,7 @@ def test_a_checkpoint_of_another_optimizer_is_refused(tmp_path: Path) -> None:
     model = make_model()
     sgd = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     options = {"run_dir": tmp_path, "max_steps": 1}
-    with trireme.Session(model, nn.CrossEntropyLoss(), sgd, **options) as session:  # type: ignore[arg-type]
+    with trireme.Session(model, nn.CrossEntropyLoss(), sgd, **options) as session:
         session.step(DATA[:10])
     with pytest.raises(Rejected, match="another optimizer"), make_session(run_dir=tmp_path):
         pass
@@ -179,3 +180,69 @@ def test_a_checkpoint_of_another_optimizer_is_refused(tmp_path: Path) -> None:
 def test_options_of_a_wrong_kind_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError, match=next(iter(options))):
         make_session(**options)
+
+
+def test_a_checkpoint_has_tied_parameters_under_all_their_names(tmp_path: Path) -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False)
+            self.b.weight = self.a.weight
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.b(self.a(x))
+
+    def session(max_steps: int) -> trireme.Session:
+        return trireme.Session(
+            Tied,
+            nn.MSELoss(),
+            lambda params: torch.optim.SGD(params, lr=0.1),
+            run_dir=tmp_path,
+            max_steps=max_steps,
+        )
+
+    with session(2) as first:
+        for _ in range(2):
+            first.step((torch.ones(3, 4), torch.zeros(3, 4)))
+    saved = load_file(tmp_path / "checkpoints" / "step-000000002" / "model.safetensors")
+    Tied().load_state_dict(saved, strict=True)
+    assert torch.equal(saved["a.weight"], first.model.a.weight)
+    with session(3) as second:
+        assert torch.equal(second.model.a.weight, saved["a.weight"])
+        assert second.model.a.weight is second.model.b.weight
+
+
+def test_a_skipped_step_leaves_no_trace_in_running_statistics(tmp_path: Path) -> None:
+    session = trireme.Session(
+        lambda: nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 1)),
+        nn.MSELoss(),
+        lambda params: torch.optim.SGD(params, lr=0.1),
+        nan="skip",
+        max_steps=3,
+    )
+    with session:
+        session.step((torch.randn(8, 4), torch.zeros(8, 1)))
+        before = {name: b.clone() for name, b in session.model.named_buffers()}
+        session.step((torch.full((8, 4), float("nan")), torch.zeros(8, 1)))
+        for name, buffer in session.model.named_buffers():
+            assert torch.equal(buffer, before[name]), name
+
+
+def test_a_run_directory_that_cannot_be_made_is_refused_at_once() -> None:
+    session = trireme.Session(
+        nn.Linear(2, 1),
+        nn.MSELoss(),
+        lambda params: torch.optim.SGD(params, lr=0.1),
+        run_dir="/proc/nothing/here",
+        max_steps=1,
+    )
+    with pytest.raises(ConfigurationError, match="run directory"), session:
+        raise AssertionError("entered")
+
+
+def test_an_optimizer_by_name_is_refused() -> None:
+    with (
+        pytest.raises(ConfigurationError, match="builds one from the parameters"),
+        trireme.Session(nn.Linear(2, 1), nn.MSELoss(), "adam", max_steps=1),
+    ):
+        raise AssertionError("entered")

@@ -338,15 +338,19 @@ class Client:
 
         for link in self._links:
             index = link.index
-            views = self._packed(index)
+            views = self._packed(index, weight)
             self._start(link, _Request(partial(build, index), views))
         self._pushed = True
 
-    def _packed(self, server: int) -> Sequence[memoryview]:
-        """Returns what a push sends to a server: the gradients themselves, or packed."""
+    def _packed(self, server: int, weight: float) -> Sequence[memoryview]:
+        """Returns what a push sends to a server: the gradients themselves, or packed.
+
+        What weighs nothing is not looked at there, and must not use up what packing lost before.
+        """
         if not self._packers:
             return self._gradients[server].views
-        self._packers[server].pack()
+        if weight > 0:
+            self._packers[server].pack()
         return self._packers[server].views
 
     def wait(self) -> PushResult:

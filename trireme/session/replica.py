@@ -70,6 +70,8 @@ class Replica:
         self._autocast = options.precision == "bfloat16"
         penalised = [p for p in flat.parameters.values() if p.dim() >= 2] if options.l2 else []
         self._penalised = penalised
+        # A forward pass that is left out must leave no trace in running statistics either.
+        self._kept = list(model.buffers()) if options.nan == "skip" else []
 
     def backward(self, batch: Any) -> StepResult:
         """Leaves the gradient of a batch's mean loss in the flat buffers.
@@ -83,6 +85,7 @@ class Replica:
             ConfigurationError: the loss is not a scalar tensor.
         """
         self.flat.zero_gradients()
+        before = [buffer.clone() for buffer in self._kept]
         if self._options.accumulate == 1:
             inputs, targets = self._split(batch)
             loss, outputs = self.forward(inputs, targets)
@@ -96,6 +99,9 @@ class Replica:
             self._penalise()
         if self._options.nan != "ignore" and not math.isfinite(result._loss.item()):
             self._not_finite(result)
+            with torch.no_grad():
+                for buffer, value in zip(self._kept, before, strict=True):
+                    buffer.copy_(value)
         return result
 
     def forward(self, inputs: Any, targets: Any) -> tuple[torch.Tensor, Any]:

@@ -188,6 +188,11 @@ class Session:
             model = model.to(self.options.device)
         self.model: nn.Module = model.train()
         made = self._make_optimizer
+        if not isinstance(made, torch.optim.Optimizer) and not callable(made):
+            raise ConfigurationError(
+                f"the optimizer is {made!r}: give a function that builds one from the parameters, "
+                "such as lambda params: torch.optim.Adam(params), or an optimizer"
+            )
         self.optimizer: torch.optim.Optimizer = (
             made if isinstance(made, torch.optim.Optimizer) else made(model.parameters())
         )
@@ -293,9 +298,16 @@ class Session:
     def _iterate(self, loader: Loader, name: str) -> Iterator[Batch]:
         if not self.should_stop():
             batches = iter(loader)
+            rejoined = self._supervisor.rejoined
             try:
                 with suppress(StopIteration):
                     while not self.should_stop():
+                        if rejoined != self._supervisor.rejoined:
+                            # Taken for lost: what it had been dealt was dealt to others.
+                            rejoined = self._supervisor.rejoined
+                            self._left_over.clear()
+                            loader.discard()
+                            batches = iter(loader)
                         began = time.perf_counter()
                         batch = next(batches)
                         self._recorder.data_seconds += time.perf_counter() - began

@@ -108,6 +108,7 @@ class Supervisor:
         self.task = task
         self.state = "new"
         self.restored_from: int | None = None
+        self.rejoined = 0  # how often; what was dealt before is dealt to others then
         self._training = training
         self._progress = progress
         self._member: Member | None = None
@@ -226,6 +227,7 @@ class Supervisor:
     def _first_state(self) -> ModelState:
         """Returns the chief's own first values, or the newest good checkpoint's."""
         training = self._training
+        self._make_run_dir()
         checkpoint = self._find_checkpoint()
         if checkpoint is None:
             self._enter("initialising")
@@ -240,11 +242,24 @@ class Supervisor:
         self.client.share(_INITIAL, save_bytes(self._constants()))
         return state
 
+    def _make_run_dir(self) -> None:
+        """Finds out before training, not after it, whether there is a place to save."""
+        run_dir = self._training.run_dir
+        if run_dir is None or self._training.options.checkpoint is None:
+            return
+        try:
+            run_dir.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigurationError(
+                f"the run directory {run_dir} cannot be made: {error.strerror}; choose another "
+                "(run_dir= or --run-dir), or save nothing (checkpoint=None)"
+            ) from error
+
     def _find_checkpoint(self) -> CheckpointData | None:
         resume, run_dir = self._training.options.resume, self._training.run_dir
         if resume not in ("auto", "never"):
             return self._named_checkpoint(Path(resume))
-        if run_dir is None or self._training.options.checkpoint is None:
+        if run_dir is None:
             return None
         if resume == "never":
             if list_checkpoints(run_dir):
@@ -299,6 +314,15 @@ class Supervisor:
             name: tensor.detach().cpu().contiguous().clone()
             for name, tensor in model.state_dict(keep_vars=True).items()
             if id(tensor) not in trained
+        }
+
+    def _aliases(self) -> dict[str, str]:
+        """Returns the further names of tied parameters, and under which each is trained."""
+        trained = {id(p): name for name, p in self._training.flat.parameters.items()}
+        return {
+            name: trained[id(tensor)]
+            for name, tensor in self._training.model.state_dict(keep_vars=True).items()
+            if id(tensor) in trained and name not in self._training.flat.parameters
         }
 
     def _set_constants(self, tensors: Mapping[str, torch.Tensor]) -> None:
@@ -425,6 +449,7 @@ class Supervisor:
         if not isinstance(client, Client) or client.options.incarnation == before:
             raise fence
         self._progress.warn("this worker was taken for lost and comes back")
+        self.rejoined += 1
         client.attach(self._optimizer_spec(), self._training.rule)
         pulled = client.pull()
         return PushResult(Stale(pulled.step), pulled.step, 0, pulled.stop)
@@ -493,7 +518,8 @@ class Supervisor:
         constants = self._constants()
         # Only what `state_dict` has: not the buffers that the model does not want saved.
         averages = {n: mean for n, mean in self.average_buffers().items() if n in constants}
-        model = {**constants, **averages, **state.values}
+        aliases = {name: state.values[first] for name, first in self._aliases().items()}
+        model = {**constants, **averages, **state.values, **aliases}
         return CheckpointData(state.step, model, state.optimizer, state.average, described)
 
     def finish_training(self) -> None:
