@@ -10,10 +10,12 @@ import numpy as np
 import torch
 
 from trireme.cluster.view import View
+from trireme.ps.dense import PartBuffer
 from trireme.ps.layout import Layout
-from trireme.ps.messages import Applied, Push, Span, Stale, TensorSpec
+from trireme.ps.messages import Applied, GroupSpec, Push, Span, Stale, TensorSpec
+from trireme.ps.optim import PartOptimizer
 
-__all__ = ["Account", "Made", "PushId", "Vectors", "Violation"]
+__all__ = ["Account", "Made", "PushId", "Vectors", "Violation", "Watched", "push_id"]
 
 PushId = tuple[int, int, int]
 """A push by worker, incarnation and sequence."""
@@ -91,9 +93,9 @@ class Account:
     def take(self, view: View) -> None:
         """The server takes a view: newcomers start at the slowest clock of those who stay."""
         before, self.view = self.live, view
-        self.retired = {w for w in self.retired if any(who in before for who in self.live)}
-        staying = [who for who in self.live & before if who[0] not in self.retired]
-        start = min((self.clocks[who] for who in staying), default=0)
+        staying = self.live & before
+        self.retired &= {worker for worker, _ in staying}
+        start = min((self.clocks[who] for who in staying if who[0] not in self.retired), default=0)
         self.clocks = {who: self.clocks.get(who, start) for who in self.live}
 
     def load(self, step: int, tensors: Sequence[tuple[TensorSpec, torch.Tensor]]) -> None:
@@ -198,6 +200,39 @@ class Account:
                     whole[low - part.start : high - part.start] = source
             joined.append(whole)
         return tuple(joined)
+
+
+class Watched:
+    """An optimizer that shows an account what it is given.
+
+    Args:
+        inner: the real one.
+        account: of its server.
+    """
+
+    def __init__(self, inner: PartOptimizer, account: Account) -> None:
+        self._inner = inner
+        self._account = account
+
+    def step(self, gradients: PartBuffer) -> None:
+        """Updates the values in place by these gradients."""
+        self._account.give(gradients.vectors)
+        self._inner.step(gradients)
+
+    def set_hyper(self, groups: Sequence[GroupSpec]) -> None:
+        """Takes new hyper-parameters, group by group."""
+        rate = groups[0].values["lr"]
+        assert isinstance(rate, float)
+        self._account.rate = rate
+        self._inner.set_hyper(groups)
+
+    def export(self) -> list[tuple[TensorSpec, torch.Tensor]]:
+        """Returns the state: live tensors, to be copied by whoever keeps them."""
+        return self._inner.export()
+
+    def restore(self, state: Sequence[tuple[TensorSpec, torch.Tensor]]) -> None:
+        """Replaces the state."""
+        self._inner.restore(state)
 
 
 def _as_bytes(vectors: Vectors) -> bytes:

@@ -33,17 +33,15 @@ class Crash:
 
 @dataclass(frozen=True, slots=True)
 class Eviction:
-    """A worker that lives is taken for lost; it finds out when a server fences it.
+    """A worker that lives is taken for lost; it joins again once a server has fenced it off.
 
     Attributes:
         worker: which.
         at: when.
-        restart: seconds from when it found out until it joins again.
     """
 
     worker: int
     at: float
-    restart: float
 
 
 @dataclass(frozen=True)
@@ -190,6 +188,6 @@ def _crashes(rng: random.Random, workers: int, servers: int) -> tuple[Crash, ...
 
 def _evictions(rng: random.Random, workers: int) -> tuple[Eviction, ...]:
     return tuple(
-        Eviction(rng.randrange(workers), rng.uniform(0.05, 3.0), rng.choice((0.05, 0.5)))
+        Eviction(rng.randrange(workers), rng.uniform(0.05, 3.0))
         for _ in range(rng.choice((0, 0, 0, 1, 2)))
     )

@@ -23,7 +23,6 @@ from trireme.ps.messages import (
     Duplicate,
     FencedVerdict,
     Freeze,
-    GroupSpec,
     Lease,
     Leased,
     Load,
@@ -46,11 +45,19 @@ from trireme.ps.messages import (
     Waiting,
     WorkerProgress,
 )
-from trireme.ps.optim import PartOptimizer, SegmentOptimizer
+from trireme.ps.optim import SegmentOptimizer
 from trireme.ps.rule import Average
 from trireme.ps.snapshot import ModelState
 from trireme.ps.values import Values
-from trireme.simulate.account import Account, Made, PushId, Vectors, Violation, push_id
+from trireme.simulate.account import (
+    Account,
+    Made,
+    PushId,
+    Vectors,
+    Violation,
+    Watched,
+    push_id,
+)
 from trireme.simulate.dealing import Dealing
 from trireme.simulate.schedule import Schedule
 from trireme.simulate.server import Route
@@ -95,7 +102,7 @@ class Witness:
         """Makes a server's values, with an optimizer that is watched."""
         buffer = PartBuffer(layout, server)
         inner = SegmentOptimizer(optimizer, layout, server, buffer)
-        return Values(layout, server, buffer, _Watched(inner, self.accounts[server]), average)
+        return Values(layout, server, buffer, Watched(inner, self.accounts[server]), average)
 
     # -- what workers do --------------------------------------------------------------------------
 
@@ -398,34 +405,6 @@ class Witness:
             if used != list(range(position, position + len(used))):
                 raise Violation(f"round {step} used examples {used}, and {position} was next")
             position += len(used)
-
-
-class _Watched:
-    """An optimizer that shows an account what it is given."""
-
-    def __init__(self, inner: PartOptimizer, account: Account) -> None:
-        self._inner = inner
-        self._account = account
-
-    def step(self, gradients: PartBuffer) -> None:
-        """Updates the values in place by these gradients."""
-        self._account.give(gradients.vectors)
-        self._inner.step(gradients)
-
-    def set_hyper(self, groups: Sequence[GroupSpec]) -> None:
-        """Takes new hyper-parameters, group by group."""
-        rate = groups[0].values["lr"]
-        assert isinstance(rate, float)
-        self._account.rate = rate
-        self._inner.set_hyper(groups)
-
-    def export(self) -> list[tuple[TensorSpec, torch.Tensor]]:
-        """Returns the state: live tensors, to be copied by whoever keeps them."""
-        return self._inner.export()
-
-    def restore(self, state: Sequence[tuple[TensorSpec, torch.Tensor]]) -> None:
-        """Replaces the state."""
-        self._inner.restore(state)
 
 
 def _told_applied(replies: Sequence[Reply], step: int) -> list[PushId]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from typing import Any, Protocol
 
+import msgspec
+
 from trireme.cluster.view import View
 from trireme.ps.messages import (
     Attach,
@@ -100,7 +102,7 @@ class Worker:
         members = {(entry.index, entry.incarnation) for entry in self.view.workers}
         if (self.index, self.incarnation) in members or self.view.number < number:
             return True
-        self.end("evicted", 0.05)
+        self.end("evicted", _BACK_OFF)
         return False
 
     def end(self, how: str, restart: float | None) -> None:
@@ -198,7 +200,7 @@ class Worker:
         if crash is not None:
             start(lambda answers: None)
             self.end("crashed", crash.restart)
-            yield place.network.loop.sleep(0)
+            yield place.network.loop.sleep(0)  # nobody comes back from here
         answers = yield start
         replies = [_expect(answers[s][0], PushReply) for s in sorted(answers)]
         place.witness.acknowledge(push_id(push), [reply.verdict for reply in replies])
@@ -207,11 +209,9 @@ class Worker:
         return (yield from self._level(replies))
 
     def _pushed(self, push: Push, gradient: Vectors, server: int) -> Request:
-        fields = {name: getattr(push, name) for name in push.__struct_fields__}
-        if server != 0:
-            fields["examples"] = ()
+        examples = push.examples if server == 0 else ()
         return Request(
-            lambda view: Push(**{**fields, "view": view}),
+            lambda view: msgspec.structs.replace(push, view=view, examples=examples),
             self.place.model.gradient_part(gradient, server),
         )
 
