@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -35,3 +36,13 @@ def mnist_dir() -> Path:
 def cifar_dir() -> Path:
     """A sample of CIFAR-10 in its binary version."""
     return real_data("cifar-10-batches-bin")
+
+
+@pytest.fixture(autouse=True)
+def _same_environment() -> Iterator[None]:
+    """Gives each test the environment that the run began with: a task writes into its own."""
+    before = dict(os.environ)
+    yield
+    if os.environ != before:
+        os.environ.clear()
+        os.environ.update(before)
