@@ -117,6 +117,13 @@ def test_alone_it_closes_when_all_live_workers_are_in() -> None:
     assert leader.judge(round_of(A, B), {0: 1, 1: 1}) == ([], Decision((A, B), 1.0))
 
 
+def test_of_those_that_all_hold_the_first_make_the_round() -> None:
+    leader = Leader(TWO, 2)
+    current = round_of(C, A, B)
+    leader.hear(5, ready(1, A, B, C))
+    assert leader.judge(current, LIVE)[1] == Decision((A, C), 1.0)
+
+
 def test_nobody_makes_no_round() -> None:
     assert Leader(ALL, 1).judge(round_of(), {}) == ([], None)
     assert Leader(ALL, 1).judge(round_of(A), {}) == ([], None)

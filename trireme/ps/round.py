@@ -2,8 +2,8 @@
 
 A worker may die when its update has reached some servers and not others, and servers learn of a
 new view at different times. So no server closes a round by itself, unless it is the only one.
-Each of the others tells server 0 whose updates it holds; server 0 takes those that everybody
-holds, as soon as they suffice, and tells the members. What a server has said that it holds it keeps
+Each of the others tells server 0 whose updates it holds; as soon as those that everybody holds
+suffice, server 0 takes as many as make a round, first come, and tells the members. What a server has said that it holds it keeps
 until the round is closed, whoever dies meanwhile. So every server applies the same updates.
 
 Where the mean gradient is clipped, each server also tells the squared norm of its part of the mean
@@ -151,10 +151,11 @@ class Leader:
         return []
 
     def judge(self, current: Round, live: Live) -> tuple[list[Send], Decision | None]:
-        members = self._common(current, live)
-        if not _enough(self._rule, len(members), live):
+        common = self._common(current, live)
+        if not _enough(self._rule, len(common), live):
             return [], None
-        if set(self._proposed) <= set(members) and _enough(self._rule, len(self._proposed), live):
+        members = _first(current, common, _needed(self._rule, live))
+        if set(self._proposed) <= set(common) and _enough(self._rule, len(self._proposed), live):
             members = self._proposed  # of which the norms are known already, or on their way
         if self._rule.clip_norm is None:
             return self._close(current, Decision(members, 1.0))
@@ -252,9 +253,18 @@ class Follower:
         return _absent(current, live) or ("ps:0",)
 
 
+def _needed(rule: Rule, live: Collection[int]) -> int:
+    return min(rule.aggregate, len(live)) if rule.aggregate else len(live)
+
+
 def _enough(rule: Rule, present: int, live: Collection[int]) -> bool:
-    needed = min(rule.aggregate, len(live)) if rule.aggregate else len(live)
-    return present >= needed > 0
+    return present >= _needed(rule, live) > 0
+
+
+def _first(current: Round, members: Collection[Member], count: int) -> tuple[Member, ...]:
+    """Returns so many of the members, the first whose updates came here, by worker."""
+    came = [member for member in current.pending if member in members]
+    return tuple(sorted(came[:count]))
 
 
 def _absent(current: Round, live: Live) -> tuple[str, ...]:
