@@ -3,8 +3,9 @@
 A worker may die when its update has reached some servers and not others, and servers learn of a
 new view at different times. So no server closes a round by itself, unless it is the only one.
 Each of the others tells server 0 whose updates it holds; as soon as those that everybody holds
-suffice, server 0 takes as many as make a round, first come, and tells the members. What a server has said that it holds it keeps
-until the round is closed, whoever dies meanwhile. So every server applies the same updates.
+suffice, server 0 takes as many as make a round, first come, and tells the members. What a server
+has said that it holds it keeps until the round is closed, whoever dies meanwhile. So every server
+applies the same updates.
 
 Where the mean gradient is clipped, each server also tells the squared norm of its part of the mean
 of what it holds. If server 0 settles on other members, it proposes them and asks once more.
