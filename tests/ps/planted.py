@@ -258,6 +258,21 @@ class StopsAtOnce(_WithParts):
     ending = _StopsAtOnce
 
 
+class _TakesAll(Leader):
+    def judge(self, current: Round, live: Live) -> tuple[list[Send], Decision | None]:
+        told, decision = super().judge(current, live)
+        common = self._common(current, live)
+        if decision is None or len(decision.members) == len(common):
+            return told, decision
+        return self._close(current, Decision(common, 1.0))
+
+
+class TakesAll(_WithParts):
+    """A round takes whatever all servers hold, though fewer make a round."""
+
+    leader = _TakesAll
+
+
 class _AsksNobody(Leader):
     def _common(self, current: Round, live: Live) -> tuple[Member, ...]:
         return current.held(live)

@@ -63,6 +63,7 @@ BUGS: list[tuple[str, Makers]] = [
     ("async", Makers(shard=planted.EndsLate)),
     ("async", Makers(shard=planted.EndsEarly)),
     ("ssp", Makers(shard=planted.StopsAtOnce)),
+    ("backup", Makers(shard=planted.TakesAll)),
     ("sync", Makers(shard=planted.LeaderDecidesAlone)),
     ("sync", Makers(shard=planted.EachDecidesAlone)),
     ("backup", Makers(shard=planted.EachDecidesAlone)),

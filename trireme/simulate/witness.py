@@ -382,6 +382,10 @@ class Witness:
             for account in self.accounts:
                 if finished and account.applied != self.accounts[0].applied:
                     account.fail("its rounds had other members than those of ps:0")
+                most = self._rule.aggregate
+                for step, count in Counter(account.applied.values()).items():
+                    if 0 < most < count:
+                        account.fail(f"{count} updates made step {step}, and {most} should")
 
     def _check_last_step(self) -> None:
         """Losses may leave asynchronous servers at different steps, but server 0 at the last.
