@@ -160,7 +160,7 @@ def _keepers(cluster: Cluster, ran: Ran[T]) -> Iterator[str]:
         yield ""
         return
     threads = _Threads()
-    times = {"join_timeout": SECONDS, "reconnect_grace": 1.0, **cluster.policy}
+    times = {"join_timeout": SECONDS, "reconnect_grace": 10.0, **cluster.policy}
     policy = Policy(cluster.workers, cluster.servers, **times)
     coordinator = Coordinator(policy, on_done=lambda: service.stop())
     service = Service(
