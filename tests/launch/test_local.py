@@ -185,7 +185,12 @@ WAIT = "\nwhile True: signal.pause()"
 
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
-def test_a_signal_lets_the_workers_save(tmp_path: Path, name: str) -> None:
+def test_a_signal_lets_the_workers_save(
+    tmp_path: Path, name: str, request: pytest.FixtureRequest
+) -> None:
+    # Tests that run under nohup inherit a SIGHUP that is ignored, and a launcher would keep to it.
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    request.addfinalizer(lambda: signal.signal(signal.SIGHUP, before))
     ran = run_programs(
         tmp_path,
         {
