@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from trireme.errors import UsageError
-from trireme.launch.settings import OPTIONS, suggestion
+from trireme.launch.settings import OPTIONS, Option, suggestion
 
 __all__ = ["COMMANDS", "NOT_BUILT", "TASK_OPTIONS", "Parser", "overview"]
 
@@ -106,6 +106,13 @@ class Parser(argparse.ArgumentParser):
         return dashed
 
 
+def _add(parser: Parser, option: Option) -> None:
+    if option.metavar:
+        parser.add_argument(f"--{option.name}", metavar=option.metavar, help=option.help)
+    else:
+        parser.add_argument(f"--{option.name}", action="store_const", const="yes", help=option.help)
+
+
 def _run() -> Parser:
     parser = Parser(
         "run",
@@ -116,7 +123,7 @@ def _run() -> Parser:
         "TRIREME_WORKERS, or in trireme.toml or pyproject.toml ([tool.trireme]).",
     )
     for option in OPTIONS:
-        parser.add_argument(f"--{option.name}", metavar=option.metavar, help=option.help)
+        _add(parser, option)
     parser.add_argument(
         "--config", metavar="FILE", help="read options from FILE, and not from the directory's own"
     )
@@ -160,7 +167,7 @@ def _task() -> Parser:
         "--replicas-to-aggregate", metavar="R", help="the classic name of --aggregate"
     )
     for option in TASK_OPTIONS:
-        parser.add_argument(f"--{option.name}", metavar=option.metavar, help=option.help)
+        _add(parser, option)
     parser.add_argument("--config", metavar="FILE", help="read options from FILE")
     parser.add_argument(
         "--secret-file",

@@ -78,6 +78,7 @@ def _task(settings: Settings) -> TaskConfig:
         strategy=settings["strategy"],
         aggregate=settings["aggregate"],
         staleness=settings["staleness"],
+        prefetch=settings["prefetch"],
         transport=settings["transport"],
         compress=settings["compress"],
         display="plain",

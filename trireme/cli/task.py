@@ -15,6 +15,7 @@ import msgspec
 from trireme.cli.options import read_settings
 from trireme.cli.parser import COMMANDS, TASK_OPTIONS
 from trireme.errors import JobFailed, TriremeError, UsageError
+from trireme.launch.allocator import keep_freed_memory
 from trireme.launch.detect import TASK_VARIABLE, TaskConfig, detect, encode_task
 from trireme.launch.manual import ManualOptions, manual_task
 from trireme.launch.outcome import describe, write_outcome
@@ -58,6 +59,7 @@ def main(arguments: Sequence[str]) -> int:
     parser = COMMANDS["task"][0]()
     options, program = parser.split(arguments)
     given = parser.parse_args(options)
+    keep_freed_memory(os.environ)
     if given.tied_to is not None:
         tether(int(given.tied_to))
         return _launched(given, detect(os.environ), program)

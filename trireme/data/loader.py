@@ -123,12 +123,23 @@ class Loader:
         self._tensors = _in_memory(dataset)
         self._waiting: deque[Span] = deque()  # given by the source, not begun
         self._begun: deque[Span] = deque()  # being made, oldest first
+        self._ready: Any = None  # the examples of the oldest begun span, made before its time
+        self._gathers = False
         self._iteration: weakref.ref[Generator[Batch]] | None = None
 
     @property
     def unused(self) -> tuple[Span, ...]:
         """The spans that the source gave and that were not handed out, oldest first."""
         return (*self._begun, *self._waiting)
+
+    def prepare(self) -> None:
+        """Makes the next batch now, as there is a moment to spare; the source is not asked.
+
+        Only where batches are gathered when they are asked for, and not made ahead anyway.
+        """
+        if self._gathers and self._ready is None and self._waiting and self._tensors is not None:
+            self._ready = self._tensors.take(self.order.indices(*self._waiting[0]))
+            self._begun.append(self._waiting.popleft())
 
     def discard(self) -> tuple[Span, ...]:
         """Ends the iteration and forgets the unused spans; returns them, to be given back."""
@@ -140,6 +151,7 @@ class Loader:
     def __iter__(self) -> Iterator[Batch]:
         """Begins an iteration; one that still runs ends, as there is one sequence of spans."""
         self._end_iteration()
+        self._gathers = self._tensors is not None and self._transform is None
         if self._tensors is None:
             iteration = self._collate()
         elif self._transform is None:
@@ -154,8 +166,14 @@ class Loader:
             last.close()
 
     def _gather(self, tensors: _Tensors) -> Generator[Batch]:
-        for span in iter(self._next_span, None):
-            yield Batch(tensors.take(self.order.indices(*span)), (span,))
+        try:
+            while self._ready is not None or self._begin_span() is not None:
+                data = self._ready or tensors.take(self.order.indices(*self._begun[0]))
+                self._ready = None
+                yield self._handed_out(data)
+        finally:
+            self._ready = None
+            self._put_back()
 
     def _transform_ahead(self, tensors: _Tensors, transform: BatchTransform) -> Generator[Batch]:
         generator = torch.Generator()

@@ -37,6 +37,7 @@ class TaskConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         strategy: the name that the user gave; None leaves it to the script.
         aggregate: how many updates make a round; None for the strategy's own.
         staleness: how far a worker may be ahead, in pushes; None for the strategy's own.
+        prefetch: whether workers compute while a push is under way; asynchronous modes only.
         transport: `auto` lends memory to servers of the same host, `tcp` does not.
         compress: the codec for pushed gradients, by name.
         display: how progress is shown: `plain` lines, `events` (lines, but none for steps, which
@@ -63,6 +64,7 @@ class TaskConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     strategy: str | None = None
     aggregate: int | None = None
     staleness: int | None = None
+    prefetch: bool = False
     transport: Literal["auto", "tcp"] = "auto"
     compress: str = "none"
     display: Literal["auto", "plain", "events", "none"] = "auto"

@@ -112,6 +112,7 @@ def _config(
         strategy=settings["strategy"],
         aggregate=settings["aggregate"],
         staleness=settings["staleness"],
+        prefetch=settings["prefetch"],
         transport=settings["transport"],
         compress=settings["compress"],
         join_timeout=settings["join-timeout"],

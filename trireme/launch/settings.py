@@ -72,6 +72,10 @@ def _transport(text: str) -> str:
     return text
 
 
+def _switch(text: str) -> bool:
+    return {"yes": True, "no": False, "true": True, "false": False, "1": True, "0": False}[text]
+
+
 def _codec(text: str) -> str:
     if text not in CODECS and not text.startswith("topk:"):
         raise UsageError(
@@ -101,7 +105,7 @@ class Option:
         parse: makes a value of text; raises ValueError if it cannot.
         expects: what `parse` takes, in words.
         default: the value when nobody gives one.
-        metavar: what stands for the value in the help.
+        metavar: what stands for the value in the help; empty where being named is enough.
         help: one line.
     """
 
@@ -125,7 +129,7 @@ class Option:
         """
         try:
             return Setting(self.parse(text), origin)
-        except ValueError as error:
+        except (ValueError, KeyError) as error:
             raise UsageError(
                 f"{self.name} is {text!r} ({origin}): it must be {self.expects}"
             ) from error
@@ -152,6 +156,8 @@ OPTIONS = (
            "sync: how many workers' updates make a step (default all; fewer: backup workers)"),
     Option("staleness", _whole(1), "a whole number from 1", None, "K",
            "ssp: how many updates a worker may be ahead of the slowest"),
+    Option("prefetch", _switch, "yes or no", False, "",
+           "async, ssp: compute while the push before is under way (1 more update of staleness)"),
     Option("transport", _transport, "auto or tcp", "auto", "NAME",
            "auto: shared memory between tasks of one host, else tcp; tcp: always (default auto)"),
     Option("compress", _codec, f"one of {', '.join(CODECS)}, topk:SHARE", "none", "CODEC",
@@ -261,6 +267,11 @@ def check_together(settings: Settings, workers: int, servers: int) -> None:
         raise UsageError(
             f"staleness is {staleness} ({settings.origins['staleness']}) and only the strategy "
             "ssp bounds it: add --strategy ssp"
+        )
+    if settings["prefetch"] and strategy == "sync":
+        raise UsageError(
+            f"prefetch is on ({settings.origins['prefetch']}), and in a synchronous round every "
+            "update is computed from the newest values: use --strategy async or ssp"
         )
 
 

@@ -157,6 +157,12 @@ class PushResult:
     staleness: int
     stop: bool
 
+    @property
+    def decided(self) -> Verdict:
+        """The verdict; of a push that was repeated, the first one's."""
+        verdict = self.verdict
+        return verdict.original if isinstance(verdict, Duplicate) else verdict
+
 
 @dataclass(slots=True)
 class _Request:
@@ -222,6 +228,8 @@ class Client:
         self._hyper: tuple[GroupSpec, ...] | None = None  # what the servers surely have
         self._synchronous = False
         self._pushed = False
+        # The answers to a push that was settled before it was waited for.
+        self._settled: list[PushReply] | None = None
 
     # -- joining the job ------------------------------------------------------------------------
 
@@ -296,6 +304,7 @@ class Client:
         hyper: tuple[GroupSpec, ...] | None = None,
         examples: Sequence[Span] = (),
         pull: bool = True,
+        pulled: int | None = None,
     ) -> None:
         """Sends the flat gradients to all servers; `wait` has the answer. One push at a time.
 
@@ -304,6 +313,8 @@ class Client:
             hyper: the optimizer's hyper-parameters now; sent only where they have changed.
             examples: which examples the gradient was computed from.
             pull: whether the answer shall bring the new values.
+            pulled: the step of the values that the gradient was computed from; None for that of
+                the newest ones.
 
         Raises:
             ConfigurationError: the job has told this worker to stop, or a push is under way.
@@ -320,7 +331,8 @@ class Client:
         changed = hyper if hyper != self._hyper else None
         self._hyper = hyper if hyper is not None else self._hyper
         me, start, spans = self.options.worker, self.options.incarnation, tuple(examples)
-        sequence, acknowledged, pulled = self._sequence, self._acknowledged, self.step
+        sequence, acknowledged = self._sequence, self._acknowledged
+        basis = self.step if pulled is None else pulled
 
         def build(server: int, view: int) -> Message:
             return Push(
@@ -329,7 +341,7 @@ class Client:
                 view,
                 sequence,
                 acknowledged,
-                pulled,
+                basis,
                 weight,
                 changed,
                 spans if server == 0 else (),
@@ -354,7 +366,7 @@ class Client:
         return self._packers[server].views
 
     def wait(self) -> PushResult:
-        """Waits for the answers to the push.
+        """Waits for the answers to the push, and has the values that they bring.
 
         Raises:
             Fenced: this worker was replaced, or taken out of the job.
@@ -362,18 +374,33 @@ class Client:
             WaitTimeout: the answer was withheld too long; names those it was withheld for.
             JobFailed: the job ended meanwhile.
         """
-        replies = [_expect(answer, PushReply) for answer in self._finish_all(self._links)]
+        self.settle()
+        replies, self._settled = self._settled, None
+        assert replies is not None, "there was no push to wait for"
         self._pushed = False
         self._acknowledged = self._sequence
         first = replies[0]
         verdict = first.verdict
         if isinstance(verdict.original if isinstance(verdict, Duplicate) else verdict, Stale):
             self._hyper = None  # what a stale update brought along was dropped with it
-        self.stopping = first.stop
         steps = [reply.step for reply in replies]
         self.step = first.step if len(set(steps)) == 1 else self._level(steps)
         self._flat.publish_values()
         return PushResult(first.verdict, self.step, first.staleness, self.stopping)
+
+    def settle(self) -> None:
+        """Waits for the answers to the push under way, if there is one; `wait` has them then.
+
+        The values that came are not in the module before. Every other request settles first: a
+        server is asked one thing at a time.
+
+        Raises:
+            TriremeError: as `wait`.
+        """
+        if self._pushed and self._settled is None:
+            answers = self._finish_all(self._links)
+            self._settled = [_expect(answer, PushReply) for answer in answers]
+            self.stopping = self._settled[0].stop
 
     def _level(self, steps: list[int]) -> int:
         """Brings all parts of the values to the same step, in synchronous modes."""
@@ -474,6 +501,7 @@ class Client:
             time.sleep(_BACK_OFF * (1 + random.random()))
 
     def _try_cut(self, state: bool) -> list[tuple[Snapshot, Tensors]] | None:
+        self.settle()
         token = random.getrandbits(53)
         frozen: list[Frozen] = []
         for link in self._links:  # server 0 first: whoever holds it goes on, the others wait
@@ -516,6 +544,7 @@ class Client:
         self.options = replace(self.options, incarnation=incarnation)
         self._sequence = self._acknowledged = 0
         self._pushed = False
+        self._settled = None
 
     def close(self) -> None:
         """Closes all connections. May be repeated."""
@@ -527,6 +556,7 @@ class Client:
     def _ask_first(
         self, build: Callable[[int], Message], payload: Sequence[memoryview] = ()
     ) -> tuple[Message, Sequence[memoryview]]:
+        self.settle()
         self._start(self._links[0], _Request(build, payload))
         return self._finish(self._links[0])
 
@@ -539,6 +569,7 @@ class Client:
             request: the request of each server.
             fenced: whether to ask again under the newest view when it has changed.
         """
+        self.settle()
         for link in self._links:
             self._start(link, request(link.index))
         return self._finish_all(self._links, again=fenced)

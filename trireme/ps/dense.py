@@ -86,6 +86,8 @@ class FlatModel:
         servers: over how many servers the layout is spread.
         slots: into how many slots it is cut.
         shared: whether what servers read and write lies in memory that can be lent to them.
+        staged: whether that is memory of its own, so that the module can compute meanwhile; it
+            always is where the module is not on the CPU.
 
     Attributes:
         parameters: the trained parameters by name.
@@ -106,14 +108,16 @@ class FlatModel:
         servers: int,
         slots: int = DEFAULT_SLOTS,
         shared: bool = False,
+        staged: bool = False,
     ) -> None:
         by_name = {name: parameter for group in groups for name, parameter in group}
         self.parameters = by_name
         self.device = _one_device(by_name)
         self.layout = Layout.of(_specs(groups), servers=servers, slots=slots)
         self._shared = shared and available()
+        self._staged = staged or self.device.type != "cpu"
         self.memory: SharedMemory | None = None
-        if self._shared and self.device.type == "cpu":
+        if self._shared and not self._staged:
             self.values, self.gradients = self._lendable()
         else:
             self.values, self.gradients = self._vectors(), self._vectors()
@@ -173,10 +177,11 @@ class FlatModel:
         if self._host_gradients is not self.gradients:
             for host, gradient in zip(self._host_gradients, self.gradients, strict=True):
                 host.copy_(gradient, non_blocking=True)
-            torch.cuda.current_stream(self.device).synchronize()
+            if self.device.type == "cuda":
+                torch.cuda.current_stream(self.device).synchronize()
 
     def publish_values(self) -> None:
-        """Brings values that were received on the host to the module's device."""
+        """Brings values that were received beside the module into it."""
         if self._host_values is not self.values:
             for host, value in zip(self._host_values, self.values, strict=True):
                 value.copy_(host, non_blocking=True)
@@ -201,15 +206,18 @@ class FlatModel:
             gradient.mul_(factor)
 
     def _stage(self) -> None:
-        """Makes the host's side of a model on a device, when a server is first reached for."""
-        if self.device.type == "cpu" or self._host_values is not self.values:
+        """Makes the servers' side of a staged model, when a server is first reached for."""
+        if not self._staged or self._host_values is not self.values:
             return
+        pinned = self.device.type == "cuda"
         if self._shared:
             self._host_values, self._host_gradients = self._lendable()
             assert self.memory is not None
-            pin(self.memory)
+            if pinned:
+                pin(self.memory)
         else:
-            self._host_values, self._host_gradients = _pinned(self.values), _pinned(self.gradients)
+            self._host_values = _on_host(self.values, pinned=pinned)
+            self._host_gradients = _on_host(self.gradients, pinned=pinned)
 
     def _lendable(self) -> tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]:
         """Returns values and gradients, zero, in new memory that can be lent."""
@@ -258,9 +266,9 @@ def _one_device(parameters: dict[str, nn.Parameter]) -> torch.device:
     return devices.pop()
 
 
-def _pinned(vectors: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+def _on_host(vectors: tuple[torch.Tensor, ...], *, pinned: bool) -> tuple[torch.Tensor, ...]:
     return tuple(
-        torch.zeros(vector.numel(), dtype=vector.dtype, pin_memory=True) for vector in vectors
+        torch.zeros(vector.numel(), dtype=vector.dtype, pin_memory=pinned) for vector in vectors
     )
 
 

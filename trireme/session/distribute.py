@@ -17,7 +17,7 @@ from trireme.ps.dense import FlatModel
 from trireme.session.options import OptionValues, make_options
 from trireme.session.progress import make_progress
 from trireme.session.replica import named_groups
-from trireme.session.rules import rule_of
+from trireme.session.rules import prefetches, rule_of
 from trireme.session.signals import Signals
 from trireme.session.supervisor import Supervisor, Training
 
@@ -62,13 +62,22 @@ def distribute(
     chosen = make_options(options)
     task = detect()
     flat = FlatModel(
-        named_groups(model, optimizer), servers=max(task.servers, 1), shared=task.servers > 0
+        named_groups(model, optimizer),
+        servers=max(task.servers, 1),
+        shared=task.servers > 0,
+        staged=prefetches(task, chosen),
     )
     rule = rule_of(task, chosen, max_steps)
     progress = make_progress(task.display, max_steps=max_steps)
     directory = task.run_dir or run_dir
     training = Training(
-        model, optimizer, flat, rule, chosen, Path(directory) if directory else None
+        model,
+        optimizer,
+        flat,
+        rule,
+        chosen,
+        Path(directory) if directory else None,
+        prefetches(task, chosen),
     )
     supervisor = Supervisor(task, training, progress)
     supervisor.start()
@@ -149,6 +158,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self._closed = True
             self._handlers.restore()
             atexit.unregister(self._at_exit)
+            self._supervisor.complete()
             self._supervisor.finish_training()
             self._supervisor.leave("interrupted" if self._supervisor.interrupted else "finished")
 

@@ -12,7 +12,7 @@ from torch import nn
 
 from trireme.metrics import Registry
 from trireme.monitor.tensorboard import TensorBoard
-from trireme.ps.messages import Applied
+from trireme.ps.messages import Applied, Verdict
 from trireme.session.options import Options
 from trireme.session.progress import Progress, ProgressRow, summary_line
 from trireme.session.result import StepResult
@@ -86,12 +86,8 @@ class Recorder:
         """Counts a step; shows and records it where that is due."""
         self._steps += 1
         self._examples += result.examples
-        if isinstance(result.verdict, Applied):
-            self.applied += 1
-            self._count_applied.increment()
-        else:
-            self.stale += 1
-            self._count_stale.increment()
+        if result.verdict is not None:
+            self.count(result.verdict)
         self._count_examples.increment(result.examples)
         self._compute_seconds += compute_seconds
         self._push_seconds += push_seconds
@@ -104,6 +100,15 @@ class Recorder:
         if now >= self._report_at:
             self._report_at = now + _REPORT_SECONDS
             self._report(result)
+
+    def count(self, verdict: Verdict) -> None:
+        """Counts an update by what became of it."""
+        if isinstance(verdict, Applied):
+            self.applied += 1
+            self._count_applied.increment()
+        else:
+            self.stale += 1
+            self._count_stale.increment()
 
     @property
     def job_examples(self) -> float:

@@ -10,6 +10,8 @@ from trireme.ps.messages import Verdict
 if TYPE_CHECKING:
     import torch
 
+    from trireme.ps.client import PushResult
+
 __all__ = ["Metric", "StepResult"]
 
 Metric = Callable[..., "torch.Tensor | float"]
@@ -21,8 +23,10 @@ class StepResult:
 
     Attributes:
         global_step: the job's, after this update.
-        verdict: what became of the update.
-        staleness: how many updates were applied between this worker's pull and its push.
+        verdict: what became of the update; with prefetch, of the update before, and None for the
+            first.
+        staleness: how many updates were applied between the pull of the values that this update
+            was computed from and its push; with prefetch, of the update before.
         seconds: how long the step took, without waiting for its data.
         examples: how many examples the batch had.
     """
@@ -71,6 +75,10 @@ class StepResult:
             }
             self._outputs = []
         return self._values
+
+    def decide(self, pushed: PushResult) -> None:
+        """Takes what became of a push."""
+        self.verdict, self.staleness = pushed.decided, pushed.staleness
 
     def __repr__(self) -> str:
         return (

@@ -8,9 +8,9 @@ from trireme.errors import ConfigurationError
 from trireme.launch.detect import TaskConfig
 from trireme.ps.rule import Rule
 from trireme.session.options import Options
-from trireme.strategies import Async, Strategy, resolve
+from trireme.strategies import SSP, Async, Strategy, resolve
 
-__all__ = ["rule_of", "strategy_of"]
+__all__ = ["prefetches", "rule_of", "strategy_of"]
 
 
 def strategy_of(task: TaskConfig, options: Options) -> Strategy:
@@ -30,11 +30,19 @@ def strategy_of(task: TaskConfig, options: Options) -> Strategy:
             )
         if task.aggregate is not None or task.staleness is not None:
             raise ConfigurationError("--aggregate and --staleness need --strategy sync or ssp")
-        strategy = Async()
+        strategy = Async(task.prefetch)
     else:
-        strategy = resolve(chosen, aggregate=task.aggregate, staleness=task.staleness)
+        strategy = resolve(
+            chosen, aggregate=task.aggregate, staleness=task.staleness, prefetch=task.prefetch
+        )
     strategy.check(workers=task.workers, servers=task.servers)
     return strategy
+
+
+def prefetches(task: TaskConfig, options: Options) -> bool:
+    """Returns whether workers compute while a push is under way; a lone process has no need."""
+    strategy = strategy_of(task, options)
+    return task.servers > 0 and isinstance(strategy, Async | SSP) and strategy.prefetch
 
 
 def rule_of(task: TaskConfig, options: Options, max_steps: int | None) -> Rule:

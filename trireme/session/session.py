@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
@@ -19,7 +19,7 @@ from trireme.data.seeds import derive
 from trireme.errors import ConfigurationError
 from trireme.launch.detect import TaskConfig, detect
 from trireme.ps.dense import FlatModel
-from trireme.ps.messages import Duplicate, Span
+from trireme.ps.messages import Span
 from trireme.session.dry_run import describe
 from trireme.session.evaluation import Transform, evaluate
 from trireme.session.options import Options, OptionValues, make_options
@@ -27,7 +27,7 @@ from trireme.session.progress import Progress, make_progress
 from trireme.session.recorder import Recorder
 from trireme.session.replica import Loss, Replica, named_groups
 from trireme.session.result import Metric, StepResult
-from trireme.session.rules import rule_of
+from trireme.session.rules import prefetches, rule_of
 from trireme.session.signals import Signals
 from trireme.session.supervisor import Supervisor, Training
 
@@ -78,7 +78,8 @@ class Session:
         self._make_optimizer = optimizer
         self._entered = False
         self._life: Supervisor | None = None
-        self._handed_out: list[Span] = []  # by loaders, since the last update
+        self._handed_out: list[Batch] = []  # by loaders, since the last update
+        self._loader: Loader | None = None  # the one whose batches are asked for
         self._left_over: dict[tuple[str, int], list[tuple[int, int]]] = {}
 
     # -- life -----------------------------------------------------------------------------------
@@ -109,7 +110,15 @@ class Session:
         )
         self._life = Supervisor(
             self.task,
-            Training(self.model, self.optimizer, replica.flat, rule, self.options, self.run_dir),
+            Training(
+                self.model,
+                self.optimizer,
+                replica.flat,
+                rule,
+                self.options,
+                self.run_dir,
+                prefetch=prefetches(self.task, self.options),
+            ),
             self._progress,
         )
         self._clip_here = None if rule.synchronous else self.options.clip_norm
@@ -198,7 +207,12 @@ class Session:
         )
         groups = named_groups(model, self.optimizer)
         servers = self.task.servers
-        flat = FlatModel(groups, servers=max(servers, 1), shared=servers > 0)
+        flat = FlatModel(
+            groups,
+            servers=max(servers, 1),
+            shared=servers > 0,
+            staged=prefetches(self.task, self.options),
+        )
         return Replica(model, self._loss, flat, self.options, self.metrics)
 
     @property
@@ -298,6 +312,7 @@ class Session:
     def _iterate(self, loader: Loader, name: str) -> Iterator[Batch]:
         if not self.should_stop():
             batches = iter(loader)
+            self._loader = loader
             rejoined = self._supervisor.rejoined
             try:
                 with suppress(StopIteration):
@@ -312,9 +327,10 @@ class Session:
                         batch = next(batches)
                         self._recorder.data_seconds += time.perf_counter() - began
                         batch.dataset = name
-                        self._handed_out += self._spans(batch)
+                        self._handed_out.append(batch)
                         yield batch
             finally:
+                self._loader = None
                 left = self._left_over.setdefault((name, loader.order.size), [])
                 left += loader.discard()
         self._finish_training()
@@ -349,14 +365,12 @@ class Session:
         if self._clip_here is not None:
             self._replica.clip(self._clip_here)
         computed = time.perf_counter()
-        spans = self._spans(batch) if isinstance(batch, Batch) else self._handed_out
-        self._handed_out = []
-        pushed = supervisor.update(float(result.examples), spans)
-        verdict = pushed.verdict
-        if isinstance(verdict, Duplicate):
-            verdict = verdict.original
-        result.global_step, result.verdict = pushed.step, verdict
-        result.staleness = pushed.staleness
+        spans = _spans([batch] if isinstance(batch, Batch) else self._handed_out)
+        self._handed_out.clear()
+        pushed = supervisor.update(float(result.examples), spans, self._prepare)
+        if pushed is not None:
+            result.decide(pushed)
+        result.global_step = supervisor.global_step
         ended = time.perf_counter()
         result.seconds = ended - began
         self._recorder.step(result, computed - began, ended - computed)
@@ -371,12 +385,17 @@ class Session:
             for hook in self.options.hooks:
                 hook.on_checkpoint(self, path)
 
-    def _spans(self, batch: Batch) -> list[Span]:
-        return [Span(batch.dataset, start, stop) for start, stop in batch.spans]
+    def _prepare(self) -> None:
+        """Has the next batch made while an update is under way."""
+        if self._loader is not None:
+            self._loader.prepare()
 
     def _finish_training(self) -> None:
         if not self._finished:
             self._finished = True
+            last = self._supervisor.complete()
+            if last is not None:
+                self._recorder.count(last.decided)
             self._recorder.training_ended()
             self._supervisor.finish_training()
             self._announce_checkpoints()
@@ -488,6 +507,10 @@ class Session:
         """Saves a checkpoint now; the chief only, elsewhere nothing."""
         if self.is_chief:
             self._supervisor.save()
+
+
+def _spans(batches: Iterable[Batch]) -> list[Span]:
+    return [Span(batch.dataset, a, b) for batch in batches for a, b in batch.spans]
 
 
 def _size_of(dataset: Dataset[Any]) -> int:

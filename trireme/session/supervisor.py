@@ -12,7 +12,7 @@ import io
 import logging
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -69,6 +69,7 @@ class Training:
         rule: by which updates become steps.
         options: the session's.
         run_dir: where checkpoints and records go; None for nowhere.
+        prefetch: whether a push is waited for only after the next gradient is there.
     """
 
     model: nn.Module
@@ -77,6 +78,7 @@ class Training:
     rule: Rule
     options: Options
     run_dir: Path | None
+    prefetch: bool = False
 
 
 class _Watch:
@@ -126,6 +128,7 @@ class Supervisor:
         self._groups_then: list[list[Any]] = []
         self._hyper_then: tuple[GroupSpec, ...] = ()
         self._comes_back = False
+        self._under_way = False  # a push that nobody has waited for
 
     # -- joining --------------------------------------------------------------------------------
 
@@ -414,26 +417,69 @@ class Supervisor:
         self._stop_sent = True
         self.client.stop(reason)
 
-    def update(self, weight: float, examples: Sequence[Span]) -> PushResult:
+    def update(
+        self,
+        weight: float,
+        examples: Sequence[Span],
+        meanwhile: Callable[[], None] = lambda: None,
+    ) -> PushResult | None:
         """Pushes the gradients that are in the flat buffers, and has the new values.
+
+        With prefetch, the values are those that the push before brought back; and if that one was
+        told to stop, these gradients are not pushed at all.
 
         Args:
             weight: how many examples the gradient is the mean of.
             examples: which they are, where the ledger dealt them.
+            meanwhile: what can be done while the push is under way, without the servers.
+
+        Returns:
+            What became of this push, with prefetch of the one before; None where there was none.
         """
         client = self.client
         try:
-            client.push(weight, hyper=self._hyper(), examples=examples)
-            result = client.wait()
+            result = self._exchange(weight, examples, meanwhile)
         except Fenced as fence:
+            self._under_way = False
             result = self._rejoin(fence)
-        self._advance_scheduler()
-        if result.stop:
-            self._retire()
-        if self.interrupted is not None and not self._stop_sent and not result.stop:
+        self._decided(result)
+        if self.interrupted is not None and not self._stop_sent and not client.stopping:
             self._stop_sent = True
             client.stop(self.interrupted)
         self._save_if_due()
+        return result
+
+    def _exchange(
+        self, weight: float, examples: Sequence[Span], meanwhile: Callable[[], None]
+    ) -> PushResult | None:
+        client = self.client
+        if not isinstance(client, Client) or not self._training.prefetch:
+            client.push(weight, hyper=self._hyper(), examples=examples)
+            meanwhile()
+            return client.wait()
+        basis = client.step
+        before = client.wait() if self._under_way else None
+        self._under_way = before is None or not before.stop
+        if self._under_way:
+            client.push(weight, hyper=self._hyper(), examples=examples, pulled=basis)
+        return before
+
+    def _decided(self, result: PushResult | None) -> None:
+        """Does what follows from a push that was decided."""
+        self._advance_scheduler()
+        if result is not None and result.stop:
+            self._retire()
+
+    def complete(self) -> PushResult | None:
+        """Waits for the push that is under way, if there is one; returns what became of it."""
+        if not self._under_way:
+            return None
+        self._under_way = False
+        try:
+            result = self.client.wait()
+        except Fenced as fence:
+            result = self._rejoin(fence)
+        self._decided(result)
         return result
 
     def _retire(self) -> None:

@@ -18,9 +18,15 @@ class Async(Strategy):
     A gradient may have been computed from values that others have changed since. With one worker
     it equals plain training. Source: Dean et al., Large Scale Distributed Deep Networks (NIPS
     2012), section 4.1, "Downpour SGD" with one step between pushes.
+
+    Attributes:
+        prefetch: compute the next gradient while a push is under way, from the values that the
+            push before brought: nobody waits for a server, and each gradient is older by one more
+            of the worker's own updates.
     """
 
     name: ClassVar[str] = "async"
+    prefetch: bool = False
 
     def rule(self) -> Rule:
         """Returns the rule: each update by itself, answered at once."""

@@ -19,7 +19,13 @@ PLANNED = ("averaging", "diloco", "allreduce", "fsdp", "tensor", "pipeline", "gr
 """Names that are kept for what is not built yet."""
 
 
-def resolve(name: str, *, aggregate: int | None = None, staleness: int | None = None) -> Strategy:
+def resolve(
+    name: str,
+    *,
+    aggregate: int | None = None,
+    staleness: int | None = None,
+    prefetch: bool = False,
+) -> Strategy:
     """Returns the strategy of a name and the command line's options for it.
 
     Raises:
@@ -38,8 +44,10 @@ def resolve(name: str, *, aggregate: int | None = None, staleness: int | None = 
         raise ConfigurationError(f"--aggregate {aggregate} is for sync, not for {name}")
     if staleness is not None and name != "ssp":
         raise ConfigurationError(f"--staleness {staleness} is for ssp, not for {name}")
+    if prefetch and name == "sync":
+        raise ConfigurationError("--prefetch is for async and ssp: sync waits for each round")
     if name == "sync":
         return Sync(aggregate)
     if name == "ssp":
-        return SSP() if staleness is None else SSP(staleness)
-    return Async()
+        return SSP(SSP.staleness if staleness is None else staleness, prefetch)
+    return Async(prefetch)

@@ -21,10 +21,12 @@ class SSP(Strategy):
 
     Attributes:
         staleness: how many pushes a worker may be ahead, at least 1.
+        prefetch: see `Async`.
     """
 
     name: ClassVar[str] = "ssp"
     staleness: int = 3
+    prefetch: bool = False
 
     def rule(self) -> Rule:
         """Returns the rule: each update by itself, answers withheld from those too far ahead.
