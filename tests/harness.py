@@ -53,7 +53,7 @@ class Cluster:
 
     Attributes:
         workers, servers: how many; without servers one worker trains in its own memory.
-        strategy, aggregate, staleness: as on the command line.
+        strategy, aggregate, staleness, prefetch: as on the command line.
         scheme: `memory`, `tcp`, or `shm`: TCP where workers lend servers their memory.
         run_dir: where checkpoints go; None for nowhere.
         policy: what the coordinator does otherwise than the harness would have it.
@@ -66,6 +66,7 @@ class Cluster:
     strategy: str | None = None
     aggregate: int | None = None
     staleness: int | None = None
+    prefetch: bool = False
     scheme: str = "memory"
     run_dir: Path | None = None
     policy: Mapping[str, float] = field(default_factory=dict)
@@ -84,6 +85,7 @@ class Cluster:
             strategy=self.strategy,
             aggregate=self.aggregate,
             staleness=self.staleness,
+            prefetch=self.prefetch,
             display="none",
             transport="tcp" if self.scheme == "tcp" else "auto",
             join_timeout=SECONDS,
