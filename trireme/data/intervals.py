@@ -43,6 +43,10 @@ class IntervalSet:
             self._total += stop - start
             return stop - start
         low = bisect_left(stops, start)  # the first range that reaches up to start
+        if low < len(stops) and stops[low] == start and starts[low + 1 : low + 2] > [stop]:
+            stops[low] = stop  # nearly as common: the next ones of one of several sequences
+            self._total += stop - start
+            return stop - start
         high = bisect_right(starts, stop)  # behind the last one that begins by stop
         before = sum(stops[low:high]) - sum(starts[low:high])
         if low < high:
@@ -61,9 +65,15 @@ class IntervalSet:
         """
         _check(start, stop)
         starts, stops = self._starts, self._stops
+        if not starts or start == stop:
+            return 0
+        if starts[0] == start and stop < stops[0]:  # the common case: the first ones
+            starts[0] = stop
+            self._total -= stop - start
+            return stop - start
         low = bisect_right(stops, start)  # the first range that goes beyond start
         high = bisect_left(starts, stop)  # behind the last one that begins before stop
-        if low >= high or start == stop:
+        if low >= high:
             return 0
         before = sum(stops[low:high]) - sum(starts[low:high])
         left, right = starts[low], stops[high - 1]

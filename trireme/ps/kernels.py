@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 __all__ = ["DIRECT", "Kernel"]
@@ -20,15 +21,30 @@ Values = list[torch.Tensor]
 States = Sequence[Mapping[str, Any]]
 
 
+def _counters(states: States) -> tuple[Values, Callable[[], None]]:
+    """Returns the step counters, and what adds one to each.
+
+    They are single numbers: through numpy that takes a tenth of the time of a call of torch's.
+    """
+    steps: Values = [state["step"] for state in states]
+    numbers = [step.numpy() for step in steps]
+
+    def advance() -> None:
+        for number in numbers:
+            np.add(number, 1, out=number)
+
+    return steps, advance
+
+
 def _adam(function: Callable[..., Any], values: Values, states: States) -> Kernel:
-    steps = [state["step"] for state in states]
+    steps, advance = _counters(states)
     first = [state["exp_avg"] for state in states]
     second = [state["exp_avg_sq"] for state in states]
     largest = [state["max_exp_avg_sq"] for state in states if "max_exp_avg_sq" in state]
 
     def update(group: Mapping[str, Any], gradients: list[torch.Tensor]) -> None:
         beta1, beta2 = group["betas"]
-        torch._foreach_add_(steps, 1)
+        advance()
         function(
             values,
             gradients,
@@ -85,10 +101,10 @@ def _bind_sgd(values: Values, states: States) -> Kernel:
 
 def _bind_adagrad(values: Values, states: States) -> Kernel:
     sums = [state["sum"] for state in states]
-    steps = [state["step"] for state in states]
+    steps, advance = _counters(states)
 
     def update(group: Mapping[str, Any], gradients: list[torch.Tensor]) -> None:
-        torch._foreach_add_(steps, 1)
+        advance()
         torch._fused_adagrad_(
             values,
             gradients,

@@ -443,12 +443,20 @@ class Shard:
         while True:
             told, closed = self._close_round()
             copied = self._complete_cut()
-            out += [*told, *copied]
             if not closed and not copied:
+                out += told
                 break
-        due, self._due = self._due, []
-        out += [self._answer(answer) for answer in due]
-        return [*out, *self._release(), *self._catch_up(), *self._drained()]
+            out += [*told, *copied]
+        if self._due:
+            due, self._due = self._due, []
+            out += [self._answer(answer) for answer in due]
+        if self._withheld:
+            out += self._release()
+        if self._lagging:
+            out += self._catch_up()
+        if self._draining:
+            out += self._drained()
+        return out
 
     def _answer(self, answer: _Answer) -> Reply:
         push, route = answer.pending.push, answer.pending.route
@@ -459,8 +467,6 @@ class Shard:
 
     def _release(self) -> list[Reply]:
         """Answers those that are not too far ahead, and of whom it is known if they go on."""
-        if not self._withheld:
-            return []
         bound = self.rule.staleness
         if bound is None or self._ending.reached(self.step):
             ready = list(self._withheld)
@@ -475,8 +481,6 @@ class Shard:
 
     def _catch_up(self) -> list[Reply]:
         """Answers pulls for a step that is reached, of whom it is known if they go on."""
-        if not self._lagging:
-            return []
         out: list[Reply] = []
         lagging, self._lagging = self._lagging, []
         for route, pull in lagging:
