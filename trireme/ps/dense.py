@@ -6,7 +6,7 @@ sends, and a pull receives, without packing. On the server each part of a vector
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -122,16 +122,14 @@ class FlatModel:
         else:
             self.values, self.gradients = self._vectors(), self._vectors()
         self._bound: list[tuple[nn.Parameter, torch.Tensor]] = []
-        for vector, value, gradient in zip(
-            self.layout.vectors, self.values, self.gradients, strict=True
-        ):
-            for placed in vector.placed:
-                parameter = by_name[placed.parameter.name]
-                view = value[placed.start : placed.stop].view(parameter.shape)
-                view.copy_(parameter.detach())
-                parameter.data = view
-                parameter.grad = gradient[placed.start : placed.stop].view(parameter.shape)
-                self._bound.append((parameter, parameter.grad))
+        views = zip(self._views(self.values), self._views(self.gradients), strict=True)
+        for parameter, (value, gradient) in zip(self._in_order(), views, strict=True):
+            value.copy_(parameter.detach())
+            parameter.data = value
+            parameter.grad = gradient
+            self._bound.append((parameter, gradient))
+        self._copied_out = self._staged and self.device.type == "cpu"
+        self._host_views: list[torch.Tensor] = []
         # Where servers are reached from: made when the first part is asked for.
         self._host_values: tuple[torch.Tensor, ...] = self.values
         self._host_gradients: tuple[torch.Tensor, ...] = self.gradients
@@ -147,18 +145,39 @@ class FlatModel:
         return PartBuffer(self.layout, server, self._part(self._host_gradients, server))
 
     def zero_gradients(self) -> None:
-        """Sets the gradients to zero in place; the views stay."""
+        """Sets the gradients to zero in place; the views stay.
+
+        Where they are copied out anyway they are dropped instead: backward's own tensors are
+        taken from where it left them, which saves two passes.
+        """
+        if self._copied_out:
+            for parameter, _ in self._bound:
+                parameter.grad = None
+            return
         for gradient in self.gradients:
             gradient.zero_()
 
     def collect_gradients(self) -> None:
-        """Makes the flat gradients hold what backward left, and puts them on the host.
-
-        A gradient that is no longer our view (somebody set it to None, and backward made a new
-        one) is copied in and the view put back.
+        """Puts what backward left to where servers read it.
 
         Raises:
             ConfigurationError: a gradient is sparse.
+        """
+        if self._copied_out:
+            self._copy_out()
+            return
+        self._gather()
+        if self._host_gradients is not self.gradients:
+            for host, gradient in zip(self._host_gradients, self.gradients, strict=True):
+                host.copy_(gradient, non_blocking=True)
+            if self.device.type == "cuda":
+                torch.cuda.current_stream(self.device).synchronize()
+
+    def _gather(self) -> None:
+        """Makes the flat gradients hold what backward left.
+
+        A gradient that is no longer our view (somebody set it to None, and backward made a new
+        one) is copied in and the view put back.
         """
         for parameter, view in self._bound:
             gradient = parameter.grad
@@ -166,19 +185,23 @@ class FlatModel:
                 continue
             if gradient is None:
                 view.zero_()
-            elif gradient.layout is not torch.strided:
-                raise ConfigurationError(
-                    "a gradient is sparse, and sparse gradients are not built yet: make the "
-                    "embedding with sparse=False"
-                )
             else:
-                view.copy_(gradient)
+                view.copy_(_dense(gradient))
             parameter.grad = view
-        if self._host_gradients is not self.gradients:
-            for host, gradient in zip(self._host_gradients, self.gradients, strict=True):
-                host.copy_(gradient, non_blocking=True)
-            if self.device.type == "cuda":
-                torch.cuda.current_stream(self.device).synchronize()
+
+    def _copy_out(self) -> None:
+        """Copies each gradient to its place among those that servers read."""
+        self._stage()
+        sources: list[torch.Tensor] = []
+        targets: list[torch.Tensor] = []
+        for (parameter, _), target in zip(self._bound, self._host_views, strict=True):
+            if parameter.grad is None:
+                target.zero_()
+            else:
+                sources.append(_dense(parameter.grad))
+                targets.append(target)
+        if targets:
+            torch._foreach_copy_(targets, sources)
 
     def publish_values(self) -> None:
         """Brings values that were received beside the module into it."""
@@ -194,6 +217,7 @@ class FlatModel:
 
     def gradient_norm(self) -> torch.Tensor:
         """Returns the L2 norm of all gradients, a 0-dim tensor: float64 where one of them is."""
+        self._gather()
         wide = any(gradient.dtype == torch.float64 for gradient in self.gradients)
         dtype = torch.float64 if wide else torch.float32
         norms = [torch.linalg.vector_norm(gradient, dtype=dtype) for gradient in self.gradients]
@@ -202,6 +226,7 @@ class FlatModel:
 
     def scale_gradients(self, factor: torch.Tensor | float) -> None:
         """Multiplies all gradients in place."""
+        self._gather()
         for gradient in self.gradients:
             gradient.mul_(factor)
 
@@ -218,6 +243,22 @@ class FlatModel:
         else:
             self._host_values = _on_host(self.values, pinned=pinned)
             self._host_gradients = _on_host(self.gradients, pinned=pinned)
+
+        if self._copied_out:
+            self._host_views = list(self._views(self._host_gradients))
+
+    def _in_order(self) -> Iterator[nn.Parameter]:
+        """Yields the parameters as they lie in the vectors."""
+        for vector in self.layout.vectors:
+            for placed in vector.placed:
+                yield self.parameters[placed.parameter.name]
+
+    def _views(self, vectors: Sequence[torch.Tensor]) -> Iterator[torch.Tensor]:
+        """Yields each parameter's place in flat vectors, in the parameter's shape."""
+        for vector, flat in zip(self.layout.vectors, vectors, strict=True):
+            for placed in vector.placed:
+                shape = self.parameters[placed.parameter.name].shape
+                yield flat[placed.start : placed.stop].view(shape)
 
     def _lendable(self) -> tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]:
         """Returns values and gradients, zero, in new memory that can be lent."""
@@ -241,6 +282,15 @@ class FlatModel:
     def _part(self, vectors: Sequence[torch.Tensor], server: int) -> list[torch.Tensor]:
         parts = self.layout.parts(server)
         return [v[part.start : part.stop] for part, v in zip(parts, vectors, strict=True)]
+
+
+def _dense(gradient: torch.Tensor) -> torch.Tensor:
+    if gradient.layout is not torch.strided:
+        raise ConfigurationError(
+            "a gradient is sparse, and sparse gradients are not built yet: make the embedding "
+            "with sparse=False"
+        )
+    return gradient
 
 
 def _specs(groups: Sequence[Sequence[tuple[str, nn.Parameter]]]) -> list[ParameterSpec]:
