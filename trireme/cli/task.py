@@ -19,6 +19,7 @@ from trireme.launch.allocator import keep_freed_memory
 from trireme.launch.detect import TASK_VARIABLE, TaskConfig, detect, encode_task
 from trireme.launch.manual import ManualOptions, manual_task
 from trireme.launch.outcome import describe, write_outcome
+from trireme.launch.scheduling import take_turns
 from trireme.launch.script import check_script, run_script
 from trireme.launch.settings import check_together, suggestion
 from trireme.launch.tether import tether
@@ -69,6 +70,8 @@ def main(arguments: Sequence[str]) -> int:
 def _launched(given: argparse.Namespace, config: TaskConfig, program: Sequence[str]) -> int:
     """Runs a task whose launcher has put all that there is to know into the environment."""
     outcome = Path(given.outcome_file) if given.outcome_file is not None else None
+    if config.strategy == "sync":
+        take_turns()
     if config.role == "worker":
         return run_script(check_script(program[0]), program[1:], outcome=outcome)
     place = _Place(
@@ -97,6 +100,8 @@ def _by_hand(given: argparse.Namespace, program: Sequence[str]) -> int:
     threads, variables = thread_variables(os.environ, task.neighbours)
     config = msgspec.structs.replace(config, threads=threads)
     _export(os.environ, variables, config)
+    if config.strategy == "sync":
+        take_turns()
     if config.role == "worker":
         if not program:
             raise UsageError(f"{config.name} needs a program: add SCRIPT [ARGS...] at the end")

@@ -9,6 +9,8 @@ from trireme.ps.messages import Lease, Span
 
 __all__ = ["ExampleBook"]
 
+_MANY = 64  # finished spans that are brought into the ledgers at once, at the latest
+
 
 class ExampleBook:
     """One ledger a data set, by name.
@@ -23,9 +25,12 @@ class ExampleBook:
         self._restored: dict[str, list[tuple[int, int]]] = {}
         self._members: Sequence[int] = ()
         self._answered: dict[int, tuple[Lease, tuple[Span, ...]]] = {}
+        # What was finished and is not in the ledgers yet. Whatever looks at them settles first.
+        self._finished: list[tuple[int, str, int, int]] = []
 
     def members(self, workers: Sequence[int]) -> None:
         """Says who takes part from now on; what others held goes back."""
+        self._settle()
         self._members = workers
         for ledger in self._ledgers.values():
             ledger.members(workers)
@@ -36,6 +41,7 @@ class ExampleBook:
         Raises:
             ValueError: another size than before, or what the ledger refuses.
         """
+        self._settle()
         last, answer = self._answered.get(request.worker, (None, ()))
         if last is None or not request.number or last.number != request.number:
             answer = self._deal(request)
@@ -58,25 +64,41 @@ class ExampleBook:
         return tuple(Span(request.dataset, start, stop) for start, stop in spans)
 
     def finish(self, worker: int, spans: Iterable[Span]) -> None:
-        """Notes that examples are in the parameters."""
-        for span in spans:
-            if span.dataset in self._ledgers:
-                self._ledgers[span.dataset].finish(worker, span.start, span.stop)
+        """Notes that examples are in the parameters.
+
+        It is on the way of every push: the ledgers hear of many spans at once, later.
+        """
+        self._finished += [(worker, span.dataset, span.start, span.stop) for span in spans]
+        if len(self._finished) >= _MANY:
+            self._settle()
+
+    def _settle(self) -> None:
+        """Brings into the ledgers what was finished; spans that touch go as one."""
+        finished, self._finished = sorted(self._finished), []
+        while finished:
+            worker, dataset, start, stop = finished.pop()
+            while finished and finished[-1][:2] == (worker, dataset) and finished[-1][3] == start:
+                start = finished.pop()[2]
+            if dataset in self._ledgers:
+                self._ledgers[dataset].finish(worker, start, stop)
 
     def give_back(self, worker: int, spans: Iterable[Span]) -> None:
         """Takes back examples whose update was not applied; they are dealt again."""
+        self._settle()
         for span in spans:
             if span.dataset in self._ledgers:
                 self._ledgers[span.dataset].give_back(worker, span.start, span.stop)
 
     def release(self, worker: int) -> None:
         """Takes back all that a worker holds."""
+        self._settle()
         self._answered.pop(worker, None)
         for ledger in self._ledgers.values():
             ledger.release(worker)
 
     def consumed(self) -> tuple[Span, ...]:
         """Returns what is in the parameters, data set by data set."""
+        self._settle()
         known = [(name, ledger.consumed) for name, ledger in self._ledgers.items()]
         known += [(name, tuple(ranges)) for name, ranges in self._restored.items()]
         return tuple(
@@ -85,6 +107,7 @@ class ExampleBook:
 
     def restore(self, consumed: Iterable[Span]) -> None:
         """Goes on from a snapshot's `consumed`."""
+        self._settle()
         self._restored = {}
         for span in consumed:
             self._restored.setdefault(span.dataset, []).append((span.start, span.stop))
