@@ -12,6 +12,7 @@ from benchmarks.results import Goal, Result
 __all__ = ["run"]
 
 LOOPS, ASYNC, SYNC, DDP = "two loops", "Trireme async", "Trireme sync", "DDP over gloo"
+PREFETCH, KEEPING = "Trireme async, prefetch", "two loops, memory kept"
 SECONDS = {"lenet": (0.3, 1.5), "cifar": (1.0, 5.0)}
 
 
@@ -33,6 +34,10 @@ def run(context: Context) -> Result:
     for network in SECONDS:
         _measure(context, result, network)
     result.notes.append(f"{LOOPS}: plain PyTorch loops that never talk. One thread a process.")
+    result.notes.append(
+        f"{KEEPING}: the same, with the allocator set up as `trireme run` does it for its tasks "
+        "(`trireme.launch.allocator`): freed memory is not given back to the system."
+    )
     return result
 
 
@@ -40,8 +45,10 @@ def _measure(context: Context, result: Result, network: str) -> None:
     setups = [
         Setup(LOOPS, "limit", 2, loops()),
         Setup(ASYNC, "trireme", 2, trireme_job("async")),
+        Setup(PREFETCH, "trireme", 2, trireme_job("async", options=["--prefetch"])),
         Setup(SYNC, "trireme", 2, trireme_job("sync")),
         Setup(DDP, "peer", 2, ddp),
+        Setup(KEEPING, "limit", 2, loops(options=["--keep-memory"])),
     ]
     training = NETWORKS[network]
     data, described = prepare(context, network)

@@ -13,12 +13,15 @@ __all__ = ["run"]
 
 LOOPS, FUSED = "two loops", "two loops, fused Adam"
 ASYNC, SYNC, ASYNC_TCP = "Trireme async", "Trireme sync", "Trireme async, tcp"
+PREFETCH = "Trireme async, prefetch"
 TF_ASYNC, TF_SYNC, DDP = "TensorFlow async", "TensorFlow sync", "DDP over gloo"
 
 GOALS = [
     Goal("async: of two loops that never talk", "", ASYNC, LOOPS, at_least=0.90),
+    Goal("async, prefetch: of two loops", "", PREFETCH, LOOPS, at_least=0.90),
     Goal("sync: of two loops that never talk", "", SYNC, LOOPS, at_least=0.75),
     Goal("async: of TensorFlow async", "", ASYNC, TF_ASYNC, at_least=6),
+    Goal("async, prefetch: of TensorFlow async", "", PREFETCH, TF_ASYNC, at_least=6),
     Goal("sync: of TensorFlow sync", "", SYNC, TF_SYNC, at_least=6),
     Goal("sync: of DDP", "", SYNC, DDP, at_least=2.5),
 ]
@@ -50,6 +53,8 @@ def run(context: Context) -> Result:
         "of the figure.",
         f"{LOOPS}: plain PyTorch loops with the optimizer that `torch.optim.Adam(...)` gives; "
         f"{FUSED}: the same with `fused=True`.",
+        f"{PREFETCH}: each gradient is computed while the push before is under way, and so from "
+        "values older by one more update.",
         "TensorFlow: the classic program over compat.v1, fed from numpy, one intra-op thread.",
     ]
     if context.peers.python("tensorflow") is None:
@@ -61,13 +66,14 @@ def _setups(context: Context) -> list[Setup]:
     found = [
         Setup(LOOPS, "limit", 2, loops()),
         Setup(ASYNC, "trireme", 2, trireme_job("async")),
+        Setup(PREFETCH, "trireme", 2, trireme_job("async", options=["--prefetch"])),
         Setup(SYNC, "trireme", 2, trireme_job("sync")),
         Setup(DDP, "peer", 2, ddp),
         Setup(FUSED, "limit", 2, loops(options=["--fused"])),
     ]
     if context.has_transport_option:
         tcp = trireme_job("async", options=["--transport", "tcp"])
-        found.insert(2, Setup(ASYNC_TCP, "trireme", 2, tcp))
+        found.insert(3, Setup(ASYNC_TCP, "trireme", 2, tcp))
     python = context.peers.python("tensorflow")
     if python is not None:
         found += [

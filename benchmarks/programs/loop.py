@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import os
+
 import torch
 from torch import nn
 
 from benchmarks.programs.lane import Lane
 from benchmarks.programs.networks import batches, make_dataset, make_network, make_optimizer
 from benchmarks.programs.task import NETWORKS, arguments
+from trireme.launch.allocator import keep_freed_memory
 
 
 def main() -> None:
     parser = arguments()
     parser.add_argument("--fused", action="store_true", help="PyTorch's fused optimizer")
+    parser.add_argument("--keep-memory", action="store_true", help="as Trireme's tasks do")
     given = parser.parse_args()
+    if given.keep_memory:
+        keep_freed_memory(os.environ)
     torch.set_num_threads(1)
     torch.manual_seed(given.rank)
     model = make_network(given.network).to(given.device)
