@@ -24,7 +24,7 @@ SIZES = (4 << 10, 64 << 10, 318_080, 4 << 20, 32 << 20, 256 << 20)
 SERVERS = (1, 2)
 TCP, SHM = "Trireme tcp", "Trireme shm"
 RAW, MEMORY = "raw socket + Adam", "memcpy + Adam + memcpy"
-RPC, RAY, GLOO = "torch RPC", "Ray", "gloo send/recv"
+RPC, RPC_TCP, RAY, GLOO = "torch RPC", "torch RPC, tcp", "Ray", "gloo send/recv"
 
 _COPIES = 40  # of the vector, in all contenders of one turn together, roughly
 
@@ -63,6 +63,8 @@ def run(context: Context) -> Result:
         f"{MEMORY}: one process copies the gradient in, steps, copies the values out (two: a "
         "thread for each half). Trireme over shm has the gradient in shared memory already and "
         "copies only the values.",
+        f"{RPC} and {RAY} pass tensors of one host through shared memory, as Trireme does where it "
+        f"is not told otherwise; {RPC_TCP} and {TCP} through sockets.",
         f"{GLOO}: no optimizer and nothing kept; for information.",
         "The figure is the mean over a burst of exchanges one after the other.",
     ]
@@ -79,8 +81,7 @@ def _goals(sizes: tuple[int, ...]) -> list[Goal]:
         condition = _condition(nbytes, 1)
         goals += [
             Goal(f"{_size(nbytes)}: {ours} ahead of {peer}", condition, ours, peer, at_most=1.0)
-            for ours in (TCP, SHM)
-            for peer in (RPC, RAY)
+            for ours, peer in ((SHM, RPC), (SHM, RAY), (TCP, RPC_TCP))
         ]
     return goals
 
@@ -95,6 +96,9 @@ def _entrants(servers: int, ray: Ray | None) -> list[_Entrant]:
         _Entrant(RAW, "limit", lambda n, b: socket_exchange(RAW, n, b, servers=servers)),
         _Entrant(MEMORY, "limit", lambda n, b: memory_exchange(MEMORY, n, b, servers=servers)),
         _Entrant(RPC, "peer", lambda n, b: rpc_exchange(RPC, n, b, servers=servers)),
+        _Entrant(
+            RPC_TCP, "peer", lambda n, b: rpc_exchange(RPC_TCP, n, b, servers=servers, tcp=True)
+        ),
     ]
     if available():
         shared = _Entrant(

@@ -21,26 +21,37 @@ _state: dict[str, FusedAdam] = {}
 """In a server of torch RPC: what its functions find. They are called without an object."""
 
 
-def rpc_exchange(name: str, nbytes: int, burst: float, *, servers: int) -> Exchange:
-    """`torch.distributed.rpc` over TensorPipe: one call pushes the gradient, returns the values."""
+def rpc_exchange(
+    name: str, nbytes: int, burst: float, *, servers: int, tcp: bool = False
+) -> Exchange:
+    """`torch.distributed.rpc` over TensorPipe: one call pushes the gradient, returns the values.
+
+    Between processes of one host TensorPipe passes tensors through shared memory; with `tcp`,
+    through sockets, as between hosts.
+    """
     meet = f"tcp://127.0.0.1:{free_ports(1)[0]}"
     share = nbytes // 4 // servers
     started = [
-        fork(f"rpc:{index}", _rpc_server, meet, index, servers, share) for index in range(servers)
+        fork(f"rpc:{index}", _rpc_server, meet, index, servers, share, tcp)
+        for index in range(servers)
     ]
-    return fork_client(name, burst, _rpc_client, meet, servers, share, servers=started)
+    return fork_client(name, burst, _rpc_client, meet, servers, share, tcp, servers=started)
 
 
-def _rpc_options(meet: str) -> rpc.TensorPipeRpcBackendOptions:
-    return rpc.TensorPipeRpcBackendOptions(init_method=meet, num_worker_threads=2, rpc_timeout=120)
+def _rpc_options(meet: str, tcp: bool) -> rpc.TensorPipeRpcBackendOptions:
+    only: dict[str, Any] = {"_transports": ["uv"], "_channels": ["basic"]} if tcp else {}
+    return rpc.TensorPipeRpcBackendOptions(
+        init_method=meet, num_worker_threads=2, rpc_timeout=120, **only
+    )
 
 
-def _rpc_server(pipe: Connection, meet: str, index: int, servers: int, numbers: int) -> None:
+def _rpc_server(
+    pipe: Connection, meet: str, index: int, servers: int, numbers: int, tcp: bool
+) -> None:
     torch.set_grad_enabled(False)
     _state["shard"] = FusedAdam(torch.zeros(numbers))
-    _init_rpc(
-        f"ps{index}", rank=index, world_size=servers + 1, rpc_backend_options=_rpc_options(meet)
-    )
+    options = _rpc_options(meet, tcp)
+    _init_rpc(f"ps{index}", rank=index, world_size=servers + 1, rpc_backend_options=options)
     pipe.recv()  # for ever: it is killed
 
 
@@ -52,10 +63,9 @@ def push_pull(gradient: torch.Tensor) -> torch.Tensor:
     return shard.values
 
 
-def _rpc_client(pipe: Connection, meet: str, servers: int, numbers: int) -> None:
-    _init_rpc(
-        "worker", rank=servers, world_size=servers + 1, rpc_backend_options=_rpc_options(meet)
-    )
+def _rpc_client(pipe: Connection, meet: str, servers: int, numbers: int, tcp: bool) -> None:
+    options = _rpc_options(meet, tcp)
+    _init_rpc("worker", rank=servers, world_size=servers + 1, rpc_backend_options=options)
     gradients = [torch.full((numbers,), 1e-3) for _ in range(servers)]
     values = [torch.zeros(numbers) for _ in range(servers)]
 

@@ -48,6 +48,7 @@ Destination = Callable[[Message, int], Sequence[memoryview]]
 """Says where a payload of so many bytes, which belongs to this message, shall be written."""
 
 _READ_AHEAD = 1024  # header and metadata of nearly every message, in one read
+_KEPT_BYTES = 1 << 20  # copies of at least this size share one memory, one after the other
 _FLUSH_PIECES = 64  # how many queued frames are written at once
 _DEFAULT_LIMITS = Limits()
 _NOTHING = memoryview(b"")
@@ -128,9 +129,11 @@ class Connection:
         self._incoming: Incoming | None = None
         self._missing = 0
         self._space: list[memoryview] = []
-        # Copies of what was offered and the stream has not taken yet.
+        # Copies of what was offered and the stream has not taken yet; the last large one's memory
+        # is kept for the next: pages that are new each time take longer than the copy itself.
         self._queue: deque[memoryview] = deque()
         self._unsent = 0
+        self._kept = bytearray()
 
     def __enter__(self) -> Self:
         return self
@@ -175,6 +178,7 @@ class Connection:
         closed = ConnectionClosed(f"the connection to {self.peer} was closed by this side")
         self._receive_failure = self._send_failure = closed
         self._drop_queue()
+        self._kept = bytearray()
         self._stream.close()
 
     # Sending -----------------------------------------------------------------------------------
@@ -303,9 +307,19 @@ class Connection:
             self._wait_to_send(deadline, timeout)
 
     def _keep(self, views: list[memoryview]) -> None:
-        copy = memoryview(b"".join(views))
+        size = sum(map(len, views))
+        if self._queue or size < _KEPT_BYTES:
+            copy = memoryview(b"".join(views))
+        else:  # nothing else is in the kept memory
+            if len(self._kept) < size:
+                self._kept = bytearray(size)
+            copy = memoryview(self._kept)[:size]
+            offset = 0
+            for view in views:
+                copy[offset : offset + len(view)] = view
+                offset += len(view)
         self._queue.append(copy)
-        self._unsent += len(copy)
+        self._unsent += size
 
     def _wait_to_send(self, deadline: float, timeout: float) -> None:
         if not self._wait(select.POLLOUT, deadline - self.clock.now()):
