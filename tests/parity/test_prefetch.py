@@ -59,6 +59,8 @@ def test_one_worker_is_plain_training_delayed_by_one_update(
         results = [session.step(batch) for batch in [*problem.batches, extra]]
         assert session.should_stop()
         assert [result.global_step for result in results[:3]] == [0, 1, 2]
+        with pytest.raises(ConfigurationError, match="after training had ended"):
+            session.step(extra)
         return values_of(session.model), [r.verdict for r in results], session.local_steps
 
     cluster = Cluster(1, servers, "async", prefetch=True, scheme=scheme)

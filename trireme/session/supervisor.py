@@ -459,9 +459,10 @@ class Supervisor:
             return client.wait()
         basis = client.step
         before = client.wait() if self._under_way else None
-        self._under_way = before is None or not before.stop
-        if self._under_way:
+        self._under_way = False
+        if before is None or not before.stop:
             client.push(weight, hyper=self._hyper(), examples=examples, pulled=basis)
+            self._under_way = True
         return before
 
     def _decided(self, result: PushResult | None) -> None:
