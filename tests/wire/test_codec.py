@@ -127,3 +127,24 @@ def test_the_command_line_knows_these_codecs() -> None:
     from trireme.launch import settings
 
     assert set(settings.CODECS) == {"none", *CODECS}
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+def test_a_number_that_is_not_finite_is_forgotten(name: str, bad: float) -> None:
+    codec = make_codec(name)
+    assert codec is not None
+    feedback = ErrorFeedback(codec, 300)
+    data = torch.zeros(codec.nbytes(300), dtype=torch.uint8)
+    values = torch.linspace(-1.0, 1.0, 300)
+    spoilt = values.clone()
+    spoilt[7] = bad
+    feedback.encode(spoilt, data)
+    out = torch.zeros(300)
+    total = torch.zeros(300)
+    for _ in range(1000):  # what was lost before comes after it: nothing of the rest is
+        feedback.encode(values, data)
+        codec.decode(data, out)
+        total += out
+    assert bool(total.isfinite().all())
+    assert torch.allclose(total / 1000, values, atol=0.2)

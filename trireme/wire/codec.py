@@ -174,11 +174,14 @@ class ErrorFeedback:
         self._sent = torch.zeros(count, dtype=dtype)
 
     def encode(self, values: torch.Tensor, out: torch.Tensor) -> None:
-        """Writes the values plus what earlier messages lost, and remembers what this one loses."""
+        """Writes the values plus what earlier messages lost, and remembers what this one loses.
+
+        Of what is not finite nothing is remembered: it would never end.
+        """
         self._residual.add_(values)
         self._codec.encode(self._residual, out)
         self._codec.decode(out, self._sent)
-        self._residual.sub_(self._sent)
+        self._residual.sub_(self._sent).nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
 
 
 CODECS: Mapping[str, Callable[[], Codec]] = {
