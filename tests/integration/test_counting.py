@@ -116,3 +116,32 @@ def test_backup_workers_count_what_came_too_late(shell: Shell) -> None:
     assert sum(one["stale"] for one in known) > 0
     # A stale update's examples are dealt again.
     assert sum(stop - start for start, stop in consumed(data)) == 2 * steps * BATCH
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--compress", "fp16"),
+        ("--compress", "bf16"),
+        ("--prefetch",),
+        ("--prefetch", "--transport", "tcp", "--compress", "bf16"),
+    ],
+    ids=" ".join,
+)
+def test_nothing_counts_twice_however_it_travels_when_a_worker_dies(
+    shell: Shell, words: tuple[str, ...]
+) -> None:
+    """Worker 1 dies with a push under way. Small whole numbers are exact in half the bits too."""
+    steps = 60
+    ended = count(
+        shell,
+        steps,
+        *("--ps", 1, "--workers", 2, "--strategy", "async", "--max-restarts", 1, *words),
+        faults=("1:6:in flight:kill",),
+    )
+    assert ended.err.count("worker:1 failed: killed by SIGKILL; started again") == 1
+    data = saved(shell, steps)
+    rows = updates(data)
+    assert rows == [table(data)[0], table(data)[1]]
+    assert sum(rows) == steps
+    assert sum(stop - start for start, stop in consumed(data)) == steps * BATCH

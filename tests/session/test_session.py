@@ -176,10 +176,40 @@ def test_a_checkpoint_of_another_optimizer_is_refused(tmp_path: Path) -> None:
         pass
 
 
-@pytest.mark.parametrize("options", [{"ema": "0.9"}, {"checkpoint": 100}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"ema": "0.9"},
+        {"checkpoint": 100},
+        {"accumulate": 2.5},
+        {"log_every": "often"},
+        {"l2": "much"},
+        {"hooks": Hook()},
+        {"hooks": [print]},
+    ],
+)
 def test_options_of_a_wrong_kind_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError, match=next(iter(options))):
         make_session(**options)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device here")
+def test_a_device_that_is_not_there_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="finds no CUDA device"):
+        make_session(device="cuda").__enter__()
+
+
+def test_an_optimizer_that_needs_a_closure_is_refused() -> None:
+    model = make_model()
+    session = trireme.Session(model, nn.CrossEntropyLoss(), torch.optim.LBFGS(model.parameters()))
+    with pytest.raises(Rejected, match="LBFGS computes the loss several times"):
+        session.__enter__()
+
+
+@pytest.mark.parametrize("batch", [(), [], {}])
+def test_a_batch_of_nothing_is_refused(batch: Any) -> None:
+    with pytest.raises(ConfigurationError, match="batch"), make_session() as session:
+        session.step(batch)
 
 
 def test_a_checkpoint_has_tied_parameters_under_all_their_names(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import torch
 
 from trireme.cluster.view import ServerEntry, View, WorkerEntry
-from trireme.errors import ConfigurationError, Rejected
+from trireme.errors import ConfigurationError, Rejected, UnsupportedOptimizerError
 from trireme.ps.client import PullResult, PushResult
 from trireme.ps.dense import FlatModel, PartBuffer
 from trireme.ps.instructions import Instruction, Reply
@@ -210,6 +210,11 @@ class _UserOptimizer:
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        if isinstance(optimizer, torch.optim.LBFGS):
+            raise UnsupportedOptimizerError(
+                "LBFGS computes the loss several times a step, and a session's step computes it "
+                "once: use an optimizer whose step needs no closure"
+            )
         self._optimizer = optimizer
 
     def step(self, gradients: PartBuffer) -> None:

@@ -22,6 +22,8 @@ def inputs_and_targets(batch: Any) -> tuple[Any, Any]:
     """
     if isinstance(batch, Batch):
         batch = batch.data
+    if isinstance(batch, (tuple, list, dict)) and not batch:
+        raise ConfigurationError("a batch is empty: give inputs and targets")
     if isinstance(batch, dict):
         for name in ("targets", "target", "labels", "label"):
             if name in batch:

@@ -120,9 +120,14 @@ class Options:
     def __post_init__(self) -> None:
         _one_of("precision", self.precision, ("float32", "bfloat16"))
         _one_of("nan", self.nan, ("raise", "skip", "ignore"))
-        _above("accumulate", self.accumulate, 0)
-        _above("log_every", self.log_every, 0)
+        _whole("accumulate", self.accumulate)
+        _whole("log_every", self.log_every)
         _above("l2", self.l2, 0, equal=True)
+        if not _are_hooks(self.hooks):
+            raise ConfigurationError(
+                f"hooks={self.hooks!r}: give a list of hooks, such as [EarlyStopping(...)], each "
+                "an object of a class derived from trireme.session.hooks.Hook"
+            )
         if self.clip_norm is not None:
             _above("clip_norm", self.clip_norm, 0)
         if not isinstance(self.ema, (int, float, Average, type(None))):
@@ -164,7 +169,17 @@ def _one_of(name: str, value: str, allowed: Sequence[str]) -> None:
         raise ConfigurationError(f"{name}={value!r}: it must be one of {', '.join(allowed)}")
 
 
-def _above(name: str, value: float, bound: float, *, equal: bool = False) -> None:
-    if not (value >= bound if equal else value > bound):
+def _are_hooks(hooks: object) -> bool:
+    """By what they can do: the class imports the session, and that these options."""
+    return isinstance(hooks, Sequence) and all(hasattr(hook, "before_step") for hook in hooks)
+
+
+def _whole(name: str, value: object) -> None:
+    if not isinstance(value, int) or value < 1:
+        raise ConfigurationError(f"{name}={value}: it must be a whole number from 1")
+
+
+def _above(name: str, value: object, bound: float, *, equal: bool = False) -> None:
+    if not isinstance(value, (int, float)) or not (value >= bound if equal else value > bound):
         how = "at least" if equal else "above"
         raise ConfigurationError(f"{name}={value}: it must be {how} {bound}")

@@ -194,7 +194,7 @@ class Session:
         torch.manual_seed(derive(self.options.seed, _SEED_MODEL))
         model = self._make_model if isinstance(self._make_model, nn.Module) else self._make_model()
         if self.options.device is not None:
-            model = model.to(self.options.device)
+            model = _on_device(model, self.options.device)
         self.model: nn.Module = model.train()
         made = self._make_optimizer
         if not isinstance(made, torch.optim.Optimizer) and not callable(made):
@@ -507,6 +507,17 @@ class Session:
         """Saves a checkpoint now; the chief only, elsewhere nothing."""
         if self.is_chief:
             self._supervisor.save()
+
+
+def _on_device(model: nn.Module, device: str | torch.device) -> nn.Module:
+    try:
+        return model.to(device)
+    except (AssertionError, RuntimeError) as error:  # torch's, where it has no such device
+        found = "no CUDA device" if not torch.cuda.is_available() else "CUDA devices"
+        raise ConfigurationError(
+            f"the model cannot be put on device {str(device)!r} ({error}): PyTorch finds {found} "
+            "here; leave `device` out to train where the model is"
+        ) from error
 
 
 def _spans(batches: Iterable[Batch]) -> list[Span]:
