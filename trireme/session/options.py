@@ -85,7 +85,9 @@ class Options:
             dimensions to the loss (biases are left alone). The loss that is shown is without it.
         seed: of everything random; the order of the examples follows from it.
         deterministic: a run is bit-equal to its repeat, and a resumed run to one never stopped;
-            for synchronous strategies, and for one worker.
+            for synchronous strategies, and for one worker. Give the session a function that
+            builds the model, or seed torch yourself before building it: a module that exists
+            already has the values that it has.
         checkpoint: when to save and what to keep; None: never.
         resume: `auto` goes on from the newest good checkpoint of the run directory, if there is
             one; `never` refuses a run directory that has some; a path names a checkpoint.
