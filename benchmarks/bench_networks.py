@@ -13,7 +13,7 @@ __all__ = ["run"]
 
 LOOPS, ASYNC, SYNC, DDP = "two loops", "Trireme async", "Trireme sync", "DDP over gloo"
 PREFETCH, KEEPING = "Trireme async, prefetch", "two loops, memory kept"
-SECONDS = {"lenet": (0.3, 1.5), "cifar": (1.0, 5.0)}
+SECONDS = {"lenet": (0.3, 1.5), "cifar": (0.8, 3.5)}
 
 
 def run(context: Context) -> Result:

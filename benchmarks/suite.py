@@ -45,10 +45,10 @@ class Benchmark:
 BENCHMARKS = (
     Benchmark("a", "replica", "benchmarks.bench_replica", 110),
     Benchmark("b", "push_pull", "benchmarks.bench_push_pull", 120),
-    Benchmark("c", "scaling", "benchmarks.bench_scaling", 130),
-    Benchmark("d", "stragglers", "benchmarks.bench_stragglers", 130),
+    Benchmark("c", "scaling", "benchmarks.bench_scaling", 110),
+    Benchmark("d", "stragglers", "benchmarks.bench_stragglers", 110),
     Benchmark("e", "codecs", "benchmarks.bench_codecs", 20),
-    Benchmark("f", "networks", "benchmarks.bench_networks", 150),
+    Benchmark("f", "networks", "benchmarks.bench_networks", 120),
     Benchmark("g", "gpu", "benchmarks.bench_gpu", 40),
 )
 """All of them, in order."""
