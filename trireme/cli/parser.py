@@ -12,9 +12,9 @@ from trireme.launch.settings import OPTIONS, Option, suggestion
 __all__ = ["COMMANDS", "NOT_BUILT", "TASK_OPTIONS", "Parser", "overview"]
 
 NOT_BUILT = ("top", "scale", "certs", "doctor", "plan", "bench")
-NOT_BUILT_OPTIONS = ("mesh", "every", "replicas")
+NOT_BUILT_OPTIONS = ("replicas",)
 TASK_OPTIONS = tuple(
-    option for option in OPTIONS if option.name not in ("workers", "ps", "max-restarts")
+    option for option in OPTIONS if option.name not in ("workers", "ps", "max-restarts", "mesh")
 )
 
 

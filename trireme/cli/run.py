@@ -13,6 +13,7 @@ import msgspec
 from trireme.cli.live import JobWatch
 from trireme.cli.options import read_settings
 from trireme.cli.parser import COMMANDS, NOT_BUILT_OPTIONS
+from trireme.cluster.mesh import Mesh
 from trireme.errors import UsageError
 from trireme.launch.console import Console
 from trireme.launch.detect import TASK_VARIABLE, TaskConfig, encode_task, fresh_job
@@ -70,10 +71,18 @@ def _sized(settings: Settings) -> Settings:
 
 
 def _task(settings: Settings) -> TaskConfig:
+    inside, servers = Mesh.parse(settings["mesh"]).size, settings["ps"]
+    processes = inside if servers else inside * settings["workers"]
     return TaskConfig(
         job=fresh_job(),
-        workers=settings["workers"],
-        servers=settings["ps"],
+        # Without servers every process is a worker.
+        workers=settings["workers"] if servers else processes,
+        processes=processes,
+        mesh=settings["mesh"],
+        schedule=settings["schedule"],
+        microbatches=settings["microbatches"],
+        every=settings["every"],
+        servers=servers,
         run_dir=settings["run-dir"],
         strategy=settings["strategy"],
         aggregate=settings["aggregate"],
@@ -93,7 +102,7 @@ def _dry_run(settings: Settings, task: TaskConfig, script: Path, arguments: Sequ
     for line in settings.lines():
         print(line)
     sys.stdout.flush()
-    threads, variables = thread_variables(os.environ, task.workers + task.servers)
+    threads, variables = thread_variables(os.environ, task.tasks)
     dry = msgspec.structs.replace(task, dry_run=True, threads=threads)
     os.environ.update(variables | {TASK_VARIABLE: encode_task(dry)})
     return run_script(script, arguments)
@@ -111,7 +120,7 @@ def _start(settings: Settings, task: TaskConfig, script: Path, program: Sequence
         job = LocalJob(
             program=tuple(program),
             task=msgspec.structs.replace(task, secret=secret),
-            limits=Limits(restarts=settings["max-restarts"]),
+            limits=Limits(restarts=settings["max-restarts"], together=task.processes > 1),
             options=settings.values,
         )
         if not watched:

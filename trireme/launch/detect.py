@@ -37,6 +37,8 @@ class TaskConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         strategy: the name that the user gave; None leaves it to the script.
         aggregate: how many updates make a round; None for the strategy's own.
         staleness: how far a worker may be ahead, in pushes; None for the strategy's own.
+        every: how many steps a worker makes by itself between two exchanges; None for the
+            strategy's own.
         prefetch: whether workers compute while a push is under way; asynchronous modes only.
         transport: `auto` lends memory to servers of the same host, `tcp` does not.
         compress: the codec for pushed gradients, by name.
@@ -50,6 +52,16 @@ class TaskConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         allow_plaintext: whether a server may listen beyond this host without TLS.
         restarts_left: how often the launcher will start this worker again should it fail; while
             there are some, a failure ends this incarnation and not the job.
+        processes: how many processes hold one model together, this one among them: all of a job
+            without servers, or those of one worker.
+        rank: which of them this is.
+        local_rank: which of those on this host.
+        mesh: the degrees of parallelism that the launch gave, such as `dp=2,tp=2`.
+        schedule: of a pipeline; None for the script's.
+        microbatches: of a pipeline; None for the script's.
+        gang: where those processes find each other, as `host:port`, or `env://` for another
+            launcher's variables.
+        gang_fd: a listening socket for that, in rank 0.
         origins: where each value came from, by option name, for whoever prints them.
     """
 
@@ -64,6 +76,7 @@ class TaskConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     strategy: str | None = None
     aggregate: int | None = None
     staleness: int | None = None
+    every: int | None = None
     prefetch: bool = False
     transport: Literal["auto", "tcp"] = "auto"
     compress: str = "none"
@@ -74,6 +87,14 @@ class TaskConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     threads: int | None = None
     allow_plaintext: bool = False
     restarts_left: int = 0
+    processes: int = 1
+    rank: int = 0
+    local_rank: int = 0
+    mesh: str = ""
+    schedule: str | None = None
+    microbatches: int | None = None
+    gang: str = ""
+    gang_fd: int | None = None
     origins: dict[str, str] = {}
 
     def __repr__(self) -> str:
@@ -83,8 +104,14 @@ class TaskConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     @property
     def name(self) -> str:
-        """The task's name, such as `worker:1`."""
-        return f"{self.role}:{self.index}"
+        """The task's name, such as `worker:1`, or `worker:1/2` within a worker of several."""
+        within = f"/{self.rank}" if self.servers and self.processes > 1 and self.rank else ""
+        return f"{self.role}:{self.index}{within}"
+
+    @property
+    def tasks(self) -> int:
+        """How many processes workers and servers of the job are."""
+        return self.workers * (self.processes if self.servers else 1) + self.servers
 
 
 def fresh_job() -> str:

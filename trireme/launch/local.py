@@ -131,6 +131,7 @@ class _Launcher:
         self._processes: dict[str, TaskProcess] = {}
         self._tails: dict[str, Sequence[str]] = {}
         self._pids: dict[str, int] = {}
+        self._meetings: dict[int, str] = {}
         self._coordinator = ""
         self._started = time.time()
         self._begin = time.monotonic()
@@ -145,8 +146,8 @@ class _Launcher:
         if self._supervision.phase is Phase.RUNNING:
             for index in range(task.servers):
                 self._start("ps", index)
-            for index in range(task.workers):
-                self._start("worker", index)
+            for config in self._workers():
+                self._start_task(config)
             self._record("running", None)
         while self._supervision.phase is not Phase.DONE:
             self._turn(1.0)
@@ -206,39 +207,77 @@ class _Launcher:
     # Starting --------------------------------------------------------------------------------
 
     def _start(self, role: Role, index: int) -> None:
-        config = msgspec.structs.replace(
-            self._job.task,
-            role=role,
-            index=index,
-            coordinator=self._coordinator,
-            restarts_left=self._job.limits.restarts,
-        )
+        self._start_task(msgspec.structs.replace(self._job.task, role=role, index=index, rank=0))
+
+    def _start_task(self, config: TaskConfig) -> None:
         self._supervision.started(config.name)
-        self._spawn(config)
+        self._spawn(
+            msgspec.structs.replace(
+                config,
+                coordinator=self._coordinator,
+                restarts_left=self._job.limits.restarts,
+            )
+        )
+
+    def _workers(self) -> list[TaskConfig]:
+        """Returns the worker processes: each alone, all together, or several to a worker."""
+        task = self._job.task
+        together = task.processes if task.servers else 1
+        return [
+            msgspec.structs.replace(
+                task,
+                index=index,
+                rank=rank if task.servers else index,
+                local_rank=index * together + rank,
+            )
+            for index in range(task.workers)
+            for rank in range(together)
+        ]
 
     def _spawn(self, config: TaskConfig) -> None:
         name = config.name
         files = self._files(name)
         files.outcome.unlink(missing_ok=True)
-        process = TaskProcess(
-            name,
-            self._job.build_command(config, files, self._job.program),
-            self._environ(config),
-            log=self._directory.log(name),
-            emit=lambda line, error: self._console.line(name, line, error),
-        )
+        with contextlib.ExitStack() as stack:
+            config, fds = self._meeting(config, stack)
+            process = TaskProcess(
+                name,
+                self._job.build_command(config, files, self._job.program),
+                self._environ(config),
+                log=self._directory.log(name),
+                emit=lambda line, error: self._console.line(name, line, error),
+                pass_fds=fds,
+            )
         self._processes[name] = process
         self._pids[name] = process.pid
         for pipe in process.pipes:
             self._selector.register(pipe.fd, selectors.EVENT_READ, (process, pipe))
 
+    def _meeting(
+        self, config: TaskConfig, stack: contextlib.ExitStack
+    ) -> tuple[TaskConfig, Sequence[int]]:
+        """Says where processes that hold a model together find each other.
+
+        Rank 0, which is started first, inherits the socket: nobody else can take the port.
+        """
+        if config.role != "worker" or config.processes == 1:
+            return config, ()
+        gang = config.index if config.servers else 0
+        if config.rank:
+            return msgspec.structs.replace(config, gang=self._meetings[gang]), ()
+        listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        self._meetings[gang] = f"127.0.0.1:{listener.getsockname()[1]}"
+        fd = listener.fileno()
+        config = msgspec.structs.replace(config, gang=self._meetings[gang], gang_fd=fd)
+        return config, (fd,)
+
     def _files(self, name: str) -> TaskFiles:
         # A program may change its working directory before it fails.
-        stem = self._directory.scratch.resolve() / name.replace(":", "-")
+        stem = self._directory.scratch.resolve() / name.replace(":", "-").replace("/", "-")
         return TaskFiles(stem.with_suffix(".address"), stem.with_suffix(".outcome"))
 
     def _environ(self, config: TaskConfig) -> dict[str, str]:
-        threads, variables = thread_variables(os.environ, config.workers + config.servers)
+        threads, variables = thread_variables(os.environ, config.tasks)
         task = encode_task(msgspec.structs.replace(config, threads=threads))
         return {**os.environ, **variables, TASK_VARIABLE: task, "PYTHONUNBUFFERED": "1"}
 
@@ -313,12 +352,9 @@ class _Launcher:
                     self._restart(name, left)
 
     def _restart(self, name: str, left: int) -> None:
-        task = self._job.task
-        index = int(name.partition(":")[2])
+        config = next(config for config in self._workers() if config.name == name)
         self._spawn(
-            msgspec.structs.replace(
-                task, index=index, coordinator=self._coordinator, restarts_left=left
-            )
+            msgspec.structs.replace(config, coordinator=self._coordinator, restarts_left=left)
         )
         self._record("running", None)
 

@@ -7,6 +7,7 @@ only told that the job is over, does not fit into it.
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
 from pathlib import Path
@@ -26,7 +27,15 @@ from trireme.errors import (
     WireTimeout,
 )
 
-__all__ = ["Outcome", "describe", "describe_status", "read_outcome", "signal_name", "write_outcome"]
+__all__ = [
+    "Outcome",
+    "describe",
+    "describe_status",
+    "read_outcome",
+    "says_peer_is_gone",
+    "signal_name",
+    "write_outcome",
+]
 
 Kind = Literal["usage", "error", "exception", "exit", "signal", "victim"]
 
@@ -40,6 +49,20 @@ _VICTIMS = (
     WireTimeout,
 )
 """What a task raises when it was another one that failed or did not come."""
+
+
+_GONE = re.compile(
+    r"closed by peer|connection (reset|refused|closed)|broken pipe|socket error|"
+    r"peer (closed|has)|ncclremoteerror|nccl (remote|communicator)|"
+    r"failed to recv|recvvalue failed|sendbytes failed|remote process exited",
+    re.IGNORECASE,
+)
+
+
+def says_peer_is_gone(error: BaseException) -> bool:
+    """Returns whether torch.distributed raised this because another process is gone."""
+    distributed = type(error).__name__.startswith("Dist") or "gloo" in str(error).lower()
+    return isinstance(error, RuntimeError) and distributed and bool(_GONE.search(str(error)))
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,6 +94,8 @@ def describe(error: BaseException, place: str = "") -> Outcome:
         return Outcome(kind=_kind(error), summary=first, at=time.time())
     if isinstance(error, SystemExit):
         return Outcome(kind="exit", summary=f"sys.exit({error.code!r})", at=time.time())
+    if says_peer_is_gone(error):
+        return Outcome(kind="victim", summary=first, at=time.time())
     name = type(error).__name__
     summary = (f"{name}: {first}" if first else name) + (f" ({place})" if place else "")
     return Outcome(kind="exception", summary=summary, at=time.time())

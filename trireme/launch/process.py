@@ -68,6 +68,7 @@ class TaskProcess:
         *,
         log: Path,
         emit: Callable[[str, bool], None],
+        pass_fds: Sequence[int] = (),
     ) -> None:
         self.name = name
         self.last_lines: deque[str] = deque(maxlen=LAST_LINES)
@@ -80,6 +81,7 @@ class TaskProcess:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             start_new_session=True,
+            pass_fds=tuple(pass_fds),
         )
         self.pipes = [
             self._pipe(self._process.stdout, False),

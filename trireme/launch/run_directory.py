@@ -82,7 +82,7 @@ class RunDirectory:
 
     def log(self, name: str) -> Path:
         """Returns the file for the output of a task, such as `logs/worker-1.log`."""
-        return self.path / "logs" / f"{name.replace(':', '-')}.log"
+        return self.path / "logs" / f"{name.replace(':', '-').replace('/', '-')}.log"
 
     @property
     def scratch(self) -> Path:

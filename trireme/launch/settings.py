@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from trireme.cluster.mesh import SCHEDULES, Mesh
 from trireme.errors import ConfigurationError, UsageError
 
 __all__ = [
@@ -28,19 +29,13 @@ __all__ = [
     "suggestion",
 ]
 
-STRATEGIES = ("async", "ssp", "sync")
+SERVED = ("async", "ssp", "sync", "averaging", "diloco")
+"""The strategies that need parameter servers."""
+STRATEGIES = (*SERVED, "allreduce", "fsdp", "tensor", "pipeline")
 CODECS = ("none", "fp16", "bf16", "int8", "topk")
 """What `--compress` may be, besides `topk:SHARE`. A test holds it against `trireme.wire.codec`."""
 
-NOT_BUILT_STRATEGIES = (
-    "averaging",
-    "diloco",
-    "allreduce",
-    "fsdp",
-    "tensor",
-    "pipeline",
-    "graph",
-)
+NOT_BUILT_STRATEGIES = ("graph",)
 
 Value = int | float | str | None
 
@@ -83,6 +78,22 @@ def _codec(text: str) -> str:
             f"{', '.join(CODECS)}, topk:SHARE"
         )
     return text
+
+
+def _mesh(text: str) -> str:
+    try:
+        return str(Mesh.parse(text))
+    except ConfigurationError as error:
+        raise UsageError(str(error)) from error
+
+
+def _one_of(words: tuple[str, ...]) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        if text not in words:
+            raise ValueError(text)
+        return text
+
+    return parse
 
 
 def _strategy(text: str) -> str:
@@ -151,13 +162,21 @@ OPTIONS = (
     Option("ps", _whole(0), "a whole number from 0", 0, "M",
            "how many parameter servers (default 0: a lone worker keeps the parameters)"),
     Option("strategy", _strategy, f"one of {', '.join(STRATEGIES)}", None, "NAME",
-           f"{', '.join(STRATEGIES)} (default async, where there are servers)"),
+           f"{', '.join(STRATEGIES)} (default async with servers, allreduce without)"),
     Option("aggregate", _whole(1), "a whole number from 1", None, "R",
            "sync: how many workers' updates make a step (default all; fewer: backup workers)"),
     Option("staleness", _whole(1), "a whole number from 1", None, "K",
            "ssp: how many updates a worker may be ahead of the slowest"),
     Option("prefetch", _switch, "yes or no", False, "",
            "async, ssp: compute while the push before is under way (1 more update of staleness)"),
+    Option("every", _whole(1), "a whole number from 1", None, "H",
+           "averaging, diloco: steps that a worker makes by itself between two exchanges"),
+    Option("mesh", _mesh, "axis=degree with commas between, such as dp=2,tp=2", "", "AXES",
+           "processes inside each worker: pp pipeline stages, tp tensor-parallel, dp, fsdp"),
+    Option("schedule", _one_of(SCHEDULES), f"one of {', '.join(SCHEDULES)}", None, "NAME",
+           f"of a pipeline: {', '.join(SCHEDULES)} (default the script's, 1f1b)"),
+    Option("microbatches", _whole(1), "a whole number from 1", None, "N",
+           "of a pipeline: into how many pieces each batch is cut (default twice the stages)"),
     Option("transport", _transport, "auto or tcp", "auto", "NAME",
            "auto: shared memory between tasks of one host, else tcp; tcp: always (default auto)"),
     Option("compress", _codec, f"one of {', '.join(CODECS)}, topk:SHARE", "none", "CODEC",
@@ -248,11 +267,8 @@ def check_together(settings: Settings, workers: int, servers: int) -> None:
     """
     strategy = settings["strategy"]
     aggregate, staleness = settings["aggregate"], settings["staleness"]
-    if not servers and workers > 1:
-        raise UsageError(
-            f"{workers} workers without a parameter server is the strategy allreduce, which is "
-            "not built yet: add --ps 1"
-        )
+    _check_servers(settings, servers)
+    _check_mesh(settings, servers)
     if aggregate is not None and strategy != "sync":
         raise UsageError(
             f"aggregate is {aggregate} ({settings.origins['aggregate']}) and only the strategy "
@@ -268,10 +284,53 @@ def check_together(settings: Settings, workers: int, servers: int) -> None:
             f"staleness is {staleness} ({settings.origins['staleness']}) and only the strategy "
             "ssp bounds it: add --strategy ssp"
         )
-    if settings["prefetch"] and strategy == "sync":
+    if settings["prefetch"] and strategy not in ("async", "ssp", None):
         raise UsageError(
             f"prefetch is on ({settings.origins['prefetch']}), and in a synchronous round every "
             "update is computed from the newest values: use --strategy async or ssp"
+        )
+
+
+def _check_servers(settings: Settings, servers: int) -> None:
+    strategy = settings["strategy"]
+    if strategy in SERVED and not servers and settings["workers"] != 1:
+        raise UsageError(
+            f"the strategy {strategy} ({settings.origins['strategy']}) with several workers needs a "
+            "parameter server: add --ps 1, or use --strategy allreduce"
+        )
+    if strategy is not None and strategy not in SERVED and servers:
+        raise UsageError(
+            f"the strategy {strategy} ({settings.origins['strategy']}) has no parameter servers: "
+            "leave out --ps, or choose one that has, with --mesh for what is inside a worker"
+        )
+
+
+def _check_mesh(settings: Settings, servers: int) -> None:
+    mesh = Mesh.parse(settings["mesh"])
+    strategy = settings["strategy"]
+    if servers:
+        try:
+            mesh.check_inside()
+        except ConfigurationError as error:
+            raise UsageError(str(error)) from error
+        if mesh.size > 1 and settings["prefetch"]:
+            raise UsageError("prefetch is for workers of one process: leave out --prefetch")
+    elif settings["compress"] != "none" and (mesh.size > 1 or settings["workers"] != 1):
+        raise UsageError(
+            f"compress is {settings['compress']} ({settings.origins['compress']}): codecs are for "
+            "what goes to parameter servers; add --ps 1"
+        )
+    pipelined = mesh.pp > 1 or strategy in ("pipeline", None)
+    for name in ("schedule", "microbatches"):
+        if settings[name] is not None and not pipelined:
+            raise UsageError(
+                f"{name} is {settings[name]} ({settings.origins[name]}), and there is no pipeline: "
+                "add --mesh pp=2 or --strategy pipeline"
+            )
+    if settings["every"] is not None and strategy not in ("averaging", "diloco"):
+        raise UsageError(
+            f"every is {settings['every']} ({settings.origins['every']}) and only averaging and "
+            "diloco train between exchanges: add --strategy averaging"
         )
 
 

@@ -76,6 +76,9 @@ class Limits:
             that does not even die is given up.
         echo: two requests to stop so close to each other are one: `timeout` and some process
             managers signal a process and then its whole group.
+        together: the workers hold the model together: without one of them none can go on, and
+            all are started again.
+        regroup: where they do, and one has failed: how long the others may take to notice.
     """
 
     restarts: int = 0
@@ -85,6 +88,8 @@ class Limits:
     end: float = 15.0
     kill: float = 10.0
     echo: float = 0.2
+    together: bool = False
+    regroup: float = 3.0
 
 
 class Phase(enum.Enum):
@@ -140,6 +145,8 @@ class Supervision:
         self._failed = False
         self._asked: float | None = None  # when somebody first asked this launcher to stop
         self._interrupted = False  # the job was stopped before its end
+        self._again: list[str] = []  # workers to start again when all of them have ended
+        self._fallen: list[Failure] = []  # why
         self._ended_well = 0  # how many workers ended by themselves, finished or interrupted
 
     # Events ----------------------------------------------------------------------------------
@@ -160,6 +167,10 @@ class Supervision:
         task = self._tasks[name]
         ours = (task.told or task.killed) and outcome.kind == "signal"
         task.alive = False
+        if task.worker and self._again:
+            if status not in (0, INTERRUPTED) and not ours:
+                self._fallen.append(Failure(name, outcome))
+            return self._regroup()
         if status in (0, INTERRUPTED):
             self._ended_well += task.worker
             self._interrupted |= status == INTERRUPTED
@@ -198,6 +209,9 @@ class Supervision:
         if self.deadline is None or now < self.deadline or not alive:
             return []
         names = ", ".join(task.name for task in alive)
+        if self._again:
+            self.deadline = None
+            return self._kill_workers()
         if all(task.killed for task in alive):
             self.phase = Phase.DONE
             return [Say(f"{names} cannot be killed: left to the kernel")]
@@ -208,7 +222,7 @@ class Supervision:
             return [say, *self._kill(now)]
         # Servers and coordinator come last: the workers may need them to end well.
         due = [task for task in alive if task.worker or self.phase is Phase.ENDING]
-        if all(task.told for task in due):
+        if all(task.told for task in due) or (self._limits.together and self._failed):
             return self._kill(now)
         self.deadline = now + self._limits.kill
         waited = self.phase is Phase.ENDING and self._ended_well and not self._failed
@@ -255,6 +269,8 @@ class Supervision:
     # What follows from an end ----------------------------------------------------------------
 
     def _worker_failed(self, now: float, task: _Task, failure: Failure) -> list[Instruction]:
+        if self._limits.together:
+            return self._one_of_all_failed(now, task, failure)
         kind = failure.outcome.kind
         may_restart = task.restarts < self._limits.restarts and failure.outcome.worth_a_restart
         if self.phase is Phase.RUNNING and may_restart:
@@ -265,6 +281,37 @@ class Supervision:
             return [Say(f"{task.name} was started again too late: the others had finished")]
         self._fail(now, failure)
         return []
+
+    def _one_of_all_failed(self, now: float, task: _Task, failure: Failure) -> list[Instruction]:
+        worth = failure.outcome.kind != "usage"
+        if self.phase is not Phase.RUNNING or task.restarts >= self._limits.restarts or not worth:
+            self._fail(now, failure)
+            return []
+        self._again = [other.name for other in self._tasks.values() if other.worker]
+        self._fallen = [failure]
+        self.deadline = now + self._limits.regroup
+        return self._regroup()
+
+    def _regroup(self) -> list[Instruction]:
+        """Starts all workers again when the last of them has ended."""
+        workers = [self._tasks[name] for name in self._again]
+        if any(worker.alive for worker in workers):
+            return []
+        self._again = []
+        self.deadline = None
+        own = [failure for failure in self._fallen if failure.outcome.kind != "victim"]
+        first = min(own or self._fallen, key=lambda failure: failure.outcome.at)
+        orders: list[Instruction] = [
+            Say(
+                f"{first.name} {_how(first)}; all workers are started again, from the newest "
+                f"checkpoint ({workers[0].restarts + 1} of {self._limits.restarts})"
+            )
+        ]
+        for worker in workers:
+            worker.restarts += 1
+            worker.alive, worker.told, worker.killed = True, False, False
+            orders.append(Restart(worker.name, self._limits.restarts - worker.restarts))
+        return orders
 
     def _restart(self, task: _Task, failure: Failure) -> list[Instruction]:
         task.restarts += 1
@@ -300,7 +347,8 @@ class Supervision:
     def _begin_failing(self, now: float) -> None:
         self._failed = True
         if self.phase is Phase.RUNNING:
-            self.deadline = now + self._limits.settle
+            together = self._limits.together
+            self.deadline = now + (self._limits.regroup if together else self._limits.settle)
         self.phase = Phase.FAILING
 
     def _advance(self, now: float) -> list[Instruction]:
@@ -337,6 +385,14 @@ class Supervision:
             orders.append(Terminate(task.name))
         return orders
 
+    def _kill_workers(self) -> list[Instruction]:
+        orders: list[Instruction] = []
+        for task in self._alive():
+            if task.worker:
+                task.killed = True
+                orders.append(Kill(task.name))
+        return orders
+
     def _kill(self, now: float) -> list[Instruction]:
         self.deadline = now + self._limits.kill
         orders: list[Instruction] = []
@@ -344,3 +400,8 @@ class Supervision:
             task.killed = True
             orders.append(Kill(task.name))
         return orders
+
+
+def _how(failure: Failure) -> str:
+    verb = "was" if failure.outcome.kind == "signal" else "failed:"
+    return f"{verb} {failure.outcome.summary}"

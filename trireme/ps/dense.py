@@ -144,6 +144,14 @@ class FlatModel:
         self._stage()
         return PartBuffer(self.layout, server, self._part(self._host_gradients, server))
 
+    @property
+    def placed(self) -> list[list[tuple[nn.Parameter, int, int]]]:
+        """Where each parameter lies: for each vector, parameters with their first and last + 1."""
+        return [
+            [(self.parameters[p.parameter.name], p.start, p.stop) for p in vector.placed]
+            for vector in self.layout.vectors
+        ]
+
     def zero_gradients(self) -> None:
         """Sets the gradients to zero in place; the views stay.
 

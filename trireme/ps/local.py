@@ -51,7 +51,7 @@ from trireme.ps.snapshot import ModelState, assemble, disassemble
 from trireme.ps.values import Tensors, Values
 from trireme.wire.message import Message
 
-__all__ = ["LocalClient"]
+__all__ = ["LocalClient", "check_complete", "check_optimizer"]
 
 _M = TypeVar("_M", bound=Message)
 
@@ -210,11 +210,7 @@ class _UserOptimizer:
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
-        if isinstance(optimizer, torch.optim.LBFGS):
-            raise UnsupportedOptimizerError(
-                "LBFGS computes the loss several times a step, and a session's step computes it "
-                "once: use an optimizer whose step needs no closure"
-            )
+        check_optimizer(optimizer)
         self._optimizer = optimizer
 
     def step(self, gradients: PartBuffer) -> None:
@@ -230,6 +226,19 @@ class _UserOptimizer:
 
     def restore(self, state: Tensors) -> None:
         """Nothing that is laid out flat."""
+
+
+def check_optimizer(optimizer: torch.optim.Optimizer) -> None:
+    """Checks that an optimizer makes a step from gradients alone.
+
+    Raises:
+        UnsupportedOptimizerError: it computes the loss itself, several times.
+    """
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise UnsupportedOptimizerError(
+            "LBFGS computes the loss several times a step, and a session's step computes it "
+            "once: use an optimizer whose step needs no closure"
+        )
 
 
 def _names(optimizer: torch.optim.Optimizer, flat: FlatModel) -> list[str | None]:
@@ -268,13 +277,13 @@ def _restore(
         parameter, _, entry = key.rpartition("/")
         if parameter in index:
             state.setdefault(index[parameter], {})[entry] = tensor.clone()
-    _check_complete(optimizer, state)
+    check_complete(optimizer, state)
     optimizer.load_state_dict(
         {"state": state, "param_groups": optimizer.state_dict()["param_groups"]}
     )
 
 
-def _check_complete(
+def check_complete(
     optimizer: torch.optim.Optimizer, state: Mapping[int, Mapping[str, torch.Tensor]]
 ) -> None:
     """Checks that parameters which have state have all that the optimizer goes on from."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from trireme.errors import ConfigurationError
+from trireme.parallel.pipeline import PipelineConfig
 from trireme.ps.rule import Average
 
 if TYPE_CHECKING:
@@ -65,6 +66,8 @@ class OptionValues(TypedDict, total=False):
     nan: Literal["raise", "skip", "ignore"]
     log_every: int
     device: str | torch.device | None
+    pipeline: PipelineConfig
+    tensor_plan: Mapping[str, str] | None
 
 
 @dataclass(frozen=True)
@@ -97,7 +100,11 @@ class Options:
             this update out and counts it, `ignore` does not look.
         log_every: how many of its own steps a worker makes between two lines of progress, and
             the chief between two records of the metrics.
-        device: where the model goes; None leaves it where it is.
+        device: where the model goes; None leaves it where it is, or, where several processes
+            compute together, takes a GPU for each.
+        pipeline: how a pipeline is cut and run, where there is one.
+        tensor_plan: under tensor parallelism, pattern of a module's name -> `column`, `row` or
+            `gathered`; None derives it for transformer blocks and chains of linear layers.
 
     Raises:
         ConfigurationError: a value is out of range.
@@ -118,6 +125,8 @@ class Options:
     nan: Literal["raise", "skip", "ignore"] = "raise"
     log_every: int = 100
     device: str | torch.device | None = None
+    pipeline: PipelineConfig = PipelineConfig()
+    tensor_plan: Mapping[str, str] | None = None
 
     def __post_init__(self) -> None:
         _one_of("precision", self.precision, ("float32", "bfloat16"))

@@ -33,6 +33,7 @@ class Recorder:
         options: the session's.
         updates_per_step: how many workers' updates make one global step.
         max_steps: the global step at which training ends, where that is known.
+        counts: whether the loss and the metrics are this process's to tell.
 
     Attributes:
         applied, stale: this worker's updates by their verdict.
@@ -47,7 +48,10 @@ class Recorder:
         options: Options,
         updates_per_step: int,
         max_steps: int | None,
+        *,
+        counts: bool = True,
     ) -> None:
+        self._counts = counts
         self.applied = 0
         self.stale = 0
         self.data_seconds = 0.0
@@ -126,11 +130,11 @@ class Recorder:
         since, steps = self._marked
         made = max(self._steps - steps, 1)
         pace = result.examples * made / max(now - since, 1e-9)
+        values = self._values(result)
         if self._supervisor.is_chief:
             self.log(
                 {
-                    "loss": result._loss,
-                    **result.metrics,
+                    **values,
                     **self._learning_rates(),
                     "speed/examples_per_second": pace,
                     "speed/data_seconds": self.data_seconds / made,
@@ -145,6 +149,13 @@ class Recorder:
         self._marked = (now, self._steps)
         self.data_seconds = self._compute_seconds = self._push_seconds = 0.0
         self._staleness = 0
+
+    def _values(self, result: StepResult) -> dict[str, float]:
+        """Returns loss and metrics; means over the replicas, where those step together."""
+        if not self._supervisor.together and not self._supervisor.is_chief:
+            return {}
+        own = {"loss": result.loss, **result.metrics} if self._counts else {}
+        return self._supervisor.mean(own, counts=self._counts)
 
     def _report(self, result: StepResult) -> None:
         """Says how it goes, for whoever asks the coordinator."""

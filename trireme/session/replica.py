@@ -4,21 +4,43 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
 
 from trireme.errors import ConfigurationError, NonFiniteError
-from trireme.ps.dense import FlatModel
+from trireme.parallel.gradients import NoMean, Reducer
+from trireme.parallel.sharding import local
 from trireme.session.batch import examples_in, inputs_and_targets, move, pieces
 from trireme.session.options import Options
 from trireme.session.result import Metric, StepResult
 
-__all__ = ["Loss", "Replica", "named_groups"]
+__all__ = ["Loss", "Replica", "Trained", "named_groups"]
 
 Loss = Callable[[Any, Any], Any]
 """(outputs, targets) -> scalar mean over the batch, or a dict whose `loss` is it."""
+
+
+class Trained(Protocol):
+    """The trained parameters: a `FlatModel`, or a `ModelPart`."""
+
+    @property
+    def parameters(self) -> Mapping[str, nn.Parameter]:
+        """By their names in the model."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where they are."""
+
+    def zero_gradients(self) -> None:
+        """Makes the gradients zero, or none."""
+
+    def gradient_norm(self) -> torch.Tensor:
+        """Returns the L2 norm of all gradients."""
+
+    def scale_gradients(self, factor: torch.Tensor | float) -> None:
+        """Multiplies all gradients in place."""
 
 
 def named_groups(
@@ -49,27 +71,33 @@ class Replica:
     Args:
         model: on its device already.
         loss: see `Loss`.
-        flat: the model's flat buffers.
+        flat: the model's parameters.
         options: the session's.
         metrics: by name.
+        reducer: what makes one gradient of those of several replicas that step together.
     """
 
     def __init__(
         self,
         model: nn.Module,
         loss: Loss,
-        flat: FlatModel,
+        flat: Trained,
         options: Options,
         metrics: Mapping[str, Metric],
+        reducer: Reducer | None = None,
     ) -> None:
         self.model = model
         self.flat = flat
         self._loss = loss
         self._options = options
         self._metrics = metrics
+        self._reducer = reducer or NoMean()
         self._autocast = options.precision == "bfloat16"
-        penalised = [p for p in flat.parameters.values() if p.dim() >= 2] if options.l2 else []
-        self._penalised = penalised
+        self._penalised = (
+            [p for p in flat.parameters.values() if p.dim() >= 2 and p.requires_grad]
+            if options.l2
+            else []
+        )
         # A forward pass that is left out must leave no trace in running statistics either.
         self._kept = list(model.buffers()) if options.nan == "skip" else []
 
@@ -86,15 +114,8 @@ class Replica:
         """
         self.flat.zero_gradients()
         before = [buffer.clone() for buffer in self._kept]
-        if self._options.accumulate == 1:
-            inputs, targets = self._split(batch)
-            loss, outputs = self.forward(inputs, targets)
-            torch.autograd.backward(loss)
-            result = StepResult(
-                loss.detach(), [(outputs, targets)], self._metrics, examples_in(inputs)
-            )
-        else:
-            result = self._accumulate(self._split(batch))
+        result = self._compute(self._split(batch))
+        self._reducer.finish()
         if self._penalised:
             self._penalise()
         if self._options.nan != "ignore" and not math.isfinite(result._loss.item()):
@@ -103,6 +124,19 @@ class Replica:
                 for buffer, value in zip(self._kept, before, strict=True):
                     buffer.copy_(value)
         return result
+
+    def _compute(self, batch: tuple[Any, Any]) -> StepResult:
+        """Computes the gradients of a batch's mean loss."""
+        if self._options.accumulate > 1:
+            return self._accumulate(batch)
+        inputs, targets = batch
+        examples = examples_in(inputs)
+        factor = self._reducer.share(examples)
+        loss, outputs = self.forward(inputs, targets)
+        share = factor()
+        self._reducer.begin()
+        torch.autograd.backward(loss if share == 1.0 else loss * share)
+        return StepResult(loss.detach(), [(outputs, targets)], self._metrics, examples)
 
     def forward(self, inputs: Any, targets: Any) -> tuple[torch.Tensor, Any]:
         """Returns the loss and the detached outputs."""
@@ -137,16 +171,21 @@ class Replica:
         total = examples_in(batch)
         outputs: list[tuple[object, object]] = []
         mean = torch.zeros((), device=self.flat.device)
+        share = self._reducer.share(total)()
+        left = total
         for (inputs, targets), size in pieces(batch, self._options.accumulate):
             loss, out = self.forward(inputs, targets)
-            torch.autograd.backward(loss * (size / total))
+            left -= size
+            if not left:
+                self._reducer.begin()
+            torch.autograd.backward(loss * (share * size / total))
             mean += loss.detach() * (size / total)
             outputs.append((out, targets))
         return StepResult(mean, outputs, self._metrics, total)
 
     def _penalise(self) -> None:
-        gradients = [p.grad for p in self._penalised if p.grad is not None]
-        values = [p.detach() for p in self._penalised if p.grad is not None]
+        gradients = [local(p.grad) for p in self._penalised if p.grad is not None]
+        values = [local(p.detach()) for p in self._penalised if p.grad is not None]
         torch._foreach_add_(gradients, values, alpha=self._options.l2)
 
     def _not_finite(self, result: StepResult) -> None:

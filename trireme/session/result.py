@@ -67,7 +67,12 @@ class StepResult:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """Each metric's mean over the batch, before the update."""
+        """Each metric's mean over the batch, before the update; empty where outputs are elsewhere.
+
+        Of a pipeline only the last stage has outputs.
+        """
+        if not self._outputs and self._values is None:
+            return {}
         if self._values is None:
             self._values = {
                 name: _mean_over_pieces(metric, self._outputs)

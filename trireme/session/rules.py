@@ -2,15 +2,33 @@
 
 from __future__ import annotations
 
-import msgspec
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
+import msgspec
+import torch
+
+from trireme.cluster.mesh import Mesh
 from trireme.errors import ConfigurationError
 from trireme.launch.detect import TaskConfig
+from trireme.parallel.part import PartConfig
 from trireme.ps.rule import Rule
 from trireme.session.options import Options
-from trireme.strategies import SSP, Async, Strategy, resolve
+from trireme.strategies import SSP, AllReduce, Async, Collective, Strategy, resolve
 
-__all__ = ["prefetches", "rule_of", "strategy_of"]
+__all__ = [
+    "OptimizerFactory",
+    "mesh_of",
+    "part_of",
+    "prefetches",
+    "rule_of",
+    "strategy_of",
+    "updates_per_step",
+]
+
+OptimizerFactory = Callable[[Any], torch.optim.Optimizer]
+"""Builds an optimizer from parameters."""
 
 
 def strategy_of(task: TaskConfig, options: Options) -> Strategy:
@@ -23,20 +41,53 @@ def strategy_of(task: TaskConfig, options: Options) -> Strategy:
     if isinstance(chosen, Strategy):
         strategy = chosen
     elif chosen == "auto":
-        if task.workers > 1 and task.servers == 0:
-            raise ConfigurationError(
-                f"{task.workers} workers and no parameter server: all-reduce is not built yet; "
-                "start at least one server (--ps 1)"
-            )
         if task.aggregate is not None or task.staleness is not None:
             raise ConfigurationError("--aggregate and --staleness need --strategy sync or ssp")
-        strategy = Async(task.prefetch)
+        strategy = Async(task.prefetch) if task.servers or task.processes == 1 else AllReduce()
     else:
         strategy = resolve(
             chosen, aggregate=task.aggregate, staleness=task.staleness, prefetch=task.prefetch
         )
     strategy.check(workers=task.workers, servers=task.servers)
+    if task.processes > 1 and not task.servers and not isinstance(strategy, Collective):
+        raise ConfigurationError(
+            f"strategy {strategy.name} with {task.processes} processes needs a parameter server: "
+            "add --ps 1, or use --strategy allreduce"
+        )
     return strategy
+
+
+def mesh_of(task: TaskConfig, options: Options) -> Mesh:
+    """Returns the degrees of parallelism of the processes that hold one model together.
+
+    Raises:
+        ConfigurationError: they do not fit the processes, or the strategy.
+    """
+    inside = Mesh.parse(task.mesh)
+    strategy = strategy_of(task, options)
+    if isinstance(strategy, Collective):
+        return strategy.mesh(inside, task.processes)
+    inside.check_processes(task.processes)
+    if task.servers:
+        inside.check_inside()
+    return inside
+
+
+def part_of(task: TaskConfig, options: Options) -> PartConfig:
+    """Returns how a model is cut; what the launch says counts before what the program does."""
+    pipeline = options.pipeline
+    if task.schedule is not None:
+        pipeline = replace(pipeline, schedule=task.schedule)
+    if task.microbatches is not None:
+        pipeline = replace(pipeline, microbatches=task.microbatches)
+    return PartConfig(pipeline, options.tensor_plan)
+
+
+def updates_per_step(task: TaskConfig, options: Options, rule: Rule) -> int:
+    """Returns how many batches make one global step."""
+    if task.servers == 0:
+        return mesh_of(task, options).replicas
+    return (rule.aggregate or task.workers) if rule.synchronous else 1
 
 
 def prefetches(task: TaskConfig, options: Options) -> bool:
@@ -54,7 +105,8 @@ def rule_of(task: TaskConfig, options: Options, max_steps: int | None) -> Rule:
         ConfigurationError: as `strategy_of`, or a value is out of range.
     """
     strategy = strategy_of(task, options)
-    rule = strategy.rule() if task.servers else Rule()
+    alone = task.servers == 0 and task.processes == 1
+    rule = Rule() if alone else strategy.rule()
     rule = msgspec.structs.replace(
         rule,
         deterministic=options.deterministic,

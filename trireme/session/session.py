@@ -18,25 +18,23 @@ from trireme.data.order import Order
 from trireme.data.seeds import derive
 from trireme.errors import ConfigurationError
 from trireme.launch.detect import TaskConfig, detect
-from trireme.ps.dense import FlatModel
+from trireme.parallel.gang import Gang
 from trireme.ps.messages import Span
+from trireme.session.assembly import Assembly, assemble, device_of, meet
 from trireme.session.dry_run import describe
 from trireme.session.evaluation import Transform, evaluate
 from trireme.session.options import Options, OptionValues, make_options
 from trireme.session.progress import Progress, make_progress
 from trireme.session.recorder import Recorder
-from trireme.session.replica import Loss, Replica, named_groups
+from trireme.session.replica import Loss, Replica
 from trireme.session.result import Metric, StepResult
-from trireme.session.rules import prefetches, rule_of
+from trireme.session.rules import OptimizerFactory, prefetches, rule_of, updates_per_step
 from trireme.session.signals import Signals
 from trireme.session.supervisor import Supervisor, Training
 
 __all__ = ["Session", "StepResult"]
 
 _SEED_MODEL, _SEED_WORKER, _SEED_STEP = 11, 12, 13
-
-OptimizerFactory = Callable[[Any], torch.optim.Optimizer]
-
 
 class Session:
     """Trains a model, alone or as one worker of a job; the program is the same.
@@ -97,14 +95,20 @@ class Session:
             torch.set_num_threads(self.task.threads)
         if self.options.deterministic:
             torch.use_deterministic_algorithms(True)
-        replica = self._build()
         rule = rule_of(self.task, self.options, self.max_steps)
         if self.task.dry_run:
-            print(describe(replica.flat.layout, self.optimizer, rule, self.task))
+            self._build(None)
+            print(describe(self._made.flat.layout, self.optimizer, rule, self.task))
             raise SystemExit(0)
-        self._replica = replica
+        gang = meet(self.task, self.options)
+        try:
+            self._build(gang)
+        except BaseException:
+            if gang is not None:
+                gang.close(together=False)
+            raise
         self._progress: Progress = make_progress(
-            self.task.display,
+            "none" if gang is not None and not gang.speaks else self.task.display,
             max_steps=self.max_steps,
             log_every=self.options.log_every,
         )
@@ -113,11 +117,13 @@ class Session:
             Training(
                 self.model,
                 self.optimizer,
-                replica.flat,
+                self._made.flat,
                 rule,
                 self.options,
                 self.run_dir,
                 prefetch=prefetches(self.task, self.options),
+                gang=gang,
+                part=self._made.part,
             ),
             self._progress,
         )
@@ -128,7 +134,8 @@ class Session:
             self._supervisor.fail(error)
             self._progress.close()
             raise
-        torch.manual_seed(derive(self.options.seed, _SEED_WORKER, self.task.index))
+        self._place = self.task.index if gang is None or self.task.servers else gang.replica
+        torch.manual_seed(derive(self.options.seed, _SEED_WORKER, self._place))
         self._recorder = Recorder(
             self._supervisor,
             self._progress,
@@ -136,6 +143,7 @@ class Session:
             self.options,
             self._updates_per_step(),
             self.max_steps,
+            counts=gang is None or gang.counts,
         )
         self._handlers = Signals(self._supervisor.interrupt)
         self._handlers.install()
@@ -189,31 +197,25 @@ class Session:
             self._recorder.close()
         supervisor.leave("interrupted" if reason else "finished", reason or "")
 
-    def _build(self) -> Replica:
-        """Makes the model, the optimizer and the flat buffers."""
+    def _build(self, gang: Gang | None) -> None:
+        """Makes the model, the optimizer, the buffers and what computes."""
         torch.manual_seed(derive(self.options.seed, _SEED_MODEL))
         model = self._make_model if isinstance(self._make_model, nn.Module) else self._make_model()
-        if self.options.device is not None:
-            model = _on_device(model, self.options.device)
+        device = device_of(self.task, self.options)
+        if device is not None:
+            model = _on_device(model, device)
         self.model: nn.Module = model.train()
-        made = self._make_optimizer
-        if not isinstance(made, torch.optim.Optimizer) and not callable(made):
-            raise ConfigurationError(
-                f"the optimizer is {made!r}: give a function that builds one from the parameters, "
-                "such as lambda params: torch.optim.Adam(params), or an optimizer"
-            )
-        self.optimizer: torch.optim.Optimizer = (
-            made if isinstance(made, torch.optim.Optimizer) else made(model.parameters())
+        self._made: Assembly = assemble(
+            self.task,
+            self.options,
+            gang,
+            model,
+            self._loss,
+            self._make_optimizer,
+            self.metrics,
         )
-        groups = named_groups(model, self.optimizer)
-        servers = self.task.servers
-        flat = FlatModel(
-            groups,
-            servers=max(servers, 1),
-            shared=servers > 0,
-            staged=prefetches(self.task, self.options),
-        )
-        return Replica(model, self._loss, flat, self.options, self.metrics)
+        self.optimizer: torch.optim.Optimizer = self._made.optimizer
+        self._replica: Replica = self._made.replica
 
     @property
     def _supervisor(self) -> Supervisor:
@@ -337,7 +339,7 @@ class Session:
 
     def _updates_per_step(self) -> int:
         rule = rule_of(self.task, self.options, self.max_steps)
-        return (rule.aggregate or self.task.workers) if rule.synchronous else 1
+        return updates_per_step(self.task, self.options, rule)
 
     def step(self, batch: Any) -> StepResult:
         """Makes one update of the job from a batch.
@@ -359,7 +361,7 @@ class Session:
             hook.before_step(self, batch)
         if self.options.deterministic:
             torch.manual_seed(
-                derive(self.options.seed, _SEED_STEP, self.task.index, self.global_step)
+                derive(self.options.seed, _SEED_STEP, self._place, self.global_step)
             )
         result = self._replica.backward(batch)
         if self._clip_here is not None:
@@ -423,7 +425,7 @@ class Session:
         """
         with self._consistent_values():
             results = evaluate(
-                self._replica, dataset, self.metrics, batch_size=batch_size, transform=transform
+                self._made.evaluator, dataset, self.metrics, batch_size=batch_size, transform=transform
             )
         if self.is_chief:
             self._recorder.evaluated(name, results)
@@ -434,8 +436,8 @@ class Session:
     @contextmanager
     def _consistent_values(self) -> Iterator[None]:
         """Puts the values of one step, or their average, into the model for a while."""
-        supervisor, flat = self._supervisor, self._replica.flat
-        if self.task.servers == 0 and self.options.ema is None:
+        supervisor, flat = self._supervisor, self._made.flat
+        if self.task.servers == 0 and self.options.ema is None and self._made.part is None:
             yield
             return
         state = supervisor.client.snapshot(state=False)
@@ -504,8 +506,11 @@ class Session:
             self._recorder.record(kind, name, value, options)
 
     def save(self) -> None:
-        """Saves a checkpoint now; the chief only, elsewhere nothing."""
-        if self.is_chief:
+        """Saves a checkpoint now; the chief only, elsewhere nothing.
+
+        Where processes hold the model together, all of them must ask.
+        """
+        if self.is_chief or self._made.gang is not None:
             self._supervisor.save()
 
 

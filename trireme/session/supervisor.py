@@ -29,6 +29,8 @@ from trireme.cluster.view import View
 from trireme.errors import CheckpointError, ConfigurationError, Fenced, JobFailed, TriremeError
 from trireme.launch.detect import TaskConfig
 from trireme.launch.outcome import describe
+from trireme.parallel.gang import Gang
+from trireme.parallel.part import ModelPart, join
 from trireme.ps.client import Client, ClientOptions, PushResult
 from trireme.ps.dense import FlatModel
 from trireme.ps.local import LocalClient
@@ -45,6 +47,8 @@ from trireme.session.checkpoint import (
     load,
     step_of,
 )
+from trireme.session.crew import CrewFollower, CrewLeader, hand_out
+from trireme.session.gang_client import GangClient
 from trireme.session.options import Options
 from trireme.session.progress import Progress
 
@@ -70,6 +74,8 @@ class Training:
         options: the session's.
         run_dir: where checkpoints and records go; None for nowhere.
         prefetch: whether a push is waited for only after the next gradient is there.
+        gang: the processes that hold the model with this one; None for one process.
+        part: what this process holds of it; None where that is all.
     """
 
     model: nn.Module
@@ -79,6 +85,11 @@ class Training:
     options: Options
     run_dir: Path | None
     prefetch: bool = False
+    gang: Gang | None = None
+    part: ModelPart | None = None
+
+
+_AnyClient = Client | LocalClient | GangClient | CrewLeader | CrewFollower
 
 
 class _Watch:
@@ -114,7 +125,7 @@ class Supervisor:
         self._training = training
         self._progress = progress
         self._member: Member | None = None
-        self._client: Client | LocalClient | None = None
+        self._client: _AnyClient | None = None
         self._saver: Saver | None = None
         self._schedule: Schedule | None = None
         self._saved_step = -1
@@ -151,7 +162,20 @@ class Supervisor:
         self._enter("training")
 
     def _join(self) -> None:
-        training = self._training
+        training, gang = self._training, self._training.gang
+        if gang is not None and not self.task.servers:
+            self._client = GangClient(
+                gang,
+                training.part or training.flat,
+                training.optimizer,
+                clip_norm=training.options.clip_norm,
+                agree_on_skips=training.options.nan == "skip",
+            )
+            return
+        if gang is not None and not gang.is_chief:
+            assert training.part is not None
+            self._client = CrewFollower(gang, training.part, training.flat)
+            return
         if not self.task.coordinator:
             self._client = LocalClient(training.flat, training.optimizer)
             return
@@ -183,6 +207,9 @@ class Supervisor:
             _Watch(self._member),
             training.flat,
         )
+        if gang is not None:
+            assert training.part is not None
+            self._client = CrewLeader(gang, training.part, training.flat, self._client)
 
     def _say_waiting(self, reason: str, names: Sequence[str], seconds: float) -> None:
         if seconds >= _WAIT_SHOWN:
@@ -206,21 +233,27 @@ class Supervisor:
                 loaded = client.attach(self._optimizer_spec(), training.rule)
         if not self.is_chief:
             self._take_constants()
+        if training.gang is not None and self.task.servers:
+            leads = training.gang.is_chief
+            self._set_constants(hand_out(training.gang, self._constants() if leads else None))
         if client.stopping:
             self._retire()
         self._advance_scheduler()
 
     def _optimizer_spec(self) -> OptimizerSpec:
         optimizer = self._training.optimizer
-        if self._member is None and type(optimizer).__name__ not in OPTIMIZERS:
+        if not self.task.servers and type(optimizer).__name__ not in OPTIMIZERS:
             return OptimizerSpec(type(optimizer).__name__, ())
         return spec_of(optimizer)
 
     def _renew(self) -> None:
         """Goes on under a new incarnation, if the coordinator has given one."""
-        assert self._member is not None
         client = self.client
-        assert isinstance(client, Client)
+        if self._member is None or not isinstance(client, Client):
+            raise JobFailed(
+                f"{self.task.name} was taken for lost, and a worker of several processes cannot "
+                "come back: --max-restarts starts it again"
+            )
         over = self._member.over
         if over is not None:
             raise JobFailed(f"the job is over, {over.outcome}: {over.reason}")
@@ -342,20 +375,37 @@ class Supervisor:
 
     def share_buffers(self) -> None:
         """Leaves this worker's buffers for whoever evaluates or saves."""
-        if self._member is not None and self._floating_buffers():
-            self.client.share(_BUFFERS, save_bytes(self._floating_buffers()))
+        if self._alone or not self._floating_buffers():
+            return
+        own, gang = self._own_buffers(), self._training.gang
+        if gang is not None and self.task.servers:
+            own = join(gang, own)
+        self.client.share(_BUFFERS, save_bytes(own))
+
+    @property
+    def _alone(self) -> bool:
+        """Whether there is nobody else in this job."""
+        return self._member is None and self._training.gang is None
+
+    def _own_buffers(self) -> dict[str, torch.Tensor]:
+        """Returns the buffers that this process keeps up to date."""
+        part, everything = self._training.part, self._floating_buffers()
+        if part is None:
+            return everything
+        return {name: b for name, b in everything.items() if name in part.buffer_names}
 
     def average_buffers(self) -> dict[str, torch.Tensor]:
         """Returns the mean over the workers of each floating buffer, as they were last shared."""
-        own = self._floating_buffers()
-        if self._member is None or not own:
-            return own
+        everything = self._floating_buffers()
+        if self._alone or not everything:
+            return everything
         shared = {w: load_bytes(data) for w, data in self.client.collect(_BUFFERS).items()}
-        shared[self.task.index] = own
-        return {
-            name: torch.stack([s[name].double() for s in shared.values()]).mean(0).to(tensor.dtype)
-            for name, tensor in own.items()
-        }
+        shared[self.task.index] = {**shared.get(self.task.index, {}), **self._own_buffers()}
+        averages: dict[str, torch.Tensor] = {}
+        for name, tensor in everything.items():
+            found = [s[name].double() for s in shared.values() if name in s] or [tensor.double()]
+            averages[name] = torch.stack(found).mean(0).to(tensor.dtype)
+        return averages
 
     def _floating_buffers(self) -> dict[str, torch.Tensor]:
         return {
@@ -367,7 +417,7 @@ class Supervisor:
     # -- training -------------------------------------------------------------------------------
 
     @property
-    def client(self) -> Client | LocalClient:
+    def client(self) -> _AnyClient:
         """The parameter server."""
         assert self._client is not None, "the supervisor was not started"
         return self._client
@@ -391,6 +441,8 @@ class Supervisor:
         """
         if self._chief_at_end is not None:
             return self._chief_at_end
+        if self._training.gang is not None and not self._training.gang.is_chief:
+            return False
         if self._member is None:
             return True
         view = self._member.view
@@ -437,6 +489,10 @@ class Supervisor:
             What became of this push, with prefetch of the one before; None where there was none.
         """
         client = self.client
+        if isinstance(client, GangClient) and self._schedule is not None:
+            # All must take part in saving, and only the chief's clock counts.
+            due = self._schedule.due(time.monotonic(), self.global_step + 1)
+            client.wants_save = due and self.is_chief
         try:
             result = self._exchange(weight, examples, meanwhile)
         except Fenced as fence:
@@ -522,12 +578,19 @@ class Supervisor:
     # -- saving ---------------------------------------------------------------------------------
 
     def _save_if_due(self) -> None:
-        now = time.monotonic()
-        if self._schedule is None or not self._schedule.due(now, self.global_step):
+        now, client = time.monotonic(), self.client
+        if self._schedule is None:
             return
-        self._schedule.saved(now, self.global_step)
-        if self.is_chief:
-            self.save()
+        together = isinstance(client, GangClient)
+        due = (
+            client.saves
+            if isinstance(client, GangClient)
+            else self._schedule.due(now, self.global_step)
+        )
+        if due:
+            self._schedule.saved(now, self.global_step)
+            if self.is_chief or together:
+                self.save()
 
     def save(self) -> None:
         """Copies a consistent state and has it written in the background."""
@@ -538,6 +601,8 @@ class Supervisor:
         if state.step == self._saved_step:
             return
         self._saved_step = state.step
+        if not self.is_chief:  # it has only taken part in the copy
+            return
         if self._saver is None:
             self._saver = Saver(training.run_dir, training.options.checkpoint)
         self._saver.submit(self._to_checkpoint(state))
@@ -572,10 +637,11 @@ class Supervisor:
     def finish_training(self) -> None:
         """Training has ended: waits until it has for everybody; the chief saves."""
         self._chief_at_end = self.is_chief
-        if self.should_stop:
-            self.client.drain()
-        else:
+        together = isinstance(self.client, GangClient)
+        if not self.should_stop:
             self.share_buffers()
+        if self.should_stop or together:
+            self.client.drain()
         if self.is_chief and self._training.run_dir is not None:
             self._enter("saving")
             self.save()
@@ -605,6 +671,20 @@ class Supervisor:
                 self._member.close()
             if self._client is not None:
                 self._client.close()
+            gang = self._training.gang
+            if gang is not None and outcome != "failed":
+                gang.close(together=True)
+
+    @property
+    def together(self) -> bool:
+        """Whether all processes of the job make each step together, without servers."""
+        return isinstance(self._client, GangClient)
+
+    def mean(self, values: Mapping[str, float], *, counts: bool) -> dict[str, float]:
+        """Returns the means over the replicas that step together; elsewhere this worker's own."""
+        if isinstance(self.client, GangClient):
+            return self.client.mean(values, counts=counts)
+        return dict(values)
 
     def fail(self, error: BaseException) -> None:
         """Tells the job that this worker failed, and why.

@@ -3,7 +3,21 @@
 from trireme.strategies.asynchronous import Async
 from trireme.strategies.base import Strategy
 from trireme.strategies.catalog import BUILT, PLANNED, resolve
+from trireme.strategies.collective import FSDP, AllReduce, Collective, Pipeline, Tensor
 from trireme.strategies.ssp import SSP
 from trireme.strategies.synchronous import Sync
 
-__all__ = ["BUILT", "PLANNED", "SSP", "Async", "Strategy", "Sync", "resolve"]
+__all__ = [
+    "BUILT",
+    "FSDP",
+    "PLANNED",
+    "SSP",
+    "AllReduce",
+    "Async",
+    "Collective",
+    "Pipeline",
+    "Strategy",
+    "Sync",
+    "Tensor",
+    "resolve",
+]

@@ -7,16 +7,25 @@ from difflib import get_close_matches
 from trireme.errors import ConfigurationError
 from trireme.strategies.asynchronous import Async
 from trireme.strategies.base import Strategy
+from trireme.strategies.collective import FSDP, AllReduce, Collective, Pipeline, Tensor
 from trireme.strategies.ssp import SSP
 from trireme.strategies.synchronous import Sync
 
 __all__ = ["BUILT", "PLANNED", "resolve"]
 
-BUILT = ("async", "ssp", "sync")
+BUILT = ("async", "ssp", "sync", "allreduce", "fsdp", "tensor", "pipeline")
 """The names that can be used."""
 
-PLANNED = ("averaging", "diloco", "allreduce", "fsdp", "tensor", "pipeline", "graph")
+PLANNED = ("averaging", "diloco", "graph")
 """Names that are kept for what is not built yet."""
+
+
+_COLLECTIVE: dict[str, type[Collective]] = {
+    "allreduce": AllReduce,
+    "fsdp": FSDP,
+    "tensor": Tensor,
+    "pipeline": Pipeline,
+}
 
 
 def resolve(
@@ -44,8 +53,10 @@ def resolve(
         raise ConfigurationError(f"--aggregate {aggregate} is for sync, not for {name}")
     if staleness is not None and name != "ssp":
         raise ConfigurationError(f"--staleness {staleness} is for ssp, not for {name}")
-    if prefetch and name == "sync":
-        raise ConfigurationError("--prefetch is for async and ssp: sync waits for each round")
+    if prefetch and name not in ("async", "ssp"):
+        raise ConfigurationError(f"--prefetch is for async and ssp: {name} waits for each round")
+    if name in _COLLECTIVE:
+        return _COLLECTIVE[name]()
     if name == "sync":
         return Sync(aggregate)
     if name == "ssp":

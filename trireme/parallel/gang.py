@@ -1,0 +1,323 @@
+"""The processes that hold one model together, and what they say to each other at each step.
+
+`torch.distributed` carries it: gloo between CPUs, NCCL between GPUs. A gang lives and dies as one:
+when a process of it is gone, every operation of the others fails, with an error that says so.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import Store, TCPStore
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from trireme.errors import ConfigurationError, ConnectTimeout, JobFailed, WaitTimeout
+from trireme.launch.outcome import says_peer_is_gone
+from trireme.cluster.mesh import AXES, Mesh
+
+__all__ = ["Gang", "GangConfig", "lost_peer"]
+
+
+@dataclass(frozen=True, slots=True)
+class GangConfig:
+    """Where and with whom a process computes.
+
+    Attributes:
+        mesh: the degrees; its size is the number of processes.
+        rank: which of them this is.
+        address: `host:port` of the store at which they find each other, served by rank 0; empty
+            for one process, or with `env`.
+        listen_fd: a listening socket for that store, in rank 0, if its launcher has made one.
+        env: whether another launcher's variables (MASTER_ADDR...) say where, as torchrun's do.
+        device: where this process computes.
+        join_seconds: until all must have come.
+        wait_seconds: how long one operation may wait for the others.
+    """
+
+    mesh: Mesh
+    rank: int = 0
+    address: str = ""
+    listen_fd: int | None = None
+    env: bool = False
+    device: torch.device = torch.device("cpu")
+    join_seconds: float = 300.0
+    wait_seconds: float = 1800.0
+
+
+class Gang:
+    """This process's place in a mesh, and the groups along its axes.
+
+    Args:
+        config: see `GangConfig`.
+
+    Attributes:
+        mesh: the degrees.
+        rank: this process's, from 0; rank 0 is the chief.
+        place: where it stands on each axis.
+
+    Raises:
+        WaitTimeout: not all processes came in time.
+        ConnectTimeout: the store of rank 0 was not found.
+    """
+
+    def __init__(self, config: GangConfig) -> None:
+        self.mesh = config.mesh
+        self.rank = config.rank
+        self.device = config.device
+        self.place = config.mesh.coordinates(config.rank)
+        self._config = config
+        _meet(config)
+        self._devices = self._make_mesh()
+        # What processes tell each other besides tensors of the model: always between CPUs.
+        self._control = dist.new_group(
+            backend="gloo", timeout=timedelta(seconds=config.wait_seconds)
+        )
+        self._replicas = self._replica_group()
+
+    def _make_mesh(self) -> DeviceMesh:
+        shape = tuple(getattr(self.mesh, axis) for axis in AXES)
+        return init_device_mesh(self.device.type, shape, mesh_dim_names=AXES)
+
+    def _replica_group(self) -> dist.ProcessGroup | None:
+        """Returns the processes that hold the same part of the model: along dp and fsdp."""
+        mine: dist.ProcessGroup | None = None
+        members: dict[tuple[int, int], list[int]] = {}
+        for rank in range(self.mesh.size):
+            place = self.mesh.coordinates(rank)
+            members.setdefault((place["pp"], place["tp"]), []).append(rank)
+        if self.mesh.replicas == 1:
+            return None
+        for key, ranks in members.items():
+            group = dist.new_group(ranks, timeout=timedelta(seconds=self._config.wait_seconds))
+            if key == (self.place["pp"], self.place["tp"]):
+                mine = group
+        return mine
+
+    # -- groups ---------------------------------------------------------------------------------
+
+    @property
+    def size(self) -> int:
+        """How many processes there are."""
+        return self.mesh.size
+
+    @property
+    def replica(self) -> int:
+        """Which of the batches that are computed at a time is this process's."""
+        return self.mesh.replica(self.rank)
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this is rank 0."""
+        return self.rank == 0
+
+    @property
+    def counts(self) -> bool:
+        """Whether this process's loss and metrics are its replica's: one speaks for each."""
+        return self.place["tp"] == 0 and self.place["pp"] == self.mesh.pp - 1
+
+    @property
+    def speaks(self) -> bool:
+        """Whether this process has something to say that no other one says."""
+        return self.is_chief or (self.mesh.pp == self.mesh.tp == 1)
+
+    @property
+    def first_of_stage(self) -> bool:
+        """Whether this process speaks for its pipeline stage."""
+        return all(self.place[axis] == 0 for axis in AXES if axis != "pp")
+
+    @property
+    def replicas(self) -> dist.ProcessGroup | None:
+        """The processes that average gradients with this one; None where there is one replica."""
+        return self._replicas
+
+    def along(self, *axes: str) -> DeviceMesh:
+        """Returns the part of the mesh along some axes that this process is in."""
+        return self._devices[axes]
+
+    def group(self, axis: str) -> dist.ProcessGroup:
+        """Returns the processes that differ from this one along one axis only."""
+        return self._devices.get_group(axis)
+
+    # -- talking --------------------------------------------------------------------------------
+
+    def total(self, numbers: Sequence[float]) -> Callable[[], list[float]]:
+        """Begins to add numbers over all processes; returns what waits for the sums."""
+        tensor = torch.tensor(numbers, dtype=torch.float64)
+        with lost_peer():
+            work = dist.all_reduce(tensor, group=self._control, async_op=True)
+
+        def finish() -> list[float]:
+            with lost_peer():
+                assert work is not None
+                work.wait()
+            return tensor.tolist()
+
+        return finish
+
+    def broadcast(self, data: bytes | None, source: int = 0) -> bytes:
+        """Gives every process the bytes of one of them.
+
+        Args:
+            data: what to send, in the source; not looked at elsewhere.
+            source: its rank.
+        """
+        mine = self.rank == source
+        assert data is not None or not mine
+        with lost_peer():
+            size = torch.tensor([len(data) if mine and data is not None else 0])
+            dist.broadcast(size, source, group=self._control)
+            payload = torch.empty(int(size), dtype=torch.uint8)
+            if mine and data:
+                payload = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+            if int(size):
+                dist.broadcast(payload, source, group=self._control)
+        return data if mine and data is not None else payload.numpy().tobytes()
+
+    def exchange(self, data: bytes, sources: Sequence[int] | None = None) -> list[bytes]:
+        """Gives every process the bytes of several, in the order of the ranks; all of them so."""
+        ranks = range(self.size) if sources is None else sources
+        return [self.broadcast(data if rank == self.rank else None, rank) for rank in ranks]
+
+    def broadcast_tensor(self, tensor: torch.Tensor, source: int = 0) -> None:
+        """Fills a CPU tensor with that of one process."""
+        with lost_peer():
+            dist.broadcast(tensor, source, group=self._control)
+
+    def reduce_tensor(self, tensor: torch.Tensor, target: int = 0) -> None:
+        """Adds a CPU tensor of all processes into that of one; elsewhere it is undefined then."""
+        with lost_peer():
+            dist.reduce(tensor, target, group=self._control)
+
+    def barrier(self) -> None:
+        """Waits for all processes."""
+        self.total([0.0])()
+
+    def stage_speakers(self) -> list[int]:
+        """Returns the ranks that speak for the pipeline stages, first stage first."""
+        per_stage = self.size // self.mesh.pp
+        return [stage * per_stage for stage in range(self.mesh.pp)]
+
+    def put(self, key: str, value: bytes) -> None:
+        """Leaves bytes where every process can read them, without waiting for any."""
+        with lost_peer():
+            _store().set(key, value)  # type: ignore[arg-type]
+
+    def get(self, key: str) -> bytes | None:
+        """Returns what was left under a key; None while there is nothing."""
+        with lost_peer():
+            store = _store()
+            return bytes(store.get(key)) if store.check([key]) else None
+
+    def close(self, *, together: bool) -> None:
+        """Leaves the gang.
+
+        Args:
+            together: wait for the others first, who may still need this process.
+        """
+        if not dist.is_initialized():
+            return
+        if together:
+            self.barrier()
+        dist.destroy_process_group()
+
+
+def _store() -> Store:
+    return dist.distributed_c10d._get_default_store()
+
+
+def _meet(config: GangConfig) -> None:
+    """Makes the group of all processes."""
+    if dist.is_initialized():
+        raise ConfigurationError(
+            "torch.distributed is initialised already: a session makes its own process groups; "
+            "leave init_process_group out of the program"
+        )
+    backend = "cpu:gloo,cuda:nccl" if config.device.type == "cuda" else "gloo"
+    if config.device.type == "cuda":
+        torch.cuda.set_device(config.device)
+    timeout = timedelta(seconds=config.join_seconds)
+    try:
+        if config.env:
+            dist.init_process_group(backend, rank=config.rank, world_size=config.mesh.size)
+        else:
+            host, _, port = config.address.rpartition(":")
+            store = TCPStore(
+                host.strip("[]") or "127.0.0.1",
+                int(port or 0),
+                config.mesh.size,
+                is_master=config.rank == 0,
+                timeout=timeout,
+                wait_for_workers=False,
+                master_listen_fd=config.listen_fd if config.rank == 0 else None,
+                use_libuv=True,
+            )
+            _wait_for_all(store, config)
+            dist.init_process_group(
+                backend,
+                store=store,
+                rank=config.rank,
+                world_size=config.mesh.size,
+                timeout=timedelta(seconds=config.wait_seconds),
+            )
+    except (dist.DistError, RuntimeError) as error:
+        raise ConnectTimeout(
+            f"rank {config.rank} of {config.mesh.size} could not join the others at "
+            f"{config.address or 'MASTER_ADDR:MASTER_PORT'} within {config.join_seconds:.0f} s: "
+            f"{_first_line(error)}; are all processes started, and can this one reach rank 0?"
+        ) from error
+
+
+def _wait_for_all(store: Store, config: GangConfig) -> None:
+    """Waits until every rank has come, and says who has not when the time is over."""
+    store.set(f"here/{config.rank}", "1")
+    keys = [f"here/{rank}" for rank in range(config.mesh.size)]
+    try:
+        store.wait(keys, timedelta(seconds=config.join_seconds))
+    except dist.DistStoreError as error:
+        missing = [rank for rank, key in enumerate(keys) if not store.check([key])]
+        names = ", ".join(f"rank {rank}" for rank in missing)
+        raise WaitTimeout(
+            f"{names} of {config.mesh.size} did not come within {config.join_seconds:.0f} s: "
+            "start every process of the job, or give them longer (--join-timeout)"
+        ) from error
+
+
+_LATE = re.compile(r"timed? ?out", re.IGNORECASE)
+
+
+@contextmanager
+def lost_peer() -> Iterator[None]:
+    """Turns what torch.distributed raises when another process is gone into our own error.
+
+    Raises:
+        JobFailed: another process of the gang is gone.
+        WaitTimeout: another process did not come to an operation in time.
+    """
+    try:
+        yield
+    except RuntimeError as error:  # every error of torch.distributed is one
+        line = _first_line(error)
+        if says_peer_is_gone(error):
+            raise JobFailed(
+                f"another process of this job is gone, and its part of the model with it ({line})"
+            ) from error
+        if _LATE.search(line) and isinstance(error, dist.DistError) or _gloo_late(line):
+            raise WaitTimeout(
+                "another process of this job did not come to an exchange in time: did every one "
+                f"of them call the same methods of its session? ({line})"
+            ) from error
+        raise
+
+
+def _gloo_late(line: str) -> bool:
+    return "gloo" in line.lower() and bool(_LATE.search(line))
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [""])[0]

@@ -1,0 +1,202 @@
+"""The mean of gradients over the replicas of a gang, begun while backward still runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from trireme.parallel.gang import Gang, lost_peer
+from trireme.parallel.sharding import local
+
+__all__ = ["BucketedMean", "ListMean", "NoMean", "Reducer", "ShardedMean"]
+
+BUCKET_BYTES = 4 << 20
+
+
+class Reducer(Protocol):
+    """Makes one gradient of those of all replicas."""
+
+    def share(self, examples: int) -> Callable[[], float]:
+        """Begins to learn how many examples the others have.
+
+        Args:
+            examples: how many this replica's batch has; 0 where it has none.
+
+        Returns:
+            A function that waits, and gives the factor for this replica's mean loss: 1 where all
+            have equally many.
+        """
+
+    def begin(self) -> None:
+        """The backward pass that comes now is the last one of this step."""
+
+    def finish(self) -> None:
+        """Waits until the gradients are the means over all replicas."""
+
+
+class NoMean:
+    """One replica: its gradient is the mean."""
+
+    def share(self, examples: int) -> Callable[[], float]:
+        return _one
+
+    def begin(self) -> None:
+        pass
+
+    def finish(self) -> None:
+        pass
+
+
+def _one() -> float:
+    return 1.0
+
+
+class _Shares:
+    """How much each replica's gradient counts."""
+
+    def __init__(self, gang: Gang) -> None:
+        self._gang = gang
+
+    def share(self, examples: int) -> Callable[[], float]:
+        # Each replica is held by several processes where a stage or a tensor is shared.
+        per_replica = self._gang.size // self._gang.mesh.replicas
+        total = self._gang.total([float(examples)])
+
+        def factor() -> float:
+            everything = total()[0] / per_replica
+            return examples * self._gang.mesh.replicas / everything if everything else 0.0
+
+        return factor
+
+
+class ShardedMean(_Shares):
+    """FSDP makes the means itself, and needs only to know how much each replica counts."""
+
+    def begin(self) -> None:
+        pass
+
+    def finish(self) -> None:
+        pass
+
+
+class BucketedMean(_Shares):
+    """Gradients that lie one after the other in flat vectors: summed in place, bucket by bucket.
+
+    A bucket leaves when backward has made the last of its gradients. Buckets leave in the same
+    order everywhere, from the end of each vector to its begin; a parameter that took no part
+    counts as a gradient of zero, so the processes need not use the same ones.
+
+    Args:
+        gang: whose replicas.
+        vectors: the flat gradients.
+        placed: for each vector, its parameters and the range of elements that each one has.
+    """
+
+    def __init__(
+        self,
+        gang: Gang,
+        vectors: Sequence[torch.Tensor],
+        placed: Sequence[Sequence[tuple[nn.Parameter, int, int]]],
+    ) -> None:
+        super().__init__(gang)
+        self._vectors = vectors
+        self._buckets: list[torch.Tensor] = []
+        self._sizes: list[int] = []  # parameters a bucket
+        self._missing: list[int] = []  # of them not yet there
+        self._next = 0
+        self._armed = False
+        self._works: list[dist.Work] = []
+        for vector, parameters in zip(vectors, placed, strict=True):
+            self._cut(vector, parameters)
+
+    def _cut(
+        self, vector: torch.Tensor, placed: Sequence[tuple[nn.Parameter, int, int]]
+    ) -> None:
+        members: list[nn.Parameter] = []
+        stop = vector.numel()
+        for parameter, start, _ in reversed(placed):
+            members.append(parameter)
+            if (stop - start) * vector.element_size() >= BUCKET_BYTES:
+                self._add(vector[start:stop], members)
+                members, stop = [], start
+        if stop:
+            self._add(vector[:stop], members)
+
+    def _add(self, bucket: torch.Tensor, members: Sequence[nn.Parameter]) -> None:
+        index = len(self._buckets)
+        self._buckets.append(bucket)
+        self._sizes.append(len(members))
+        for parameter in members:
+            parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
+                lambda _: self._made(index)
+            )
+
+    def begin(self) -> None:
+        self._armed = True
+        self._missing = list(self._sizes)
+        self._next = 0
+
+    def _made(self, index: int) -> None:
+        if not self._armed:
+            return
+        self._missing[index] -= 1
+        while self._next < len(self._buckets) and self._missing[self._next] == 0:
+            self._send()
+
+    def _send(self) -> None:
+        with lost_peer():
+            work = dist.all_reduce(
+                self._buckets[self._next], group=self._gang.replicas, async_op=True
+            )
+        assert work is not None
+        self._works.append(work)
+        self._next += 1
+
+    def finish(self) -> None:
+        self._armed = False
+        while self._next < len(self._buckets):
+            self._send()
+        with lost_peer():
+            for work in self._works:
+                work.wait()
+        self._works.clear()
+        for vector in self._vectors:
+            vector.div_(self._gang.mesh.replicas)
+
+
+class ListMean(_Shares):
+    """Gradients that lie anywhere, or are shards of tensors: joined, summed, put back.
+
+    Args:
+        gang: whose replicas along dp.
+        parameters: what has the gradients; the same ones in each replica.
+    """
+
+    def __init__(self, gang: Gang, parameters: Sequence[nn.Parameter]) -> None:
+        super().__init__(gang)
+        self._parameters = parameters
+
+    def begin(self) -> None:
+        pass
+
+    def finish(self) -> None:
+        kinds: dict[torch.dtype, list[torch.Tensor]] = {}
+        for parameter in self._parameters:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            gradient = local(parameter.grad)
+            kinds.setdefault(gradient.dtype, []).append(gradient)
+        for gradients in kinds.values():
+            joined = torch.cat([gradient.reshape(-1) for gradient in gradients])
+            with lost_peer():
+                dist.all_reduce(joined, group=self._gang.group("dp"))
+            joined.div_(self._gang.mesh.dp)
+            pieces = torch.split(joined, [gradient.numel() for gradient in gradients])
+            torch._foreach_copy_(
+                gradients,
+                [p.view(g.shape) for p, g in zip(pieces, gradients, strict=True)],
+            )

@@ -1,0 +1,79 @@
+"""Between whole tensors, which people and checkpoints name, and the part a process holds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+
+__all__ = ["copies", "fully_sharded", "local", "take", "whole"]
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns the part of a tensor that this process holds: all of it, or a shard's memory."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns all of a tensor on the CPU; every process that shares it must ask."""
+    full = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    return full.detach().cpu()
+
+
+@torch.no_grad()
+def take(target: torch.Tensor, full: torch.Tensor) -> None:
+    """Fills the part that this process holds of `target` from the whole tensor."""
+    if not isinstance(target, DTensor):
+        target.copy_(full)
+        return
+    full = full.to(device=target.device, dtype=target.dtype)
+    placed = distribute_tensor(
+        full, target.device_mesh, target.placements, src_data_rank=None
+    )
+    target.to_local().copy_(placed.to_local())
+
+
+def copies(tensor: torch.Tensor, processes: int) -> int:
+    """Returns how many of `processes` processes hold each element of a tensor.
+
+    Args:
+        tensor: of one pipeline stage.
+        processes: how many hold that stage.
+    """
+    shards = 1
+    if isinstance(tensor, DTensor):
+        for placement, size in zip(tensor.placements, tensor.device_mesh.shape, strict=True):
+            if isinstance(placement, Shard) or placement.is_shard():
+                shards *= size
+    return processes // shards
+
+
+def fully_sharded(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    """Cuts the parameters of a module over a mesh, one group a child that has some of its own.
+
+    So while one child computes, the next one's parameters come. Source: Zhao et al., PyTorch
+    FSDP (VLDB 2023); Rajbhandari et al., ZeRO (SC 2020), stage 3.
+
+    Args:
+        module: changed in place.
+        mesh: one axis: shards; two: replicas of shards.
+    """
+    for child in _units(module):
+        fully_shard(child, mesh=mesh)
+    fully_shard(module, mesh=mesh)
+    return module
+
+
+def _units(module: nn.Module) -> Sequence[nn.Module]:
+    """Returns the children worth a group of their own: those with parameters."""
+    found: list[nn.Module] = []
+    for child in module.children():
+        if isinstance(child, nn.ModuleList | nn.Sequential):
+            found += _units(child)
+        elif any(True for _ in child.parameters()) and not isinstance(child, nn.ParameterList):
+            found.append(child)
+    return found

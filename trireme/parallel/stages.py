@@ -1,0 +1,169 @@
+"""Cuts a model into the stages of a pipeline: contiguous pieces of its chain of layers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+import torch
+from torch import nn
+
+from trireme.errors import ConfigurationError
+
+__all__ = ["Stage", "balance", "chain_of", "cut_at", "measured_costs", "parameter_costs"]
+
+Link = tuple[str, nn.Module]
+"""A layer by its full name in the model."""
+
+
+class Stage(nn.Module):
+    """Some consecutive layers of a model, under the names that they have there.
+
+    Args:
+        links: the layers, in order.
+    """
+
+    def __init__(self, links: Sequence[Link]) -> None:
+        super().__init__()
+        for name, layer in links:
+            *path, last = name.split(".")
+            place: nn.Module = self
+            for step in path:
+                inner = place._modules.get(step)
+                if inner is None:
+                    inner = nn.Module()
+                    place.add_module(step, inner)
+                place = inner
+            place.add_module(last, layer)
+        self.names = tuple(name for name, _ in links)
+
+    def forward(self, value: Any) -> Any:
+        """Passes a value through the layers, one after the other."""
+        for name in self.names:
+            value = self.get_submodule(name)(value)
+        return value
+
+
+def chain_of(model: nn.Module) -> list[Link]:
+    """Returns the layers of a model that is a chain: `nn.Sequential`, those inside it too.
+
+    Raises:
+        ConfigurationError: it is no chain.
+    """
+    if not isinstance(model, nn.Sequential) or type(model).forward is not nn.Sequential.forward:
+        raise ConfigurationError(
+            f"{type(model).__name__} cannot be cut into pipeline stages: its layers must follow one "
+            "upon the other, so make it an nn.Sequential (of any modules, with names of its own); "
+            "--strategy fsdp takes any model"
+        )
+    links: list[Link] = []
+    for name, child in model.named_children():
+        if isinstance(child, nn.Sequential) and type(child).forward is nn.Sequential.forward:
+            links += [(f"{name}.{deep}", layer) for deep, layer in chain_of(child)]
+        else:
+            links.append((name, child))
+    return links
+
+
+def parameter_costs(links: Sequence[Link]) -> list[float]:
+    """Returns a guess at what each layer costs: its parameters, and something for being there."""
+    counts = [float(sum(p.numel() for p in layer.parameters())) for _, layer in links]
+    least = max(sum(counts), 1.0) / (100 * len(counts))
+    return [count + least for count in counts]
+
+
+def measured_costs(links: Sequence[Link], example: Any, repeats: int = 5) -> list[float]:
+    """Returns the seconds that each layer takes, forward and backward, for an example batch.
+
+    Args:
+        links: the layers.
+        example: inputs of the first one.
+        repeats: the median of so many.
+    """
+    costs: list[float] = []
+    value = example
+    for _, layer in links:
+        seconds: list[float] = []
+        result = value
+        for _ in range(repeats):
+            tensor = isinstance(value, torch.Tensor)
+            given = value.detach().clone() if tensor else value
+            if tensor and value.is_floating_point():
+                given.requires_grad_()
+            began = time.perf_counter()
+            result = layer(given)
+            if result.requires_grad:
+                result.sum().backward()
+            seconds.append(time.perf_counter() - began)
+        for parameter in layer.parameters():
+            parameter.grad = None
+        value = result.detach()
+        costs.append(median(seconds))
+    return costs
+
+
+@dataclass(frozen=True, slots=True)
+class _Best:
+    """The best way to cut the layers from some place on."""
+
+    worst: float
+    cuts: tuple[int, ...]
+
+
+def balance(costs: Sequence[float], stages: int) -> list[int]:
+    """Returns where each stage but the first begins, so that the dearest is as cheap as can be.
+
+    Dynamic programming over (first layer, stages left); each stage has at least one layer.
+
+    Raises:
+        ConfigurationError: there are fewer layers than stages.
+    """
+    layers = len(costs)
+    if layers < stages:
+        raise ConfigurationError(
+            f"{stages} pipeline stages and a model of {layers} layers: a stage needs at least one; "
+            f"use at most --mesh pp={layers}"
+        )
+    sums = [0.0]
+    for cost in costs:
+        sums.append(sums[-1] + cost)
+    # best[first]: for the number of stages at hand.
+    best = {first: _Best(sums[layers] - sums[first], ()) for first in range(layers)}
+    for left in range(2, stages + 1):
+        longer: dict[int, _Best] = {}
+        for first in range(layers - left + 1):
+            options = (
+                _Best(
+                    max(sums[cut] - sums[first], best[cut].worst),
+                    (cut, *best[cut].cuts),
+                )
+                for cut in range(first + 1, layers - left + 2)
+                if cut in best
+            )
+            longer[first] = min(options, key=lambda option: option.worst)
+        best = longer
+    return list(best[0].cuts)
+
+
+def cut_at(links: Sequence[Link], names: Sequence[str]) -> list[int]:
+    """Returns where the stages begin that explicit split points name: each begins a stage.
+
+    Raises:
+        ConfigurationError: a name is no layer, or they are out of order.
+    """
+    places: list[int] = []
+    for name in names:
+        found = [i for i, (link, _) in enumerate(links) if link == name or link.startswith(name + ".")]
+        if not found:
+            known = ", ".join(link for link, _ in links)
+            raise ConfigurationError(f"split point {name!r} is no layer: there are {known}")
+        places.append(found[0])
+    if places != sorted(set(places)) or (places and places[0] == 0):
+        raise ConfigurationError(
+            f"split points {', '.join(names)}: name layers in the model's order, each once, and "
+            "not the first: it begins the first stage anyway"
+        )
+    return places

@@ -1,0 +1,240 @@
+"""A worker of several processes before a parameter server: a leader speaks for all of them.
+
+The leader, rank 0, brings the gradients of all parts together, pushes and pulls as any worker
+does, and hands the values out. The others do as it does, call by call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+import torch
+from safetensors.torch import load as load_bytes
+from safetensors.torch import save as save_bytes
+
+from trireme.parallel.gang import Gang
+from trireme.parallel.part import ModelPart
+from trireme.ps.client import Client, PullResult, PushResult
+from trireme.ps.dense import FlatModel
+from trireme.ps.messages import GroupSpec, OptimizerSpec, Span, Verdict
+from trireme.ps.rule import Rule
+from trireme.ps.snapshot import ModelState
+
+__all__ = ["CrewFollower", "CrewLeader", "hand_out"]
+
+
+class _Told(msgspec.Struct, frozen=True):
+    """What the leader has learned from the servers."""
+
+    step: int
+    stop: bool
+    staleness: int = 0
+    verdict: Verdict | None = None
+
+
+class _Crew:
+    """What leader and followers have in common: gradients go up, values come down."""
+
+    def __init__(self, gang: Gang, part: ModelPart, flat: FlatModel) -> None:
+        self._gang = gang
+        self._part = part
+        self._flat = flat
+
+    def _gather(self) -> None:
+        """Adds up each process's share of the gradient in the leader's flat vectors."""
+        for vector in self._flat.gradients:
+            vector.zero_()
+        for name, gradient in self._part.whole_gradients():
+            if self._gang.first_of_stage:
+                target = self._flat.parameters[name].grad
+                assert target is not None
+                target.copy_(gradient)
+        for vector in self._flat.gradients:
+            self._gang.reduce_tensor(vector)
+
+    def _spread(self) -> None:
+        """Fills every process's part with the leader's values."""
+        for vector in self._flat.values:
+            self._gang.broadcast_tensor(vector)
+        self._part.fill({n: p.detach() for n, p in self._flat.parameters.items()})
+
+
+class CrewLeader(_Crew):
+    """Rank 0, which has the connections to the servers.
+
+    Args:
+        gang: the processes of this worker.
+        part: what this one holds.
+        flat: the whole model, as the servers know it.
+        client: the connections.
+    """
+
+    def __init__(self, gang: Gang, part: ModelPart, flat: FlatModel, client: Client) -> None:
+        super().__init__(gang, part, flat)
+        self._client = client
+        self.attach = client.attach
+        self.load = client.load
+        self.stop = client.stop
+        self.set_end = client.set_end
+        self.retire = client.retire
+        self.share = client.share
+        self.collect = client.collect
+        self.snapshot = client.snapshot
+        self.close = client.close
+
+    @property
+    def step(self) -> int:
+        """The global step of the values at hand."""
+        return self._client.step
+
+    @property
+    def stopping(self) -> bool:
+        """Whether this worker has been told to stop."""
+        return self._client.stopping
+
+    @property
+    def bytes_sent(self) -> int:
+        """Bytes sent to the servers."""
+        return self._client.bytes_sent
+
+    @property
+    def bytes_received(self) -> int:
+        """Bytes received from them."""
+        return self._client.bytes_received
+
+    def pull(self, *, train: bool = True) -> PullResult:
+        """Receives the values and hands them out; all processes of the worker must ask."""
+        result = self._client.pull(train=train)
+        self._tell(_Told(result.step, result.stop))
+        self._spread()
+        return result
+
+    def push(
+        self,
+        weight: float,
+        *,
+        hyper: tuple[GroupSpec, ...] | None = None,
+        examples: Sequence[Span] = (),
+        pull: bool = True,
+    ) -> None:
+        """Brings the gradients together and sends them."""
+        self._gather()
+        self._client.push(weight, hyper=hyper, examples=examples, pull=pull)
+
+    def wait(self) -> PushResult:
+        """Waits for the answers, and hands the values out."""
+        result = self._client.wait()
+        self._tell(_Told(result.step, result.stop, result.staleness, result.verdict))
+        self._spread()
+        return result
+
+    def lease(self, dataset: str, size: int, batch: int, count: int) -> tuple[Span, ...]:
+        """Asks for the next examples, and tells the others."""
+        spans = self._client.lease(dataset, size, batch, count)
+        self._gang.broadcast(msgspec.msgpack.encode(spans))
+        return spans
+
+    def drain(self) -> int:
+        """Waits until every worker has retired, and tells the others."""
+        step = self._client.drain()
+        self._tell(_Told(step, True))
+        return step
+
+    def _tell(self, told: _Told) -> None:
+        self._gang.broadcast(msgspec.msgpack.encode(told))
+
+
+class CrewFollower(_Crew):
+    """Any other process of a worker: it has no connection, and does as the leader does.
+
+    Args:
+        gang: the processes of this worker.
+        part: what this one holds.
+        flat: the whole model.
+    """
+
+    def __init__(self, gang: Gang, part: ModelPart, flat: FlatModel) -> None:
+        super().__init__(gang, part, flat)
+        self.step = 0
+        self.stopping = False
+        self.bytes_sent = 0
+        self.bytes_received = 0
+
+    def attach(self, optimizer: OptimizerSpec, rule: Rule) -> bool:
+        """The leader has shown the model, and sees to it that values are loaded."""
+        return True
+
+    def load(self, state: ModelState) -> None:
+        """The leader loads."""
+
+    def pull(self, *, train: bool = True) -> PullResult:
+        """Takes the values that the leader has pulled."""
+        told = self._listen()
+        self._spread()
+        return PullResult(told.step, told.stop)
+
+    def push(
+        self,
+        weight: float,
+        *,
+        hyper: tuple[GroupSpec, ...] | None = None,
+        examples: Sequence[Span] = (),
+        pull: bool = True,
+    ) -> None:
+        """Gives the leader this process's gradients."""
+        self._gather()
+
+    def wait(self) -> PushResult:
+        """Takes the leader's answer, and the values."""
+        told = self._listen()
+        self._spread()
+        assert told.verdict is not None
+        return PushResult(told.verdict, told.step, told.staleness, told.stop)
+
+    def _listen(self) -> _Told:
+        told = msgspec.msgpack.decode(self._gang.broadcast(None), type=_Told)
+        self.step, self.stopping = told.step, told.stop
+        return told
+
+    def lease(self, dataset: str, size: int, batch: int, count: int) -> tuple[Span, ...]:
+        """Takes the examples that the leader was given."""
+        return msgspec.msgpack.decode(self._gang.broadcast(None), type=tuple[Span, ...])
+
+    def stop(self, reason: str) -> int:
+        """The leader asks; whoever stops this process stops that one too."""
+        return self.step
+
+    def set_end(self, max_steps: int) -> int:
+        """The leader says so."""
+        return max_steps
+
+    def retire(self) -> None:
+        """The leader retires."""
+
+    def drain(self) -> int:
+        """Waits until the leader has heard that every worker has retired."""
+        return self._listen().step
+
+    def share(self, topic: str, data: bytes) -> None:
+        """The leader shares what is theirs together."""
+
+    def collect(self, topic: str) -> dict[int, bytes]:
+        """The leader hands out what there is."""
+        return {}
+
+    def snapshot(self, *, state: bool) -> ModelState:
+        """Returns the values at hand: a cut of the servers is the leader's business."""
+        return ModelState(
+            self.step, {n: p.detach().cpu().clone() for n, p in self._flat.parameters.items()}
+        )
+
+    def close(self) -> None:
+        """There is no connection."""
+
+
+def hand_out(gang: Gang, tensors: dict[str, torch.Tensor] | None) -> dict[str, torch.Tensor]:
+    """Gives every process the leader's tensors."""
+    return load_bytes(gang.broadcast(None if tensors is None else save_bytes(tensors)))
+
+

@@ -1,0 +1,389 @@
+"""Training without parameter servers, by the processes of a gang together.
+
+It offers what `trireme.ps.client.Client` offers. Every process applies the same mean gradient to
+the part of the parameters that it holds, with the user's own optimizer. All take the same steps:
+which examples come next, each works out for itself, from the same ledger.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Protocol
+
+import msgspec
+import torch
+from safetensors.torch import load as load_bytes
+from safetensors.torch import save as save_bytes
+from torch import nn
+
+from trireme.data.intervals import IntervalSet
+from trireme.data.ledger import Ledger
+from trireme.errors import ConfigurationError, Rejected
+from trireme.parallel.gang import Gang
+from trireme.parallel.part import join
+from trireme.parallel.sharding import local, take, whole
+from trireme.ps.client import PullResult, PushResult
+from trireme.ps.local import check_complete, check_optimizer
+from trireme.ps.messages import Applied, GroupSpec, OptimizerSpec, Span
+from trireme.ps.rule import Rule
+from trireme.ps.snapshot import ModelState
+
+__all__ = ["GangClient", "Held"]
+
+
+class Held(Protocol):
+    """What a process holds of the model: a `FlatModel`, or a `ModelPart`."""
+
+    @property
+    def parameters(self) -> Mapping[str, nn.Parameter]:
+        """By their names in the model."""
+
+    def gradient_norm(self) -> torch.Tensor:
+        """Returns the L2 norm of the whole model's gradient."""
+
+    def scale_gradients(self, factor: torch.Tensor | float) -> None:
+        """Multiplies all gradients in place."""
+
+
+class _Header(msgspec.Struct, frozen=True):
+    """What goes with the tensors of a state."""
+
+    step: int
+    consumed: tuple[Span, ...]
+
+
+class GangClient:
+    """One process of a gang that trains without servers.
+
+    Args:
+        gang: the processes.
+        held: this one's part of the model.
+        optimizer: the user's, over the parameters of that part.
+        clip_norm: the L2 norm that the mean gradient is scaled down to; None for no clipping.
+        agree_on_skips: whether a batch may count for nothing, so that all must ask each other.
+    """
+
+    def __init__(
+        self,
+        gang: Gang,
+        held: Held,
+        optimizer: torch.optim.Optimizer,
+        *,
+        clip_norm: float | None = None,
+        agree_on_skips: bool = False,
+    ) -> None:
+        check_optimizer(optimizer)
+        self.step = 0
+        self.stopping = False
+        self.bytes_sent = 0
+        self.bytes_received = 0
+        self.wants_save = False  # set before a push: this process would save after it
+        self.saves = False  # whether one of them would: then all take part
+        self._gang = gang
+        self._held = held
+        self._optimizer = optimizer
+        self._clip_norm = clip_norm
+        self._agree_on_skips = agree_on_skips
+        self._rule = Rule(0, 0)
+        self._end: int | None = None
+        self._wants_stop = False
+        self._votes: Callable[[], list[float]] | None = None
+        self._skip = False
+        self._ledgers: dict[str, Ledger] = {}
+        self._first: ModelState | None = None
+        self._last: ModelState | None = None
+        self._average: dict[str, torch.Tensor] = {}
+
+    # -- joining --------------------------------------------------------------------------------
+
+    def attach(self, optimizer: OptimizerSpec, rule: Rule) -> bool:
+        """Takes the rule; returns False: the chief loads the first values."""
+        self._rule = rule
+        self._end = rule.max_steps
+        return False
+
+    def load(self, state: ModelState) -> None:
+        """In the chief: has the first values, or a checkpoint's, for all; `pull` hands them out."""
+        self._first = state
+
+    def pull(self, *, train: bool = True) -> PullResult:
+        """Takes the state that the chief has loaded. All processes must ask."""
+        state = self._hand_out(self._first)
+        self._first = None
+        self._take(state)
+        self.stopping = self._end is not None and self.step >= self._end
+        return PullResult(self.step, self.stopping)
+
+    def _hand_out(self, state: ModelState | None) -> ModelState:
+        """Gives every process the chief's state."""
+        header = data = None
+        if state is not None and self._gang.is_chief:
+            header = msgspec.msgpack.encode(_Header(state.step, state.consumed))
+            data = save_bytes(_packed(state))
+        head = msgspec.msgpack.decode(self._gang.broadcast(header), type=_Header)
+        tensors = load_bytes(self._gang.broadcast(data))
+        return _unpacked(head, tensors)
+
+    @torch.no_grad()
+    def _take(self, state: ModelState) -> None:
+        self.step = state.step
+        for name, parameter in self._held.parameters.items():
+            if name in state.values:
+                take(parameter, state.values[name])
+        if self._rule.average is not None:
+            known = state.average or state.values
+            self._average = {}
+            for name, parameter in self._trained():
+                average = torch.zeros_like(parameter.detach())
+                take(average, known[name])
+                self._average[name] = average
+        if state.optimizer:
+            self._restore(state.optimizer)
+        self._consumed = state.consumed
+        self._ledgers.clear()
+
+    def _trained(self) -> list[tuple[str, nn.Parameter]]:
+        return [(n, p) for n, p in self._held.parameters.items() if p.requires_grad]
+
+    # -- training -------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def push(
+        self,
+        weight: float,
+        *,
+        hyper: tuple[GroupSpec, ...] | None = None,
+        examples: Sequence[Span] = (),
+        pull: bool = True,
+    ) -> None:
+        """Applies the mean gradient, which is in the parameters already.
+
+        Args:
+            weight: how many examples this process's gradient was of; 0 leaves the step out.
+            hyper: the optimizer's own already.
+            examples: which they were.
+            pull: the values are here in any case.
+
+        Raises:
+            ConfigurationError: training has ended.
+        """
+        if self.stopping:
+            raise ConfigurationError(
+                f"rank {self._gang.rank} made an update after training had ended: leave the "
+                "loop when should_stop says so; the batches of session.loader end by themselves"
+            )
+        skip = weight == 0
+        if self._agree_on_skips:
+            skip = self._gang.total([float(skip)])()[0] > 0
+        self._votes = self._gang.total([float(self._wants_stop), float(self.wants_save)])
+        if not skip:
+            if self._clip_norm is not None:
+                norm = self._held.gradient_norm()
+                self._held.scale_gradients(
+                    float(torch.clamp(self._clip_norm / (norm + 1e-6), max=1.0))
+                )
+            self._optimizer.step()
+            self._move_average()
+        for span in examples:
+            ledger = self._ledgers.get(span.dataset)
+            if ledger is not None:
+                ledger.finish(self._gang.replica, span.start, span.stop)
+
+    def _move_average(self) -> None:
+        rule = self._rule.average
+        if rule is None:
+            return
+        weight = 1 - rule.decay_at(self.step + 1)
+        for name, parameter in self._trained():
+            local(self._average[name]).lerp_(local(parameter.detach()), weight)
+
+    def wait(self) -> PushResult:
+        """Returns what became of the push: it was applied. All agree whether it was the last."""
+        assert self._votes is not None, "wait without push"
+        stop, save = self._votes()
+        self._votes = None
+        self.step += 1
+        self.saves = save > 0
+        self.stopping = stop > 0 or (self._end is not None and self.step >= self._end)
+        return PushResult(Applied(self.step), self.step, 0, self.stopping)
+
+    def lease(self, dataset: str, size: int, batch: int, count: int) -> tuple[Span, ...]:
+        """Returns the next examples of this replica: `count` spans of `batch`.
+
+        Raises:
+            Rejected: the processes disagree about the size of the data set or the batch.
+        """
+        ledger = self._ledgers.get(dataset)
+        if ledger is None:
+            ledger = self._open(dataset, size, batch)
+        mine: list[Span] = []
+        # What came back from before a resume goes to whoever asks first: all ask in one order.
+        for replica in range(self._gang.mesh.replicas):
+            spans = ledger.lease(replica, batch, count)
+            if replica == self._gang.replica:
+                mine = [Span(dataset, start, stop) for start, stop in spans]
+        return tuple(mine)
+
+    def _open(self, dataset: str, size: int, batch: int) -> Ledger:
+        said = msgspec.msgpack.encode((dataset, size, batch))
+        for rank, other in enumerate(self._gang.exchange(said)):
+            if other != said:
+                theirs = msgspec.msgpack.decode(other, type=tuple[str, int, int])
+                raise Rejected(
+                    f"rank {rank} has the data set {theirs[0]!r} of {theirs[1]} examples in "
+                    f"batches of {theirs[2]}, rank {self._gang.rank} {dataset!r} of {size} in "
+                    f"batches of {batch}: every process must load the same data"
+                )
+        ledger = Ledger(size, interleave=True)
+        ledger.members(range(self._gang.mesh.replicas))
+        ledger.restore([(s.start, s.stop) for s in self._consumed if s.dataset == dataset])
+        self._ledgers[dataset] = ledger
+        return ledger
+
+    def stop(self, reason: str) -> int:
+        """Asks that the job end; it does after the step that all know of it. Returns that step."""
+        self._wants_stop = True
+        return self.step + 1
+
+    def set_end(self, max_steps: int) -> int:
+        """Sets the job's last step if it has none; returns the one that holds."""
+        if self._end is None:
+            self._end = max_steps
+        return self._end
+
+    def retire(self) -> None:
+        """Waits for the others, who have made their last step too."""
+        self._gang.barrier()
+
+    def drain(self) -> int:
+        """Has the last state at hand, so that one process alone may ask for it; returns the step."""
+        self._last = self._gather(state=True)
+        return self.step
+
+    def share(self, topic: str, data: bytes) -> None:
+        """Leaves bytes for the other processes."""
+        self._gang.put(f"{topic}/{self._gang.rank}", data)
+
+    def collect(self, topic: str) -> dict[int, bytes]:
+        """Returns what each process has left under a topic."""
+        found = {rank: self._gang.get(f"{topic}/{rank}") for rank in range(self._gang.size)}
+        return {rank: data for rank, data in found.items() if data is not None}
+
+    def mean(self, values: Mapping[str, float], *, counts: bool) -> dict[str, float]:
+        """Returns the means over the processes whose values count. All processes must ask.
+
+        Args:
+            values: numbers by name, the same names everywhere they count.
+            counts: whether this process's do.
+        """
+        said = msgspec.msgpack.encode(dict(values) if counts else {})
+        everyone = [
+            msgspec.msgpack.decode(data, type=dict[str, float])
+            for data in self._gang.exchange(said)
+        ]
+        named: dict[str, list[float]] = {}
+        for one in everyone:
+            for name, value in one.items():
+                named.setdefault(name, []).append(value)
+        return {name: sum(found) / len(found) for name, found in named.items()}
+
+    # -- whole states ---------------------------------------------------------------------------
+
+    def snapshot(self, *, state: bool) -> ModelState:
+        """Returns the whole values, and with `state` all that goes with them.
+
+        All processes must ask together, until training has ended.
+        """
+        return self._last if self._last is not None else self._gather(state=state)
+
+    def _gather(self, *, state: bool) -> ModelState:
+        tensors: dict[str, torch.Tensor] = {
+            f"values/{name}": parameter.detach() for name, parameter in self._trained()
+        }
+        tensors |= {f"average/{name}": tensor for name, tensor in self._average.items()}
+        if state:
+            tensors |= {f"state/{name}": tensor for name, tensor in self._export().items()}
+        mine = {name: whole(tensor).clone() for name, tensor in tensors.items()}
+        header = _Header(self.step, self._all_consumed() if state else ())
+        return _unpacked(header, join(self._gang, mine))
+
+    def _all_consumed(self) -> tuple[Span, ...]:
+        """Returns what all replicas have finished."""
+        mine = {name: list(ledger.consumed) for name, ledger in self._ledgers.items()}
+        for span in self._consumed:
+            if span.dataset not in self._ledgers:
+                mine.setdefault(span.dataset, []).append((span.start, span.stop))
+        joined: dict[str, IntervalSet] = {}
+        for data in self._gang.exchange(msgspec.msgpack.encode(mine)):
+            said = msgspec.msgpack.decode(data, type=dict[str, list[tuple[int, int]]])
+            for name, ranges in said.items():
+                for start, stop in ranges:
+                    joined.setdefault(name, IntervalSet()).add(start, stop)
+        return tuple(
+            Span(name, start, stop)
+            for name, ranges in joined.items()
+            for start, stop in ranges.ranges()
+        )
+
+    def _names(self) -> list[str]:
+        by_identity = {id(p): name for name, p in self._held.parameters.items()}
+        return [by_identity[id(p)] for g in self._optimizer.param_groups for p in g["params"]]
+
+    def _export(self) -> dict[str, torch.Tensor]:
+        """Returns the optimizer's state as `PARAMETER/STATE` -> this process's tensor."""
+        names = self._names()
+        state: dict[int, dict[str, Any]] = self._optimizer.state_dict()["state"]
+        return {
+            f"{names[index]}/{key}": torch.as_tensor(value).detach()
+            for index, entries in state.items()
+            for key, value in entries.items()
+            if isinstance(value, (torch.Tensor, int, float))
+        }
+
+    def _restore(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Replaces the optimizer's state by this process's part of a whole one.
+
+        Raises:
+            Rejected: it is another optimizer's.
+        """
+        index = {name: position for position, name in enumerate(self._names())}
+        state: dict[int, dict[str, torch.Tensor]] = {}
+        for key, tensor in tensors.items():
+            name, _, entry = key.rpartition("/")
+            if name not in index:
+                continue
+            parameter = self._held.parameters[name]
+            if tensor.shape == parameter.shape and tensor.dim():
+                mine = torch.zeros_like(parameter.detach(), dtype=tensor.dtype)
+                take(mine, tensor)
+            else:
+                mine = tensor.clone()
+            state.setdefault(index[name], {})[entry] = mine
+        check_complete(self._optimizer, state)
+        self._optimizer.load_state_dict(
+            {"state": state, "param_groups": self._optimizer.state_dict()["param_groups"]}
+        )
+
+    def close(self) -> None:
+        """Nothing: the gang is closed by whoever made it."""
+
+
+_KINDS = ("values", "average", "state")
+
+
+def _packed(state: ModelState) -> dict[str, torch.Tensor]:
+    kinds = zip(_KINDS, (state.values, state.average, state.optimizer), strict=True)
+    # A tied or an expanded tensor is written out: the format knows no views.
+    return {f"{kind}/{n}": t.contiguous().clone() for kind, named in kinds for n, t in named.items()}
+
+
+def _unpacked(header: _Header, tensors: Mapping[str, torch.Tensor]) -> ModelState:
+    named: dict[str, dict[str, torch.Tensor]] = {kind: {} for kind in _KINDS}
+    for key, tensor in tensors.items():
+        kind, _, name = key.partition("/")
+        named[kind][name] = tensor
+    state = ModelState(header.step, named["values"], named["average"], named["state"])
+    return replace(state, consumed=header.consumed)
+
+

@@ -1,0 +1,120 @@
+"""A replica that several processes compute together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from trireme.errors import ConfigurationError
+from trireme.parallel.gang import Gang, lost_peer
+from trireme.parallel.gradients import Reducer
+from trireme.parallel.part import ModelPart
+from trireme.session.batch import examples_in
+from trireme.session.options import Options
+from trireme.session.replica import Loss, Replica, Trained
+from trireme.session.result import Metric, StepResult
+
+__all__ = ["GangReplica", "PipelineReplica"]
+
+
+class GangReplica(Replica):
+    """Forward and backward in which other processes take part.
+
+    Args:
+        gang: those processes.
+        model: what this process computes.
+        loss: see `Loss`.
+        trained: its parameters.
+        options: the session's.
+        metrics: by name.
+        reducer: makes the mean over the replicas.
+    """
+
+    def __init__(
+        self,
+        gang: Gang,
+        model: nn.Module,
+        loss: Loss,
+        trained: Trained,
+        options: Options,
+        metrics: Mapping[str, Metric],
+        reducer: Reducer,
+    ) -> None:
+        super().__init__(model, loss, trained, options, metrics, reducer)
+        self._gang = gang
+
+    def backward(self, batch: Any) -> StepResult:
+        """As `Replica.backward`, with the mean over all replicas.
+
+        Raises:
+            JobFailed: another process is gone.
+            TriremeError: as `Replica.backward`.
+        """
+        with lost_peer():
+            return super().backward(batch)
+
+
+class PipelineReplica(GangReplica):
+    """Stages through which micro-batches pass. The loss is known everywhere, outputs in the last.
+
+    Args:
+        gang: the processes.
+        part: this one's stages.
+        loss: see `Loss`.
+        options: the session's.
+        metrics: by name.
+        reducer: makes the mean over the replicas.
+
+    Raises:
+        ConfigurationError: an option has no meaning for a pipeline.
+    """
+
+    def __init__(
+        self,
+        gang: Gang,
+        part: ModelPart,
+        loss: Loss,
+        options: Options,
+        metrics: Mapping[str, Metric],
+        reducer: Reducer,
+    ) -> None:
+        if options.accumulate > 1:
+            raise ConfigurationError(
+                f"accumulate={options.accumulate} with a pipeline: micro-batches do that already; "
+                f"use --microbatches {options.accumulate}"
+            )
+        super().__init__(
+            gang, nn.ModuleList(part.modules), loss, part, options, metrics, reducer
+        )
+        self.pipeline = part.pipeline(self._scalar)
+
+    def _scalar(self, outputs: Any, targets: Any) -> torch.Tensor:
+        loss = self._loss(outputs, targets)
+        if isinstance(loss, dict):
+            loss = loss.get("loss")
+        if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+            raise ConfigurationError(
+                f"the loss is {type(loss).__name__}: it must be one number as a tensor, or a dict "
+                'whose "loss" is that'
+            )
+        return loss
+
+    def _compute(self, batch: tuple[Any, Any]) -> StepResult:
+        inputs, targets = batch
+        if not isinstance(inputs, torch.Tensor) or not isinstance(targets, torch.Tensor):
+            raise ConfigurationError(
+                "a pipeline takes batches of one tensor of inputs and one of targets"
+            )
+        examples = examples_in(inputs)
+        share = self._reducer.share(examples)()
+        with torch.autocast(self.flat.device.type, torch.bfloat16, enabled=self._autocast):
+            loss, outputs = self.pipeline.step(inputs, targets, examples, share)
+        told = loss.to(self.flat.device)
+        dist.all_reduce(told, group=self._gang.group("pp"))
+        return StepResult(told, list(outputs), self._metrics, examples)
+
+
