@@ -42,7 +42,7 @@ class Recipe:
 RECIPES = {
     # The tutorial's 1 and 5: its loss is the sum over the 20 tokens of a window, ours their mean.
     "lstm": Recipe(torch.optim.SGD, 20.0, 0.25),
-    "transformer": Recipe(torch.optim.Adam, 2e-3, 1.0),
+    "transformer": Recipe(torch.optim.Adam, 1e-3, 1.0),
 }
 
 
@@ -54,7 +54,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--width", type=int, default=128, metavar="N")
     parser.add_argument("--layers", type=int, default=2, metavar="N")
     parser.add_argument("--heads", type=int, default=4, metavar="N", help="of the transformer")
-    parser.add_argument("--dropout", type=float, default=0.2)
+    parser.add_argument("--dropout", type=float, default=0.3)
     parser.add_argument("--length", type=int, default=32, metavar="N", help="tokens in a window")
     parser.add_argument("--batch-size", "--batch_size", type=int, default=20, metavar="N")
     parser.add_argument("--epochs", type=float, default=12)

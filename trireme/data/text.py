@@ -32,7 +32,7 @@ FILES = (
 
 _BLOCK = 20  # sentences of the built-in corpus that stay together
 _FEWEST_WORDS = 4
-_PARAGRAPH = re.compile(r"\n\s*\n|\n\s*[*+-] ")
+_PARAGRAPH = re.compile(r"\n\s*[*+-]\s+|\n\s*\n")  # \s takes empty lines before a bullet, too
 _SENTENCE_END = re.compile(r"(?<=[.?!:])[\"')]*\s+(?=[A-Z])")
 _WORD = re.compile(r"\d[\d.,]*|\w+(?:['.]\w+)*")
 
