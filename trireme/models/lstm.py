@@ -26,7 +26,8 @@ class LSTMLanguageModel(nn.Sequential):
     back to the batch's beginning: truncated back-propagation through time. Then consecutive
     batches must be consecutive text, as `trireme.data.text.TextWindows` has it, and whoever feeds
     others says `reset_state()` first. Training and evaluation carry their own states; each
-    evaluation begins with none.
+    evaluation begins with none. States are in no checkpoint, and a batch that is computed in pieces
+    (a session's `accumulate`) has several in turn: do not carry there.
     """
 
     def __init__(

@@ -21,7 +21,7 @@ class Transformer(nn.Sequential):
     2019, 2.3. The head's weights are its own.
 
     Its children are `embedding`, `block_0`, `block_1` and so on, `norm` and `head`, one after the
-    other, so that any cut between two of them makes two networks that compute the same in turn.
+    other: `nn.Sequential`s of some each, made from `named_children()`, compute the same in turn.
 
     Takes int64 tokens of shape (N, time), time at most `context`, and returns logits of shape
     (N, time, vocabulary); those at time t depend on the tokens up to t alone.
