@@ -22,7 +22,12 @@ from trireme.models import LSTMLanguageModel, Transformer
 from trireme.session.session import Session
 
 WORDS, LENGTH, LANES, EPOCHS = 13, 5, 12, 2
-CLUSTERS = [Cluster(1, 0), Cluster(1, 1, "async"), Cluster(2, 2, "sync"), Cluster(3, 1, "sync")]
+CLUSTERS = {
+    "alone": Cluster(1, 0),
+    "async": Cluster(1, 1, "async"),
+    "sync of two": Cluster(2, 2, "sync"),
+    "sync of three": Cluster(3, 1, "sync"),
+}
 
 
 def lstm() -> nn.Module:
@@ -62,7 +67,7 @@ def plain(model: nn.Module) -> Values:
 
 
 @pytest.mark.parametrize("build", [lstm, transformer])
-@pytest.mark.parametrize("cluster", CLUSTERS, ids=str)
+@pytest.mark.parametrize("cluster", CLUSTERS.values(), ids=CLUSTERS)
 def test_the_lanes_of_all_workers_are_those_of_one_process(
     build: Callable[[], nn.Module], cluster: Cluster
 ) -> None:
