@@ -88,3 +88,37 @@ def test_the_convolutional_program(tmp_path: Path, cifar_dir: Path) -> None:
     line = r"^step [12]0, loss = \d\.\d\d \(\d+\.\d examples/sec; \d+\.\d{3} sec/batch\)$"
     assert len(re.findall(line, output, re.MULTILINE)) == 2
     assert (tmp_path / "runs/cifar10/checkpoints/step-000000020").is_dir()
+
+
+def perplexities(output: str) -> list[dict[str, float]]:
+    """Returns what the chief says at the end of each epoch."""
+    lines = re.findall(
+        r"^(?:worker:0 \| )?epoch \d+: perplexity (train .*, validation .*, test .*)$",
+        output,
+        re.MULTILINE,
+    )
+    parts = [[part.split() for part in line.split(", ")] for line in lines]
+    return [{name: float(value) for name, value in part} for part in parts]
+
+
+def test_the_recurrent_language_model_on_two_workers(tmp_path: Path) -> None:
+    launch = ("-m", "trireme", "run", "--ps", "1", "--workers", "2", "--strategy", "sync")
+    program = (EXAMPLES / "language_model.py", "--epochs", "2", "--width", "64")
+    output = run(tmp_path, *launch, "--run-dir", "run", *program)
+    first, second = perplexities(output)
+    for part in ("train", "validation", "test"):
+        assert 50 < second[part] < 0.95 * first[part] < 1500
+    assert len(re.findall(r"local steps: (\d+) applied", output)) == 2
+
+
+def test_the_transformer_on_a_corpus_of_ones_own(tmp_path: Path) -> None:
+    lines = "the cat sat on the mat\n" * 400 + "a dog did not\n" * 400
+    for name in ("train.txt", "valid.txt", "test.txt"):
+        (tmp_path / name).write_text(lines)
+    program = (EXAMPLES / "language_model.py", "--model", "transformer", "--data_dir", tmp_path)
+    sizes = ("--max_steps", "50", "--width", "32", "--learning_rate", "0.01")
+    output = run(tmp_path, *program, *sizes, "--run-dir", "run")
+    found = perplexities(output)
+    assert len(found) >= 2
+    assert all(value < 1.5 for value in found[-1].values())
+    assert (tmp_path / "run/checkpoints/step-000000050").is_dir()

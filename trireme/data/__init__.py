@@ -21,6 +21,7 @@ __all__ = [
     "order",
     "seeds",
     "split",
+    "text",
 ]
 
 

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 from trireme.data.order import Order
 from trireme.data.seeds import derive
 
-__all__ = ["Batch", "Loader", "Source", "Span"]
+__all__ = ["Batch", "Loader", "Source", "Span", "tensors_of"]
 
 Span = tuple[int, int]
 """Positions [start, stop) of an `Order`: one batch."""
@@ -68,9 +68,9 @@ class Batch:
 class Loader:
     """Iterates over the batches of a data set, as long as its source gives spans.
 
-    Three ways lead to the same batches. A `TensorDataset`, or a `Subset` of one, is gathered batch
-    by batch, without per-example Python. With a transform, a thread gathers and transforms the
-    batches that come next while the caller computes. Any other data set goes through torch's
+    Three ways lead to the same batches. What `tensors_of` knows, or a `Subset` of it, is gathered
+    batch by batch, without per-example Python. With a transform, a thread gathers and transforms
+    the batches that come next while the caller computes. Any other data set goes through torch's
     `DataLoader`, with `workers` processes. The source is always asked in the caller's thread.
 
     It may be iterated over again; then it goes on with what the source gave and was not handed out.
@@ -261,12 +261,27 @@ class _Tensors:
         return tuple([t.index_select(0, indices.to(t.device)) for t in self._tensors])
 
 
+def tensors_of(dataset: Dataset[Any]) -> tuple[torch.Tensor, ...] | None:
+    """Returns the tensors whose rows are a data set's items; None where items are something else.
+
+    That is a `TensorDataset`, or of a class derived from it that leaves items and length alone.
+    """
+    kind = type(dataset)
+    if not isinstance(dataset, TensorDataset) or any(
+        getattr(kind, name, None) is not getattr(TensorDataset, name, None)
+        for name in ("__getitem__", "__getitems__", "__len__")
+    ):
+        return None
+    return dataset.tensors
+
+
 def _in_memory(dataset: Dataset[Any]) -> _Tensors | None:
-    """The tensors of a `TensorDataset`, or of a `Subset` (of a `Subset`...) of one."""
+    """The tensors of a data set in memory, or of a `Subset` (of a `Subset`...) of one."""
     rows: torch.Tensor | None = None
     # Not isinstance: a subclass may make its items otherwise.
     while type(dataset) is Subset:
         kept = torch.as_tensor(dataset.indices, dtype=torch.int64)
         rows = kept if rows is None else kept.index_select(0, rows)
         dataset = dataset.dataset
-    return _Tensors(dataset.tensors, rows) if type(dataset) is TensorDataset else None
+    tensors = tensors_of(dataset)
+    return None if tensors is None else _Tensors(tensors, rows)

@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset
 
+from trireme.data.loader import tensors_of
 from trireme.session.batch import examples_in, inputs_and_targets, move
 from trireme.session.replica import Replica
 from trireme.session.result import Metric
@@ -74,9 +75,7 @@ def evaluate(
 
 
 def _batches(dataset: Dataset[Any], batch_size: int) -> Iterator[Any]:
-    if type(dataset) is TensorDataset:
-        yield from zip(
-            *(torch.split(tensor, batch_size) for tensor in dataset.tensors), strict=True
-        )
+    if (tensors := tensors_of(dataset)) is not None:
+        yield from zip(*(torch.split(tensor, batch_size) for tensor in tensors), strict=True)
     else:
         yield from DataLoader(dataset, batch_size=batch_size)
