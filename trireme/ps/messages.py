@@ -259,8 +259,8 @@ class Refused(Message, frozen=True, array_like=True):
     """The answer to any request that cannot be served.
 
     `code` is one of `fenced`, `rejected`, `mismatch`, `optimizer`, `busy`, `apart`; `view` is the
-    server's. `apart` is for an update that was to go as part of a sum: nothing was decided about
-    it, and its worker shall push it again by itself.
+    server's. `apart` is for an update that was to go as part of a sum: the sum counts nowhere,
+    and its worker shall push it again by itself.
     """
 
     kind: ClassVar[int] = 71
