@@ -145,6 +145,8 @@ class _Launcher:
         if self._supervision.phase is Phase.RUNNING:
             for index in range(task.servers):
                 self._start("ps", index)
+            if task.host_aggregator:
+                self._start("aggregator", 0)
             for index in range(task.workers):
                 self._start("worker", index)
             self._record("running", None)

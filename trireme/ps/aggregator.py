@@ -18,6 +18,7 @@ from trireme.cluster.view import ServerEntry
 from trireme.errors import ConfigurationError, FrameError, WireError
 from trireme.ps.dense import PartBuffer
 from trireme.ps.gathering import PATIENCE_SECONDS, Gathering, Instruction, SendSum
+from trireme.ps.host_link import aggregator_address
 from trireme.ps.intake import Intake, Staging
 from trireme.ps.layout import Layout
 from trireme.ps.messages import (
@@ -39,26 +40,12 @@ from trireme.wire.message import Message
 from trireme.wire.service import Link, Service
 from trireme.wire.transport import listen
 
-__all__ = [
-    "AggregatorConfig",
-    "AggregatorHandler",
-    "aggregator_address",
-    "serve_aggregator",
-]
+__all__ = ["Aggregator", "AggregatorConfig", "AggregatorHandler", "connect_through"]
 
 _log = logging.getLogger(__name__)
 
 IDLE_SECONDS = 30.0
 """After this long without a worker the aggregator ends: a worker may be started anew before."""
-
-
-def aggregator_address(coordinator: str) -> str:
-    """Returns where the aggregator of this host listens, for the job of a coordinator.
-
-    Args:
-        coordinator: the coordinator's address, as every task of the job has it.
-    """
-    return f"shm://trireme-aggregator-{coordinator.partition('://')[2]}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,28 +237,44 @@ class AggregatorConfig:
     join_timeout: float = 300.0
 
 
-def serve_aggregator(config: AggregatorConfig, on_listening: Callable[[str], None]) -> None:
-    """Serves the workers of this host until they have left.
+class Aggregator:
+    """The aggregator of this host, listening.
 
     Args:
         config: of which job.
-        on_listening: told the address, before anything else.
+
+    Attributes:
+        address: where it listens.
 
     Raises:
         AddressInUse: the host has an aggregator for this job already.
         ConfigurationError: there is no shared memory on this system.
     """
-    torch.set_grad_enabled(False)
-    listener = listen(aggregator_address(config.coordinator))
-    on_listening(listener.address)
-    handler = AggregatorHandler(join_timeout=config.join_timeout)
-    service = Service(listener, [handler], job=config.job, secret=config.secret)
-    handler.unused = service.stop
-    upstream = connect_through(service, handler, config.job, config.secret)
-    try:
-        service.run()
-    finally:
-        upstream.close()
+
+    def __init__(self, config: AggregatorConfig) -> None:
+        torch.set_grad_enabled(False)
+        listener = listen(aggregator_address(config.coordinator))
+        self.address = listener.address
+        self._handler = AggregatorHandler(join_timeout=config.join_timeout)
+        self._service = Service(listener, [self._handler], job=config.job, secret=config.secret)
+        self._handler.unused = self._service.stop
+        self._upstream = connect_through(self._service, self._handler, config.job, config.secret)
+
+    def run(self) -> None:
+        """Serves the workers of this host until they have left, or `stop`."""
+        try:
+            self._service.run()
+        finally:
+            self._upstream.close()
+
+    def stop(self) -> None:
+        """Ends `run` soon. From any thread, or a signal's handler."""
+        self._service.stop()
+
+    @property
+    def sums(self) -> tuple[int, int]:
+        """How many sums went to the server, and of how many updates."""
+        return self._handler.gathering.sums, self._handler.gathering.summed
 
 
 def connect_through(

@@ -39,7 +39,7 @@ from trireme.wire.shared_memory import SharedMemory
 from trireme.wire.shm import ShmStream
 from trireme.wire.transport import connect
 
-__all__ = ["HostLink"]
+__all__ = ["HostLink", "aggregator_address"]
 
 _log = logging.getLogger(__name__)
 
@@ -49,6 +49,15 @@ ENLIST_SECONDS = 10.0
 _SLICE = 0.05  # seconds between two tries at the start
 _PAUSE = 1.0  # seconds until an aggregator that was lost is tried again
 _LONGEST_PAUSE = 60.0
+
+
+def aggregator_address(coordinator: str) -> str:
+    """Returns where the aggregator of this host listens, for the job of a coordinator.
+
+    Args:
+        coordinator: the coordinator's address, as every task of the job has it.
+    """
+    return f"shm://trireme-aggregator-{coordinator.partition('://')[2]}"
 
 
 class HostLink:
