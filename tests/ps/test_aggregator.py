@@ -71,8 +71,13 @@ def hosts(count: int, *, patience: float = 60.0) -> Iterator[list[Host]]:
             host.stop()
 
 
-def join(made: Servers, host: Host | None, index: int, *, shared: bool = True) -> Worker:
-    worker = Worker(made, index, SYNC, aggregator=host and host.address, shared=shared)
+def join(
+    made: Servers, host: Host | None, index: int, *, shared: bool = True, retry_seconds: float = 30
+) -> Worker:
+    address = None if host is None else host.address
+    worker = Worker(
+        made, index, SYNC, aggregator=address, shared=shared, retry_seconds=retry_seconds
+    )
     worker.begin()
     if host is not None:
         host.settle()
@@ -225,6 +230,49 @@ def test_a_sum_under_way_counts_once_when_the_way_to_the_server_is_cut() -> None
             host.settle()
         assert {worker.value for worker in workers} == {-9.0}
         assert settled(made)["applied"] == 9
+        for worker in workers:
+            worker.client.close()
+
+
+def test_an_update_in_hand_counts_once_when_the_way_to_the_aggregator_is_cut() -> None:
+    with servers(1, workers=3) as made, hosts(1) as (host,):
+        workers = [join(made, host, w) for w in range(3)]
+        workers[0].push(1.0)
+        workers[1].push(2.0)
+        host.ask(lambda: host.handler._links[1].close())
+        workers[2].push(6.0)
+        settle_all(workers)
+        assert {worker.client.wait().decided for worker in workers} == {Applied(1)}
+        assert {worker.value for worker in workers} == {-3.0}
+        assert (settled(made)["applied"], settled(made)["together"]) == (3, 1)
+        for worker in workers:
+            worker.client.close()
+
+
+@pytest.mark.parametrize("shared", [True, False], ids=["lent", "over the socket"])
+def test_an_aggregator_that_hangs_is_left_and_what_it_does_later_counts_nothing(
+    shared: bool,
+) -> None:
+    with servers(1, workers=2) as made, hosts(1) as (host,):
+        workers = [
+            join(made, host, w, shared=shared, retry_seconds=0.5 if w else 30.0) for w in range(2)
+        ]
+        go_on = threading.Event()
+        host.service.call_soon(lambda: go_on.wait(20))
+        workers[1].push(2.0)
+        workers[0].client._host.close()  # type: ignore[union-attr]
+        workers[0].push(1.0)
+        settle_all(workers)
+        assert {worker.client.wait().verdict for worker in workers} == {Applied(1)}
+        for vector in workers[1].flat.gradients:
+            vector.fill_(77.0)  # what the aggregator now reads for an update that is decided
+        go_on.set()
+        while not settled(made).get("apart"):
+            pass
+        assert [worker.value for worker in workers] == [-1.5, -1.5]
+        assert settled(made)["applied"] == 2
+        assert step(workers, 1.0, 2.0) == [Applied(2)] * 2
+        assert [worker.value for worker in workers] == [-3.0, -3.0]
         for worker in workers:
             worker.client.close()
 

@@ -95,6 +95,7 @@ class Worker:
         *,
         aggregator: str | None = None,
         shared: bool = False,
+        retry_seconds: float = 30.0,
     ) -> None:
         torch.manual_seed(1)
         model = nn.Linear(8, 8)
@@ -103,7 +104,15 @@ class Worker:
             [list(model.named_parameters())], servers=len(made.services), shared=shared
         )
         self.optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-        options = ClientOptions(JOB, SECRET, index, 1, patience_seconds=10.0, aggregator=aggregator)
+        options = ClientOptions(
+            JOB,
+            SECRET,
+            index,
+            1,
+            retry_seconds=retry_seconds,
+            patience_seconds=10.0,
+            aggregator=aggregator,
+        )
         self.client = Client(options, self.membership, self.flat)
         self.client.attach(spec_of(self.optimizer), rule)
 
