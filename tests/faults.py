@@ -20,6 +20,8 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import psutil
+
 from trireme.session.hooks import Hook
 from trireme.session.session import Session
 from trireme.wire import transport
@@ -40,8 +42,8 @@ class Fault:
         worker: its index.
         step: its own step, from 1, in the process that it is at that time.
         moment: `before` the step; or `in flight`: its push is sent and not answered.
-        action: `kill` (SIGKILL), `hang` (SIGSTOP), `raise`, or `stop job` (SIGTERM to the
-            launcher, as a user's `kill` sends it).
+        action: `kill` (SIGKILL), `hang` (SIGSTOP), `raise`, `stop job` (SIGTERM to the launcher,
+            as a user's `kill` sends it), or `kill aggregator` (SIGKILL to the host's).
     """
 
     worker: int
@@ -67,6 +69,13 @@ class Fault:
             os.kill(os.getpid(), signal.SIGSTOP)
         elif self.action == "stop job":
             os.kill(os.getppid(), signal.SIGTERM)
+        elif self.action == "kill aggregator":
+            (aggregator,) = (
+                task
+                for task in psutil.Process(os.getppid()).children()
+                if "aggregator" in task.cmdline()
+            )
+            aggregator.kill()
         else:
             raise Injected(f"worker:{self.worker} at its step {self.step}")
 

@@ -87,13 +87,32 @@ def servers(count: int, workers: int = 1) -> Iterator[Servers]:
 class Worker:
     """A client with a model of its own, whose gradients the test makes."""
 
-    def __init__(self, made: Servers, index: int, rule: Rule) -> None:
+    def __init__(
+        self,
+        made: Servers,
+        index: int,
+        rule: Rule,
+        *,
+        aggregator: str | None = None,
+        shared: bool = False,
+        retry_seconds: float = 30.0,
+    ) -> None:
         torch.manual_seed(1)
         model = nn.Linear(8, 8)
         self.membership = Membership(made.first_view)
-        self.flat = FlatModel([list(model.named_parameters())], servers=len(made.services))
+        self.flat = FlatModel(
+            [list(model.named_parameters())], servers=len(made.services), shared=shared
+        )
         self.optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-        options = ClientOptions(JOB, SECRET, index, 1, patience_seconds=10.0)
+        options = ClientOptions(
+            JOB,
+            SECRET,
+            index,
+            1,
+            retry_seconds=retry_seconds,
+            patience_seconds=10.0,
+            aggregator=aggregator,
+        )
         self.client = Client(options, self.membership, self.flat)
         self.client.attach(spec_of(self.optimizer), rule)
 

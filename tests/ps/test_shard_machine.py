@@ -17,6 +17,7 @@ from trireme.ps.messages import (
     FencedVerdict,
     Frozen,
     PushReply,
+    Refused,
     RejectedVerdict,
     Snapshot,
     Stale,
@@ -252,12 +253,60 @@ class SynchronousMachine(ShardMachine):
     rule_of_the_job = SYNC
 
 
+class TogetherMachine(SynchronousMachine):
+    """Besides, updates come as sums of any of the workers, again too, and stale ones among them."""
+
+    @rule(chosen=st.sets(workers, min_size=1), share=st.integers(-9, 9))
+    def push_together(self, chosen: set[int], share: int) -> None:
+        parts, routes, incarnations, pulled = [], [], [], []
+        for worker in sorted(chosen & self.living.keys()):
+            who = self.living[worker]
+            if who.waiting is None:
+                who.sequence += 1
+                who.waiting = 12.0 * (share + worker)
+            parts.append((worker, who.sequence, who.waiting))
+            routes.append((worker, who.incarnation, who.sequence))
+            incarnations.append(who.incarnation)
+            pulled.append(who.pulled)
+        if parts:
+            self.take(
+                self.bench.push_together(
+                    *parts, routes=routes, incarnations=incarnations, pulled=pulled
+                )
+            )
+
+    @precondition(lambda self: self.gone)
+    @rule(choice=st.integers(0, 99), worker=workers)
+    def come_back_from_the_dead_together(self, choice: int, worker: int) -> None:
+        """One of the dead in it, and nothing of it counts."""
+        dead, incarnation, sequence = self.gone[choice % len(self.gone)]
+        who = self.living.get(worker)
+        if who is None or worker == dead or who.waiting is None:
+            return
+        both = sorted(
+            [(dead, sequence, incarnation, 0), (worker, who.sequence, who.incarnation, who.pulled)]
+        )
+        out = self.bench.push_together(
+            *((w, s, 999.0) for w, s, _, _ in both),
+            incarnations=[i for _, _, i, _ in both],
+            pulled=[p for _, _, _, p in both],
+        )
+        assert [m.code for _, m in told(out) if isinstance(m, Refused)] == ["apart"] * 2
+
+    @invariant()
+    def no_half_of_a_sum_is_in_the_round(self) -> None:
+        pending = self.bench.shard._round.pending
+        for one in pending.values():
+            assert all(pending.get(part.member) is part for part in one.parts)
+
+
 class BackupMachine(ShardMachine):
     rule_of_the_job = Rule(aggregate=2, staleness=0)
 
 
 TestAsynchronous = ShardMachine.TestCase
 TestSynchronous = SynchronousMachine.TestCase
+TestTogether = TogetherMachine.TestCase
 TestBackup = BackupMachine.TestCase
-for case in (TestAsynchronous, TestSynchronous, TestBackup):
+for case in (TestAsynchronous, TestSynchronous, TestTogether, TestBackup):
     case.settings = settings(max_examples=120, stateful_step_count=30, deadline=None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import pytest
@@ -14,7 +15,16 @@ from trireme.ps.dense import PartBuffer, as_bytes
 from trireme.ps.layout import Layout
 from trireme.ps.messages import GroupSpec, OptimizerSpec, ParameterSpec, TensorSpec
 from trireme.ps.rule import Average
-from trireme.ps.values import Tensors, Values, make_values, mean_of, squared_norm, tensors_from
+from trireme.ps.values import (
+    Contribution,
+    Tensors,
+    Values,
+    make_values,
+    mean_of,
+    squared_norm,
+    sum_of,
+    tensors_from,
+)
 
 PARAMETERS = [
     ParameterSpec("a", (40,), "float32", 0),
@@ -142,13 +152,18 @@ def test_values_that_do_not_cover_the_part_are_refused(missing: int) -> None:
 # Means -----------------------------------------------------------------------------------------
 
 
+def singles(weights: Sequence[float], gradients: Sequence[PartBuffer]) -> list[Contribution]:
+    return [Contribution((w,), each) for w, each in zip(weights, gradients, strict=True)]
+
+
 def test_one_gradient_is_its_own_mean_without_a_copy() -> None:
     gradient, out = buffer_of(3.0), buffer_of(0.0)
-    assert mean_of([(0.0, buffer_of(9.0)), (2.5, gradient)], out) is gradient
+    assert mean_of(singles((0.0, 2.5), (buffer_of(9.0), gradient)), out) is gradient
 
 
 def test_equal_weights_keep_whole_numbers_exact() -> None:
-    mean = mean_of([(0.1, buffer_of(v)) for v in (3.0, 6.0, 15.0)], buffer_of(77.0))
+    gradients = [buffer_of(v) for v in (3.0, 6.0, 15.0)]
+    mean = mean_of(singles((0.1, 0.1, 0.1), gradients), buffer_of(77.0))
     assert all((vector == 8.0).all() for vector in mean.vectors)
 
 
@@ -159,12 +174,48 @@ def test_equal_weights_keep_whole_numbers_exact() -> None:
 )
 def test_the_mean_is_weighted_and_leaves_the_gradients_alone(weights: Sequence[float]) -> None:
     gradients = [buffer_of(float(10 * i + 1)) for i in range(len(weights))]
-    mean = mean_of(list(zip(weights, gradients, strict=True)), buffer_of(float("nan")))
+    mean = mean_of(singles(weights, gradients), buffer_of(float("nan")))
     expected = sum(w * (10 * i + 1) for i, w in enumerate(weights)) / sum(weights)
     for vector in mean.vectors:
         torch.testing.assert_close(vector, torch.full_like(vector, expected), rtol=1e-6, atol=0)
     for index, gradient in enumerate(gradients):
         assert all((vector == 10 * index + 1).all() for vector in gradient.vectors)
+
+
+@given(
+    weights=st.lists(st.sampled_from([0.0, 1.0, 2.0, 3.0]), min_size=1, max_size=6).filter(
+        lambda weights: any(weights)
+    ),
+    cuts=st.sets(st.integers(0, 6)),
+)
+def test_a_mean_goes_on_from_sums_however_it_is_cut(weights: list[float], cuts: set[int]) -> None:
+    gradients = [buffer_of(float(12 * i + 7)) for i in range(len(weights))]
+    alone = singles(weights, gradients)
+    edges = sorted({0, len(weights), *(cut for cut in cuts if cut < len(weights))})
+    pieces = []
+    for low, high in itertools.pairwise(edges):
+        if any(weights[low:high]):
+            total = sum_of(alone[low:high], buffer_of(float("nan")))
+            pieces.append(Contribution(tuple(weights[low:high]), total))
+    cut = mean_of(pieces, buffer_of(float("nan")))
+    whole = mean_of(alone, buffer_of(float("nan")))
+    for one, other in zip(cut.vectors, whole.vectors, strict=True):
+        assert torch.equal(one, other)
+
+
+def test_one_sum_of_all_gives_the_very_bits_of_the_mean() -> None:
+    torch.manual_seed(1)
+    for weights in ((1.0, 1.0, 1.0), (3.0, 0.0, 0.7, 2.0)):
+        gradients = [buffer_of(0.0) for _ in weights]
+        for gradient in gradients:
+            for vector in gradient.vectors:
+                vector.normal_()
+        alone = singles(weights, gradients)
+        total = sum_of(alone, buffer_of(0.0))
+        cut = mean_of([Contribution(tuple(weights), total)], buffer_of(0.0))
+        whole = mean_of(alone, buffer_of(0.0))
+        for one, other in zip(cut.vectors, whole.vectors, strict=True):
+            assert torch.equal(one, other)
 
 
 def test_the_squared_norm_is_summed_in_double_precision() -> None:

@@ -146,7 +146,7 @@ def _task() -> Parser:
         "lists of hosts; ps:0 hosts the coordinator unless --coordinator names another address. "
         "Options may be written with underscores, as in --job_name.",
     )
-    parser.add_argument("--job-name", metavar="ROLE", help="ps, worker or coordinator")
+    parser.add_argument("--job-name", metavar="ROLE", help="ps, worker, coordinator or aggregator")
     parser.add_argument("--task-index", metavar="I", help="which of them, from 0 (default 0)")
     parser.add_argument("--ps-hosts", metavar="HOSTS", help="the servers: host:port,host:port,...")
     parser.add_argument("--worker-hosts", metavar="HOSTS", help="the workers, likewise")

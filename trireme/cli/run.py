@@ -87,6 +87,7 @@ def _task(settings: Settings) -> TaskConfig:
         strategy=settings["strategy"],
         aggregate=settings["aggregate"],
         staleness=settings["staleness"],
+        host_aggregator=settings["host-aggregator"],
         prefetch=settings["prefetch"],
         transport=settings["transport"],
         compress=settings["compress"],

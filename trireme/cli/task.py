@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+import signal
 from collections.abc import MutableMapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,12 +32,12 @@ if TYPE_CHECKING:
 
 __all__ = ["main"]
 
-_ROLES = ("ps", "worker", "coordinator")
+_ROLES = ("ps", "worker", "coordinator", "aggregator")
 
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where a server or a coordinator listens, and whom it tells.
+    """Where a task that serves others listens, and whom it tells.
 
     Attributes:
         name: what to write before each line: the task's name, unless the launcher does it.
@@ -80,7 +81,10 @@ def _launched(given: argparse.Namespace, config: TaskConfig, program: Sequence[s
         hosts_coordinator=config.role == "coordinator",
         address_file=_path(given.address_file),
     )
+    logging.basicConfig(level=logging.WARNING, format=f"{place.name}%(message)s")
     try:
+        if config.role == "aggregator":
+            return _serve_aggregator(config, place)
         over = _serve(config, place)
     except TriremeError as error:
         if outcome is not None:
@@ -112,6 +116,9 @@ def _by_hand(given: argparse.Namespace, program: Sequence[str]) -> int:
         hosts_coordinator=task.hosts_coordinator,
         address_file=_path(given.address_file),
     )
+    logging.basicConfig(level=logging.WARNING, format=f"{place.name}%(message)s")
+    if config.role == "aggregator":
+        return _serve_aggregator(config, place)
     return _say_end(place, _serve(config, place))
 
 
@@ -181,7 +188,6 @@ def _export(
 
 
 def _serve(config: TaskConfig, place: _Place) -> JobOver | None:
-    logging.basicConfig(level=logging.WARNING, format=f"{place.name}%(message)s")
     if config.role == "coordinator":
         return _serve_coordinator(config, place)
     return _serve_parameters(config, place)
@@ -229,6 +235,26 @@ def _serve_parameters(config: TaskConfig, place: _Place) -> JobOver | None:
         ),
         on_listening=lambda address: _tell_address(place, address),
     )
+
+
+def _serve_aggregator(config: TaskConfig, place: _Place) -> int:
+    """Sums the updates of the workers of this host until they have left, or SIGTERM."""
+    from trireme.ps.aggregator import Aggregator, AggregatorConfig
+
+    aggregator = Aggregator(
+        AggregatorConfig(
+            job=config.job,
+            secret=bytes.fromhex(config.secret),
+            coordinator=config.coordinator,
+            join_timeout=config.join_timeout,
+        )
+    )
+    signal.signal(signal.SIGTERM, lambda *_: aggregator.stop())
+    _tell_address(place, aggregator.address)
+    aggregator.run()
+    sums, updates = aggregator.sums
+    print(f"{place.name}ends: {updates} updates went to the server in {sums} sums", flush=True)
+    return 0
 
 
 def _tell_address(place: _Place, address: str) -> None:

@@ -19,7 +19,7 @@ __all__ = ["TASK_VARIABLE", "Role", "TaskConfig", "detect", "encode_task", "fres
 
 TASK_VARIABLE = "TRIREME_TASK"
 
-Role = Literal["coordinator", "ps", "worker"]
+Role = Literal["aggregator", "coordinator", "ps", "worker"]
 
 
 class TaskConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -41,6 +41,7 @@ class TaskConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             strategy's own.
         prefetch: whether workers compute while a push is under way; asynchronous modes only.
         transport: `auto` lends memory to servers of the same host, `tcp` does not.
+        host_aggregator: whether workers hand their updates to the aggregator of their host.
         compress: the codec for pushed gradients, by name.
         display: how progress is shown: `plain` lines, `events` (lines, but none for steps, which
             the launcher shows), nothing, or what suits the terminal.
@@ -79,6 +80,7 @@ class TaskConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     every: int | None = None
     prefetch: bool = False
     transport: Literal["auto", "tcp"] = "auto"
+    host_aggregator: bool = False
     compress: str = "none"
     display: Literal["auto", "plain", "events", "none"] = "auto"
     dry_run: bool = False

@@ -146,6 +146,8 @@ class _Launcher:
         if self._supervision.phase is Phase.RUNNING:
             for index in range(task.servers):
                 self._start("ps", index)
+            if task.host_aggregator:
+                self._start("aggregator", 0)
             for config in self._workers():
                 self._start_task(config)
             self._record("running", None)

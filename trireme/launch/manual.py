@@ -26,7 +26,7 @@ class ManualOptions:
     """The classic flags of one task.
 
     Attributes:
-        role: `ps`, `worker` or `coordinator`.
+        role: `ps`, `worker`, `coordinator` or `aggregator`.
         index: which of them.
         ps_hosts: the servers as `host:port`, with commas between them.
         worker_hosts: the workers, likewise.
@@ -50,7 +50,7 @@ class ManualTask:
 
     Attributes:
         config: the task.
-        listen: the address, with its scheme, of a server or a coordinator; "" for a worker.
+        listen: the address, with its scheme, of a server or a coordinator; "" for others.
         hosts_coordinator: whether the coordinator is served on the same address.
         neighbours: how many tasks share this host, as far as can be told.
     """
@@ -80,7 +80,8 @@ def manual_task(
             "a job started by hand needs a parameter server: name at least one host:port with "
             "--ps-hosts, the same for every task"
         )
-    spec.check_task(options.role, options.index)
+    if options.role != "aggregator":  # of which each host has one, and nobody a list
+        spec.check_task(options.role, options.index)
     if options.role == "coordinator" and spec.coordinator is None:
         raise ConfigurationError(
             "a task of role coordinator needs its address: give --coordinator host:port to it and "
@@ -90,7 +91,7 @@ def manual_task(
     secret, origin = find_secret(options.secret_file, environ, loopback=loopback)
     return ManualTask(
         config=_config(options, settings, spec, secret, origin),
-        listen="" if options.role == "worker" else _tcp(spec.address(options.role, options.index)),
+        listen=_listen(spec, options),
         hosts_coordinator=options.role == "coordinator"
         or (options.role == "ps" and options.index == 0 and spec.coordinator is None),
         neighbours=len(spec.ps) + len(spec.worker) if loopback else 1,
@@ -114,12 +115,20 @@ def _config(
         staleness=settings["staleness"],
         prefetch=settings["prefetch"],
         transport=settings["transport"],
+        host_aggregator=settings["host-aggregator"],
         compress=settings["compress"],
         join_timeout=settings["join-timeout"],
         connect_timeout=settings["join-timeout"],
         allow_plaintext=options.allow_plaintext,
         origins=settings.origins | {"secret": origin},
     )
+
+
+def _listen(spec: ClusterSpec, options: ManualOptions) -> str:
+    """Returns where a server or a coordinator listens."""
+    if options.role not in ("ps", "coordinator"):
+        return ""
+    return _tcp(spec.address(options.role, options.index))
 
 
 def _tcp(address: str) -> str:

@@ -181,6 +181,8 @@ OPTIONS = (
            "auto: shared memory between tasks of one host, else tcp; tcp: always (default auto)"),
     Option("compress", _codec, f"one of {', '.join(CODECS)}, topk:SHARE", "none", "CODEC",
            "packs pushed gradients: fp16, bf16, int8, topk or topk:SHARE (default none)"),
+    Option("host-aggregator", _switch, "yes or no", False, "",
+           "sync, one server: sum the gradients of each host's workers before they leave it"),
     Option("run-dir", str, "a directory", None, "DIR",
            "where the job keeps its checkpoints, records and logs"),
     Option("max-restarts", _whole(0), "a whole number from 0", 0, "N",
@@ -284,6 +286,8 @@ def check_together(settings: Settings, workers: int, servers: int) -> None:
             f"staleness is {staleness} ({settings.origins['staleness']}) and only the strategy "
             "ssp bounds it: add --strategy ssp"
         )
+    if settings["host-aggregator"]:
+        _check_aggregator(settings, servers)
     if settings["prefetch"] and strategy not in ("async", "ssp", None):
         raise UsageError(
             f"prefetch is on ({settings.origins['prefetch']}), and in a synchronous round every "
@@ -331,6 +335,37 @@ def _check_mesh(settings: Settings, servers: int) -> None:
         raise UsageError(
             f"every is {settings['every']} ({settings.origins['every']}) and only averaging and "
             "diloco train between exchanges: add --strategy averaging"
+        )
+
+
+def _check_aggregator(settings: Settings, servers: int) -> None:
+    """Checks that updates can be summed; the strategy may still be the program's own choice."""
+    origins = settings.origins
+    asked = f"host-aggregator is on ({origins['host-aggregator']})"
+    if settings["strategy"] not in (None, "sync"):
+        raise UsageError(
+            f"{asked}, and only synchronous updates can be summed before they are applied: use "
+            "--strategy sync, or leave --host-aggregator out"
+        )
+    if settings["aggregate"] is not None:
+        raise UsageError(
+            f"{asked}, and with aggregate {settings['aggregate']} ({origins['aggregate']}) the "
+            "server picks single updates: leave one of the two out"
+        )
+    if servers != 1:
+        raise UsageError(
+            f"{asked}, and several parameter servers, or none, take no sums yet: use --ps 1, or "
+            "leave --host-aggregator out"
+        )
+    if settings["compress"] != "none":
+        raise UsageError(
+            f"{asked}, and packed gradients (compress is {settings['compress']}, "
+            f"{origins['compress']}) cannot be added up: leave one of the two out"
+        )
+    if settings["transport"] == "tcp":
+        raise UsageError(
+            f"{asked}, and workers reach it over shared memory, which transport tcp "
+            f"({origins['transport']}) does without: leave one of the two out"
         )
 
 

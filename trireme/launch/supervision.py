@@ -2,7 +2,8 @@
 
 A worker that finishes leaves the job; one that a signal kills is started again if that was asked
 for, and otherwise left out; one that fails by itself, a dead server or a dead coordinator ends
-the job. Nothing here starts, kills, reads or waits: `local.py` does, and tests move the time.
+the job, a dead aggregator does not. Nothing here starts, kills, reads or waits: `local.py` does,
+and tests move the time.
 """
 
 from __future__ import annotations
@@ -122,6 +123,10 @@ class _Task:
     def worker(self) -> bool:
         return self.name.startswith("worker:")
 
+    @property
+    def aggregator(self) -> bool:
+        return self.name.startswith("aggregator:")
+
 
 class Supervision:
     """The tasks of one job, from the first start to the last end.
@@ -177,6 +182,8 @@ class Supervision:
             said: list[Instruction] = []
         elif ours:
             said = []
+        elif task.aggregator:
+            said = self._aggregator_failed(Failure(name, outcome))
         elif task.worker:
             said = self._worker_failed(now, task, Failure(name, outcome))
         else:
@@ -332,6 +339,14 @@ class Supervision:
         rest = f"goes on with the {left} left" if left else "had finished without it"
         return [Say(f"WARNING: {failure.name} was {failure.outcome.summary}; the job {rest}")]
 
+    def _aggregator_failed(self, failure: Failure) -> list[Instruction]:
+        """Nothing is lost with it: its workers push by themselves."""
+        if self.phase is Phase.ENDING:
+            return []
+        kind, summary = failure.outcome.kind, failure.outcome.summary
+        what = f"was {summary}" if kind == "signal" else f"failed: {summary}"
+        return [Say(f"WARNING: {failure.name} {what}; the workers push by themselves")]
+
     def _keeper_failed(self, now: float, failure: Failure) -> list[Instruction]:
         if self.phase is Phase.ENDING:
             if self._failed:
@@ -366,7 +381,9 @@ class Supervision:
             return []
         by_themselves = self._limits.give_up if self._failed else self._limits.end
         self.deadline = now + (by_themselves if self._expect_end() else 0.0)
-        return self.tick(now)
+        # Nobody tells the aggregator of the end, and it has nothing to bring to one.
+        orders = self._terminate(task for task in alive if task.aggregator and not task.told)
+        return [*orders, *self.tick(now)]
 
     def _expect_end(self) -> bool:
         """Whether the coordinator can know that the job is over."""

@@ -32,6 +32,7 @@ from trireme.errors import (
     WireTimeout,
 )
 from trireme.ps.dense import FlatModel, PartBuffer, as_bytes
+from trireme.ps.host_link import HostLink
 from trireme.ps.messages import (
     PS_CATALOG,
     Attach,
@@ -41,6 +42,7 @@ from trireme.ps.messages import (
     Cut,
     Drain,
     Duplicate,
+    Enlist,
     FencedVerdict,
     Freeze,
     Frozen,
@@ -120,6 +122,7 @@ class ClientOptions:
         patience_seconds: how long an answer may be withheld, for instance until a slow worker's
             update is in, before that is an error.
         share_memory: whether to lend memory to servers of this host.
+        aggregator: where the aggregator of this host listens; None where there is none.
         waiting: told why and for whom the answer is withheld, and since how many seconds.
     """
 
@@ -130,6 +133,7 @@ class ClientOptions:
     retry_seconds: float = 30.0
     patience_seconds: float = 1800.0
     share_memory: bool = True
+    aggregator: str | None = None
     waiting: Callable[[str, Sequence[str], float], None] | None = None
 
 
@@ -222,6 +226,8 @@ class Client:
         self._gradients = [flat.part_gradients(server) for server in range(servers)]
         self._packers: list[Packer] = []
         self._links = [_ServerLink(server) for server in range(servers)]
+        self._host = self._host_link()
+        self._over_host = False  # whether the push under way went to the aggregator
         self._sequence = 0
         self._acknowledged = 0
         self._leases = 0
@@ -243,6 +249,8 @@ class Client:
             ModelMismatchError: another worker showed another model; names the first difference.
             UnsupportedOptimizerError: the server has no such optimizer.
         """
+        if self._host is not None:
+            rule.check_summed(len(self._links))
         self._synchronous = rule.synchronous
         self._hyper = None  # the servers may go by what an earlier worker has shown
         codec = make_codec(rule.codec)
@@ -252,7 +260,10 @@ class Client:
         answers = self._ask_all(
             lambda server: _Request(lambda view: Attach(me, start, view, spec, optimizer, rule))
         )
-        return all(_expect(answer, Attached).loaded for answer in answers)
+        loaded = all(_expect(answer, Attached).loaded for answer in answers)
+        if self._host is not None:
+            self._host.enlist(Enlist(me, start, spec, rule, self._entry(0).address))
+        return loaded
 
     def load(self, state: ModelState) -> None:
         """Gives every server its part of the first values, or of a checkpoint.
@@ -351,8 +362,20 @@ class Client:
         for link in self._links:
             index = link.index
             views = self._packed(index, weight)
-            self._start(link, _Request(partial(build, index), views))
+            request = _Request(partial(build, index), views)
+            self._over_host = self._push_over_host(request)
+            if not self._over_host:
+                self._start(link, request)
         self._pushed = True
+
+    def _push_over_host(self, request: _Request) -> bool:
+        """Hands a push to the aggregator of this host; returns whether it has taken it."""
+        if self._host is None:
+            return False
+        message = request.build(self._view().number)
+        assert isinstance(message, Push)
+        self._links[0].request = request  # for when this worker shall push by itself
+        return self._host.push(message)
 
     def _packed(self, server: int, weight: float) -> Sequence[memoryview]:
         """Returns what a push sends to a server: the gradients themselves, or packed.
@@ -397,10 +420,33 @@ class Client:
         Raises:
             TriremeError: as `wait`.
         """
+        if self._over_host:
+            self._settle_over_host()
         if self._pushed and self._settled is None:
             answers = self._finish_all(self._links)
             self._settled = [_expect(answer, PushReply) for answer in answers]
             self.stopping = self._settled[0].stop
+
+    def _settle_over_host(self) -> None:
+        """Waits for what the aggregator answers; pushes to the server where it has no answer."""
+        assert self._host is not None
+        patience = _Patience(time.monotonic())
+
+        def meanwhile(notice: Waiting | None) -> None:
+            if notice is not None:
+                self._notice(notice, patience)
+            self._membership.check()
+            self._check_patience(patience)
+
+        reply = self._host.wait(_SLICE, meanwhile)
+        self._over_host = False
+        request = self._links[0].request
+        assert request is not None
+        if reply is None:
+            self._start(self._links[0], request)
+            return
+        self._links[0].request = None
+        self._settled, self.stopping = [reply], reply.stop
 
     def _level(self, steps: list[int]) -> int:
         """Brings all parts of the values to the same step, in synchronous modes."""
@@ -423,6 +469,9 @@ class Client:
     def retire(self) -> None:
         """Tells the servers that nobody need wait for this worker any longer: it trains no more."""
         me, start = self.options.worker, self.options.incarnation
+        self.settle()
+        if self._host is not None:
+            self._host.leave()
         self._ask_all(lambda server: _Request(lambda view: Retire(me, start)))
 
     # -- what server 0 decides for all ----------------------------------------------------------
@@ -543,11 +592,14 @@ class Client:
         self.close()
         self.options = replace(self.options, incarnation=incarnation)
         self._sequence = self._acknowledged = 0
-        self._pushed = False
+        self._pushed = self._over_host = False
         self._settled = None
+        self._host = self._host_link()
 
     def close(self) -> None:
         """Closes all connections. May be repeated."""
+        if self._host is not None:
+            self._host.close()
         for link in self._links:
             link.close()
 
@@ -652,9 +704,7 @@ class Client:
         if incoming.sequence != link.sequence:
             return None  # a late notice or answer of an earlier request
         if isinstance(message, Waiting):
-            patience.names = message.names
-            if self.options.waiting is not None:
-                self.options.waiting(message.reason, message.names, message.seconds)
+            self._notice(message, patience)
             self._membership.check()
             return None
         if _was_fenced(message) and again:
@@ -662,9 +712,19 @@ class Client:
             link.sequence += 1
             self._resend(link)
             return None
+        if isinstance(message, Refused) and message.code == "apart":  # it was part of a sum
+            link.sequence += 1
+            self._resend(link)
+            return None
         _raise_refusal(message)
         link.request = None
         return message, incoming.payload
+
+    def _notice(self, message: Waiting, patience: _Patience) -> None:
+        """Notes for whom an answer waits, and says so."""
+        patience.names = message.names
+        if self.options.waiting is not None:
+            self.options.waiting(message.reason, message.names, message.seconds)
 
     def _resend(self, link: _ServerLink) -> None:
         try:
@@ -686,6 +746,21 @@ class Client:
             self._lend(link.index, connection, stream)
         link.connection = connection
         return connection
+
+    def _host_link(self) -> HostLink | None:
+        """Returns a link to the aggregator of this host, which connects when it is needed."""
+        options = self.options
+        if options.aggregator is None:
+            return None
+        return HostLink(
+            options.aggregator,
+            Identity(options.job, f"worker:{options.worker}", options.incarnation),
+            options.secret,
+            self._gradients[0],
+            self._values[0],
+            memory=self._flat.memory if options.share_memory else None,
+            silence=options.retry_seconds,
+        )
 
     def _nearest(self, address: str) -> Stream:
         """Connects to a server by shared memory where it is on this host, else as it says."""

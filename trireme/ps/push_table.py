@@ -6,13 +6,24 @@ worker says that it has it; nothing is forgotten by time.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from trireme.ps.dense import PartBuffer
 from trireme.ps.messages import Applied, Push, Stale, WorkerProgress
 
-__all__ = ["Pending", "PushTable", "WorkerRecord"]
+__all__ = ["Pending", "PushTable", "Together", "WorkerRecord"]
+
+
+@dataclass(eq=False, slots=True)
+class Together:
+    """Updates that came as one sum: nobody can take one of them out.
+
+    Attributes:
+        parts: the updates, by worker; the `gradients` of each is the sum.
+    """
+
+    parts: list[Pending]
 
 
 @dataclass(slots=True)
@@ -26,6 +37,7 @@ class Pending:
         since: when it came, by the shard's clock.
         answered: whether it was answered, though its update is still in an open round: its worker
             is out of the job.
+        together: the sum that it is part of; None where it came by itself.
     """
 
     push: Push
@@ -33,11 +45,17 @@ class Pending:
     gradients: PartBuffer
     since: float
     answered: bool = False
+    together: Together | None = None
 
     @property
     def member(self) -> tuple[int, int]:
         """Whose it is: the worker and its incarnation."""
         return self.push.worker, self.push.incarnation
+
+    @property
+    def parts(self) -> Sequence[Pending]:
+        """All that can only be treated alike: itself, and what it was summed with."""
+        return (self,) if self.together is None else self.together.parts
 
 
 @dataclass(slots=True)

@@ -14,7 +14,7 @@ of what it holds. If server 0 settles on other members, it proposes them and ask
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -23,7 +23,7 @@ from trireme.ps.instructions import Send
 from trireme.ps.messages import RoundClose, RoundReady
 from trireme.ps.push_table import Pending
 from trireme.ps.rule import Rule
-from trireme.ps.values import mean_of, squared_norm
+from trireme.ps.values import Contribution, mean_of, squared_norm
 
 __all__ = ["Decision", "Follower", "Judge", "Leader", "Member", "Round", "clip_factor"]
 
@@ -61,6 +61,12 @@ class Round:
         """Takes an update."""
         self.pending[pending.member] = pending
 
+    def take_back(self, pending: Pending) -> None:
+        """Gives an update back, if it is here: it was part of a sum that no longer counts."""
+        if self.pending.get(pending.member) is pending:
+            del self.pending[pending.member]
+            self._mean = (), None
+
     def keep(self, member: Member) -> None:
         """Keeps an update in memory of its own: its worker is out, and will write to it again."""
         pending = self.pending[member]
@@ -77,14 +83,17 @@ class Round:
         It stays as it is until the mean of others is asked for.
         """
         if self._mean[0] != members:
-            parts = [
-                (pending.push.weight, pending.gradients)
-                for pending in (self.pending[member] for member in members)
-                if pending.push.weight > 0
-            ]
-            mean = parts[0][1] if len(parts) == 1 else None
-            self._mean = members, mean_of(parts, self.spare()) if len(parts) > 1 else mean
+            parts = [each for each in self._contributions(members) if each.weighty]
+            self._mean = members, mean_of(parts, self.spare()) if parts else None
         return self._mean[1]
+
+    def _contributions(self, members: tuple[Member, ...]) -> Iterator[Contribution]:
+        """Yields what the members' updates bring: a sum once, in the place of its first one."""
+        for pending in (self.pending[member] for member in members):
+            if pending is pending.parts[0]:
+                assert all(part.member in members for part in pending.parts), "half of a sum"
+                weights = tuple(part.push.weight for part in pending.parts)
+                yield Contribution(weights, pending.gradients)
 
     def scaled_mean(self, decision: Decision) -> PartBuffer | None:
         """Returns the mean that a decision asks for. A gradient itself is never written to."""

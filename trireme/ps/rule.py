@@ -87,3 +87,29 @@ class Rule(msgspec.Struct, frozen=True):
         make_codec(self.codec)
         if self.max_steps is not None and self.max_steps < 0:
             raise ConfigurationError(f"max_steps is {self.max_steps}: it must be 0 or more")
+
+    def check_summed(self, servers: int) -> None:
+        """Checks that the aggregator of a host can sum the updates of its workers.
+
+        Args:
+            servers: how many parameter servers there are.
+
+        Raises:
+            ConfigurationError: it cannot; says what is possible.
+        """
+        leave_out = "leave --host-aggregator out"
+        if not self.synchronous or self.aggregate:
+            raise ConfigurationError(
+                "the aggregator of a host sums the updates of a round, and this job has no rounds "
+                f"of every worker: use --strategy sync without --aggregate, or {leave_out}"
+            )
+        if servers != 1:
+            raise ConfigurationError(
+                f"the aggregator of a host is for one parameter server, and this job has "
+                f"{servers}: several take no sums yet; use --ps 1, or {leave_out}"
+            )
+        if self.codec != "none":
+            raise ConfigurationError(
+                f"the aggregator of a host adds gradients up, and this job packs them by "
+                f"{self.codec}: leave --compress out, or {leave_out}"
+            )

@@ -21,8 +21,9 @@ from trireme.cluster.rendezvous import Member, MemberConfig
 from trireme.cluster.state import Policy
 from trireme.cluster.view import ServerEntry, View
 from trireme.errors import FrameError, JobFailed, Rejected, TriremeError, WireError
-from trireme.ps.dense import PartBuffer, as_bytes, dtype_of
+from trireme.ps.dense import as_bytes
 from trireme.ps.instructions import Instruction, Reply, Send
+from trireme.ps.intake import Intake, Staging
 from trireme.ps.layout import ITEM_SIZES
 from trireme.ps.messages import (
     PS_CATALOG,
@@ -35,9 +36,13 @@ from trireme.ps.messages import (
     Lease,
     LendMemory,
     Load,
+    MemberAnswer,
     MemoryLent,
     Pull,
     Push,
+    PushedTogether,
+    PushReply,
+    PushTogether,
     Refused,
     Retire,
     RoundClose,
@@ -50,17 +55,14 @@ from trireme.ps.messages import (
     Thaw,
     Waiting,
 )
-from trireme.ps.packing import Unpacker
 from trireme.ps.shard import Shard
 from trireme.ps.values import tensors_from
-from trireme.wire.codec import make_codec
 from trireme.wire.connection import Connection, Incoming
 from trireme.wire.handshake import Identity, authenticate
-from trireme.wire.lending import Lending
 from trireme.wire.message import Message
 from trireme.wire.service import Handler, Link, Service
-from trireme.wire.shared_memory import SharedMemory, available
-from trireme.wire.shm import ShmStream, shm_address
+from trireme.wire.shared_memory import available
+from trireme.wire.shm import shm_address
 from trireme.wire.transport import Listener, connect, listen
 
 __all__ = ["LeaderLink", "ServerConfig", "ShardHandler", "beside", "serve"]
@@ -71,23 +73,21 @@ _RETRY_SECONDS = 0.2
 _SHARE_BYTES = 1 << 32
 
 
-@dataclass(slots=True)
-class _Staging:
-    """A worker's link: where its gradients are received, and whether they are still needed."""
-
-    gradients: PartBuffer
-    views: Sequence[memoryview]
-    unpacker: Unpacker | None = None
-    busy: bool = False
-
-
 @dataclass(frozen=True, slots=True)
 class _Route:
-    """Where an answer goes."""
+    """Where an answer goes.
+
+    Attributes:
+        link: over which link.
+        sequence: of the request that it answers.
+        staging: what is not needed any longer once it is out.
+        member: whose answer it is, where one request was about several workers.
+    """
 
     link: Link
     sequence: int
-    staging: _Staging | None = None
+    staging: Staging | None = None
+    member: int | None = None
 
 
 class ShardHandler:
@@ -107,6 +107,7 @@ class ShardHandler:
         self.index = index
         self.shard = Shard(index)
         self._now = now
+        self._intake = Intake(index, lambda: self.shard.layout, lambda: self.shard.rule.codec)
         self._servers: dict[int, Link] = {}
         self._speaking: dict[Identity, Link] = {}  # what each process last spoke over
         self._values: Sequence[torch.Tensor] = ()
@@ -148,16 +149,19 @@ class ShardHandler:
         now, message = self._now(), incoming.message
         self._supersede(link)
         if isinstance(message, Push):
-            staging = self._staged(link, incoming.payload)
-            staging.busy = True
-            if staging.unpacker is not None:
-                staging.unpacker.unpack()
+            staging = self._intake.take(link, incoming.payload)
             route = _Route(link, incoming.sequence, staging)
             self._carry_out(self.shard.push(now, route, message, staging.gradients))
+        elif isinstance(message, PushTogether):
+            staging = self._intake.take(link, incoming.payload)
+            routes = [_Route(link, incoming.sequence, staging, p.worker) for p in message.pushes]
+            total = staging.gradients
+            self._carry_out(self.shard.push_together(now, routes, message.pushes, total))
         elif isinstance(message, Load):
             self._load(now, _Route(link, incoming.sequence), message, incoming.payload)
         elif isinstance(message, LendMemory):
-            link.offer(MemoryLent(self._borrow(link, message)), sequence=incoming.sequence)
+            accepted = self._intake.borrow(link, message)
+            link.offer(MemoryLent(accepted), sequence=incoming.sequence)
         elif isinstance(message, Share):
             data = bytearray().join(incoming.payload)
             left = torch.frombuffer(data, dtype=torch.uint8) if data else torch.empty(0)
@@ -209,8 +213,8 @@ class ShardHandler:
     # -- inside ---------------------------------------------------------------------------------
 
     def _place(self, link: Link, message: Message, length: int) -> Sequence[memoryview]:
-        if isinstance(message, Push):
-            return self._stage(link, length)
+        if isinstance(message, Push | PushTogether):
+            return self._intake.place(link, length)
         if isinstance(message, Load):
             expected = sum(_size_of(spec) for spec in message.tensors)
             if length != expected:
@@ -219,67 +223,6 @@ class ShardHandler:
         if isinstance(message, Share) and length <= _SHARE_BYTES:
             return [memoryview(bytearray(length))]
         raise FrameError(f"{type(message).__name__} has no payload of {length} bytes")
-
-    def _borrow(self, link: Link, message: LendMemory) -> bool:
-        """Maps memory that a worker of this host lends."""
-        descriptor = link.stream.take_descriptor() if isinstance(link.stream, ShmStream) else None
-        if descriptor is None:
-            return False
-        try:
-            memory = SharedMemory.attach(descriptor, message.nbytes)
-            outbound, inbound = memory.places(message.outbound), memory.places(message.inbound)
-        except WireError as error:
-            _log.warning("%s lends memory that cannot be used: %s", link.identity.task, error)
-            return False
-        memory.close()  # the mapping stays as long as somebody looks at it
-        link.lending = Lending.of_borrower(outbound, inbound)
-        return True
-
-    def _staged(self, link: Link, payload: Sequence[memoryview]) -> _Staging:
-        """Returns the gradient that came: in memory of ours, or in the worker's own."""
-        staging = link.context
-        if isinstance(staging, _Staging) and staging.views is payload:
-            return staging
-        if link.lending is None or payload is not link.lending.incoming:
-            raise FrameError(f"{link.identity.task} pushed without a payload")
-        staging = link.context = _Staging(self._lent_buffer(link, payload), payload)
-        return staging
-
-    def _lent_buffer(self, link: Link, payload: Sequence[memoryview]) -> PartBuffer:
-        layout = self.shard.layout
-        if layout is None:
-            raise FrameError(f"{link.identity.task} pushed before it showed its model")
-        parts = layout.parts(self.index)
-        if [view.nbytes for view in payload] != [part.bytes for part in parts if part.length]:
-            raise FrameError(f"{link.identity.task} lent memory of other sizes than its model's")
-        views = iter(payload)
-        vectors = [
-            torch.frombuffer(next(views), dtype=dtype_of(part.vector.dtype))
-            if part.length
-            else torch.empty(0, dtype=dtype_of(part.vector.dtype))
-            for part in parts
-        ]
-        return PartBuffer(layout, self.index, vectors)
-
-    def _stage(self, link: Link, length: int) -> Sequence[memoryview]:
-        """Returns where a gradient is received: memory that nobody else uses."""
-        layout = self.shard.layout
-        if layout is None:
-            raise FrameError(f"{link.identity.task} pushed before it showed its model")
-        staging = link.context
-        if not isinstance(staging, _Staging) or staging.busy:
-            gradients = PartBuffer(layout, self.index)
-            codec = make_codec(self.shard.rule.codec)
-            unpacker = None if codec is None else Unpacker(codec, gradients)
-            views = gradients.views if unpacker is None else unpacker.views
-            staging = link.context = _Staging(gradients, views, unpacker)
-        expected = (staging.unpacker or staging.gradients).nbytes
-        if length != expected:
-            raise FrameError(
-                f"{link.identity.task} pushed {length} bytes where this server's part has "
-                f"{expected}"
-            )
-        return staging.views
 
     def _load(
         self, now: float, route: _Route, message: Load, payload: Sequence[memoryview]
@@ -292,20 +235,40 @@ class ShardHandler:
         self._carry_out(self.shard.load(now, route, message, tensors))
 
     def _carry_out(self, instructions: Sequence[Instruction]) -> None:
+        together: dict[tuple[Link, int], list[Reply]] = {}
         for instruction in instructions:
             if isinstance(instruction, Send):
                 self._untold[instruction.server] = instruction.message
                 if instruction.server in self._servers:
                     self._servers[instruction.server].offer(instruction.message)
+                continue
+            route = instruction.route
+            assert isinstance(route, _Route)
+            if route.staging is not None and not isinstance(instruction.message, Waiting):
+                route.staging.busy = False
+            if route.member is None:
+                payload = self._bytes(instruction.payload)
+                route.link.offer(instruction.message, payload, sequence=route.sequence)
             else:
-                self._reply(instruction)
+                together.setdefault((route.link, route.sequence), []).append(instruction)
+        for (link, sequence), replies in together.items():
+            self._answer_together(link, sequence, replies)
 
-    def _reply(self, reply: Reply) -> None:
-        route = reply.route
-        assert isinstance(route, _Route)
-        if route.staging is not None and not isinstance(reply.message, Waiting):
-            route.staging.busy = False
-        route.link.offer(reply.message, self._bytes(reply.payload), sequence=route.sequence)
+    def _answer_together(self, link: Link, sequence: int, replies: Sequence[Reply]) -> None:
+        """Answers several workers at once: what one event says to them, it says to all of them."""
+        answers: list[MemberAnswer] = []
+        for reply in replies:
+            message, route = reply.message, reply.route
+            assert isinstance(route, _Route) and route.member is not None
+            if isinstance(message, PushReply):
+                verdict, staleness, stop = message.verdict, message.staleness, message.stop
+                answers.append(MemberAnswer(route.member, verdict, staleness, stop))
+        if not answers:
+            link.offer(replies[0].message, sequence=sequence)
+            return
+        payload = next((reply.payload for reply in replies if reply.payload), ())
+        message = PushedTogether(self.shard.step, tuple(answers))
+        link.offer(message, self._bytes(payload), sequence=sequence)
 
     def _bytes(self, tensors: Sequence[torch.Tensor]) -> Sequence[memoryview]:
         """Returns the memory of tensors; the values are nearly always the same ones."""

@@ -6,6 +6,7 @@ The server, the simulator, the tests and a lone process all drive this same obje
     event                      what it is
     view                       the coordinator's newest view
     attach, load, pull, push   what workers ask
+    push_together              updates of several workers of one host, as one sum
     lease, stop, set_end       what workers ask of server 0: examples, and when to end
     freeze, cut, thaw          a consistent cut over all servers, for checkpoints and evaluation
     round_ready, round_close   what servers tell each other when server 0 decides the rounds
@@ -79,7 +80,7 @@ from trireme.ps.messages import (
     Waiting,
 )
 from trireme.ps.optim import misfit
-from trireme.ps.push_table import Pending, PushTable, WorkerRecord
+from trireme.ps.push_table import Pending, PushTable, Together, WorkerRecord
 from trireme.ps.roster import Roster
 from trireme.ps.round import Decision, Follower, Judge, Leader, Round
 from trireme.ps.rule import Rule
@@ -160,6 +161,7 @@ class Shard:
     def _drop(self, worker: int) -> list[Reply]:
         """A worker left or was started anew: nothing it had begun counts any longer."""
         record = self._table.records[worker]
+        apart = self._take_apart(worker, "a worker whose update was in the sum is out")
         answers = [self._withheld.pop(worker).pending] if worker in self._withheld else []
         if record.pending is not None:
             answers.append(record.pending)
@@ -168,7 +170,7 @@ class Shard:
             record.pending = None
         self._ending.done(worker)
         self._examples.release(worker)
-        return [self._fenced(pending) for pending in answers]
+        return [*apart, *(self._fenced(pending) for pending in answers)]
 
     def _fenced(self, pending: Pending) -> Reply:
         """Answers a push whose worker is out."""
@@ -331,6 +333,84 @@ class Shard:
             )
         return misfit(self._optimizer, push.hyper) if push.hyper is not None else None
 
+    def push_together(
+        self,
+        now: float,
+        routes: Sequence[object],
+        pushes: Sequence[Push],
+        total: PartBuffer,
+    ) -> list[Instruction]:
+        """The updates of several workers as one sum: all of them count, or none.
+
+        Where not all can, nothing happens, and each shall be pushed by itself. One that is pushed
+        by itself while the sum waits for its round is not taken twice: it only takes its answer
+        there.
+
+        Args:
+            now: the time.
+            routes: where the answer to each of them goes.
+            pushes: what each worker would have said by itself, by worker.
+            total: as `sum_of` makes it; stays as it is until the answers are out.
+        """
+        reason = self._inseparable(pushes)
+        if reason is not None:
+            self.counters["apart"] += 1
+            return [self._refused(route, "apart", reason) for route in routes]
+        together = Together([])
+        for route, push in zip(routes, pushes, strict=True):
+            self._table.forget_acknowledged(push)
+            pending = Pending(push, route, total, now, together=together)
+            self._table.records[push.worker].pending = pending
+            together.parts.append(pending)
+        self.counters["together"] += 1
+        for pending in together.parts:
+            self._consider(pending)
+        return self._proceed()
+
+    def _inseparable(self, pushes: Sequence[Push]) -> str | None:
+        """Returns why updates cannot be taken as one; None when they can.
+
+        Only where each is certain to be in the round that is open can they share its fate.
+        """
+        workers = [push.worker for push in pushes]
+        if not workers or workers != sorted(set(workers)):
+            return "a sum is of the updates of some workers, one of each, in their order"
+        servers = 0 if self.layout is None else self.layout.spec.servers
+        if not self.rule.synchronous or self.rule.aggregate or servers != 1:
+            return "only one server that waits for every worker takes updates as a sum"
+        if self._ending.reached(self.step):
+            return "the job is over"
+        return next(filter(None, map(self._not_in_round, pushes)), None)
+
+    def _not_in_round(self, push: Push) -> str | None:
+        """Returns why a push is not certain to be in the open round; None when it is."""
+        task = f"worker:{push.worker}"
+        refusal = self._refuse(push)
+        if isinstance(refusal, FencedVerdict | RejectedVerdict):
+            return refusal.reason
+        record = self._table.records[push.worker]
+        if push.sequence <= record.sequence:
+            return f"push {push.sequence} of {task} was decided already"
+        if record.pending is not None:
+            return f"push {push.sequence} of {task} is here already"
+        if push.worker not in self._roster.live:
+            return f"{task} trains no more"
+        if push.pulled != self.step:
+            return f"the push of {task} is for step {push.pulled}, and this is {self.step}"
+        return None
+
+    def _take_apart(self, worker: int, reason: str) -> list[Reply]:
+        """Takes back the whole sum that a worker's update is part of: the others push again."""
+        record = self._table.records.get(worker)
+        if record is None or record.pending is None or record.pending.together is None:
+            return []
+        self.counters["apart"] += 1
+        parts = record.pending.parts
+        for part in parts:
+            self._table.records[part.push.worker].pending = None
+            self._round.take_back(part)
+        return [self._refused(part.route, "apart", reason) for part in parts]
+
     def _repeat(self, route: object, push: Push, record: WorkerRecord) -> list[Instruction]:
         self.counters["duplicate"] += 1
         withheld = self._withheld.get(push.worker)
@@ -347,11 +427,14 @@ class Shard:
     # -- deciding -------------------------------------------------------------------------------
 
     def _consider(self, pending: Pending) -> None:
-        """Decides a push at once, puts it into its round, or has it wait for a cut."""
+        """Decides a push at once, puts it into its round, or has it wait for a cut.
+
+        What came as one sum meets one fate: all of it waits for a cut, or none.
+        """
         push = pending.push
         if self._table.records[push.worker].pending is not pending:
             return  # it was held back, and its worker is out by now
-        if self._hold.holds(push):
+        if any(self._hold.holds(part.push) for part in pending.parts):
             self._hold.later.append(pending)
         elif self._ending.reached(self.step):
             self._decide_stale(pending)
@@ -515,10 +598,12 @@ class Shard:
 
     def retire(self, now: float, route: object, request: Retire) -> list[Instruction]:
         """A worker trains no more, though it stays: nobody shall wait for its updates."""
+        out: list[Instruction] = [Reply(route, Retired())]
         if self._roster.holds(request.worker, request.incarnation):
+            out += self._take_apart(request.worker, "a worker whose update was in it has retired")
             self._roster.retire(request.worker)
             self._ending.done(request.worker)
-        return [Reply(route, Retired()), *self._proceed()]
+        return [*out, *self._proceed()]
 
     def lease(self, now: float, route: object, request: Lease) -> list[Instruction]:
         """Deals examples."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 
@@ -21,14 +22,30 @@ __all__ = [
     "make_values",
     "mean_of",
     "squared_norm",
+    "sum_of",
     "tensors_from",
 ]
 
 Tensors = Sequence[tuple[TensorSpec, torch.Tensor]]
 """What a snapshot's payload holds, in order."""
 
-Contribution = tuple[float, PartBuffer]
-"""A weight and the gradient that has it."""
+
+@dataclass(frozen=True, slots=True)
+class Contribution:
+    """A gradient; or the sum of several, as `sum_of` makes it.
+
+    Attributes:
+        weights: of the gradients in it, in the order of the sum.
+        gradients: the gradient, or the sum.
+    """
+
+    weights: tuple[float, ...]
+    gradients: PartBuffer
+
+    @property
+    def weighty(self) -> tuple[float, ...]:
+        """The weights of those that weigh anything: of which the sum is."""
+        return tuple(weight for weight in self.weights if weight > 0)
 
 
 class Values:
@@ -143,23 +160,56 @@ def mean_of(contributions: Sequence[Contribution], out: PartBuffer) -> PartBuffe
         contributions: at least one of weight above zero.
         out: where the mean goes.
     """
-    weighty = [(weight, buffer) for weight, buffer in contributions if weight > 0]
+    weighty = [each for each in contributions if each.weighty]
+    weights = [weight for each in weighty for weight in each.weighty]
+    if len(weights) == 1:
+        return weighty[0].gradients
+    equal = len(set(weights)) == 1
+    _add_up(weighty, out, equal=equal)
+    for target in out.vectors:
+        target.div_(float(len(weights)) if equal else sum(weights))
+    return out
+
+
+def sum_of(contributions: Sequence[Contribution], out: PartBuffer) -> PartBuffer:
+    """Returns the sum of gradients from which `mean_of` can go on, added in the given order.
+
+    Where all weights are equal it is the plain sum; else each is multiplied by its weight before.
+    A single gradient is returned itself; else the sum is written to `out`.
+
+    Args:
+        contributions: single gradients; at least one of weight above zero.
+        out: where the sum goes.
+    """
+    weighty = [each for each in contributions if each.weighty]
     if len(weighty) == 1:
-        return weighty[0][1]
-    equal = len({weight for weight, _ in weighty}) == 1
-    total = float(len(weighty)) if equal else sum(weight for weight, _ in weighty)
+        return weighty[0].gradients
+    equal = len({weight for each in weighty for weight in each.weighty}) == 1
+    _add_up(weighty, out, equal=equal)
+    return out
+
+
+def _add_up(contributions: Sequence[Contribution], out: PartBuffer, *, equal: bool) -> None:
+    """Writes the sum to `out`: the plain one where all weights are equal."""
+    factors = [1.0 if equal else _factor(each) for each in contributions]
     for position, target in enumerate(out.vectors):
-        vectors = [buffer.vectors[position] for _, buffer in weighty]
-        factors = [1.0 if equal else weight for weight, _ in weighty]
-        if equal:  # one pass over the first two
-            torch.add(vectors[0], vectors[1], out=target)
+        vectors = [each.gradients.vectors[position] for each in contributions]
+        if len(vectors) == 1:
+            torch.mul(vectors[0], factors[0], out=target)
+            continue
+        if factors[0] == 1.0:  # one pass over the first two
+            torch.add(vectors[0], vectors[1], alpha=factors[1], out=target)
         else:
             torch.mul(vectors[0], factors[0], out=target)
             target.add_(vectors[1], alpha=factors[1])
         for vector, factor in zip(vectors[2:], factors[2:], strict=True):
             target.add_(vector, alpha=factor)
-        target.div_(total)
-    return out
+
+
+def _factor(contribution: Contribution) -> float:
+    """Returns what a sum is still to be multiplied by; 1 where each was by its own weight."""
+    weights = set(contribution.weighty)
+    return weights.pop() if len(weights) == 1 else 1.0
 
 
 def squared_norm(buffer: PartBuffer) -> float:

@@ -33,6 +33,7 @@ from trireme.parallel.gang import Gang
 from trireme.parallel.part import ModelPart, join
 from trireme.ps.client import Client, ClientOptions, PushResult
 from trireme.ps.dense import FlatModel
+from trireme.ps.host_link import aggregator_address
 from trireme.ps.local import LocalClient
 from trireme.ps.messages import GroupSpec, OptimizerSpec, Span, Stale
 from trireme.ps.optim import OPTIMIZERS, groups_of, spec_of
@@ -202,6 +203,9 @@ class Supervisor:
                 worker=self.task.index,
                 incarnation=incarnation,
                 share_memory=self.task.transport == "auto",
+                aggregator=aggregator_address(self.task.coordinator)
+                if self.task.host_aggregator
+                else None,
                 waiting=self._say_waiting,
             ),
             _Watch(self._member),

@@ -1,0 +1,126 @@
+"""Where the gradients of pushes lie: received into memory of ours, or lent by workers of this host.
+
+Parameter servers and the aggregator of a host take them in alike.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from trireme.errors import FrameError, WireError
+from trireme.ps.dense import PartBuffer, dtype_of
+from trireme.ps.layout import Layout
+from trireme.ps.messages import LendMemory
+from trireme.ps.packing import Unpacker
+from trireme.wire.codec import make_codec
+from trireme.wire.lending import Lending
+from trireme.wire.service import Link
+from trireme.wire.shared_memory import SharedMemory
+from trireme.wire.shm import ShmStream
+
+__all__ = ["Intake", "Staging"]
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Staging:
+    """A worker's link: where its gradients are received, and whether they are still needed."""
+
+    gradients: PartBuffer
+    views: Sequence[memoryview]
+    unpacker: Unpacker | None = None
+    busy: bool = False
+
+
+class Intake:
+    """Takes gradients in, link by link.
+
+    Args:
+        server: of which server's part they are.
+        layout: says what lies where; None before the first worker has shown its model.
+        codec: says what they are packed with.
+    """
+
+    def __init__(
+        self, server: int, layout: Callable[[], Layout | None], codec: Callable[[], str]
+    ) -> None:
+        self._server = server
+        self._layout = layout
+        self._codec = codec
+
+    def place(self, link: Link, length: int) -> Sequence[memoryview]:
+        """Returns where a gradient is received: memory that nobody else uses.
+
+        Raises:
+            FrameError: it is not as long as it must be.
+        """
+        staging = link.context
+        if not isinstance(staging, Staging) or staging.busy:
+            gradients = PartBuffer(self._known(link), self._server)
+            codec = make_codec(self._codec())
+            unpacker = None if codec is None else Unpacker(codec, gradients)
+            views = gradients.views if unpacker is None else unpacker.views
+            staging = link.context = Staging(gradients, views, unpacker)
+        expected = (staging.unpacker or staging.gradients).nbytes
+        if length != expected:
+            raise FrameError(
+                f"{link.identity.task} pushed {length} bytes where this server's part has "
+                f"{expected}"
+            )
+        return staging.views
+
+    def take(self, link: Link, payload: Sequence[memoryview]) -> Staging:
+        """Returns the gradient that came, in memory of ours or in the worker's own; now busy.
+
+        Raises:
+            FrameError: none came, or it is not what the model's would be.
+        """
+        staging = link.context
+        if not isinstance(staging, Staging) or staging.views is not payload:
+            if link.lending is None or payload is not link.lending.incoming:
+                raise FrameError(f"{link.identity.task} pushed without a payload")
+            staging = link.context = Staging(self._lent_buffer(link, payload), payload)
+        staging.busy = True
+        if staging.unpacker is not None:
+            staging.unpacker.unpack()
+        return staging
+
+    def borrow(self, link: Link, message: LendMemory) -> bool:
+        """Maps memory that a worker of this host lends; returns whether it can be used."""
+        descriptor = link.stream.take_descriptor() if isinstance(link.stream, ShmStream) else None
+        if descriptor is None:
+            return False
+        try:
+            memory = SharedMemory.attach(descriptor, message.nbytes)
+            outbound, inbound = memory.places(message.outbound), memory.places(message.inbound)
+        except WireError as error:
+            _log.warning("%s lends memory that cannot be used: %s", link.identity.task, error)
+            return False
+        memory.close()  # the mapping stays as long as somebody looks at it
+        link.lending = Lending.of_borrower(outbound, inbound)
+        return True
+
+    def _known(self, link: Link) -> Layout:
+        layout = self._layout()
+        if layout is None:
+            raise FrameError(f"{link.identity.task} pushed before it showed its model")
+        return layout
+
+    def _lent_buffer(self, link: Link, payload: Sequence[memoryview]) -> PartBuffer:
+        layout = self._known(link)
+        parts = layout.parts(self._server)
+        if [view.nbytes for view in payload] != [part.bytes for part in parts if part.length]:
+            raise FrameError(f"{link.identity.task} lent memory of other sizes than its model's")
+        views = iter(payload)
+        vectors = [
+            torch.frombuffer(next(views), dtype=dtype_of(part.vector.dtype))
+            if part.length
+            else torch.empty(0, dtype=dtype_of(part.vector.dtype))
+            for part in parts
+        ]
+        return PartBuffer(layout, self._server, vectors)
