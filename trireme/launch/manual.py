@@ -115,6 +115,7 @@ def _config(
         prefetch=settings["prefetch"],
         transport=settings["transport"],
         compress=settings["compress"],
+        overlap=settings["overlap"],
         join_timeout=settings["join-timeout"],
         connect_timeout=settings["join-timeout"],
         allow_plaintext=options.allow_plaintext,

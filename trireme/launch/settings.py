@@ -72,6 +72,12 @@ def _transport(text: str) -> str:
     return text
 
 
+def _overlap(text: str) -> str:
+    if text not in ("auto", "on", "off"):
+        raise ValueError(text)
+    return text
+
+
 def _switch(text: str) -> bool:
     return {"yes": True, "no": False, "true": True, "false": False, "1": True, "0": False}[text]
 
@@ -162,6 +168,8 @@ OPTIONS = (
            "auto: shared memory between tasks of one host, else tcp; tcp: always (default auto)"),
     Option("compress", _codec, f"one of {', '.join(CODECS)}, topk:SHARE", "none", "CODEC",
            "packs pushed gradients: fp16, bf16, int8, topk or topk:SHARE (default none)"),
+    Option("overlap", _overlap, "auto, on or off", "auto", "WHEN",
+           "pushes leave while backward runs, over tcp; auto: where it pays (default auto)"),
     Option("run-dir", str, "a directory", None, "DIR",
            "where the job keeps its checkpoints, records and logs"),
     Option("max-restarts", _whole(0), "a whole number from 0", 0, "N",

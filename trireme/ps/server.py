@@ -73,7 +73,14 @@ _SHARE_BYTES = 1 << 32
 
 @dataclass(slots=True)
 class _Staging:
-    """A worker's link: where its gradients are received, and whether they are still needed."""
+    """A worker's link: where its gradients are received, and whether they are still needed.
+
+    Attributes:
+        gradients: what the shard is given.
+        views: where they are received, in the order in which they come.
+        unpacker: makes `gradients` of what was received; None where that is the same memory.
+        busy: whether the shard still needs them.
+    """
 
     gradients: PartBuffer
     views: Sequence[memoryview]
@@ -210,7 +217,7 @@ class ShardHandler:
 
     def _place(self, link: Link, message: Message, length: int) -> Sequence[memoryview]:
         if isinstance(message, Push):
-            return self._stage(link, length)
+            return self._stage(link, message, length)
         if isinstance(message, Load):
             expected = sum(_size_of(spec) for spec in message.tensors)
             if length != expected:
@@ -261,7 +268,7 @@ class ShardHandler:
         ]
         return PartBuffer(layout, self.index, vectors)
 
-    def _stage(self, link: Link, length: int) -> Sequence[memoryview]:
+    def _stage(self, link: Link, message: Push, length: int) -> Sequence[memoryview]:
         """Returns where a gradient is received: memory that nobody else uses."""
         layout = self.shard.layout
         if layout is None:
@@ -271,14 +278,14 @@ class ShardHandler:
             gradients = PartBuffer(layout, self.index)
             codec = make_codec(self.shard.rule.codec)
             unpacker = None if codec is None else Unpacker(codec, gradients)
-            views = gradients.views if unpacker is None else unpacker.views
-            staging = link.context = _Staging(gradients, views, unpacker)
+            staging = link.context = _Staging(gradients, (), unpacker)
         expected = (staging.unpacker or staging.gradients).nbytes
         if length != expected:
             raise FrameError(
                 f"{link.identity.task} pushed {length} bytes where this server's part has "
                 f"{expected}"
             )
+        staging.views = _in_order(staging, message.order, link.identity.task)
         return staging.views
 
     def _load(
@@ -313,6 +320,24 @@ class ShardHandler:
             self._values = tensors
             self._value_bytes = tuple(as_bytes(tensor) for tensor in tensors if tensor.numel())
         return self._value_bytes
+
+
+def _in_order(staging: _Staging, order: Sequence[int], task: str) -> Sequence[memoryview]:
+    """Returns where a payload goes whose chunks come in this order.
+
+    Raises:
+        FrameError: it is no order of all chunks, or what comes is packed and has none.
+    """
+    if staging.unpacker is not None:
+        if order:
+            raise FrameError(f"{task} pushed packed gradients in chunks")
+        return staging.unpacker.views
+    if not order:
+        return staging.gradients.views
+    chunks = staging.gradients.chunk_views
+    if sorted(order) != list(range(len(chunks))):
+        raise FrameError(f"{task} pushed chunks of which there are not all, or not each once")
+    return [chunks[index] for index in order]
 
 
 class LeaderLink:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, Unpack
@@ -27,7 +28,7 @@ from trireme.session.progress import Progress, make_progress
 from trireme.session.recorder import Recorder
 from trireme.session.replica import Loss, Replica, named_groups
 from trireme.session.result import Metric, StepResult
-from trireme.session.rules import prefetches, rule_of
+from trireme.session.rules import overlaps, prefetches, rule_of
 from trireme.session.signals import Signals
 from trireme.session.supervisor import Supervisor, Training
 
@@ -121,6 +122,7 @@ class Session:
             ),
             self._progress,
         )
+        self._overlaps = overlaps(self.task, self.options)
         self._clip_here = None if rule.synchronous else self.options.clip_norm
         try:
             self._supervisor.start()
@@ -361,11 +363,13 @@ class Session:
             torch.manual_seed(
                 derive(self.options.seed, _SEED_STEP, self.task.index, self.global_step)
             )
-        result = self._replica.backward(batch)
+        spans = _spans([batch] if isinstance(batch, Batch) else self._handed_out)
+        result = self._replica.backward(
+            batch, partial(supervisor.begin_update, examples=spans) if self._overlaps else None
+        )
         if self._clip_here is not None:
             self._replica.clip(self._clip_here)
         computed = time.perf_counter()
-        spans = _spans([batch] if isinstance(batch, Batch) else self._handed_out)
         self._handed_out.clear()
         pushed = supervisor.update(float(result.examples), spans, self._prepare)
         if pushed is not None:

@@ -178,6 +178,7 @@ class Supervisor:
                 worker=self.task.index,
                 incarnation=incarnation,
                 share_memory=self.task.transport == "auto",
+                overlap=self.task.overlap,
                 waiting=self._say_waiting,
             ),
             _Watch(self._member),
@@ -416,6 +417,14 @@ class Supervisor:
         """Asks that the job end at the next step at which every worker can."""
         self._stop_sent = True
         self.client.stop(reason)
+
+    def begin_update(self, weight: float, examples: Sequence[Span]) -> None:
+        """Announces the `update` that follows backward, so that gradients can leave meanwhile.
+
+        The flat gradients are zero, and will be backward's own.
+        """
+        if isinstance(self.client, Client):
+            self.client.begin(weight, hyper=self._hyper(), examples=examples)
 
     def update(
         self,
