@@ -140,6 +140,18 @@ def test_what_changes_gradients_after_backward_keeps_pushes_behind_it(
     assert sent.frames == 0
 
 
+def test_an_update_that_is_skipped_does_not_begin(sent: Sent) -> None:
+    problem = deep()
+    inputs, targets = problem.batches[7]
+    problem = Problem(problem.model, list(problem.batches))
+    problem.batches[7] = (inputs * float("nan"), targets)  # type: ignore[index]
+    cluster = Cluster(1, 2, "async", scheme="tcp", overlap="on")
+    early = same_everywhere(trained(problem, sgd(), cluster, nan="skip"))
+    assert sent.frames == 19 * 2
+    after = same_everywhere(trained(problem, sgd(), without(cluster), nan="skip"))
+    assert difference(early, after) == 0.0
+
+
 def test_rounds_that_are_clipped_on_the_server_overlap(sent: Sent) -> None:
     cluster = Cluster(2, 2, "sync", scheme="tcp", overlap="on")
     early = same_everywhere(trained(deep(), sgd(), cluster, clip_norm=0.1))

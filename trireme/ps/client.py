@@ -347,6 +347,14 @@ class Client:
         self._flat.publish_values()
         return PullResult(self.step, self.stopping)
 
+    @property
+    def pushes_early(self) -> bool:
+        """Whether `begin` may be of use: pushes can leave while backward runs, and that pays."""
+        mode = self.options.overlap
+        if mode == "off" or self._packers or not self._flat.pushes_in_place:
+            return False
+        return mode == "on" or self._layout.bytes >= OVERLAP_BYTES
+
     def begin(
         self,
         weight: float,
@@ -364,7 +372,7 @@ class Client:
         The flat gradients must be zero, and from now on only backward may write to them.
         """
         self._abandon()
-        if self.stopping or self._pushed:
+        if self.stopping or self._pushed or not self.pushes_early:
             return
         chosen = [link for link in self._links if self._leaves_early(link)]
         if not chosen:
@@ -387,15 +395,11 @@ class Client:
         self._early = update
 
     def _leaves_early(self, link: _ServerLink) -> bool:
-        """Returns whether a push to this server can leave early, and that pays."""
-        mode, connection = self.options.overlap, link.connection
-        if mode == "off" or self._packers or not self._flat.pushes_in_place:
-            return False
+        """Returns whether a push can leave early by this link, as it is now."""
+        connection = link.connection
         if connection is None or connection.lending is not None or connection.wants_write:
             return False
-        if len(self._layout.chunks(link.index)) < 2:
-            return False
-        return mode == "on" or self._layout.bytes >= OVERLAP_BYTES
+        return len(self._layout.chunks(link.index)) > 1
 
     def _complete(self, update: _Update) -> Sequence[int]:
         """Completes the push that was announced if it is this; returns who has it all."""

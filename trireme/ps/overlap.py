@@ -103,8 +103,8 @@ class Overlap:
         for server, _ in self._open:
             outlet = self._outlets[server]
             pump.give(outlet.place, outlet.rest())
-        self._pump = None
         failures = pump.finish(self._timeout)
+        self._pump = None
         for server, _ in self._open:
             self._outlets[server].learn()
         return [

@@ -122,7 +122,6 @@ class Session:
             ),
             self._progress,
         )
-        self._overlaps = overlaps(self.task, self.options)
         self._clip_here = None if rule.synchronous else self.options.clip_norm
         try:
             self._supervisor.start()
@@ -130,6 +129,7 @@ class Session:
             self._supervisor.fail(error)
             self._progress.close()
             raise
+        self._overlaps = overlaps(self.task, self.options) and self._supervisor.updates_early
         torch.manual_seed(derive(self.options.seed, _SEED_WORKER, self.task.index))
         self._recorder = Recorder(
             self._supervisor,

@@ -418,6 +418,11 @@ class Supervisor:
         self._stop_sent = True
         self.client.stop(reason)
 
+    @property
+    def updates_early(self) -> bool:
+        """Whether `begin_update` may be of use."""
+        return isinstance(self.client, Client) and self.client.pushes_early
+
     def begin_update(self, weight: float, examples: Sequence[Span]) -> None:
         """Announces the `update` that follows backward, so that gradients can leave meanwhile.
 

@@ -85,7 +85,7 @@ class Pump:
         self._bell.close()
 
     def _wake(self) -> None:
-        with suppress(BlockingIOError):  # a full pipe has woken it already
+        with suppress(OSError):  # a full pipe has woken it already; a closed one, it has ended
             self._bell.send(b"\0")
 
     # In the thread -----------------------------------------------------------------------------
