@@ -16,11 +16,12 @@ import torch
 from torch import nn
 
 from benchmarks.forked import Forked, fork
+from benchmarks.paced import pace
 from trireme.cluster.rendezvous import Member, MemberConfig
 from trireme.cluster.state import Policy
 from trireme.cluster.view import View
 from trireme.errors import JobFailed
-from trireme.ps.client import Client, ClientOptions
+from trireme.ps.client import Client, ClientOptions, Overlapping
 from trireme.ps.dense import FlatModel
 from trireme.ps.optim import spec_of
 from trireme.ps.rule import Rule
@@ -51,19 +52,22 @@ class Address:
     servers: int
 
 
-def start_servers(*, workers: int, servers: int, shared: bool) -> tuple[Address, list[Forked]]:
+def start_servers(
+    *, workers: int, servers: int, shared: bool, bits: float = 0.0
+) -> tuple[Address, list[Forked]]:
     """Starts servers, the first of which hosts the coordinator.
 
     Args:
         workers: how many workers will come.
         servers: how many to start.
         shared: whether workers may lend them memory.
+        bits: how many a second each of their connections sends at most; 0 for no limit.
     """
     secret = secrets.token_bytes(32)
     started: list[Forked] = []
     coordinator: str | None = None
     for index in range(servers):
-        arguments = (secret, index, coordinator, workers, servers, shared)
+        arguments = (secret, index, coordinator, workers, servers, shared, bits)
         process = fork(f"ps:{index}", _serve, *arguments)
         started.append(process)
         address = process.receive(_SECONDS)
@@ -80,7 +84,9 @@ def _serve(
     workers: int,
     servers: int,
     shared: bool,
+    bits: float,
 ) -> None:
+    pace(bits)
     config = ServerConfig(
         job=_JOB,
         secret=secret,
@@ -139,6 +145,7 @@ def join(
     rule: Rule,
     *,
     transport: Transport = "shm",
+    overlap: Overlapping = "auto",
 ) -> Replica:
     """Joins a job as one of its workers, and has the first values."""
     named = [[(name, parameter) for name, parameter in model.named_parameters()]]
@@ -156,7 +163,12 @@ def join(
     incarnation = member.join()
     view = member.wait_for_view(timeout=_SECONDS)
     options = ClientOptions(
-        _JOB, address.secret, index, incarnation, share_memory=transport == "shm"
+        _JOB,
+        address.secret,
+        index,
+        incarnation,
+        share_memory=transport == "shm",
+        overlap=overlap,
     )
     client = Client(options, _Watch(member), flat)
     loaded = client.attach(spec_of(optimizer), rule)

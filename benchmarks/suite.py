@@ -50,6 +50,7 @@ BENCHMARKS = (
     Benchmark("e", "codecs", "benchmarks.bench_codecs", 20),
     Benchmark("f", "networks", "benchmarks.bench_networks", 120),
     Benchmark("g", "gpu", "benchmarks.bench_gpu", 40),
+    Benchmark("h", "overlap", "benchmarks.bench_overlap", 70),
 )
 """All of them, in order."""
 

@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Generic, Literal, TypeVar
 from unittest import mock
 
 import torch
@@ -55,6 +55,7 @@ class Cluster:
         workers, servers: how many; without servers one worker trains in its own memory.
         strategy, aggregate, staleness, prefetch: as on the command line.
         scheme: `memory`, `tcp`, or `shm`: TCP where workers lend servers their memory.
+        overlap: as on the command line.
         run_dir: where checkpoints go; None for nowhere.
         policy: what the coordinator does otherwise than the harness would have it.
         coordinator_seen_at: gives the address at which a worker finds the coordinator that listens
@@ -68,6 +69,7 @@ class Cluster:
     staleness: int | None = None
     prefetch: bool = False
     scheme: str = "memory"
+    overlap: Literal["auto", "on", "off"] = "auto"
     run_dir: Path | None = None
     policy: Mapping[str, float] = field(default_factory=dict)
     coordinator_seen_at: Callable[[int, str], str] = field(default=lambda worker, address: address)
@@ -86,6 +88,7 @@ class Cluster:
             aggregate=self.aggregate,
             staleness=self.staleness,
             prefetch=self.prefetch,
+            overlap=self.overlap,
             display="none",
             transport="tcp" if self.scheme == "tcp" else "auto",
             join_timeout=SECONDS,

@@ -7,7 +7,8 @@ so the values themselves count the updates of every worker, exactly.
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from unittest import mock
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from torch import nn
 from tests.faults import Proxies, Proxy
 from tests.harness import Cluster, run_job
 from trireme.ps.messages import Applied, Stale
+from trireme.ps.overlap import Overlap
 from trireme.session.session import Session
 
 WIDTH = 40
@@ -23,14 +25,19 @@ WIDTH = 40
 
 
 class Counter(nn.Module):
-    """One row a worker. Its gradient is -1 in the row of the worker that computes it."""
+    """One row a worker. Its gradient is -1 in the row of the worker that computes it.
 
-    def __init__(self, workers: int) -> None:
+    Args:
+        workers: how many rows.
+        pieces: into how many parameters each row is cut.
+    """
+
+    def __init__(self, workers: int, pieces: int) -> None:
         super().__init__()
-        self.rows = nn.Parameter(torch.zeros(workers, WIDTH))
+        self.rows = nn.ParameterList(torch.zeros(workers, WIDTH // pieces) for _ in range(pieces))
 
     def forward(self, worker: torch.Tensor) -> torch.Tensor:
-        return -self.rows[worker[0]].sum()
+        return -torch.cat(list(self.rows), 1)[worker[0]].sum()
 
 
 @dataclass
@@ -44,9 +51,9 @@ class Counts:
     tables: list[dict[int, tuple[int, int]]]
 
 
-def session_for(cluster: Cluster, steps: int) -> Session:
+def session_for(cluster: Cluster, steps: int, pieces: int = 1) -> Session:
     return Session(
-        Counter(cluster.workers),
+        Counter(cluster.workers, pieces),
         lambda outputs, targets: outputs,
         lambda params: torch.optim.SGD(params, lr=1.0),
         max_steps=steps,
@@ -68,7 +75,7 @@ def count(session: Session) -> Counts:
         {row.worker: (row.applied, row.stale) for row in status.workers}
         for status in supervisor.client.status()
     ]
-    return Counts(attempted, applied, stale, state.values["rows"], tables)
+    return Counts(attempted, applied, stale, torch.cat(list(state.values.values()), 1), tables)
 
 
 MODES = {
@@ -89,7 +96,32 @@ def test_every_update_counts_once_however_often_connections_break(
     with Proxies(seed, mean_lifetime=1500) as proxies:
         counts = run_job(cluster, lambda _: session_for(cluster, steps), count).values
         assert proxies.cuts > 20, f"only {proxies.cuts} connections were cut"
+    each_counts_once(cluster, steps, counts)
 
+
+@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("cluster", MODES.values(), ids=MODES)
+def test_that_holds_where_pushes_leave_while_backward_runs(cluster: Cluster, seed: int) -> None:
+    steps = 60 if cluster.strategy != "sync" else 30
+    early, finish, sent = replace(cluster, overlap="on"), Overlap.finish, list[int]()
+
+    def counted(overlap: Overlap) -> list[int]:
+        reached = finish(overlap)
+        sent.append(len(reached))
+        return reached
+
+    with (
+        mock.patch("trireme.ps.layout.CHUNK_BYTES", 64),
+        mock.patch.object(Overlap, "finish", counted),
+        Proxies(seed, mean_lifetime=1500) as proxies,
+    ):
+        counts = run_job(early, lambda _: session_for(early, steps, pieces=5), count).values
+        assert proxies.cuts > 20, f"only {proxies.cuts} connections were cut"
+    assert sum(sent) > 20, f"only {sum(sent)} pushes left early"
+    each_counts_once(cluster, steps, counts)
+
+
+def each_counts_once(cluster: Cluster, steps: int, counts: list[Counts]) -> None:
     # Each applied update moved its worker's row by 1, divided by the updates in its step.
     in_a_step = 1 if cluster.strategy != "sync" else cluster.aggregate or cluster.workers
     for worker, known in enumerate(counts):

@@ -91,6 +91,7 @@ def _task(settings: Settings) -> TaskConfig:
         prefetch=settings["prefetch"],
         transport=settings["transport"],
         compress=settings["compress"],
+        overlap=settings["overlap"],
         display="plain",
         join_timeout=settings["join-timeout"],
         connect_timeout=min(settings["join-timeout"], CONNECT_TIMEOUT),

@@ -43,6 +43,7 @@ class TaskConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         transport: `auto` lends memory to servers of the same host, `tcp` does not.
         host_aggregator: whether workers hand their updates to the aggregator of their host.
         compress: the codec for pushed gradients, by name.
+        overlap: whether pushes leave while backward runs; `auto` where that pays.
         display: how progress is shown: `plain` lines, `events` (lines, but none for steps, which
             the launcher shows), nothing, or what suits the terminal.
         dry_run: print what would be done, and end before training.
@@ -82,6 +83,7 @@ class TaskConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     transport: Literal["auto", "tcp"] = "auto"
     host_aggregator: bool = False
     compress: str = "none"
+    overlap: Literal["auto", "on", "off"] = "auto"
     display: Literal["auto", "plain", "events", "none"] = "auto"
     dry_run: bool = False
     join_timeout: float = 300.0

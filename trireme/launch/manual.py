@@ -117,6 +117,7 @@ def _config(
         transport=settings["transport"],
         host_aggregator=settings["host-aggregator"],
         compress=settings["compress"],
+        overlap=settings["overlap"],
         join_timeout=settings["join-timeout"],
         connect_timeout=settings["join-timeout"],
         allow_plaintext=options.allow_plaintext,

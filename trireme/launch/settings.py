@@ -67,6 +67,12 @@ def _transport(text: str) -> str:
     return text
 
 
+def _overlap(text: str) -> str:
+    if text not in ("auto", "on", "off"):
+        raise ValueError(text)
+    return text
+
+
 def _switch(text: str) -> bool:
     return {"yes": True, "no": False, "true": True, "false": False, "1": True, "0": False}[text]
 
@@ -183,6 +189,8 @@ OPTIONS = (
            "packs pushed gradients: fp16, bf16, int8, topk or topk:SHARE (default none)"),
     Option("host-aggregator", _switch, "yes or no", False, "",
            "sync, one server: sum the gradients of each host's workers before they leave it"),
+    Option("overlap", _overlap, "auto, on or off", "auto", "WHEN",
+           "pushes leave while backward runs, over tcp; auto: where it pays (default auto)"),
     Option("run-dir", str, "a directory", None, "DIR",
            "where the job keeps its checkpoints, records and logs"),
     Option("max-restarts", _whole(0), "a whole number from 0", 0, "N",

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import Literal, Protocol, TypeVar
 
 from trireme.cluster.view import ServerEntry, View
 from trireme.errors import (
@@ -74,6 +74,7 @@ from trireme.ps.messages import (
     Verdict,
     Waiting,
 )
+from trireme.ps.overlap import Overlap
 from trireme.ps.packing import Packer
 from trireme.ps.rule import Rule
 from trireme.ps.snapshot import ModelState, assemble, disassemble
@@ -86,11 +87,26 @@ from trireme.wire.message import Message
 from trireme.wire.shm import ShmStream, shm_address
 from trireme.wire.transport import Stream, connect
 
-__all__ = ["Client", "ClientOptions", "Membership", "PullResult", "PushResult"]
+__all__ = [
+    "OVERLAP_BYTES",
+    "Client",
+    "ClientOptions",
+    "Membership",
+    "Overlapping",
+    "PullResult",
+    "PushResult",
+]
+
+Overlapping = Literal["auto", "on", "off"]
+"""Whether pushes leave while backward runs: where that is possible, and where `auto`, also pays."""
 
 _M = TypeVar("_M", bound=Message)
 
 _SLICE = 0.5  # seconds between two looks at whether the job is over
+OVERLAP_BYTES = 6 << 20
+"""Pushes of fewer bytes leave after backward where the choice is `auto`: a thread more a step costs
+more then than sending early saves, even where the network is as fast as loopback."""
+
 _BACK_OFF = 0.02  # seconds before a request that met another view, or a cut, is sent again
 
 
@@ -123,6 +139,7 @@ class ClientOptions:
             update is in, before that is an error.
         share_memory: whether to lend memory to servers of this host.
         aggregator: where the aggregator of this host listens; None where there is none.
+        overlap: whether pushes that `begin` announces leave while backward runs.
         waiting: told why and for whom the answer is withheld, and since how many seconds.
     """
 
@@ -134,6 +151,7 @@ class ClientOptions:
     patience_seconds: float = 1800.0
     share_memory: bool = True
     aggregator: str | None = None
+    overlap: Overlapping = "auto"
     waiting: Callable[[str, Sequence[str], float], None] | None = None
 
 
@@ -166,6 +184,36 @@ class PushResult:
         """The verdict; of a push that was repeated, the first one's."""
         verdict = self.verdict
         return verdict.original if isinstance(verdict, Duplicate) else verdict
+
+
+@dataclass(frozen=True, slots=True)
+class _Update:
+    """All that a push says of its gradients, in every server's words."""
+
+    worker: int
+    incarnation: int
+    sequence: int
+    acknowledged: int
+    pulled: int
+    weight: float
+    hyper: tuple[GroupSpec, ...] | None
+    examples: tuple[Span, ...]
+    pull: bool
+
+    def message(self, server: int, view: int, order: tuple[int, ...] = ()) -> Message:
+        return Push(
+            self.worker,
+            self.incarnation,
+            view,
+            self.sequence,
+            self.acknowledged,
+            self.pulled,
+            self.weight,
+            self.hyper,
+            self.examples if server == 0 else (),
+            self.pull,
+            order,
+        )
 
 
 @dataclass(slots=True)
@@ -236,6 +284,8 @@ class Client:
         self._pushed = False
         # The answers to a push that was settled before it was waited for.
         self._settled: list[PushReply] | None = None
+        self._overlap: Overlap | None = None  # made when it is first of use
+        self._early: _Update | None = None  # what is on its way while backward runs
 
     # -- joining the job ------------------------------------------------------------------------
 
@@ -308,6 +358,86 @@ class Client:
         self._flat.publish_values()
         return PullResult(self.step, self.stopping)
 
+    @property
+    def pushes_early(self) -> bool:
+        """Whether `begin` may be of use: pushes can leave while backward runs, and that pays."""
+        mode = self.options.overlap
+        if mode == "off" or self._host is not None or self._packers:
+            return False
+        if not self._flat.pushes_in_place:
+            return False
+        return mode == "on" or self._layout.bytes >= OVERLAP_BYTES
+
+    def begin(
+        self,
+        weight: float,
+        *,
+        hyper: tuple[GroupSpec, ...] | None = None,
+        examples: Sequence[Span] = (),
+    ) -> None:
+        """Announces a push before its gradients are computed: they leave as they become final.
+
+        Nothing needs this. It does nothing where it is not possible (servers read this worker's
+        memory, gradients are packed or copied elsewhere first) or does not pay, and what follows
+        is the same: `push`, once the gradients are there, with the same arguments. If something
+        else follows, or never anything, no server knows of this.
+
+        The flat gradients must be zero, and from now on only backward may write to them.
+        """
+        self._abandon()
+        if self.stopping or self._pushed or not self.pushes_early:
+            return
+        chosen = [link for link in self._links if self._leaves_early(link)]
+        if not chosen:
+            return
+        if self._overlap is None:
+            seconds = self.options.retry_seconds
+            self._overlap = Overlap(self._flat, self._gradients, timeout=seconds)
+        if self._overlap.ruled_out:
+            return
+        update = self._update(weight, hyper, examples, True, None)
+        view = self._view().number
+        frames = []
+        for link in chosen:
+            assert link.connection is not None
+            link.request = None
+            link.sequence += 1
+            build = partial(update.message, link.index, view)
+            frames.append((link.index, link.connection, link.sequence, build))
+        self._overlap.begin(frames)
+        self._early = update
+
+    def _leaves_early(self, link: _ServerLink) -> bool:
+        """Returns whether a push can leave early by this link, as it is now."""
+        connection = link.connection
+        if connection is None or connection.lending is not None or connection.wants_write:
+            return False
+        return len(self._layout.chunks(link.index)) > 1
+
+    def _complete(self, update: _Update) -> Sequence[int]:
+        """Completes the push that was announced if it is this; returns who has it all."""
+        early = self._early
+        if early is None:
+            return ()
+        if early != update:
+            self._abandon()
+            return ()
+        assert self._overlap is not None
+        self._early = None
+        begun = self._overlap.servers
+        sent = self._overlap.finish()
+        for server in set(begun) - set(sent):
+            self._links[server].close()
+        return sent
+
+    def _abandon(self) -> None:
+        """Gives up a push that was announced and not made: no server has the whole of it."""
+        if self._early is not None:
+            assert self._overlap is not None
+            self._early = None
+            for server in self._overlap.abandon():
+                self._links[server].close()
+
     def push(
         self,
         weight: float,
@@ -337,34 +467,20 @@ class Client:
             )
         if self._pushed:
             raise ConfigurationError(f"worker:{self.options.worker} pushed before it waited")
+        update = self._update(weight, hyper, examples, pull, pulled)
+        has_it = self._complete(update)
         self._flat.collect_gradients()
-        self._sequence += 1
-        changed = hyper if hyper != self._hyper else None
+        self._sequence = update.sequence
         self._hyper = hyper if hyper is not None else self._hyper
-        me, start, spans = self.options.worker, self.options.incarnation, tuple(examples)
-        sequence, acknowledged = self._sequence, self._acknowledged
-        basis = self.step if pulled is None else pulled
-
-        def build(server: int, view: int) -> Message:
-            return Push(
-                me,
-                start,
-                view,
-                sequence,
-                acknowledged,
-                basis,
-                weight,
-                changed,
-                spans if server == 0 else (),
-                pull,
-            )
-
         for link in self._links:
             index = link.index
-            views = self._packed(index, weight)
-            request = _Request(partial(build, index), views)
+            request = _Request(partial(update.message, index), self._packed(index, weight))
             self._over_host = self._push_over_host(request)
-            if not self._over_host:
+            if self._over_host:
+                continue
+            if index in has_it:
+                link.request = request  # what breaks from now on is sent again, as it lies
+            else:
                 self._start(link, request)
         self._pushed = True
 
@@ -376,6 +492,27 @@ class Client:
         assert isinstance(message, Push)
         self._links[0].request = request  # for when this worker shall push by itself
         return self._host.push(message)
+
+    def _update(
+        self,
+        weight: float,
+        hyper: tuple[GroupSpec, ...] | None,
+        examples: Sequence[Span],
+        pull: bool,
+        pulled: int | None,
+    ) -> _Update:
+        """Returns what the next push says."""
+        return _Update(
+            self.options.worker,
+            self.options.incarnation,
+            self._sequence + 1,
+            self._acknowledged,
+            self.step if pulled is None else pulled,
+            weight,
+            hyper if hyper != self._hyper else None,
+            tuple(examples),
+            pull,
+        )
 
     def _packed(self, server: int, weight: float) -> Sequence[memoryview]:
         """Returns what a push sends to a server: the gradients themselves, or packed.
@@ -422,6 +559,7 @@ class Client:
         """
         if self._over_host:
             self._settle_over_host()
+        self._abandon()
         if self._pushed and self._settled is None:
             answers = self._finish_all(self._links)
             self._settled = [_expect(answer, PushReply) for answer in answers]
@@ -600,6 +738,10 @@ class Client:
         """Closes all connections. May be repeated."""
         if self._host is not None:
             self._host.close()
+        self._early = None
+        if self._overlap is not None:
+            self._overlap.close()
+            self._overlap = None
         for link in self._links:
             link.close()
 

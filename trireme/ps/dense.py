@@ -6,12 +6,13 @@ sends, and a pull receives, without packing. On the server each part of a vector
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 
 from trireme.errors import ConfigurationError
 from trireme.ps.layout import DEFAULT_SLOTS, Layout
@@ -68,6 +69,17 @@ class PartBuffer:
     def views(self) -> tuple[memoryview, ...]:
         """The vectors' memory as bytes, empty parts left out. Only for CPU tensors."""
         return tuple(as_bytes(vector) for vector in self.vectors if vector.numel())
+
+    @cached_property
+    def chunk_views(self) -> tuple[memoryview, ...]:
+        """The memory of each of the part's chunks as bytes, as they lie. Only for CPU tensors."""
+        parts = self._layout.parts(self._server)
+        by_dtype = {p.vector.dtype: (p, v) for p, v in zip(parts, self.vectors, strict=True)}
+        views = []
+        for chunk in self._layout.chunks(self._server):
+            part, vector = by_dtype[chunk.vector.dtype]
+            views.append(as_bytes(vector[chunk.start - part.start : chunk.stop - part.start]))
+        return tuple(views)
 
     @cached_property
     def nbytes(self) -> int:
@@ -164,6 +176,49 @@ class FlatModel:
             return
         for gradient in self.gradients:
             gradient.zero_()
+
+    @property
+    def pushes_in_place(self) -> bool:
+        """Whether a push sends the very memory that backward writes to."""
+        return not self._staged
+
+    def watch_gradients(self, final: Callable[[int], None]) -> list[RemovableHandle]:
+        """Has a function told of each parameter whose gradient backward has accumulated.
+
+        Args:
+            final: given the parameter's position in the vectors' order.
+
+        Returns:
+            What ends it.
+        """
+        handles = []
+        for position, (parameter, _) in enumerate(self._bound):
+            register: Any = parameter.register_post_accumulate_grad_hook
+            handles.append(register(_teller(final, position)))
+        return handles
+
+    @property
+    def watched_alone(self) -> bool:
+        """Whether nobody else has hooks that run when a gradient is accumulated."""
+        return all(
+            len(getattr(parameter, "_post_accumulate_grad_hooks", None) or ()) == 1
+            for parameter, _ in self._bound
+        )
+
+    @property
+    def gradient_writes(self) -> int:
+        """How often the flat gradients were written to, as autograd counts it."""
+        return sum(gradient._version for gradient in self.gradients)
+
+    def gradient_in_place(self, position: int) -> bool:
+        """Returns whether a parameter's gradient is still its place in the flat gradients."""
+        parameter, view = self._bound[position]
+        return parameter.grad is view
+
+    @property
+    def gradients_in_place(self) -> bool:
+        """Whether all gradients are still their places in the flat ones."""
+        return all(parameter.grad is view for parameter, view in self._bound)
 
     def collect_gradients(self) -> None:
         """Puts what backward left to where servers read it.
@@ -290,6 +345,10 @@ class FlatModel:
     def _part(self, vectors: Sequence[torch.Tensor], server: int) -> list[torch.Tensor]:
         parts = self.layout.parts(server)
         return [v[part.start : part.stop] for part, v in zip(parts, vectors, strict=True)]
+
+
+def _teller(final: Callable[[int], None], position: int) -> Callable[[torch.Tensor], None]:
+    return lambda _: final(position)
 
 
 def _dense(gradient: torch.Tensor) -> torch.Tensor:

@@ -29,7 +29,14 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Staging:
-    """A worker's link: where its gradients are received, and whether they are still needed."""
+    """A worker's link: where its gradients are received, and whether they are still needed.
+
+    Attributes:
+        gradients: what the shard is given.
+        views: where they are received, in the order in which they come.
+        unpacker: makes `gradients` of what was received; None where that is the same memory.
+        busy: whether the shard still needs them.
+    """
 
     gradients: PartBuffer
     views: Sequence[memoryview]
@@ -53,25 +60,32 @@ class Intake:
         self._layout = layout
         self._codec = codec
 
-    def place(self, link: Link, length: int) -> Sequence[memoryview]:
+    def place(
+        self, link: Link, length: int, order: Sequence[int] = ()
+    ) -> Sequence[memoryview]:
         """Returns where a gradient is received: memory that nobody else uses.
 
+        Args:
+            link: over which it comes.
+            length: of how many bytes it is.
+            order: in which order its chunks come; empty for the order in which they lie.
+
         Raises:
-            FrameError: it is not as long as it must be.
+            FrameError: it is not as long as it must be, or has not each chunk once.
         """
         staging = link.context
         if not isinstance(staging, Staging) or staging.busy:
             gradients = PartBuffer(self._known(link), self._server)
             codec = make_codec(self._codec())
             unpacker = None if codec is None else Unpacker(codec, gradients)
-            views = gradients.views if unpacker is None else unpacker.views
-            staging = link.context = Staging(gradients, views, unpacker)
+            staging = link.context = Staging(gradients, (), unpacker)
         expected = (staging.unpacker or staging.gradients).nbytes
         if length != expected:
             raise FrameError(
                 f"{link.identity.task} pushed {length} bytes where this server's part has "
                 f"{expected}"
             )
+        staging.views = _in_order(staging, order, link.identity.task)
         return staging.views
 
     def take(self, link: Link, payload: Sequence[memoryview]) -> Staging:
@@ -124,3 +138,21 @@ class Intake:
             for part in parts
         ]
         return PartBuffer(layout, self._server, vectors)
+
+
+def _in_order(staging: Staging, order: Sequence[int], task: str) -> Sequence[memoryview]:
+    """Returns where a payload goes whose chunks come in this order.
+
+    Raises:
+        FrameError: it is no order of all chunks, or what comes is packed and has none.
+    """
+    if staging.unpacker is not None:
+        if order:
+            raise FrameError(f"{task} pushed packed gradients in chunks")
+        return staging.unpacker.views
+    if not order:
+        return staging.gradients.views
+    chunks = staging.gradients.chunk_views
+    if sorted(order) != list(range(len(chunks))):
+        raise FrameError(f"{task} pushed chunks of which there are not all, or not each once")
+    return [chunks[index] for index in order]

@@ -18,8 +18,10 @@ from trireme.ps.messages import LayoutSpec, ParameterSpec
 
 __all__ = [
     "ALIGNMENT",
+    "CHUNK_BYTES",
     "DEFAULT_SLOTS",
     "ITEM_SIZES",
+    "Chunk",
     "Layout",
     "Part",
     "Placed",
@@ -35,6 +37,12 @@ DEFAULT_SLOTS = 256
 
 ITEM_SIZES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 """Bytes of one element, for every dtype that a parameter may have."""
+
+
+CHUNK_BYTES = 1 << 20
+"""What a chunk has at least: so much is worth a call to send it."""
+
+_MOST_CHUNKS = 64  # of a part: the system reads and writes them by lists of buffers
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +108,24 @@ class Segment:
     stop: int
 
 
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """The elements [start, stop) of one server's part of a vector: what is sent in one go.
+
+    Chunks cover the part, and are cut only where a parameter begins.
+
+    Attributes:
+        vector: of which one.
+        start, stop: elements of the vector.
+        parameters: the positions, among all in the vectors' order, of those that have a share.
+    """
+
+    vector: Vector
+    start: int
+    stop: int
+    parameters: tuple[int, ...]
+
+
 class Layout:
     """The one source of truth for what lies where.
 
@@ -120,6 +146,7 @@ class Layout:
         self.vectors = tuple(_vectors(spec.parameters))
         self._parts: dict[int, tuple[Part, ...]] = {}
         self._segments: dict[int, tuple[Segment, ...]] = {}
+        self._chunks: dict[int, tuple[Chunk, ...]] = {}
 
     @classmethod
     def of(
@@ -165,6 +192,19 @@ class Layout:
             )
         return self._segments[server]
 
+    def chunks(self, server: int) -> tuple[Chunk, ...]:
+        """Returns the server's chunks as they lie: worker and server have the same ones."""
+        if server not in self._chunks:
+            parts = self.parts(server)
+            least = max(CHUNK_BYTES, -(-sum(part.bytes for part in parts) // _MOST_CHUNKS))
+            chunks: list[Chunk] = []
+            first = 0
+            for part in parts:
+                chunks += _chunks(part, least // part.vector.item_size, first)
+                first += len(part.vector.placed)
+            self._chunks[server] = tuple(chunks)
+        return self._chunks[server]
+
     def check_same(self, other: Layout, *, whose: str, others: str) -> None:
         """Checks that another layout is the same.
 
@@ -201,6 +241,24 @@ class Layout:
         """Returns the element at which a slot begins."""
         step = ALIGNMENT // vector.item_size
         return vector.length // step * slot // self.spec.slots * step
+
+
+def _chunks(part: Part, least: int, first: int) -> Iterator[Chunk]:
+    """Yields a part's chunks, of at least so many elements but for the last."""
+    placed = part.vector.placed
+    begin, positions = part.start, list[int]()
+    for index, each in enumerate(placed):
+        following = placed[index + 1].start if index + 1 < len(placed) else part.vector.length
+        end = min(following, part.stop)  # the padding behind a parameter goes along with it
+        if end <= begin:
+            continue
+        if max(each.start, part.start) < min(each.stop, part.stop):
+            positions.append(first + index)
+        if end - begin >= least or end == part.stop:
+            yield Chunk(part.vector, begin, end, tuple(positions))
+            begin, positions = end, []
+            if end == part.stop:
+                return
 
 
 def _vectors(parameters: tuple[ParameterSpec, ...]) -> Iterator[Vector]:

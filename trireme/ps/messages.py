@@ -180,6 +180,10 @@ class Span(msgspec.Struct, frozen=True, array_like=True):
 class Push(Message, frozen=True, array_like=True):
     """A worker's update. Payload: the gradient, as this server's part of each flat vector.
 
+    A push that leaves while backward runs begins before its payload is known, and brings the
+    chunks of `trireme.ps.layout` in the order in which they become known. A server takes no notice
+    of a push before all of it is there.
+
     Attributes:
         sequence: 1 for the first push of this incarnation, then one more with each.
         acknowledged: the highest sequence whose verdict the worker has; the server may forget
@@ -189,6 +193,8 @@ class Push(Message, frozen=True, array_like=True):
         hyper: the optimizer's hyper-parameters by group, where they changed since the last push.
         examples: which examples it was computed from; only server 0 is told.
         pull: whether the answer shall carry the new values.
+        order: in which order the payload brings the chunks of this server's part, each of them
+            once; empty where it brings the part as it lies.
     """
 
     kind: ClassVar[int] = 66
@@ -202,6 +208,7 @@ class Push(Message, frozen=True, array_like=True):
     hyper: tuple[GroupSpec, ...] | None = None
     examples: tuple[Span, ...] = ()
     pull: bool = True
+    order: tuple[int, ...] = ()
 
 
 class PushReply(Message, frozen=True, array_like=True):

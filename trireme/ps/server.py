@@ -214,7 +214,8 @@ class ShardHandler:
 
     def _place(self, link: Link, message: Message, length: int) -> Sequence[memoryview]:
         if isinstance(message, Push | PushTogether):
-            return self._intake.place(link, length)
+            order = message.order if isinstance(message, Push) else ()
+            return self._intake.place(link, length, order)
         if isinstance(message, Load):
             expected = sum(_size_of(spec) for spec in message.tensors)
             if length != expected:

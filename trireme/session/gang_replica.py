@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -47,7 +47,7 @@ class GangReplica(Replica):
         super().__init__(model, loss, trained, options, metrics, reducer)
         self._gang = gang
 
-    def backward(self, batch: Any) -> StepResult:
+    def backward(self, batch: Any, begin: Callable[[float], None] | None = None) -> StepResult:
         """As `Replica.backward`, with the mean over all replicas.
 
         Raises:
@@ -55,7 +55,7 @@ class GangReplica(Replica):
             TriremeError: as `Replica.backward`.
         """
         with lost_peer():
-            return super().backward(batch)
+            return super().backward(batch, begin)
 
 
 class PipelineReplica(GangReplica):
@@ -103,7 +103,9 @@ class PipelineReplica(GangReplica):
             )
         return loss
 
-    def _compute(self, batch: tuple[Any, Any]) -> StepResult:
+    def _compute(
+        self, batch: tuple[Any, Any], begin: Callable[[float], None] | None
+    ) -> StepResult:
         inputs, targets = batch
         if not isinstance(inputs, torch.Tensor) or not isinstance(targets, torch.Tensor):
             raise ConfigurationError(

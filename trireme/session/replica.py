@@ -101,8 +101,14 @@ class Replica:
         # A forward pass that is left out must leave no trace in running statistics either.
         self._kept = list(model.buffers()) if options.nan == "skip" else []
 
-    def backward(self, batch: Any) -> StepResult:
+    def backward(self, batch: Any, begin: Callable[[float], None] | None = None) -> StepResult:
         """Leaves the gradient of a batch's mean loss in the flat buffers.
+
+        Args:
+            batch: inputs and targets.
+            begin: called before backward, and told of how many examples the gradient will be the
+                mean, where that will be all of the update: not where the loss is not finite and
+                that is looked for, nor where gradients are added up or changed afterwards.
 
         Returns:
             The loss and metrics; the update's own fields are not set yet. `examples` is 0 when
@@ -114,18 +120,20 @@ class Replica:
         """
         self.flat.zero_gradients()
         before = [buffer.clone() for buffer in self._kept]
-        result = self._compute(self._split(batch))
+        result = self._compute(self._split(batch), begin)
         self._reducer.finish()
         if self._penalised:
             self._penalise()
-        if self._options.nan != "ignore" and not math.isfinite(result._loss.item()):
+        if not self._good(result._loss):
             self._not_finite(result)
             with torch.no_grad():
                 for buffer, value in zip(self._kept, before, strict=True):
                     buffer.copy_(value)
         return result
 
-    def _compute(self, batch: tuple[Any, Any]) -> StepResult:
+    def _compute(
+        self, batch: tuple[Any, Any], begin: Callable[[float], None] | None
+    ) -> StepResult:
         """Computes the gradients of a batch's mean loss."""
         if self._options.accumulate > 1:
             return self._accumulate(batch)
@@ -134,6 +142,8 @@ class Replica:
         factor = self._reducer.share(examples)
         loss, outputs = self.forward(inputs, targets)
         share = factor()
+        if begin is not None and not self._penalised and self._good(loss):
+            begin(float(examples))
         self._reducer.begin()
         torch.autograd.backward(loss if share == 1.0 else loss * share)
         return StepResult(loss.detach(), [(outputs, targets)], self._metrics, examples)
@@ -187,6 +197,10 @@ class Replica:
         gradients = [local(p.grad) for p in self._penalised if p.grad is not None]
         values = [local(p.detach()) for p in self._penalised if p.grad is not None]
         torch._foreach_add_(gradients, values, alpha=self._options.l2)
+
+    def _good(self, loss: torch.Tensor) -> bool:
+        """Returns whether an update may be made from a loss."""
+        return self._options.nan == "ignore" or math.isfinite(loss.item())
 
     def _not_finite(self, result: StepResult) -> None:
         if self._options.nan == "skip":

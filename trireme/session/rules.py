@@ -20,6 +20,7 @@ from trireme.strategies import SSP, AllReduce, Async, Collective, Strategy, reso
 __all__ = [
     "OptimizerFactory",
     "mesh_of",
+    "overlaps",
     "part_of",
     "prefetches",
     "rule_of",
@@ -94,6 +95,17 @@ def prefetches(task: TaskConfig, options: Options) -> bool:
     """Returns whether workers compute while a push is under way; a lone process has no need."""
     strategy = strategy_of(task, options)
     return task.servers > 0 and isinstance(strategy, Async | SSP) and strategy.prefetch
+
+
+def overlaps(task: TaskConfig, options: Options) -> bool:
+    """Returns whether backward's gradients are what is pushed, so that they may leave meanwhile.
+
+    They are not where a worker changes them first, or adds up several; nor is there a need where
+    it computes while its push is under way.
+    """
+    clips = options.clip_norm is not None and not rule_of(task, options, None).synchronous
+    changed = clips or options.l2 or options.accumulate > 1
+    return task.servers > 0 and not changed and not prefetches(task, options)
 
 
 def rule_of(task: TaskConfig, options: Options, max_steps: int | None) -> Rule:

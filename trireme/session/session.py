@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, Unpack
@@ -28,7 +29,7 @@ from trireme.session.progress import Progress, make_progress
 from trireme.session.recorder import Recorder
 from trireme.session.replica import Loss, Replica
 from trireme.session.result import Metric, StepResult
-from trireme.session.rules import OptimizerFactory, prefetches, rule_of, updates_per_step
+from trireme.session.rules import OptimizerFactory, overlaps, prefetches, rule_of, updates_per_step
 from trireme.session.signals import Signals
 from trireme.session.supervisor import Supervisor, Training
 
@@ -134,6 +135,9 @@ class Session:
             self._supervisor.fail(error)
             self._progress.close()
             raise
+        self._overlaps = (
+            gang is None and overlaps(self.task, self.options) and self._supervisor.updates_early
+        )
         self._place = self.task.index if gang is None or self.task.servers else gang.replica
         torch.manual_seed(derive(self.options.seed, _SEED_WORKER, self._place))
         self._recorder = Recorder(
@@ -363,11 +367,13 @@ class Session:
             torch.manual_seed(
                 derive(self.options.seed, _SEED_STEP, self._place, self.global_step)
             )
-        result = self._replica.backward(batch)
+        spans = _spans([batch] if isinstance(batch, Batch) else self._handed_out)
+        result = self._replica.backward(
+            batch, partial(supervisor.begin_update, examples=spans) if self._overlaps else None
+        )
         if self._clip_here is not None:
             self._replica.clip(self._clip_here)
         computed = time.perf_counter()
-        spans = _spans([batch] if isinstance(batch, Batch) else self._handed_out)
         self._handed_out.clear()
         pushed = supervisor.update(float(result.examples), spans, self._prepare)
         if pushed is not None:

@@ -206,6 +206,7 @@ class Supervisor:
                 aggregator=aggregator_address(self.task.coordinator)
                 if self.task.host_aggregator
                 else None,
+                overlap=self.task.overlap,
                 waiting=self._say_waiting,
             ),
             _Watch(self._member),
@@ -472,6 +473,19 @@ class Supervisor:
         """Asks that the job end at the next step at which every worker can."""
         self._stop_sent = True
         self.client.stop(reason)
+
+    @property
+    def updates_early(self) -> bool:
+        """Whether `begin_update` may be of use."""
+        return isinstance(self.client, Client) and self.client.pushes_early
+
+    def begin_update(self, weight: float, examples: Sequence[Span]) -> None:
+        """Announces the `update` that follows backward, so that gradients can leave meanwhile.
+
+        The flat gradients are zero, and will be backward's own.
+        """
+        if isinstance(self.client, Client):
+            self.client.begin(weight, hyper=self._hyper(), examples=examples)
 
     def update(
         self,

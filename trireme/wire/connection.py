@@ -134,6 +134,10 @@ class Connection:
         self._queue: deque[memoryview] = deque()
         self._unsent = 0
         self._kept = bytearray()
+        # The frame that `begin` has opened: what it was given and the stream has not taken, and
+        # how many bytes it was not given yet.
+        self._given: list[memoryview] = []
+        self._due = 0
 
     def __enter__(self) -> Self:
         return self
@@ -179,6 +183,7 @@ class Connection:
         self._receive_failure = self._send_failure = closed
         self._drop_queue()
         self._kept = bytearray()
+        self._given, self._due = [], 0
         self._stream.close()
 
     # Sending -----------------------------------------------------------------------------------
@@ -211,6 +216,7 @@ class Connection:
         """
         if self._send_failure is not None:
             raise _again(self._send_failure)
+        self._must_be_between_frames()
         views = self._frame(message, payload, sequence)
         rest = views if self._queue else self._write(views)
         if rest:
@@ -238,6 +244,7 @@ class Connection:
         """
         if self._send_failure is not None:
             raise _again(self._send_failure)
+        self._must_be_between_frames()
         views = self._frame(message, payload, sequence)
         rest = views if self._queue and not self.flush() else self._write(views)
         if rest:
@@ -267,6 +274,72 @@ class Connection:
             if rest:
                 self._queue[0] = rest[0]
         return not self._queue
+
+    # A frame in pieces ---------------------------------------------------------------------------
+
+    @property
+    def in_frame(self) -> bool:
+        """Whether a frame was begun and not all of it has gone out."""
+        return bool(self._given or self._due)
+
+    def begin(self, message: Message, length: int, *, sequence: int = 0) -> None:
+        """Opens a frame whose payload is given later, by `extend`. Sends nothing yet.
+
+        Until all of it has gone out nothing else can be sent. A frame that cannot be completed is
+        taken back by closing the connection: the peer takes no notice of a part of one.
+
+        Args:
+            message: one of the catalog's.
+            length: of the payload, in bytes.
+            sequence: for the peer's reply, or of the request that this replies to.
+
+        Raises:
+            ValueError: the message is not in the catalog, or something else is not sent yet.
+        """
+        self._must_be_between_frames()
+        if self._queue:
+            raise ValueError(f"what was offered to {self.peer} before is not sent yet")
+        metadata = self.catalog.encode(message)
+        header = Header(message.kind, len(metadata), length, sequence)
+        self._given = [memoryview(pack_header(header) + metadata)]
+        self._due = length
+
+    def extend(self, payload: Iterable[memoryview]) -> None:
+        """Gives more of the payload of the frame that `begin` has opened.
+
+        Args:
+            payload: views of bytes, which must not change before they have gone out.
+
+        Raises:
+            ValueError: that is more than was announced. Nothing was taken.
+        """
+        views = [view for view in payload if view.nbytes]
+        size = sum(map(len, views))
+        if size > self._due:
+            raise ValueError(f"a frame to {self.peer} wants {self._due} bytes and is given {size}")
+        self._given += views
+        self._due -= size
+
+    def advance(self) -> bool:
+        """Sends what the stream takes now of the frame that `begin` has opened. Never blocks.
+
+        Returns:
+            Whether it has taken all that was given.
+
+        Raises:
+            PeerClosed: the peer closed the connection.
+            ConnectionBroken: the peer or the network broke off, or an earlier send failed.
+            ConnectionClosed: after `close`.
+        """
+        if self._send_failure is not None:
+            raise _again(self._send_failure)
+        if self._given:
+            self._given = self._write(self._given)
+        return not self._given
+
+    def _must_be_between_frames(self) -> None:
+        if self.in_frame:
+            raise ValueError(f"a frame to {self.peer} was begun and is not complete")
 
     def _frame(
         self, message: Message, payload: Iterable[Buffer], sequence: int
