@@ -186,6 +186,7 @@ def _task() -> Parser:
         help="write the address that a server or coordinator listens at into FILE",
     )
     parser.add_argument("--tied-to", help=argparse.SUPPRESS)
+    parser.add_argument("--listen-host", help=argparse.SUPPRESS)
     parser.add_argument("--outcome-file", help=argparse.SUPPRESS)
     return parser
 

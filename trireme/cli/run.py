@@ -16,7 +16,8 @@ from trireme.cli.parser import COMMANDS, NOT_BUILT_OPTIONS
 from trireme.errors import UsageError
 from trireme.launch.console import Console
 from trireme.launch.detect import TASK_VARIABLE, TaskConfig, encode_task, fresh_job
-from trireme.launch.local import LocalJob, run_local
+from trireme.launch.launcher import Job
+from trireme.launch.local import run_local
 from trireme.launch.run_directory import RunDirectory, claim, claim_free, read_record
 from trireme.launch.script import check_script, run_script
 from trireme.launch.secret import fresh_secret, read_secret
@@ -108,7 +109,7 @@ def _start(settings: Settings, task: TaskConfig, script: Path, program: Sequence
         watched = console.live and task.servers > 0
         if watched:  # steps are shown in one line for all, not in each worker's own
             task = msgspec.structs.replace(task, display="events")
-        job = LocalJob(
+        job = Job(
             program=tuple(program),
             task=msgspec.structs.replace(task, secret=secret),
             limits=Limits(restarts=settings["max-restarts"]),
