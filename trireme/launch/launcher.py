@@ -1,5 +1,6 @@
-"""A job from its first task to its last: starts them, does what the supervision says, tells how
-it ended. Where the tasks are, and how they are started and heard there, an engine knows.
+"""A job from its first task to its last: starts them, follows the supervision, tells the end.
+
+Where the tasks are, and how they are started and heard there, an engine knows.
 """
 
 from __future__ import annotations
@@ -114,9 +115,7 @@ class Engine(Protocol):
 class Launcher:
     """One job, and the supervision that says what to do with its tasks."""
 
-    def __init__(
-        self, job: Job, directory: RunDirectory, console: Console, engine: Engine
-    ) -> None:
+    def __init__(self, job: Job, directory: RunDirectory, console: Console, engine: Engine) -> None:
         self._job = job
         self._directory = directory
         self._console = console

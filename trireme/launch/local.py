@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import os
 import selectors
-from collections.abc import Sequence
 
 import msgspec
 
@@ -139,7 +138,7 @@ class _LocalEngine:
         if not process.read(pipe):
             self._selector.unregister(pipe.fd)
 
-    def _reap(self) -> Sequence[Event]:
+    def _reap(self) -> list[Event]:
         statuses = [(name, process.poll()) for name, process in self._processes.items()]
         return [self._ended(name, status) for name, status in statuses if status is not None]
 

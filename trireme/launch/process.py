@@ -68,6 +68,7 @@ class TaskProcess:
         *,
         log: Path,
         emit: Callable[[str, bool], None],
+        directory: Path | None = None,
     ) -> None:
         self.name = name
         self.last_lines: deque[str] = deque(maxlen=LAST_LINES)
@@ -76,6 +77,7 @@ class TaskProcess:
         self._process = subprocess.Popen(
             command,
             env=dict(environ),
+            cwd=directory,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -16,18 +16,21 @@ from typing import Any
 from trireme.errors import ConfigurationError, UsageError
 
 __all__ = [
+    "ENGINE_OPTIONS",
     "NOT_BUILT_STRATEGIES",
     "OPTIONS",
     "STRATEGIES",
     "Option",
     "Setting",
     "Settings",
+    "check_engine",
     "check_together",
     "read_file",
     "resolve",
     "suggestion",
 ]
 
+ENGINES = ("local", "ray")
 STRATEGIES = ("async", "ssp", "sync")
 CODECS = ("none", "fp16", "bf16", "int8", "topk")
 """What `--compress` may be, besides `topk:SHARE`. A test holds it against `trireme.wire.codec`."""
@@ -70,6 +73,21 @@ def _transport(text: str) -> str:
     if text not in ("auto", "tcp"):
         raise ValueError(text)
     return text
+
+
+def _engine(text: str) -> str:
+    if text == "slurm":
+        raise UsageError("--on slurm is not built yet: local and ray are")
+    if text not in ENGINES:
+        raise ValueError(text)
+    return text
+
+
+def _gpus(text: str) -> float:
+    number = float(text)
+    if not 0 <= number < float("inf") or (number > 1 and number != int(number)):
+        raise ValueError
+    return number
 
 
 def _switch(text: str) -> bool:
@@ -168,7 +186,22 @@ OPTIONS = (
            "how often each worker is started again when it fails (default 0)"),
     Option("join-timeout", _seconds, "a number of seconds above 0", 300.0, "SECONDS",
            "how long the tasks of a job wait for each other to come (default 300)"),
+    Option("on", _engine, f"one of {', '.join(ENGINES)}", "local", "ENGINE",
+           "where tasks run: local: this host; ray: the nodes of a Ray cluster (default local)"),
+    Option("ray-address", str, "host:port or auto", "auto", "ADDRESS",
+           "ray: the cluster's head, host:port; auto: the cluster of this host (default auto)"),
+    Option("ray-cpus-per-worker", _whole(1), "a whole number from 1", 1, "C",
+           "ray: cores kept for each worker, which takes as many threads (default 1)"),
+    Option("ray-gpus-per-worker", _gpus, "a whole number from 0, or a share of one GPU", 0.0, "G",
+           "ray: GPUs kept for each worker, which sees no others (default 0)"),
+    Option("ray-pack-workers", _switch, "yes or no", False, "",
+           "ray: workers on as few nodes as possible, and not on as many"),
 )  # fmt: skip
+
+ENGINE_OPTIONS = tuple(
+    option.name for option in OPTIONS if option.name == "on" or option.name.startswith("ray-")
+)
+"""What only whoever starts all tasks has to know."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,6 +306,24 @@ def check_together(settings: Settings, workers: int, servers: int) -> None:
             f"prefetch is on ({settings.origins['prefetch']}), and in a synchronous round every "
             "update is computed from the newest values: use --strategy async or ssp"
         )
+
+
+def check_engine(settings: Settings) -> None:
+    """Checks that what was said about the place where tasks run makes sense together.
+
+    Raises:
+        UsageError: it does not; says what to do.
+    """
+    if settings["on"] == "ray":
+        if settings["workers"] == "auto":
+            raise UsageError(
+                "workers is auto, and how many a Ray cluster is to have only you can say: give "
+                "--workers N"
+            )
+        return
+    for name in ENGINE_OPTIONS:
+        if name != "on" and settings.origins[name] == "command line":
+            raise UsageError(f"--{name} is for jobs on a Ray cluster: add --on ray")
 
 
 def read_file(named: Path | None, directory: Path) -> tuple[str, dict[str, str]] | None:
