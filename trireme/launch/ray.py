@@ -36,7 +36,6 @@ from trireme.launch.ray_cluster import (
     Agent,
     RayCluster,
     first_line,
-    is_loss,
     look_around,
     seated,
 )
@@ -327,7 +326,7 @@ class _Engine:
             try:
                 value = future.result()
             except Exception as error:
-                if is_loss(error):
+                if agent.is_loss(error):
                     self._lose(task, first_line(error))
                 else:
                     self._fail(task, f"cannot be kept on its node: {first_line(error)}")

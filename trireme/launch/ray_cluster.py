@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
@@ -22,7 +23,6 @@ __all__ = [
     "NodeAgent",
     "RayCluster",
     "first_line",
-    "is_loss",
     "load_ray",
     "look_around",
     "seated",
@@ -39,6 +39,7 @@ NODE_DIGITS = 8
 """Of a node's id, enough to tell nodes apart."""
 
 SAY_EVERY = 5.0
+KNOCK_TIMEOUT = 10.0
 
 
 def load_ray() -> Any:
@@ -66,11 +67,6 @@ def first_line(error: BaseException) -> str:
     return (raised[-1] if raised else lines[0]) if lines else type(error).__name__
 
 
-def is_loss(error: BaseException) -> bool:
-    """Whether an agent is gone, and not only could not do what it was told."""
-    return isinstance(error, load_ray().exceptions.RayActorError)
-
-
 class NodeAgent(TaskAgent):
     """A `TaskAgent` that is an actor of Ray's."""
 
@@ -95,6 +91,10 @@ class Agent:
     def tell(self, method: str) -> None:
         """Calls a method whose answer nobody needs."""
         getattr(self._actor, method).remote()
+
+    def is_loss(self, error: BaseException) -> bool:
+        """Whether a call failed because the agent is gone, and not only what it was told to do."""
+        return isinstance(error, load_ray().exceptions.RayActorError)
 
     def end(self) -> None:
         """Ends the agent at once; its task ends with it."""
@@ -196,14 +196,34 @@ def _join(ray: Any, address: str) -> None:
             f"--ray-address {address} is for Ray's client: give the address of the cluster's head "
             "as host:port, from a host that is a node of it"
         )
+    _knock(address)
     try:
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
-        raise ConfigurationError(
-            f"no Ray cluster is joined at --ray-address {address}: {first_line(error)}. "
-            "`ray start --head` makes one of this host, `ray start --address HOST:PORT` adds a "
-            "node to it; the launcher has to be on one of its nodes"
-        ) from error
+        raise _nobody_there(address, error) from error
+
+
+def _knock(address: str) -> None:
+    """Sees that something listens where the head should: Ray itself would try for minutes.
+
+    Raises:
+        ConfigurationError: nothing does.
+    """
+    if address == "auto":
+        return
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), KNOCK_TIMEOUT).close()
+    except (OSError, ValueError, OverflowError) as error:
+        raise _nobody_there(address, error) from error
+
+
+def _nobody_there(address: str, error: Exception) -> ConfigurationError:
+    return ConfigurationError(
+        f"no Ray cluster is joined at --ray-address {address}: {first_line(error)}. "
+        "`ray start --head` makes one of this host, `ray start --address HOST:PORT` adds a "
+        "node to it; the launcher has to be on one of its nodes"
+    )
 
 
 def _wait_for_room(
