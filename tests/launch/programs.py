@@ -13,9 +13,11 @@ from pathlib import Path
 
 import psutil
 
+from trireme.launch.command import TaskFiles
 from trireme.launch.console import Console
 from trireme.launch.detect import TaskConfig
-from trireme.launch.local import LocalJob, TaskFiles, run_local
+from trireme.launch.launcher import Job
+from trireme.launch.local import run_local
 from trireme.launch.run_directory import JobRecord, claim, read_record
 from trireme.launch.supervision import Limits
 
@@ -66,17 +68,16 @@ def run_programs(
         )
         return [sys.executable, "-S", "-c", prelude + textwrap.dedent(programs[config.name])]
 
-    job = LocalJob(
+    job = Job(
         program=("program.py",),
         task=TaskConfig(job="job", workers=workers, servers=servers, secret="00"),
         limits=limits or Limits(settle=0.2, stop=20.0, end=5.0, kill=5.0, echo=0.0),
-        build_command=build,
         address_timeout=address_timeout,
     )
     out, err = io.StringIO(), io.StringIO()
     claimed = claim(directory)
     try:
-        status = run_local(job, claimed, Console(out, err, {}))
+        status = run_local(job, claimed, Console(out, err, {}), build)
     finally:
         claimed.release()
     record = read_record(directory)

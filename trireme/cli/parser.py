@@ -7,14 +7,16 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from trireme.errors import UsageError
-from trireme.launch.settings import OPTIONS, Option, suggestion
+from trireme.launch.settings import ENGINE_OPTIONS, OPTIONS, Option, suggestion
 
 __all__ = ["COMMANDS", "NOT_BUILT", "TASK_OPTIONS", "Parser", "overview"]
 
 NOT_BUILT = ("top", "scale", "certs", "doctor", "plan", "bench")
 NOT_BUILT_OPTIONS = ("replicas",)
 TASK_OPTIONS = tuple(
-    option for option in OPTIONS if option.name not in ("workers", "ps", "max-restarts", "mesh")
+    option
+    for option in OPTIONS
+    if option.name not in ("workers", "ps", "max-restarts", "mesh", *ENGINE_OPTIONS)
 )
 
 
@@ -117,10 +119,10 @@ def _run() -> Parser:
     parser = Parser(
         "run",
         "[OPTIONS] SCRIPT [ARGS...]",
-        "Starts SCRIPT on this host as the workers of a job, with its parameter servers and its "
-        "coordinator, and stays until all have ended. Ctrl-C once: they save and end; twice: "
-        "they end at once. Each option may also be set by an environment variable such as "
-        "TRIREME_WORKERS, or in trireme.toml or pyproject.toml ([tool.trireme]).",
+        "Starts SCRIPT as the workers of a job, with its parameter servers and its coordinator, on "
+        "this host or on a Ray cluster, and stays until all have ended. Ctrl-C once: they save and "
+        "end; twice: they end at once. Each option may also be set by an environment variable such "
+        "as TRIREME_WORKERS, or in trireme.toml or pyproject.toml ([tool.trireme]).",
     )
     for option in OPTIONS:
         _add(parser, option)
@@ -132,7 +134,13 @@ def _run() -> Parser:
         action="store_true",
         help="print every option with its origin and how the model would be laid out; no training",
     )
-    for name in (*NOT_BUILT_OPTIONS, "on"):
+    parser.add_argument(
+        "--allow-plaintext",
+        action="store_true",
+        help="ray: tasks of several hosts talk although nothing is encrypted: for networks you "
+        "trust",
+    )
+    for name in NOT_BUILT_OPTIONS:
         parser.add_argument(f"--{name}", help=argparse.SUPPRESS)
     return parser
 
@@ -186,6 +194,7 @@ def _task() -> Parser:
         help="write the address that a server or coordinator listens at into FILE",
     )
     parser.add_argument("--tied-to", help=argparse.SUPPRESS)
+    parser.add_argument("--listen-host", help=argparse.SUPPRESS)
     parser.add_argument("--outcome-file", help=argparse.SUPPRESS)
     return parser
 
@@ -228,7 +237,7 @@ def _checkpoint() -> Parser:
 
 
 COMMANDS: dict[str, tuple[Callable[[], Parser], str]] = {
-    "run": (_run, "start a job on this host: workers, parameter servers, coordinator"),
+    "run": (_run, "start a job, on this host or on Ray: workers, parameter servers, coordinator"),
     "task": (_task, "run one task of a job, started by hand on its machine"),
     "status": (_status, "say how a job is"),
     "stop": (_stop, "have a job save and end"),

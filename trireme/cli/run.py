@@ -1,11 +1,12 @@
-"""`trireme run`: a job on this host."""
+"""`trireme run`: a job on this host, or on a Ray cluster."""
 
 from __future__ import annotations
 
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -17,11 +18,12 @@ from trireme.cluster.mesh import Mesh
 from trireme.errors import UsageError
 from trireme.launch.console import Console
 from trireme.launch.detect import TASK_VARIABLE, TaskConfig, encode_task, fresh_job
-from trireme.launch.local import LocalJob, run_local
+from trireme.launch.launcher import Job
+from trireme.launch.local import run_local
 from trireme.launch.run_directory import RunDirectory, claim, claim_free, read_record
 from trireme.launch.script import check_script, run_script
 from trireme.launch.secret import fresh_secret, read_secret
-from trireme.launch.settings import OPTIONS, Settings, check_together
+from trireme.launch.settings import OPTIONS, Settings, check_engine, check_together
 from trireme.launch.supervision import Limits
 from trireme.launch.threads import cores, thread_variables
 
@@ -41,11 +43,15 @@ def main(arguments: Sequence[str]) -> int:
     options, program = parser.split(arguments)
     given = parser.parse_args(options)
     _refuse_unbuilt(given)
-    settings = _sized(read_settings(given, os.environ, OPTIONS))
+    settings = read_settings(given, os.environ, OPTIONS)
+    check_engine(settings)
+    if given.allow_plaintext and settings["on"] == "local":
+        raise UsageError("--allow-plaintext is for jobs on several hosts: add --on ray")
+    settings = _sized(settings)
     if not program:
         raise UsageError("name the program to run: trireme run [OPTIONS] SCRIPT [ARGS...]")
     script = check_script(program[0])
-    task = _task(settings)
+    task = _task(settings, given.allow_plaintext)
     if given.dry_run:
         return _dry_run(settings, task, script, program[1:])
     return _start(settings, task, script, program)
@@ -55,8 +61,6 @@ def _refuse_unbuilt(given: argparse.Namespace) -> None:
     for name in NOT_BUILT_OPTIONS:
         if getattr(given, name) is not None:
             raise UsageError(f"--{name} is not built yet")
-    if given.on not in (None, "local"):
-        raise UsageError(f"--on {given.on} is not built yet: tasks start on this host (--on local)")
 
 
 def _sized(settings: Settings) -> Settings:
@@ -70,7 +74,7 @@ def _sized(settings: Settings) -> Settings:
     return settings
 
 
-def _task(settings: Settings) -> TaskConfig:
+def _task(settings: Settings, allow_plaintext: bool) -> TaskConfig:
     inside, servers = Mesh.parse(settings["mesh"]).size, settings["ps"]
     processes = inside if servers else inside * settings["workers"]
     return TaskConfig(
@@ -95,6 +99,7 @@ def _task(settings: Settings) -> TaskConfig:
         display="plain",
         join_timeout=settings["join-timeout"],
         connect_timeout=min(settings["join-timeout"], CONNECT_TIMEOUT),
+        allow_plaintext=allow_plaintext,
         origins=settings.origins,
     )
 
@@ -111,6 +116,7 @@ def _dry_run(settings: Settings, task: TaskConfig, script: Path, arguments: Sequ
 
 
 def _start(settings: Settings, task: TaskConfig, script: Path, program: Sequence[str]) -> int:
+    run = _engine(settings)
     console = Console(sys.stdout, sys.stderr, os.environ)
     directory = _claim(settings["run-dir"], script)
     try:
@@ -119,24 +125,48 @@ def _start(settings: Settings, task: TaskConfig, script: Path, program: Sequence
         watched = console.live and task.servers > 0
         if watched:  # steps are shown in one line for all, not in each worker's own
             task = msgspec.structs.replace(task, display="events")
-        job = LocalJob(
+        job = Job(
             program=tuple(program),
             task=msgspec.structs.replace(task, secret=secret),
             limits=Limits(restarts=settings["max-restarts"], together=task.processes > 1),
             options=settings.values,
         )
         if not watched:
-            return run_local(job, directory, console)
+            return run(job, directory, console)
         watch = JobWatch(
             lambda: _coordinator(directory), task.job, bytes.fromhex(secret), console.status
         )
         watch.start()
         try:
-            return run_local(job, directory, console)
+            return run(job, directory, console)
         finally:
             watch.close()
     finally:
         directory.release()
+
+
+def _engine(settings: Settings) -> Callable[[Job, RunDirectory, Console], int]:
+    """Returns what runs a job where the settings say."""
+    if settings["on"] == "local":
+        return run_local
+    from trireme import __version__
+    from trireme.launch.placement import Wishes
+    from trireme.launch.ray import run_ray
+    from trireme.launch.ray_cluster import load_ray
+
+    load_ray()  # where it is missing, before anything is written
+    return partial(
+        run_ray,
+        address=settings["ray-address"],
+        wishes=Wishes(
+            servers=settings["ps"],
+            workers=settings["workers"],
+            cpus=settings["ray-cpus-per-worker"],
+            gpus=settings["ray-gpus-per-worker"],
+            pack=settings["ray-pack-workers"],
+        ),
+        version=__version__,
+    )
 
 
 def _coordinator(directory: RunDirectory) -> str:

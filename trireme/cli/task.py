@@ -17,6 +17,7 @@ from trireme.cli.options import read_settings
 from trireme.cli.parser import COMMANDS, TASK_OPTIONS
 from trireme.errors import JobFailed, TriremeError, UsageError
 from trireme.launch.allocator import keep_freed_memory
+from trireme.launch.command import LOOPBACK
 from trireme.launch.detect import TASK_VARIABLE, TaskConfig, detect, encode_task
 from trireme.launch.manual import ManualOptions, manual_task
 from trireme.launch.outcome import describe, write_outcome
@@ -77,7 +78,7 @@ def _launched(given: argparse.Namespace, config: TaskConfig, program: Sequence[s
         return run_script(check_script(program[0]), program[1:], outcome=outcome)
     place = _Place(
         name="",
-        listen="tcp://127.0.0.1:0",
+        listen=f"tcp://{given.listen_host or LOOPBACK}:0",
         hosts_coordinator=config.role == "coordinator",
         address_file=_path(given.address_file),
     )

@@ -78,6 +78,8 @@ def _advice(culprit: Failure) -> str:
             "if nobody killed it, memory ran out: use a smaller batch or fewer tasks, then "
             f"{_AGAIN}{restarts}"
         )
+    if kind == "signal" and summary.startswith("lost"):
+        return f"see whether that node lives (`ray status`), then {_AGAIN}"
     if kind == "signal":
         return f"it crashed in native code, or somebody sent it the signal; {_AGAIN}"
     if kind == "exception":

@@ -69,6 +69,7 @@ class TaskProcess:
         log: Path,
         emit: Callable[[str, bool], None],
         pass_fds: Sequence[int] = (),
+        directory: Path | None = None,
     ) -> None:
         self.name = name
         self.last_lines: deque[str] = deque(maxlen=LAST_LINES)
@@ -77,6 +78,7 @@ class TaskProcess:
         self._process = subprocess.Popen(
             command,
             env=dict(environ),
+            cwd=directory,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -44,6 +44,7 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
         host: on which host.
         launcher: the launcher's process id.
         pids: every task's process id, by name.
+        nodes: on which node each task is, by name, where they are not all on `host`.
         coordinator: the coordinator's address; empty where there is none.
         secret_file: where the job's secret lies while the job runs.
         command: the program and its arguments.
@@ -66,6 +67,7 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
     origins: dict[str, str]
     started: float
     ended: float | None = None
+    nodes: dict[str, str] = {}
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,18 +17,21 @@ from trireme.cluster.mesh import SCHEDULES, Mesh
 from trireme.errors import ConfigurationError, UsageError
 
 __all__ = [
+    "ENGINE_OPTIONS",
     "NOT_BUILT_STRATEGIES",
     "OPTIONS",
     "STRATEGIES",
     "Option",
     "Setting",
     "Settings",
+    "check_engine",
     "check_together",
     "read_file",
     "resolve",
     "suggestion",
 ]
 
+ENGINES = ("local", "ray")
 SERVED = ("async", "ssp", "sync", "averaging", "diloco")
 """The strategies that need parameter servers."""
 STRATEGIES = (*SERVED, "allreduce", "fsdp", "tensor", "pipeline")
@@ -71,6 +74,21 @@ def _overlap(text: str) -> str:
     if text not in ("auto", "on", "off"):
         raise ValueError(text)
     return text
+
+
+def _engine(text: str) -> str:
+    if text == "slurm":
+        raise UsageError("--on slurm is not built yet: local and ray are")
+    if text not in ENGINES:
+        raise ValueError(text)
+    return text
+
+
+def _gpus(text: str) -> float:
+    number = float(text)
+    if not 0 <= number < float("inf") or (number > 1 and number != int(number)):
+        raise ValueError
+    return number
 
 
 def _switch(text: str) -> bool:
@@ -197,7 +215,22 @@ OPTIONS = (
            "how often each worker is started again when it fails (default 0)"),
     Option("join-timeout", _seconds, "a number of seconds above 0", 300.0, "SECONDS",
            "how long the tasks of a job wait for each other to come (default 300)"),
+    Option("on", _engine, f"one of {', '.join(ENGINES)}", "local", "ENGINE",
+           "where tasks run: local: this host; ray: the nodes of a Ray cluster (default local)"),
+    Option("ray-address", str, "host:port or auto", "auto", "ADDRESS",
+           "ray: the cluster's head, host:port; auto: the cluster of this host (default auto)"),
+    Option("ray-cpus-per-worker", _whole(1), "a whole number from 1", 1, "C",
+           "ray: cores kept for each worker, which takes as many threads (default 1)"),
+    Option("ray-gpus-per-worker", _gpus, "a whole number from 0, or a share of one GPU", 0.0, "G",
+           "ray: GPUs kept for each worker, which sees no others (default 0)"),
+    Option("ray-pack-workers", _switch, "yes or no", False, "",
+           "ray: workers on as few nodes as possible, and not on as many"),
 )  # fmt: skip
+
+ENGINE_OPTIONS = tuple(
+    option.name for option in OPTIONS if option.name == "on" or option.name.startswith("ray-")
+)
+"""What only whoever starts all tasks has to know."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,8 +340,8 @@ def _check_servers(settings: Settings, servers: int) -> None:
     strategy = settings["strategy"]
     if strategy in SERVED and not servers and settings["workers"] != 1:
         raise UsageError(
-            f"the strategy {strategy} ({settings.origins['strategy']}) with several workers needs a "
-            "parameter server: add --ps 1, or use --strategy allreduce"
+            f"the strategy {strategy} ({settings.origins['strategy']}) with several workers needs "
+            "a parameter server: add --ps 1, or use --strategy allreduce"
         )
     if strategy is not None and strategy not in SERVED and servers:
         raise UsageError(
@@ -375,6 +408,34 @@ def _check_aggregator(settings: Settings, servers: int) -> None:
             f"{asked}, and workers reach it over shared memory, which transport tcp "
             f"({origins['transport']}) does without: leave one of the two out"
         )
+
+
+def check_engine(settings: Settings) -> None:
+    """Checks that what was said about the place where tasks run makes sense together.
+
+    Raises:
+        UsageError: it does not; says what to do.
+    """
+    if settings["on"] == "ray":
+        if settings["workers"] == "auto":
+            raise UsageError(
+                "workers is auto, and how many a Ray cluster is to have only you can say: give "
+                "--workers N"
+            )
+        if settings["mesh"] or (settings["workers"] != 1 and not settings["ps"]):
+            raise UsageError(
+                "processes that hold one model together are started on one host: on a Ray cluster "
+                "use parameter servers (--ps 1) and leave --mesh out"
+            )
+        if settings["host-aggregator"]:
+            raise UsageError(
+                "nobody says which workers of a Ray cluster share a host before they run: leave "
+                "--host-aggregator out"
+            )
+        return
+    for name in ENGINE_OPTIONS:
+        if name != "on" and settings.origins[name] == "command line":
+            raise UsageError(f"--{name} is for jobs on a Ray cluster: add --on ray")
 
 
 def read_file(named: Path | None, directory: Path) -> tuple[str, dict[str, str]] | None:

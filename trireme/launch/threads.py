@@ -23,16 +23,23 @@ def cores() -> int:
     return os.cpu_count() or 1
 
 
-def thread_variables(environ: Mapping[str, str], tasks: int) -> tuple[int, dict[str, str]]:
-    """Divides the cores among the tasks of this host: one thread each, more if cores are left.
+def thread_variables(
+    environ: Mapping[str, str], tasks: int, available: int | None = None
+) -> tuple[int, dict[str, str]]:
+    """Divides the cores among tasks: one thread each, more if cores are left.
 
     Args:
         environ: the environment; a number that the user has set there stays.
-        tasks: how many tasks share the host.
+        tasks: how many tasks share them.
+        available: how many cores there are; by default all that this process may use.
 
     Returns:
         The number of threads, and the variables that set it.
     """
     own = environ.get("OMP_NUM_THREADS", "")
-    threads = int(own) if own.isdecimal() and int(own) > 0 else max(1, cores() // max(1, tasks))
+    threads = (
+        int(own)
+        if own.isdecimal() and int(own) > 0
+        else max(1, (cores() if available is None else available) // max(1, tasks))
+    )
     return threads, {name: environ.get(name, str(threads)) for name in _VARIABLES}

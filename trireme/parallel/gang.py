@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 
 import torch
@@ -17,9 +17,9 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import Store, TCPStore
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from trireme.cluster.mesh import AXES, Mesh
 from trireme.errors import ConfigurationError, ConnectTimeout, JobFailed, WaitTimeout
 from trireme.launch.outcome import says_peer_is_gone
-from trireme.cluster.mesh import AXES, Mesh
 
 __all__ = ["Gang", "GangConfig", "lost_peer"]
 
@@ -45,7 +45,7 @@ class GangConfig:
     address: str = ""
     listen_fd: int | None = None
     env: bool = False
-    device: torch.device = torch.device("cpu")
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     join_seconds: float = 300.0
     wait_seconds: float = 1800.0
 
@@ -307,7 +307,7 @@ def lost_peer() -> Iterator[None]:
             raise JobFailed(
                 f"another process of this job is gone, and its part of the model with it ({line})"
             ) from error
-        if _LATE.search(line) and isinstance(error, dist.DistError) or _gloo_late(line):
+        if (_LATE.search(line) and isinstance(error, dist.DistError)) or _gloo_late(line):
             raise WaitTimeout(
                 "another process of this job did not come to an exchange in time: did every one "
                 f"of them call the same methods of its session? ({line})"

@@ -113,9 +113,7 @@ class BucketedMean(_Shares):
         for vector, parameters in zip(vectors, placed, strict=True):
             self._cut(vector, parameters)
 
-    def _cut(
-        self, vector: torch.Tensor, placed: Sequence[tuple[nn.Parameter, int, int]]
-    ) -> None:
+    def _cut(self, vector: torch.Tensor, placed: Sequence[tuple[nn.Parameter, int, int]]) -> None:
         members: list[nn.Parameter] = []
         stop = vector.numel()
         for parameter, start, _ in reversed(placed):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -38,7 +39,7 @@ class PartConfig:
         tensor_plan: pattern of a module's name -> how its matrix is cut; None derives one.
     """
 
-    pipeline: PipelineConfig = PipelineConfig()
+    pipeline: PipelineConfig = field(default_factory=PipelineConfig)
     tensor_plan: Plan | None = None
 
 
@@ -209,7 +210,7 @@ def _share_buffers(module: nn.Module, model: nn.Module) -> None:
 def _refuse_tied(links: Sequence[tuple[str, nn.Module]], bounds: Sequence[int]) -> None:
     """A parameter that two stages use would be trained twice."""
     seen: dict[int, tuple[int, str]] = {}
-    for stage, (start, stop) in enumerate(zip(bounds, bounds[1:], strict=False)):
+    for stage, (start, stop) in enumerate(pairwise(bounds)):
         for link, layer in links[start:stop]:
             for name, parameter in layer.named_parameters():
                 first, other = seen.setdefault(id(parameter), (stage, f"{link}.{name}"))

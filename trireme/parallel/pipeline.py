@@ -22,9 +22,9 @@ from torch.distributed.pipelining import (
     ScheduleInterleavedZeroBubble,
 )
 
+from trireme.cluster.mesh import SCHEDULES
 from trireme.errors import ConfigurationError
 from trireme.parallel.gang import Gang
-from trireme.cluster.mesh import SCHEDULES
 from trireme.parallel.stages import Stage
 
 __all__ = ["Pipeline", "PipelineConfig", "Work", "stages_per_process"]
@@ -184,7 +184,7 @@ class Pipeline:
         return loss * (self._factor * size * self._pieces / self._examples)
 
     def _schedule(self, inputs: Any) -> Any:
-        """Returns the schedule for batches of a shape: stages learn what comes in from the first."""
+        """Returns the schedule for batches of a shape: stages learn theirs from the first."""
         key = tuple(inputs.shape) if isinstance(inputs, torch.Tensor) else ()
         if key not in self._schedules:
             self._schedules[key] = self._make()

@@ -31,9 +31,7 @@ def take(target: torch.Tensor, full: torch.Tensor) -> None:
         target.copy_(full)
         return
     full = full.to(device=target.device, dtype=target.dtype)
-    placed = distribute_tensor(
-        full, target.device_mesh, target.placements, src_data_rank=None
-    )
+    placed = distribute_tensor(full, target.device_mesh, target.placements, src_data_rank=None)
     target.to_local().copy_(placed.to_local())
 
 

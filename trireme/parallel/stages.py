@@ -55,8 +55,8 @@ def chain_of(model: nn.Module) -> list[Link]:
     """
     if not isinstance(model, nn.Sequential) or type(model).forward is not nn.Sequential.forward:
         raise ConfigurationError(
-            f"{type(model).__name__} cannot be cut into pipeline stages: its layers must follow one "
-            "upon the other, so make it an nn.Sequential (of any modules, with names of its own); "
+            f"{type(model).__name__} cannot be cut into pipeline stages: its layers must follow "
+            "one upon the other, so make it an nn.Sequential (of any modules, with their own names); "
             "--strategy fsdp takes any model"
         )
     links: list[Link] = []
@@ -156,7 +156,8 @@ def cut_at(links: Sequence[Link], names: Sequence[str]) -> list[int]:
     """
     places: list[int] = []
     for name in names:
-        found = [i for i, (link, _) in enumerate(links) if link == name or link.startswith(name + ".")]
+        inside = name + "."
+        found = [i for i, (link, _) in enumerate(links) if (link + ".").startswith(inside)]
         if not found:
             known = ", ".join(link for link, _ in links)
             raise ConfigurationError(f"split point {name!r} is no layer: there are {known}")

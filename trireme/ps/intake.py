@@ -60,9 +60,7 @@ class Intake:
         self._layout = layout
         self._codec = codec
 
-    def place(
-        self, link: Link, length: int, order: Sequence[int] = ()
-    ) -> Sequence[memoryview]:
+    def place(self, link: Link, length: int, order: Sequence[int] = ()) -> Sequence[memoryview]:
         """Returns where a gradient is received: memory that nobody else uses.
 
         Args:

@@ -236,5 +236,3 @@ class CrewFollower(_Crew):
 def hand_out(gang: Gang, tensors: dict[str, torch.Tensor] | None) -> dict[str, torch.Tensor]:
     """Gives every process the leader's tensors."""
     return load_bytes(gang.broadcast(None if tensors is None else save_bytes(tensors)))
-
-

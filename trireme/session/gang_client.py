@@ -257,7 +257,7 @@ class GangClient:
         self._gang.barrier()
 
     def drain(self) -> int:
-        """Has the last state at hand, so that one process alone may ask for it; returns the step."""
+        """Has the last state at hand: one process alone may ask for it now. Returns the step."""
         self._last = self._gather(state=True)
         return self.step
 
@@ -375,7 +375,11 @@ _KINDS = ("values", "average", "state")
 def _packed(state: ModelState) -> dict[str, torch.Tensor]:
     kinds = zip(_KINDS, (state.values, state.average, state.optimizer), strict=True)
     # A tied or an expanded tensor is written out: the format knows no views.
-    return {f"{kind}/{n}": t.contiguous().clone() for kind, named in kinds for n, t in named.items()}
+    return {
+        f"{kind}/{name}": tensor.contiguous().clone()
+        for kind, named in kinds
+        for name, tensor in named.items()
+    }
 
 
 def _unpacked(header: _Header, tensors: Mapping[str, torch.Tensor]) -> ModelState:
@@ -385,5 +389,3 @@ def _unpacked(header: _Header, tensors: Mapping[str, torch.Tensor]) -> ModelStat
         named[kind][name] = tensor
     state = ModelState(header.step, named["values"], named["average"], named["state"])
     return replace(state, consumed=header.consumed)
-
-

@@ -87,9 +87,7 @@ class PipelineReplica(GangReplica):
                 f"accumulate={options.accumulate} with a pipeline: micro-batches do that already; "
                 f"use --microbatches {options.accumulate}"
             )
-        super().__init__(
-            gang, nn.ModuleList(part.modules), loss, part, options, metrics, reducer
-        )
+        super().__init__(gang, nn.ModuleList(part.modules), loss, part, options, metrics, reducer)
         self.pipeline = part.pipeline(self._scalar)
 
     def _scalar(self, outputs: Any, targets: Any) -> torch.Tensor:
@@ -103,9 +101,7 @@ class PipelineReplica(GangReplica):
             )
         return loss
 
-    def _compute(
-        self, batch: tuple[Any, Any], begin: Callable[[float], None] | None
-    ) -> StepResult:
+    def _compute(self, batch: tuple[Any, Any], begin: Callable[[float], None] | None) -> StepResult:
         inputs, targets = batch
         if not isinstance(inputs, torch.Tensor) or not isinstance(targets, torch.Tensor):
             raise ConfigurationError(
@@ -118,5 +114,3 @@ class PipelineReplica(GangReplica):
         told = loss.to(self.flat.device)
         dist.all_reduce(told, group=self._gang.group("pp"))
         return StepResult(told, list(outputs), self._metrics, examples)
-
-

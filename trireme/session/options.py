@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
@@ -125,7 +125,7 @@ class Options:
     nan: Literal["raise", "skip", "ignore"] = "raise"
     log_every: int = 100
     device: str | torch.device | None = None
-    pipeline: PipelineConfig = PipelineConfig()
+    pipeline: PipelineConfig = field(default_factory=PipelineConfig)
     tensor_plan: Mapping[str, str] | None = None
 
     def __post_init__(self) -> None:

@@ -131,9 +131,7 @@ class Replica:
                     buffer.copy_(value)
         return result
 
-    def _compute(
-        self, batch: tuple[Any, Any], begin: Callable[[float], None] | None
-    ) -> StepResult:
+    def _compute(self, batch: tuple[Any, Any], begin: Callable[[float], None] | None) -> StepResult:
         """Computes the gradients of a batch's mean loss."""
         if self._options.accumulate > 1:
             return self._accumulate(batch)

@@ -37,6 +37,7 @@ __all__ = ["Session", "StepResult"]
 
 _SEED_MODEL, _SEED_WORKER, _SEED_STEP = 11, 12, 13
 
+
 class Session:
     """Trains a model, alone or as one worker of a job; the program is the same.
 
@@ -364,9 +365,7 @@ class Session:
         for hook in self.options.hooks:
             hook.before_step(self, batch)
         if self.options.deterministic:
-            torch.manual_seed(
-                derive(self.options.seed, _SEED_STEP, self._place, self.global_step)
-            )
+            torch.manual_seed(derive(self.options.seed, _SEED_STEP, self._place, self.global_step))
         spans = _spans([batch] if isinstance(batch, Batch) else self._handed_out)
         result = self._replica.backward(
             batch, partial(supervisor.begin_update, examples=spans) if self._overlaps else None
@@ -431,7 +430,11 @@ class Session:
         """
         with self._consistent_values():
             results = evaluate(
-                self._made.evaluator, dataset, self.metrics, batch_size=batch_size, transform=transform
+                self._made.evaluator,
+                dataset,
+                self.metrics,
+                batch_size=batch_size,
+                transform=transform,
             )
         if self.is_chief:
             self._recorder.evaluated(name, results)

@@ -1,0 +1,272 @@
+"""What stays beside one task on its node, for a launcher that is on another.
+
+It starts the task, gathers what that says until the launcher asks, tells it to end, and takes it
+along when it ends itself.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+
+from trireme.launch.command import TaskFiles, task_command
+from trireme.launch.detect import TASK_VARIABLE, detect
+from trireme.launch.outcome import Outcome, describe_status, read_outcome
+from trireme.launch.process import TaskProcess
+
+__all__ = ["End", "NodeFacts", "Order", "Report", "TaskAgent", "host_identity"]
+
+LOOK_AGAIN = 0.05
+UNREAD = 1 << 22
+LAST_WISH = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFacts:
+    """What an agent finds where it is.
+
+    Attributes:
+        node: the node's name.
+        address: its address, as the other nodes know it.
+        host: the same for two nodes if and only if they reach each other at loopback addresses.
+        version: Trireme's.
+        problem: why no task can run here; "" if one can.
+    """
+
+    node: str
+    address: str
+    host: str
+    version: str
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """One task to start.
+
+    Attributes:
+        task: its `TaskConfig`, encoded.
+        program: the user's program and its arguments.
+        directory: where to start it.
+        environ: what it finds in its environment besides the node's own.
+        host: the address of the node at which a server or coordinator listens.
+    """
+
+    task: str
+    program: tuple[str, ...]
+    directory: str
+    environ: Mapping[str, str]
+    host: str
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """How a task ended.
+
+    Attributes:
+        status: its exit status, or minus the number of the signal that killed it.
+        outcome: why.
+        age: how many seconds ago that was: the clocks of two nodes may differ.
+    """
+
+    status: int
+    outcome: Outcome
+    age: float
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a task has said and done since the report before.
+
+    Attributes:
+        lines: each with whether it went to standard error.
+        address: where it listens, if it has told.
+        end: how it ended; nothing more comes after that.
+    """
+
+    lines: tuple[tuple[str, bool], ...]
+    address: str
+    end: End | None
+
+
+def host_identity() -> str:
+    """Returns what two processes share that reach each other at loopback addresses.
+
+    That is the running kernel and, as containers and namespaces have a loopback of their own, the
+    network namespace. Where the system has neither, it is its host's name.
+    """
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        return f"{boot}/{os.stat('/proc/self/ns/net').st_ino}"
+    except OSError:
+        return os.uname().nodename
+
+
+class TaskAgent:
+    """The keeper of one task. Any thread may call; a start comes before its reports."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._changed = threading.Condition()
+        self._lines: list[tuple[str, bool]] = []
+        self._unread = 0
+        self._address = ""
+        self._end: tuple[int, Outcome] | None = None
+        self._process: TaskProcess | None = None
+        self._thread: threading.Thread | None = None
+        self._told = False
+        self._doomed = False
+
+    def look(self, node: str, address: str, directory: str, script: str) -> NodeFacts:
+        """Returns what this node is, and whether a task can run here.
+
+        Args:
+            node: its name.
+            address: its address.
+            directory: where tasks are started.
+            script: the user's program, as seen from there.
+        """
+        # The package above this module is there, and importing from it would point upwards.
+        version: str = sys.modules["trireme"].__version__
+        problem = ""
+        if not os.path.isdir(directory):
+            problem = f"there is no directory {directory}"
+        elif not os.access(os.path.join(directory, script), os.R_OK):
+            problem = f"{os.path.join(directory, script)} cannot be read"
+        return NodeFacts(node, address, host_identity(), version, problem)
+
+    def start(self, order: Order) -> int:
+        """Starts the task, again if it has run before, and returns its process id.
+
+        Raises:
+            OSError: there can be no such process.
+        """
+        self._join()
+        with self._changed:
+            self._lines, self._unread, self._address, self._end = [], 0, "", None
+        born: Future[int] = Future()
+        # The kernel ends the task with the thread that started it: a thread with the task's life.
+        self._thread = threading.Thread(
+            target=self._tend, args=(order, born), name=f"tend-{self._name}", daemon=True
+        )
+        self._thread.start()
+        return born.result()
+
+    def report(self, longest: float) -> Report:
+        """Returns what is new; waits for something to be, but no longer than told."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._lines or self._address or self._end, longest)
+            lines, self._lines, self._unread = tuple(self._lines), [], 0
+            address, self._address = self._address, ""
+            end = None
+            if self._end is not None:
+                status, outcome = self._end
+                end = End(status, outcome, max(0.0, time.time() - outcome.at))
+            self._changed.notify_all()
+        return Report(lines, address, end)
+
+    def terminate(self) -> None:
+        """Asks the task to end, as soon as it has started."""
+        with self._changed:
+            self._told = True
+            if self._process is not None:
+                self._process.terminate()
+
+    def kill(self) -> None:
+        """Ends the task and its children at once; none is started any more."""
+        with self._changed:
+            self._doomed = True
+            if self._process is not None:
+                self._process.kill()
+
+    def dismiss(self) -> None:
+        """Kills the task and waits for its end."""
+        self.kill()
+        self._join()
+
+    def _join(self) -> None:
+        if self._thread is not None:
+            self._thread.join(LAST_WISH)
+
+    # On a thread of the task's own -----------------------------------------------------------
+
+    def _tend(self, order: Order, born: Future[int]) -> None:
+        # A thread of somebody else's pool may have signals blocked, and a child inherits that.
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        with (
+            tempfile.TemporaryDirectory(prefix="trireme-") as scratch,
+            selectors.DefaultSelector() as selector,
+        ):
+            files = TaskFiles(Path(scratch) / "address", Path(scratch) / "outcome")
+            try:
+                process = self._spawn(order, files)
+            except BaseException as error:
+                born.set_exception(error)
+                return
+            born.set_result(process.pid)
+            for pipe in process.pipes:
+                selector.register(pipe.fd, selectors.EVENT_READ, pipe)
+            while (status := process.poll()) is None:
+                for key, _ in selector.select(LOOK_AGAIN):
+                    if not process.read(key.data):
+                        selector.unregister(key.fd)
+                if not selector.get_map():  # its output is closed, and yet it lives
+                    self._pause()
+                self._tell_address(files.address)
+            self._conclude(process, status, files.outcome)
+
+    def _spawn(self, order: Order, files: TaskFiles) -> TaskProcess:
+        config = detect({TASK_VARIABLE: order.task})
+        environ = {**os.environ, **order.environ, TASK_VARIABLE: order.task}
+        with self._changed:
+            process = TaskProcess(
+                self._name,
+                task_command(config, files, order.program, host=order.host),
+                environ | {"PYTHONUNBUFFERED": "1"},
+                log=Path(os.devnull),  # the launcher keeps it
+                emit=self._emit,
+                directory=Path(order.directory),
+            )
+            self._process = process
+            if self._doomed:
+                process.kill()
+            elif self._told:
+                process.terminate()
+        return process
+
+    def _emit(self, line: str, error: bool) -> None:
+        with self._changed:
+            # A launcher that falls behind slows the task down, as a full pipe does.
+            self._changed.wait_for(lambda: self._unread < UNREAD or self._doomed, LAST_WISH)
+            self._lines.append((line, error))
+            self._unread += len(line)
+            self._changed.notify_all()
+
+    def _pause(self) -> None:
+        with self._changed:
+            self._changed.wait(LOOK_AGAIN)
+
+    def _tell_address(self, file: Path) -> None:
+        if file.exists():
+            address = file.read_text(encoding="utf-8").strip()
+            file.unlink()
+            with self._changed:
+                self._address = address
+                self._changed.notify_all()
+
+    def _conclude(self, process: TaskProcess, status: int, outcome: Path) -> None:
+        with self._changed:
+            self._process = None
+        process.finish()
+        with self._changed:
+            self._end = (status, read_outcome(outcome) or describe_status(status))
+            self._changed.notify_all()
