@@ -56,7 +56,7 @@ def chain_of(model: nn.Module) -> list[Link]:
     if not isinstance(model, nn.Sequential) or type(model).forward is not nn.Sequential.forward:
         raise ConfigurationError(
             f"{type(model).__name__} cannot be cut into pipeline stages: its layers must follow "
-            "one upon the other, so make it an nn.Sequential (of any modules, with their own names); "
+            "one upon the other, so make it an nn.Sequential (of any modules, with any names); "
             "--strategy fsdp takes any model"
         )
     links: list[Link] = []
