@@ -10,12 +10,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
-__all__ = ["copies", "fully_sharded", "local", "take", "whole"]
-
-
-def local(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns the part of a tensor that this process holds: all of it, or a shard's memory."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+__all__ = ["copies", "fully_sharded", "take", "whole"]
 
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:

@@ -12,7 +12,6 @@ element-wise between them need one sum a pass. `torch.distributed.tensor.paralle
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from fnmatch import fnmatchcase
 
 from torch import nn
@@ -26,10 +25,10 @@ from torch.distributed.tensor.parallel import (
 )
 
 from trireme.errors import ConfigurationError
+from trireme.parallel.config import Plan
 
-__all__ = ["CUTS", "Plan", "derive", "resolve", "tensor_parallel"]
+__all__ = ["CUTS", "derive", "resolve", "tensor_parallel"]
 
-Plan = Mapping[str, str]
 """Pattern of a module's name -> how it is cut."""
 
 CUTS = ("column", "row", "gathered")

@@ -21,8 +21,9 @@ from trireme.data.intervals import IntervalSet
 from trireme.data.ledger import Ledger
 from trireme.errors import ConfigurationError, Rejected
 from trireme.parallel.gang import Gang
+from trireme.parallel.local import local
 from trireme.parallel.part import join
-from trireme.parallel.sharding import local, take, whole
+from trireme.parallel.sharding import take, whole
 from trireme.ps.client import PullResult, PushResult
 from trireme.ps.local import check_complete, check_optimizer
 from trireme.ps.messages import Applied, GroupSpec, OptimizerSpec, Span
