@@ -6,6 +6,7 @@ when a process of it is gone, every operation of the others fails, with an error
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -22,6 +23,9 @@ from trireme.errors import ConfigurationError, ConnectTimeout, JobFailed, WaitTi
 from trireme.launch.outcome import says_peer_is_gone
 
 __all__ = ["Gang", "GangConfig", "lost_peer"]
+
+# Shards of shards are joined axis by axis, when something is evaluated or saved: no need to say so.
+logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
 
 
 @dataclass(frozen=True, slots=True)

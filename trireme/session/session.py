@@ -422,6 +422,19 @@ class Session:
             self._recorder.training_ended()
             self._supervisor.finish_training()
             self._announce_checkpoints()
+            if self._made.part is not None:
+                self._join_parts()
+
+    @torch.no_grad()
+    def _join_parts(self) -> None:
+        """Leaves the last values in the whole model, where processes have trained parts of it."""
+        values = self._supervisor.client.snapshot(state=False).values
+        for name, parameter in self._made.flat.parameters.items():
+            parameter.copy_(values[name])
+        buffers = self._supervisor.average_buffers()
+        for name, buffer in self.model.named_buffers():
+            if name in buffers:
+                buffer.copy_(buffers[name])
 
     # -- evaluating and recording ---------------------------------------------------------------
 
