@@ -149,15 +149,6 @@ class ModelPart:
 
     # -- whole tensors --------------------------------------------------------------------------
 
-    def gather(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Returns the whole tensors of the whole model, in every process; all must ask.
-
-        Args:
-            tensors: this process's, by name: shards, or tensors that it has to itself.
-        """
-        mine = {name: whole(tensor).contiguous() for name, tensor in tensors.items()}
-        return join(self._gang, mine)
-
     @torch.no_grad()
     def fill(self, values: Mapping[str, torch.Tensor]) -> None:
         """Fills this process's parameters from whole tensors."""
