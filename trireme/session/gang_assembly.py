@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import msgspec
 import torch
 from torch import nn
 
@@ -19,6 +20,8 @@ from trireme.parallel.gradients import BucketedMean, ListMean, ShardedMean
 from trireme.parallel.part import ModelPart
 from trireme.parallel.reducer import NoMean, Reducer
 from trireme.ps.dense import FlatModel
+from trireme.ps.layout import Layout
+from trireme.ps.messages import LayoutSpec
 from trireme.session.assembly import Assembly, build_optimizer, check_optimizer, device_of
 from trireme.session.gang_replica import GangReplica, PipelineReplica
 from trireme.session.options import Options
@@ -67,9 +70,23 @@ def assemble_together(
         return _in_parts(task, options, gang, model, loss, make_optimizer, metrics)
     optimizer = build_optimizer(make_optimizer, model)
     flat = FlatModel(named_groups(model, optimizer), servers=1)
+    _check_same(task, gang, flat)
     mean = BucketedMean(gang, flat.gradients, flat.placed)
     replica = GangReplica(gang, model, loss, flat, options, metrics, mean)
     return Assembly(model, optimizer, flat, replica, replica, gang)
+
+
+def _check_same(task: TaskConfig, gang: Gang, flat: FlatModel) -> None:
+    """Checks that every process has built the model that the chief has.
+
+    Raises:
+        ModelMismatchError: this one has not; names the first parameter that differs.
+    """
+    own = flat.layout.spec
+    said = gang.broadcast(msgspec.msgpack.encode(own) if gang.is_chief else None)
+    chief = msgspec.structs.replace(task, rank=0, index=task.index if task.servers else 0)
+    theirs = Layout(msgspec.msgpack.decode(said, type=LayoutSpec))
+    theirs.check_same(flat.layout, whose=chief.name, others=task.name)
 
 
 def _in_parts(
@@ -88,11 +105,12 @@ def _in_parts(
             "optimizer was built over the whole: give the session a function that builds one, "
             "such as lambda params: torch.optim.Adam(params)"
         )
-    part = ModelPart(gang, model, part_of(task, options))
     whole = build_optimizer(make_optimizer, model)
     flat = FlatModel(
         named_groups(model, whole), servers=max(task.servers, 1), shared=task.servers > 0
     )
+    _check_same(task, gang, flat)  # before parts are cut: those of other shapes would not fit
+    part = ModelPart(gang, model, part_of(task, options))
     if task.servers:
         optimizer = whole
     else:
