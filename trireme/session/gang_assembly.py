@@ -7,6 +7,7 @@ only such sessions do.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import msgspec
 import torch
@@ -99,26 +100,13 @@ def _in_parts(
     metrics: Mapping[str, Metric],
 ) -> Assembly:
     """As `assemble_together`, where each process holds less than the whole model."""
-    if isinstance(make_optimizer, torch.optim.Optimizer) and not task.servers:
-        raise ConfigurationError(
-            f"the mesh {gang.mesh} cuts the model into parts with parameters of their own, and the "
-            "optimizer was built over the whole: give the session a function that builds one, "
-            "such as lambda params: torch.optim.Adam(params)"
-        )
     whole = build_optimizer(make_optimizer, model)
     flat = FlatModel(
         named_groups(model, whole), servers=max(task.servers, 1), shared=task.servers > 0
     )
     _check_same(task, gang, flat)  # before parts are cut: those of other shapes would not fit
     part = ModelPart(gang, model, part_of(task, options))
-    if task.servers:
-        optimizer = whole
-    else:
-        assert not isinstance(make_optimizer, torch.optim.Optimizer)
-        optimizer = make_optimizer(list(part.parameters.values()))
-        for group in optimizer.param_groups:
-            if "foreach" in group:  # torch's many-tensor kernels take no mixture of shards
-                group["foreach"] = False
+    optimizer = whole if task.servers else _over_part(whole, model, part)
     reducer = _reducer(gang, part)
     replica: GangReplica
     if gang.mesh.pp > 1:
@@ -127,6 +115,34 @@ def _in_parts(
         replica = GangReplica(gang, part.modules[0], loss, part, options, metrics, reducer)
     evaluator = Replica(model, loss, flat, options, metrics)
     return Assembly(model, optimizer, flat, replica, evaluator, gang, part)
+
+
+def _over_part(
+    whole: torch.optim.Optimizer, model: nn.Module, part: ModelPart
+) -> torch.optim.Optimizer:
+    """Returns an optimizer like one over the whole model, group by group, over what is here of it.
+
+    Raises:
+        ConfigurationError: such a one cannot be built.
+    """
+    groups: list[dict[str, Any]] = [
+        {
+            **options,
+            "params": [part.parameters[name] for name, _ in named if name in part.parameters],
+        }
+        for options, named in zip(whole.param_groups, named_groups(model, whole), strict=True)
+    ]
+    for group in groups:
+        if "foreach" in group:  # torch's many-tensor kernels take no mixture of shards
+            group["foreach"] = False
+    try:
+        return type(whole)(groups)
+    except TypeError as error:
+        raise ConfigurationError(
+            f"the model is cut into parts, and {type(whole).__name__} cannot be built over the "
+            f"parameters of one from its groups alone ({error}): use an optimizer whose settings "
+            "are all in its parameter groups, as torch's are"
+        ) from error
 
 
 def _reducer(gang: Gang, part: ModelPart) -> Reducer:
