@@ -6,7 +6,7 @@ only such sessions do.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -125,18 +125,17 @@ def _over_part(
     Raises:
         ConfigurationError: such a one cannot be built.
     """
+    here = part.parameters
     groups: list[dict[str, Any]] = [
-        {
-            **options,
-            "params": [part.parameters[name] for name, _ in named if name in part.parameters],
-        }
+        {**options, "params": [here[name] for name, _ in named if name in here]}
         for options, named in zip(whole.param_groups, named_groups(model, whole), strict=True)
     ]
+    kind: Callable[[Any], torch.optim.Optimizer] = type(whole)
     for group in groups:
         if "foreach" in group:  # torch's many-tensor kernels take no mixture of shards
             group["foreach"] = False
     try:
-        return type(whole)(groups)
+        return kind(groups)
     except TypeError as error:
         raise ConfigurationError(
             f"the model is cut into parts, and {type(whole).__name__} cannot be built over the "
