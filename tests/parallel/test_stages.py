@@ -81,7 +81,7 @@ def test_split_points_name_where_stages_begin() -> None:
     links = chain_of(chain())
     assert cut_at(links, ["b"]) == [1]
     assert cut_at(links, ["b.1", "c"]) == [2, 3]
-    with pytest.raises(ConfigurationError, match="'d' is no layer: there are a, b.0, b.1, c"):
+    with pytest.raises(ConfigurationError, match=r"'d' is no layer: there are a, b\.0, b\.1, c"):
         cut_at(links, ["d"])
     for wrong in (["c", "b"], ["a"], ["b", "b"]):
         with pytest.raises(ConfigurationError, match="in the model's order"):
