@@ -72,7 +72,7 @@ def main(arguments: Sequence[str]) -> int:
 def _launched(given: argparse.Namespace, config: TaskConfig, program: Sequence[str]) -> int:
     """Runs a task whose launcher has put all that there is to know into the environment."""
     outcome = Path(given.outcome_file) if given.outcome_file is not None else None
-    if config.strategy == "sync":
+    if config.strategy == "sync" or (config.processes > 1 and not config.servers):
         take_turns()
     if config.role == "worker":
         return run_script(check_script(program[0]), program[1:], outcome=outcome)
@@ -105,7 +105,7 @@ def _by_hand(given: argparse.Namespace, program: Sequence[str]) -> int:
     threads, variables = thread_variables(os.environ, task.neighbours)
     config = msgspec.structs.replace(config, threads=threads)
     _export(os.environ, variables, config)
-    if config.strategy == "sync":
+    if config.strategy == "sync" or (config.processes > 1 and not config.servers):
         take_turns()
     if config.role == "worker":
         if not program:
