@@ -36,7 +36,7 @@ class Recorder:
         counts: whether the loss and the metrics are this process's to tell.
 
     Attributes:
-        applied, stale: this worker's updates by their verdict.
+        applied, stale: this worker's steps by the verdict of the push that they went into.
         data_seconds: spent waiting for batches since the last record.
     """
 
@@ -91,7 +91,7 @@ class Recorder:
         self._steps += 1
         self._examples += result.examples
         if result.verdict is not None:
-            self.count(result.verdict)
+            self.count(result.verdict, result.steps)
         self._count_examples.increment(result.examples)
         self._compute_seconds += compute_seconds
         self._push_seconds += push_seconds
@@ -105,13 +105,13 @@ class Recorder:
             self._report_at = now + _REPORT_SECONDS
             self._report(result)
 
-    def count(self, verdict: Verdict) -> None:
-        """Counts an update by what became of it."""
+    def count(self, verdict: Verdict, steps: int) -> None:
+        """Counts a push, and the steps that it was of, by what became of it."""
         if isinstance(verdict, Applied):
-            self.applied += 1
+            self.applied += steps
             self._count_applied.increment()
         else:
-            self.stale += 1
+            self.stale += steps
             self._count_stale.increment()
 
     @property

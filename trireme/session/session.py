@@ -29,7 +29,14 @@ from trireme.session.progress import Progress, make_progress
 from trireme.session.recorder import Recorder
 from trireme.session.replica import Loss, Replica
 from trireme.session.result import Metric, StepResult
-from trireme.session.rules import OptimizerFactory, overlaps, prefetches, rule_of, updates_per_step
+from trireme.session.rules import (
+    OptimizerFactory,
+    outer_of,
+    overlaps,
+    prefetches,
+    rule_of,
+    updates_per_step,
+)
 from trireme.session.signals import Signals
 from trireme.session.supervisor import Supervisor, Training
 
@@ -126,10 +133,11 @@ class Session:
                 prefetch=prefetches(self.task, self.options),
                 gang=gang,
                 part=self._made.part,
+                outer=outer_of(self.task, self.options, self.optimizer),
             ),
             self._progress,
         )
-        self._clip_here = None if rule.synchronous else self.options.clip_norm
+        self._clip_here = None if rule.clip_norm is not None else self.options.clip_norm
         try:
             self._supervisor.start()
         except BaseException as error:
@@ -402,7 +410,7 @@ class Session:
             self._finished = True
             last = self._supervisor.complete()
             if last is not None:
-                self._recorder.count(last.decided)
+                self._recorder.count(last.decided, last.steps)
             self._recorder.training_ended()
             self._supervisor.finish_training()
             self._announce_checkpoints()
