@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import TensorDataset
 
 from tests.harness import Cluster, run_job
 from tests.parity.plain import (
@@ -27,7 +29,8 @@ from tests.parity.plain import (
 from tests.parity.problems import EXACT, adam, same_everywhere, sgd, small, trained
 from trireme.errors import ConfigurationError
 from trireme.ps.messages import Applied, Stale
-from trireme.session.checkpoint import CheckpointData, latest
+from trireme.session.checkpoint import CheckpointData, latest, list_checkpoints, step_of
+from trireme.session.options import Checkpoint
 from trireme.session.session import Session
 
 MAKERS = pytest.mark.parametrize("make", [sgd(), adam()], ids=["sgd", "adam"])
@@ -111,8 +114,7 @@ def test_unequal_batches_weigh_as_many_examples_as_they_have(workers: int) -> No
     problem = small()
     bounds = [0, 3, 24] if workers == 2 else [0, 3, 10, 24]
     shares = [
-        [(x[low:high], y[low:high]) for x, y in problem.batches]
-        for low, high in pairwise(bounds)
+        [(x[low:high], y[low:high]) for x, y in problem.batches] for low, high in pairwise(bounds)
     ]
     cluster = Cluster(workers, 1, "averaging", every=1)
     values = same_everywhere(trained(problem, plain_sgd(), cluster, shares=shares))
@@ -165,9 +167,9 @@ def test_in_whole_numbers_it_is_the_mean_gradient_to_the_bit(workers: int) -> No
 def test_averaging_is_local_training_and_a_mean(make: OptimizerFactory, servers: int) -> None:
     problem = small()  # 20 steps: two periods, and half of one
     values = same_everywhere(trained(problem, make, Cluster(3, servers, "averaging", every=8)))
-    assert difference(
-        values, train_locally(problem, make, averaged(), problem.shares(3), 8)
-    ) < EXACT  # fmt: skip
+    assert (
+        difference(values, train_locally(problem, make, averaged(), problem.shares(3), 8)) < EXACT
+    )
     assert difference(values, train(problem, make).values) > 1e-4, "that would prove nothing"
 
 
@@ -390,3 +392,105 @@ def saved(run_dir: Path) -> CheckpointData:
     data = latest(run_dir, lambda path, error: pytest.fail(f"{path}: {error}"))
     assert data is not None
     return data
+
+
+BATCH = 8
+
+
+def digits() -> TensorDataset:
+    """Examples for a loader, of the shape that `small` has."""
+    batches = small(steps=1, batch=200, seed=9).batches
+    return TensorDataset(*batches[0])
+
+
+def run_to(end: int, cluster: Cluster, *, every_steps: int | None = None) -> CheckpointData:
+    """Trains, or trains on, until a global step; returns the last checkpoint."""
+    problem, data = small(), digits()
+    keep = {"keep": 100} if every_steps else {}
+
+    def session(worker: int) -> Session:
+        return Session(
+            problem.copy(),
+            loss_of,
+            adam(),
+            max_steps=end,
+            scheduler=lambda optimizer: torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.97),
+            checkpoint=Checkpoint(every_seconds=None, every_steps=every_steps, **keep),
+            deterministic=True,
+            ema=0.9,
+        )
+
+    def program(session: Session) -> None:
+        for batch in session.loader(data, BATCH):
+            session.step(batch)
+            saver = session._supervisor._saver
+            if saver is not None:  # else one that is slow may be left out for the next
+                saver.wait(60.0)
+
+    run_job(cluster, session, program).values  # noqa: B018 - raises what a worker raised
+    assert cluster.run_dir is not None
+    return saved(cluster.run_dir)
+
+
+def assert_same_bits(one: CheckpointData, other: CheckpointData) -> None:
+    assert one.step == other.step
+    for mine, theirs in (
+        (one.model, other.model),
+        (one.average, other.average),
+        (one.optimizer, other.optimizer),
+        (one.local, other.local),
+    ):
+        assert mine.keys() == theirs.keys()
+        assert [name for name in mine if not torch.equal(mine[name], theirs[name])] == []
+    assert one.state["consumed"] == other.state["consumed"]
+
+
+@pytest.mark.parametrize(
+    ("workers", "strategy"), [(1, "averaging"), (2, "averaging"), (1, "diloco"), (2, "diloco")]
+)
+def test_a_resumed_job_is_the_very_bits_of_one_that_was_not_stopped(
+    workers: int, strategy: str, tmp_path: Path
+) -> None:
+    cluster = Cluster(workers, 1, strategy, every=6, run_dir=tmp_path / "whole")
+    whole = run_to(40, cluster, every_steps=9)
+    assert whole.step == 40
+    local = {f"{w}/{n}" for w in range(workers) for n in ("0.weight/exp_avg", "2.bias/step")}
+    assert local <= whole.local.keys()
+    assert all(whole.local[f"{worker}/2.bias/step"] == 40 for worker in range(workers)), (
+        "each worker made every step itself"
+    )
+    # Due at each multiple of 9: saved after the exchange that first reaches it.
+    steps = [step_of(path) for path in list_checkpoints(tmp_path / "whole")]
+    assert steps == [12, 18, 30, 36, 40]
+    for start in (12, 30):
+        other = tmp_path / f"from-{start}"
+        (other / "checkpoints").mkdir(parents=True)
+        for path in list_checkpoints(tmp_path / "whole"):
+            if step_of(path) <= start:
+                shutil.copytree(path, other / "checkpoints" / path.name)
+        assert_same_bits(run_to(40, replace(cluster, run_dir=other)), whole)
+
+
+def test_with_another_number_of_workers_optimizers_begin_anew_and_that_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    first = run_to(12, Cluster(2, 1, "averaging", every=6, run_dir=tmp_path))
+    assert first.local["0/2.bias/step"] == 12
+    second = run_to(18, Cluster(3, 1, "averaging", every=6, run_dir=tmp_path))
+    assert second.step == 18
+    assert {float(second.local[f"{w}/2.bias/step"]) for w in range(3)} == {6.0}
+    assert "has the optimizers of 2 workers, and this job has 3" in caplog.text
+
+
+def test_from_sync_every_worker_goes_on_with_the_servers_optimizer_and_back_it_is_fresh(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = run_to(12, Cluster(2, 1, "sync", run_dir=tmp_path))
+    assert not first.local and first.optimizer["2.bias/step"] == 12
+    second = run_to(18, Cluster(2, 1, "diloco", every=6, run_dir=tmp_path))
+    assert {float(second.local[f"{w}/2.bias/step"]) for w in range(2)} == {18.0}
+    assert {name.rpartition("/")[2] for name in second.optimizer} == {"momentum_buffer"}
+    assert not caplog.text
+    third = run_to(24, Cluster(2, 1, "sync", run_dir=tmp_path))
+    assert not third.local and third.optimizer["2.bias/step"] == 6
+    assert "servers applied deltas by momentum, and here they apply gradients" in caplog.text

@@ -495,6 +495,16 @@ class Supervisor:
         return self.client.step
 
     @property
+    def bytes_pushed(self) -> int:
+        """Bytes of updates that this worker has sent to the servers; see `Client`."""
+        return self.client.bytes_sent
+
+    @property
+    def bytes_pulled(self) -> int:
+        """Bytes of values that it has received from them; see `Client`."""
+        return self.client.bytes_received
+
+    @property
     def is_chief(self) -> bool:
         """Whether this is the live worker with the lowest index.
 
