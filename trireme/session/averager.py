@@ -27,7 +27,9 @@ from trireme.ps.rule import Rule
 __all__ = ["Averager", "period_length"]
 
 _SAVING = "saving"  # the chief: after which step it saves
-_LOCAL = "local optimizer"  # each worker: its optimizer's state after an exchange
+_LOCAL = ("local optimizer, even", "local optimizer, odd")
+"""Each worker: its optimizer's state after an exchange. What was left after one exchange is wanted
+until the next is over, and so must outlast what is left there."""
 _RESTORED = "restored optimizer of worker:"  # the chief: what the checkpoint has for a worker
 
 
@@ -239,15 +241,27 @@ class Averager:
         """Leaves the state of this worker's optimizer for the chief's checkpoint."""
         if not self._made:  # else it would be of steps that no server has
             state = export_state(self._optimizer, self._flat)
-            self._client.share(_LOCAL, _encoded(self.step, state))
+            self._client.share(_LOCAL[self._parity(self.step)], _encoded(self.step, state))
 
-    def states(self) -> dict[str, torch.Tensor]:
-        """Returns what each worker has left last, as `WORKER/PARAMETER/STATE`."""
+    def states(self, step: int) -> dict[str, torch.Tensor]:
+        """Returns what each worker has left after an exchange, as `WORKER/PARAMETER/STATE`.
+
+        Where a worker has left nothing there, it is what it left before.
+
+        Args:
+            step: that the exchange made.
+        """
+        parity = self._parity(step)
+        left = self._client.collect(_LOCAL[1 - parity]) | self._client.collect(_LOCAL[parity])
         return {
             f"{worker}/{name}": tensor
-            for worker, data in sorted(self._client.collect(_LOCAL).items())
+            for worker, data in sorted(left.items())
             for name, tensor in load_bytes(msgspec.msgpack.decode(data, type=_Left).state).items()
         }
+
+    def _parity(self, step: int) -> int:
+        """Returns 0 or 1, in turn from exchange to exchange."""
+        return -(-step // self._rule.period) % 2
 
     def hand_out(self, step: int, states: dict[int, dict[str, torch.Tensor]]) -> None:
         """As chief: leaves each worker the state that a checkpoint has for it.

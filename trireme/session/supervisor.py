@@ -730,7 +730,7 @@ class Supervisor:
         if self._saver is None:
             self._saver = Saver(training.run_dir, training.options.checkpoint)
         if self._averager is not None:
-            data = replace(data, local=self._averager.states())
+            data = replace(data, local=self._averager.states(data.step))
         self._saver.submit(data)
 
     def _to_checkpoint(self, state: ModelState) -> CheckpointData:
