@@ -68,7 +68,7 @@ def test_lines_show_value_and_origin() -> None:
         ({"ps": "1", "aggregate": "1", "strategy": "async"}, "add --strategy sync"),
         ({"ps": "1", "aggregate": "2", "strategy": "sync"}, "there are only 1 workers"),
         ({"ps": "1", "staleness": "1", "strategy": "sync"}, "add --strategy ssp"),
-        ({"ps": "1", "aggregate": "1", "strategy": "averaging"}, "only the strategies sync and dil"),
+        ({"ps": "1", "aggregate": "1", "strategy": "averaging"}, "only the strategies sync"),
         ({"ps": "1", "staleness": "1", "strategy": "diloco"}, "only the strategies ssp and averag"),
         ({"ps": "1", "every": "4", "strategy": "sync"}, "add --strategy averaging"),
         ({"workers": "2", "strategy": "diloco"}, "needs a parameter server: add --ps 1"),
