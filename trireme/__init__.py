@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from trireme.session.evaluation import accuracy
     from trireme.session.options import Checkpoint
     from trireme.session.session import Session, StepResult
-    from trireme.strategies import SSP, Async, Sync
+    from trireme.strategies import SSP, Async, Averaging, DiLoCo, Sync
 
 __version__ = "0.1.0.dev0"
 
@@ -52,6 +52,7 @@ __all__ = [
     "AddressInUse",
     "Async",
     "AuthenticationError",
+    "Averaging",
     "Checkpoint",
     "CheckpointError",
     "ClusterError",
@@ -61,6 +62,7 @@ __all__ = [
     "ConnectionClosed",
     "ConnectionRefused",
     "DataError",
+    "DiLoCo",
     "Fenced",
     "FrameError",
     "JobFailed",
@@ -86,7 +88,9 @@ __all__ = [
 
 _HOME = {
     "Async": "trireme.strategies",
+    "Averaging": "trireme.strategies",
     "Checkpoint": "trireme.session.options",
+    "DiLoCo": "trireme.strategies",
     "SSP": "trireme.strategies",
     "Session": "trireme.session.session",
     "StepResult": "trireme.session.session",
