@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch import nn
 
+from tests.faults import Proxy
+from tests.harness import Cluster, run_job
 from tests.integration.shell import PROGRAMS, Shell
+from trireme.ps.messages import Stale
 from trireme.session.checkpoint import CheckpointData, latest
+from trireme.session.session import Session, StepResult
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
 
@@ -133,3 +139,88 @@ def test_workers_of_several_processes_train_by_themselves_too(shell: Shell) -> N
     whole, parts = found
     assert whole.keys() == parts.keys()
     assert max(float((whole[name] - parts[name]).abs().max()) for name in whole) < 1e-5
+
+
+class Rows(nn.Module):
+    """One row a worker; its gradient is -1 in the row of the worker that computes it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows = nn.Parameter(torch.zeros(2, 24))
+
+    def forward(self, worker: torch.Tensor) -> torch.Tensor:
+        return -self.rows[int(worker)].sum()
+
+
+def test_a_worker_taken_for_lost_gives_its_period_up_comes_back_and_nothing_counts_twice() -> None:
+    """The coordinator hears nothing of it for too long, while its servers do."""
+    steps, every = 120, 4
+    held, evicted = threading.Event(), threading.Event()
+    proxies: dict[int, Proxy] = {}
+
+    def through(worker: int, address: str) -> str:
+        proxies[worker] = Proxy(address)
+        return proxies[worker].address
+
+    policy = {"heartbeat_interval": 0.1, "heartbeat_timeout": 3.0}
+    cluster = Cluster(
+        *(2, 1, "averaging"),
+        every=every,
+        staleness=1000,
+        scheme="tcp",
+        policy=policy,
+        coordinator_seen_at=through,
+    )
+
+    def make(worker: int) -> Session:
+        return Session(
+            Rows(),
+            lambda outputs, _: outputs,
+            lambda parameters: torch.optim.SGD(parameters, lr=1.0),
+            max_steps=steps,
+        )
+
+    def count(session: Session) -> tuple[int, int, list[float]]:
+        """Trains to the end; returns the steps applied and stale, and what was learned."""
+        stale = 0
+        while not session.should_stop():
+            result = one(session)
+            stale += result.steps if isinstance(result.verdict, Stale) else 0
+        session._finish_training()
+        values = session._supervisor.client.snapshot(state=False).values["rows"]
+        return session.local_steps, stale, values[:, 0].tolist()
+
+    def one(session: Session) -> StepResult:
+        worker = torch.tensor([session.task.index])
+        return session.step((worker, worker))
+
+    def lost(session: Session) -> tuple[int, int, list[float]]:
+        for _ in range(every + 2):
+            one(session)
+        proxies[1].hold()
+        held.set()
+        assert evicted.wait(20)
+        return count(session)  # half a period more, and that is fenced off until it is back
+
+    def witness(session: Session) -> tuple[int, int, list[float]]:
+        supervisor = session._supervisor
+        assert held.wait(20)
+        without = supervisor._member.wait_for_view(newer_than=1, timeout=20)
+        assert [entry.index for entry in without.workers] == [0]
+        evicted.set()
+        while not supervisor.client._client.status()[0].counters.get("fenced"):
+            pass  # until its push has come, and was refused
+        proxies[1].flow()
+        again = supervisor._member.wait_for_view(newer_than=without.number, timeout=20)
+        assert [(entry.index, entry.incarnation) for entry in again.workers] == [(0, 1), (1, 2)]
+        return count(session)
+
+    (first, none, rows), (second, stale, same) = run_job(
+        cluster, make, lambda session: witness(session) if session.is_chief else lost(session)
+    ).values
+    for proxy in proxies.values():
+        proxy.close()
+    assert none == 0
+    assert stale == every, "of what was fenced off, and of nothing else"
+    assert rows == same == [first / 2, second / 2]
+    assert steps <= first + second < steps + every

@@ -109,6 +109,11 @@ class Averager:
         return self._client.step + self._made
 
     @property
+    def made(self) -> int:
+        """How many steps were made here since the last exchange."""
+        return self._made
+
+    @property
     def stopping(self) -> bool:
         """Whether this worker has been told to stop."""
         return self._client.stopping

@@ -650,8 +650,9 @@ class Supervisor:
         self._progress.warn("this worker was taken for lost and comes back")
         self.rejoined += 1
         client.attach(self._optimizer_spec(), self._training.rule)
+        steps = client.made if isinstance(client, Averager) else 1
         pulled = client.pull()
-        return PushResult(Stale(pulled.step), pulled.step, 0, pulled.stop)
+        return PushResult(Stale(pulled.step), pulled.step, 0, pulled.stop, steps)
 
     def _hyper(self) -> tuple[GroupSpec, ...] | None:
         """Returns the hyper-parameters as they are now; the same object while they are the same."""
