@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -194,6 +195,17 @@ def test_one_worker_that_averages_is_plain_training(
     problem = small()
     (values,) = trained(problem, make, cluster)
     assert difference(values, train(problem, make).values) < EXACT
+
+
+def test_the_optimizer_may_be_one_that_servers_do_not_have() -> None:
+    problem = small()
+
+    def nadam(parameters: Any) -> torch.optim.Optimizer:
+        return torch.optim.NAdam(parameters, lr=0.01)
+
+    values = same_everywhere(trained(problem, nadam, Cluster(2, 1, "averaging", every=8)))
+    expected = train_locally(problem, nadam, averaged(), problem.shares(2), 8)
+    assert difference(values, expected) < EXACT
 
 
 def test_a_longer_period_than_the_job_is_one_exchange_at_its_end() -> None:

@@ -655,8 +655,11 @@ class Supervisor:
         return PushResult(Stale(pulled.step), pulled.step, 0, pulled.stop, steps)
 
     def _hyper(self) -> tuple[GroupSpec, ...] | None:
-        """Returns the hyper-parameters as they are now; the same object while they are the same."""
-        if self._member is None:
+        """Returns the hyper-parameters as they are now; the same object while they are the same.
+
+        None where the user's optimizer is not the servers'.
+        """
+        if self._member is None or self._training.outer is not None:
             return None
         groups = self._training.optimizer.param_groups
         now = [[value for key, value in group.items() if key != "params"] for group in groups]
