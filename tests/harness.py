@@ -53,7 +53,7 @@ class Cluster:
 
     Attributes:
         workers, servers: how many; without servers one worker trains in its own memory.
-        strategy, aggregate, staleness, prefetch: as on the command line.
+        strategy, aggregate, staleness, every, prefetch, compress: as on the command line.
         scheme: `memory`, `tcp`, or `shm`: TCP where workers lend servers their memory.
         overlap: as on the command line.
         run_dir: where checkpoints go; None for nowhere.
@@ -67,7 +67,9 @@ class Cluster:
     strategy: str | None = None
     aggregate: int | None = None
     staleness: int | None = None
+    every: int | None = None
     prefetch: bool = False
+    compress: str = "none"
     scheme: str = "memory"
     overlap: Literal["auto", "on", "off"] = "auto"
     run_dir: Path | None = None
@@ -87,7 +89,9 @@ class Cluster:
             strategy=self.strategy,
             aggregate=self.aggregate,
             staleness=self.staleness,
+            every=self.every,
             prefetch=self.prefetch,
+            compress=self.compress,
             overlap=self.overlap,
             display="none",
             transport="tcp" if self.scheme == "tcp" else "auto",

@@ -45,7 +45,17 @@ if TYPE_CHECKING:
     from trireme.session.options import Checkpoint
     from trireme.session.pipeline_picture import PipelinePicture
     from trireme.session.session import Session, StepResult
-    from trireme.strategies import FSDP, SSP, AllReduce, Async, Pipeline, Sync, Tensor
+    from trireme.strategies import (
+        FSDP,
+        SSP,
+        AllReduce,
+        Async,
+        Averaging,
+        DiLoCo,
+        Pipeline,
+        Sync,
+        Tensor,
+    )
 
 __version__ = "0.1.0.dev0"
 
@@ -56,6 +66,7 @@ __all__ = [
     "AllReduce",
     "Async",
     "AuthenticationError",
+    "Averaging",
     "Checkpoint",
     "CheckpointError",
     "ClusterError",
@@ -65,6 +76,7 @@ __all__ = [
     "ConnectionClosed",
     "ConnectionRefused",
     "DataError",
+    "DiLoCo",
     "Fenced",
     "FrameError",
     "JobFailed",
@@ -95,7 +107,9 @@ __all__ = [
 _HOME = {
     "AllReduce": "trireme.strategies",
     "Async": "trireme.strategies",
+    "Averaging": "trireme.strategies",
     "Checkpoint": "trireme.session.options",
+    "DiLoCo": "trireme.strategies",
     "FSDP": "trireme.strategies",
     "Pipeline": "trireme.strategies",
     "PipelineConfig": "trireme.parallel.config",

@@ -70,6 +70,10 @@ def test_lines_show_value_and_origin() -> None:
         ({"ps": "1", "aggregate": "1", "strategy": "async"}, "add --strategy sync"),
         ({"ps": "1", "aggregate": "2", "strategy": "sync"}, "there are only 1 workers"),
         ({"ps": "1", "staleness": "1", "strategy": "sync"}, "add --strategy ssp"),
+        ({"ps": "1", "aggregate": "1", "strategy": "averaging"}, "only the strategies sync"),
+        ({"ps": "1", "staleness": "1", "strategy": "diloco"}, "only the strategies ssp and averag"),
+        ({"ps": "1", "every": "4", "strategy": "sync"}, "add --strategy averaging"),
+        ({"workers": "2", "strategy": "diloco"}, "needs a parameter server: add --ps 1"),
     ],
 )
 def test_what_contradicts_itself_is_refused(given: dict[str, str], message: str) -> None:
@@ -84,6 +88,8 @@ def test_what_contradicts_itself_is_refused(given: dict[str, str], message: str)
         {},
         {"workers": "3", "ps": "1", "strategy": "sync", "aggregate": "2"},
         {"workers": "3", "ps": "1", "strategy": "ssp", "staleness": "2"},
+        {"workers": "3", "ps": "1", "strategy": "diloco", "every": "50", "aggregate": "2"},
+        {"workers": "3", "ps": "1", "strategy": "averaging", "staleness": "2"},
     ],
 )
 def test_what_makes_sense_passes(given: dict[str, str]) -> None:

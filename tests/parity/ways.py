@@ -19,6 +19,7 @@ WAYS = {
     "dp=2,fsdp=2": Gang(mesh="dp=2,fsdp=2", inside=4),
     "fsdp=2,tp=2": Gang(mesh="fsdp=2,tp=2", inside=4),
     "ps sync over pp=2": Gang(2, servers=1, strategy="sync", mesh="pp=2", inside=2),
+    "averaging, H=1": Gang(2, servers=1, strategy="averaging", every=1),
     "ps sync over tp=2": Gang(2, servers=2, strategy="sync", mesh="tp=2", inside=2),
 }
 """By the name in the table. Each trains on the same batches as one plain process."""
@@ -31,6 +32,7 @@ REPLICAS = {
     "dp=2,fsdp=2": 4,
     "fsdp=2,tp=2": 2,
     "ps sync over pp=2": 2,
+    "averaging, H=1": 2,
     "ps sync over tp=2": 2,
 }
 """How many batches make a step, where that is not one."""

@@ -116,7 +116,7 @@ def test_a_seed_is_one_schedule_and_one_run() -> None:
 
 
 def test_the_command_line_tells_of_each_mode(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--seeds", "0:20"]) == 0
+    assert main(["--seeds", "0:24"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[:3] for line in lines] == [[mode, "4", "schedules"] for mode in MODES]
 

@@ -55,7 +55,7 @@ def _show(given: Namespace) -> int:
     versions = ", ".join(f"{name} {version}" for name, version in description.versions.items())
     print(f"{description.path}")
     print(f"  global step {description.step}, saved {description.saved_at} by {versions}")
-    for title in ("model", "optimizer", "average"):
+    for title in ("model", "optimizer", "average", "local"):
         tensors: dict[str, tuple[str, tuple[int, ...]]] = getattr(description, title)
         if tensors:
             print(f"  {title}: {len(tensors)} tensors")

@@ -113,6 +113,7 @@ def _config(
         strategy=settings["strategy"],
         aggregate=settings["aggregate"],
         staleness=settings["staleness"],
+        every=settings["every"],
         prefetch=settings["prefetch"],
         transport=settings["transport"],
         host_aggregator=settings["host-aggregator"],

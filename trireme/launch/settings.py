@@ -193,9 +193,9 @@ OPTIONS = (
     Option("strategy", _strategy, f"one of {', '.join(STRATEGIES)}", None, "NAME",
            f"{', '.join(STRATEGIES)} (default async with servers, allreduce without)"),
     Option("aggregate", _whole(1), "a whole number from 1", None, "R",
-           "sync: how many workers' updates make a step (default all; fewer: backup workers)"),
+           "sync, diloco: how many workers' updates make a round (default all; fewer: backups)"),
     Option("staleness", _whole(1), "a whole number from 1", None, "K",
-           "ssp: how many updates a worker may be ahead of the slowest"),
+           "ssp, averaging: how many updates a worker may be ahead of the slowest"),
     Option("prefetch", _switch, "yes or no", False, "",
            "async, ssp: compute while the push before is under way (1 more update of staleness)"),
     Option("every", _whole(1), "a whole number from 1", None, "H",
@@ -321,27 +321,27 @@ def check_together(settings: Settings, workers: int, servers: int) -> None:
             f"every is {settings['every']} ({settings.origins['every']}) and only averaging and "
             "diloco train between exchanges: add --strategy averaging"
         )
-    if aggregate is not None and strategy != "sync":
+    if aggregate is not None and strategy not in ("sync", "diloco"):
         raise UsageError(
-            f"aggregate is {aggregate} ({settings.origins['aggregate']}) and only the strategy "
-            "sync gathers updates: add --strategy sync"
+            f"aggregate is {aggregate} ({settings.origins['aggregate']}) and only the strategies "
+            "sync and diloco gather so many updates: add --strategy sync"
         )
     if aggregate is not None and aggregate > workers:
         raise UsageError(
             f"aggregate is {aggregate} ({settings.origins['aggregate']}) and there are only "
             f"{workers} workers: a step could never be complete"
         )
-    if staleness is not None and strategy != "ssp":
+    if staleness is not None and strategy not in ("ssp", "averaging"):
         raise UsageError(
-            f"staleness is {staleness} ({settings.origins['staleness']}) and only the strategy "
-            "ssp bounds it: add --strategy ssp"
+            f"staleness is {staleness} ({settings.origins['staleness']}) and only the strategies "
+            "ssp and averaging bound it: add --strategy ssp"
         )
     if settings["host-aggregator"]:
         _check_aggregator(settings, servers)
     if settings["prefetch"] and strategy not in ("async", "ssp", None):
         raise UsageError(
-            f"prefetch is on ({settings.origins['prefetch']}), and in a synchronous round every "
-            "update is computed from the newest values: use --strategy async or ssp"
+            f"prefetch is on ({settings.origins['prefetch']}), and only where each gradient is "
+            "applied by itself may one be older than the newest values: use --strategy async or ssp"
         )
 
 

@@ -95,6 +95,7 @@ __all__ = [
     "Overlapping",
     "PullResult",
     "PushResult",
+    "after_the_end",
 ]
 
 Overlapping = Literal["auto", "on", "off"]
@@ -172,12 +173,14 @@ class PushResult:
         step: the global step of the values that came back.
         staleness: how many updates were applied between this worker's pull and its push.
         stop: whether this worker should stop training.
+        steps: of how many of the worker's steps the push was.
     """
 
     verdict: Verdict
     step: int
     staleness: int
     stop: bool
+    steps: int = 1
 
     @property
     def decided(self) -> Verdict:
@@ -199,6 +202,7 @@ class _Update:
     hyper: tuple[GroupSpec, ...] | None
     examples: tuple[Span, ...]
     pull: bool
+    steps: int = 1
 
     def message(self, server: int, view: int, order: tuple[int, ...] = ()) -> Message:
         return Push(
@@ -213,6 +217,7 @@ class _Update:
             self.examples if server == 0 else (),
             self.pull,
             order,
+            self.steps,
         )
 
 
@@ -255,6 +260,14 @@ class Client:
         options: who this is.
         membership: where to learn the view.
         flat: the worker's model, whose buffers are sent from and received into.
+
+    Attributes:
+        step: the global step of the values at hand.
+        stopping: whether this worker has been told to stop.
+        bytes_sent: of updates, packed where they are: what pushes have carried to all servers.
+        bytes_received: of values: what the answers have brought. Both are counted alike whether
+            they crossed a network or lay in lent memory; headers, and copies for checkpoints and
+            evaluations, are left out.
 
     Raises:
         WaitTimeout: there is no view yet.
@@ -355,8 +368,17 @@ class Client:
         if train:
             self.stopping = replies[0].stop
         self.step = self._level([reply.step for reply in replies])
+        self.bytes_received += self._layout.bytes
         self._flat.publish_values()
         return PullResult(self.step, self.stopping)
+
+    def check(self) -> None:
+        """Returns while the job runs.
+
+        Raises:
+            JobFailed: it has ended; says who ended it, and why.
+        """
+        self._membership.check()
 
     @property
     def pushes_early(self) -> bool:
@@ -446,6 +468,7 @@ class Client:
         examples: Sequence[Span] = (),
         pull: bool = True,
         pulled: int | None = None,
+        steps: int = 1,
     ) -> None:
         """Sends the flat gradients to all servers; `wait` has the answer. One push at a time.
 
@@ -456,18 +479,16 @@ class Client:
             pull: whether the answer shall bring the new values.
             pulled: the step of the values that the gradient was computed from; None for that of
                 the newest ones.
+            steps: of how many of this worker's steps it is, where it is a delta.
 
         Raises:
             ConfigurationError: the job has told this worker to stop, or a push is under way.
         """
         if self.stopping:
-            raise ConfigurationError(
-                f"worker:{self.options.worker} made an update after training had ended: leave the "
-                "loop when should_stop says so; the batches of session.loader end by themselves"
-            )
+            raise after_the_end(self.options.worker)
         if self._pushed:
             raise ConfigurationError(f"worker:{self.options.worker} pushed before it waited")
-        update = self._update(weight, hyper, examples, pull, pulled)
+        update = replace(self._update(weight, hyper, examples, pull, pulled), steps=steps)
         has_it = self._complete(update)
         self._flat.collect_gradients()
         self._sequence = update.sequence
@@ -475,6 +496,7 @@ class Client:
         for link in self._links:
             index = link.index
             request = _Request(partial(update.message, index), self._packed(index, weight))
+            self.bytes_sent += sum(view.nbytes for view in request.payload)
             self._over_host = self._push_over_host(request)
             if self._over_host:
                 continue
@@ -545,6 +567,7 @@ class Client:
             self._hyper = None  # what a stale update brought along was dropped with it
         steps = [reply.step for reply in replies]
         self.step = first.step if len(set(steps)) == 1 else self._level(steps)
+        self.bytes_received += self._layout.bytes
         self._flat.publish_values()
         return PushResult(first.verdict, self.step, first.staleness, self.stopping)
 
@@ -984,6 +1007,14 @@ class Client:
                 number,
             )
         time.sleep(_BACK_OFF)  # either side learns the newest view within moments
+
+
+def after_the_end(worker: int) -> ConfigurationError:
+    """Returns what is wrong where a worker trains on after it was told to stop."""
+    return ConfigurationError(
+        f"worker:{worker} made an update after training had ended: leave the loop when "
+        "should_stop says so; the batches of session.loader end by themselves"
+    )
 
 
 def _readable(links: Sequence[_ServerLink]) -> bool:

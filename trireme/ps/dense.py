@@ -229,14 +229,14 @@ class FlatModel:
         if self._copied_out:
             self._copy_out()
             return
-        self._gather()
+        self.gather_gradients()
         if self._host_gradients is not self.gradients:
             for host, gradient in zip(self._host_gradients, self.gradients, strict=True):
                 host.copy_(gradient, non_blocking=True)
             if self.device.type == "cuda":
                 torch.cuda.current_stream(self.device).synchronize()
 
-    def _gather(self) -> None:
+    def gather_gradients(self) -> None:
         """Makes the flat gradients hold what backward left.
 
         A gradient that is no longer our view (somebody set it to None, and backward made a new
@@ -280,7 +280,7 @@ class FlatModel:
 
     def gradient_norm(self) -> torch.Tensor:
         """Returns the L2 norm of all gradients, a 0-dim tensor: float64 where one of them is."""
-        self._gather()
+        self.gather_gradients()
         wide = any(gradient.dtype == torch.float64 for gradient in self.gradients)
         dtype = torch.float64 if wide else torch.float32
         norms = [torch.linalg.vector_norm(gradient, dtype=dtype) for gradient in self.gradients]
@@ -289,7 +289,7 @@ class FlatModel:
 
     def scale_gradients(self, factor: torch.Tensor | float) -> None:
         """Multiplies all gradients in place."""
-        self._gather()
+        self.gather_gradients()
         for gradient in self.gradients:
             gradient.mul_(factor)
 

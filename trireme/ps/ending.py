@@ -16,6 +16,9 @@ class Ending:
     Nobody waits under a staleness bound on several servers: one could hold a worker back because
     of another, which waits at the next for the first.
 
+    Where updates are deltas of several steps, each of those under way counts for as many as it may
+    bring. Asynchronous, the last may then go beyond the last step, by less than one delta's.
+
     Args:
         decides: whether this is server 0's.
 
@@ -23,6 +26,7 @@ class Ending:
         last: the job's last step; None where it has none yet.
         synchronous: whether updates make rounds.
         patient: whether who would be too many waits.
+        period: how many steps an update may make.
         under_way: the workers that compute an update now.
     """
 
@@ -30,6 +34,7 @@ class Ending:
         self.last: int | None = None
         self.synchronous = False
         self.patient = False
+        self.period = 1
         self.under_way: set[int] = set()
         self._decides = decides
 
@@ -84,8 +89,8 @@ class Ending:
 
     def _others(self, worker: int) -> int:
         """Returns how many steps the updates under way of others will make."""
-        return 0 if self.synchronous else len(self.under_way - {worker})
+        return 0 if self.synchronous else len(self.under_way - {worker}) * self.period
 
     def _soonest(self, step: int) -> int:
         count = len(self.under_way)
-        return step + (min(1, count) if self.synchronous else count)
+        return step + (min(1, count) if self.synchronous else count * self.period)

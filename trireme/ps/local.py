@@ -15,8 +15,8 @@ from typing import Any, TypeVar
 import torch
 
 from trireme.cluster.view import ServerEntry, View, WorkerEntry
-from trireme.errors import ConfigurationError, Rejected, UnsupportedOptimizerError
-from trireme.ps.client import PullResult, PushResult
+from trireme.errors import Rejected, UnsupportedOptimizerError
+from trireme.ps.client import PullResult, PushResult, after_the_end
 from trireme.ps.dense import FlatModel, PartBuffer
 from trireme.ps.instructions import Instruction, Reply
 from trireme.ps.layout import Layout
@@ -51,7 +51,13 @@ from trireme.ps.snapshot import ModelState, assemble, disassemble
 from trireme.ps.values import Tensors, Values
 from trireme.wire.message import Message
 
-__all__ = ["LocalClient", "check_complete", "check_optimizer"]
+__all__ = [
+    "LocalClient",
+    "check_complete",
+    "check_optimizer",
+    "export_state",
+    "restore_state",
+]
 
 _M = TypeVar("_M", bound=Message)
 
@@ -98,7 +104,7 @@ class LocalClient:
             Rejected: it is of another optimizer.
         """
         if state.optimizer:
-            _restore(self._optimizer, self._flat, state.optimizer)
+            restore_state(self._optimizer, self._flat, state.optimizer)
         tensors = disassemble(self._flat.layout, replace(state, optimizer={}), 0)
         specs = tuple(spec for spec, _ in tensors)
         request = Load(0, 1, 1, state.step, specs, (), state.consumed)
@@ -126,10 +132,7 @@ class LocalClient:
             ConfigurationError: the job has told this worker to stop.
         """
         if self.stopping:
-            raise ConfigurationError(
-                "worker:0 made an update after training had ended: leave the loop when "
-                "should_stop says so; the batches of session.loader end by themselves"
-            )
+            raise after_the_end(0)
         self._flat.collect_gradients()
         self._sequence += 1
         push = Push(
@@ -183,7 +186,11 @@ class LocalClient:
             for spec, tensor in zip(snapshot.tensors, reply.payload, strict=True)
         ]
         copied = assemble(self._flat.layout, [(snapshot, tensors)])
-        return replace(copied, optimizer=_export(self._optimizer, self._flat)) if state else copied
+        return (
+            replace(copied, optimizer=export_state(self._optimizer, self._flat))
+            if state
+            else copied
+        )
 
     def close(self) -> None:
         """There is nothing to close."""
@@ -205,8 +212,8 @@ class LocalClient:
 class _UserOptimizer:
     """The user's optimizer, which updates the model's own parameters.
 
-    Its state is of the parameters' shapes and names, not of flat vectors: `_export` and `_restore`
-    see to it.
+    Its state is of the parameters' shapes and names, not of flat vectors: `export_state` and
+    `restore_state` see to it.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
@@ -250,7 +257,7 @@ def _names(optimizer: torch.optim.Optimizer, flat: FlatModel) -> list[str | None
     return [by_identity.get(id(p)) for group in optimizer.param_groups for p in group["params"]]
 
 
-def _export(optimizer: torch.optim.Optimizer, flat: FlatModel) -> dict[str, torch.Tensor]:
+def export_state(optimizer: torch.optim.Optimizer, flat: FlatModel) -> dict[str, torch.Tensor]:
     """Returns copies of an optimizer's state as `PARAMETER/STATE` -> tensor, on the CPU."""
     names = _names(optimizer, flat)
     state: dict[int, dict[str, Any]] = optimizer.state_dict()["state"]
@@ -263,7 +270,7 @@ def _export(optimizer: torch.optim.Optimizer, flat: FlatModel) -> dict[str, torc
     }
 
 
-def _restore(
+def restore_state(
     optimizer: torch.optim.Optimizer, flat: FlatModel, tensors: dict[str, torch.Tensor]
 ) -> None:
     """Replaces an optimizer's state, on whatever device its parameters are.

@@ -180,6 +180,9 @@ class Span(msgspec.Struct, frozen=True, array_like=True):
 class Push(Message, frozen=True, array_like=True):
     """A worker's update. Payload: the gradient, as this server's part of each flat vector.
 
+    Where workers train by themselves between pushes, the gradient is a delta: the values that the
+    worker pulled, less those that it has come to.
+
     A push that leaves while backward runs begins before its payload is known, and brings the
     chunks of `trireme.ps.layout` in the order in which they become known. A server takes no notice
     of a push before all of it is there.
@@ -195,6 +198,8 @@ class Push(Message, frozen=True, array_like=True):
         pull: whether the answer shall carry the new values.
         order: in which order the payload brings the chunks of this server's part, each of them
             once; empty where it brings the part as it lies.
+        steps: how many of the worker's own steps a delta is the sum of; the global step grows by
+            so many.
     """
 
     kind: ClassVar[int] = 66
@@ -209,6 +214,7 @@ class Push(Message, frozen=True, array_like=True):
     examples: tuple[Span, ...] = ()
     pull: bool = True
     order: tuple[int, ...] = ()
+    steps: int = 1
 
 
 class PushReply(Message, frozen=True, array_like=True):

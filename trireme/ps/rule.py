@@ -42,7 +42,10 @@ class Rule(msgspec.Struct, frozen=True):
             clipping. Only synchronous rounds clip on the server: elsewhere each worker can.
         average: keep an exponential moving average of the parameters.
         codec: what pushed gradients are packed with, by the name in `trireme.wire.codec`.
-        max_steps: no update makes the global step larger than this; None for no end.
+        max_steps: no update makes the global step larger than this; None for no end. Where deltas
+            are applied one by one, the last of them may overshoot it by less than `every`.
+        every: None: pushes are gradients, each of one step. H: workers train by themselves, and
+            push deltas of at most H steps.
     """
 
     aggregate: int = 1
@@ -52,6 +55,12 @@ class Rule(msgspec.Struct, frozen=True):
     average: Average | None = None
     max_steps: int | None = None
     codec: str = "none"
+    every: int | None = None
+
+    @property
+    def period(self) -> int:
+        """How many steps of its worker a push is of, at most."""
+        return self.every or 1
 
     @property
     def synchronous(self) -> bool:
@@ -83,6 +92,16 @@ class Rule(msgspec.Struct, frozen=True):
         if self.average is not None and not 0 <= self.average.decay < 1:
             raise ConfigurationError(
                 f"the moving average's decay is {self.average.decay}: it must be in [0, 1)"
+            )
+        if self.every is not None and self.every < 1:
+            raise ConfigurationError(
+                f"every is {self.every}: it counts a worker's steps between two exchanges, so 1 or "
+                "more"
+            )
+        if self.every is not None and self.clip_norm is not None:
+            raise ConfigurationError(
+                f"clip_norm is {self.clip_norm} and every {self.every}: where workers train by "
+                "themselves, each clips its own gradients, and servers clip no deltas"
             )
         make_codec(self.codec)
         if self.max_steps is not None and self.max_steps < 0:

@@ -237,6 +237,7 @@ class Shard:
         self.layout, self.rule = layout, rule
         self._optimizer, self._shown_by = request.optimizer, f"worker:{request.worker}"
         self._ending.synchronous = rule.synchronous
+        self._ending.period = rule.period
         self._ending.patient = not rule.synchronous and (
             rule.staleness is None or layout.spec.servers == 1
         )
@@ -326,6 +327,8 @@ class Shard:
             )
         if not 0 <= push.weight < float("inf"):
             return f"a push weighs {push.weight}: it must be finite and 0 or more"
+        if not 1 <= push.steps <= self.rule.period:
+            return f"a push is of {push.steps} steps, and may be of 1 to {self.rule.period}"
         if self.rule.synchronous and push.pulled > self.step:
             return (
                 f"a push for step {push.pulled}, and ps:{self.server} is at {self.step}: pull the "
@@ -451,8 +454,8 @@ class Shard:
         staleness = self.step - push.pulled
         self.counters["staleness"] += staleness
         gradients = pending.gradients if push.weight > 0 else None
-        self._values.apply(gradients, push.hyper, self.step + 1)
-        self.step += 1
+        self.step += push.steps
+        self._values.apply(gradients, push.hyper, self.step, push.steps)
         verdict = Applied(self.step)
         self._decide(pending, verdict)
         self._withheld[push.worker] = _Answer(pending, verdict, staleness)
@@ -489,8 +492,9 @@ class Shard:
         mean = current.scaled_mean(decision)
         members = [current.pending.pop(member) for member in decision.members]
         hyper = next((p.push.hyper for p in members if p.push.hyper is not None), None)
-        self._values.apply(mean, hyper, self.step + 1)
-        self.step += 1
+        steps = max(pending.push.steps for pending in members)
+        self.step += steps
+        self._values.apply(mean, hyper, self.step, steps)
         self.counters["rounds"] += 1
         self._round = Round(self.step, lambda: self._spare)
         self._judge.begin()

@@ -74,7 +74,11 @@ class Values:
         self._average = PartBuffer(layout, server) if average else None
 
     def apply(
-        self, gradients: PartBuffer | None, hyper: Sequence[GroupSpec] | None, step: int
+        self,
+        gradients: PartBuffer | None,
+        hyper: Sequence[GroupSpec] | None,
+        step: int,
+        steps: int = 1,
     ) -> None:
         """Updates the values in place.
 
@@ -82,6 +86,7 @@ class Values:
             gradients: by which; None if nothing weighs anything: the values stay as they are.
             hyper: the optimizer's hyper-parameters from now on, where they have changed.
             step: the global step that this makes.
+            steps: how many steps it makes at once; the moving average decays once for each.
         """
         if hyper is not None:
             self.optimizer.set_hyper(hyper)
@@ -89,7 +94,7 @@ class Values:
             return
         self.optimizer.step(gradients)
         if self._average_rule is not None and self._average is not None:
-            weight = 1 - self._average_rule.decay_at(step)
+            weight = 1 - self._average_rule.decay_at(step) ** steps
             for average, value in zip(self._average.vectors, self.buffer.vectors, strict=True):
                 average.lerp_(value, weight)
 

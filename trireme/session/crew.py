@@ -17,6 +17,7 @@ from trireme.ps.dense import FlatModel
 from trireme.ps.messages import GroupSpec, OptimizerSpec, Span, Verdict
 from trireme.ps.rule import Rule
 from trireme.ps.snapshot import ModelState
+from trireme.session.averager import Averager
 
 __all__ = ["CrewFollower", "CrewLeader"]
 
@@ -28,6 +29,7 @@ class _Told(msgspec.Struct, frozen=True):
     stop: bool
     staleness: int = 0
     verdict: Verdict | None = None
+    steps: int = 1
 
 
 class _Crew:
@@ -64,10 +66,12 @@ class CrewLeader(_Crew):
         gang: the processes of this worker.
         part: what this one holds.
         flat: the whole model, as the servers know it.
-        client: the connections.
+        client: the connections; or what trains by itself between exchanges by them.
     """
 
-    def __init__(self, gang: Gang, part: ModelPart, flat: FlatModel, client: Client) -> None:
+    def __init__(
+        self, gang: Gang, part: ModelPart, flat: FlatModel, client: Client | Averager
+    ) -> None:
         super().__init__(gang, part, flat)
         self._client = client
         self.attach = client.attach
@@ -119,12 +123,27 @@ class CrewLeader(_Crew):
         self._gather()
         self._client.push(weight, hyper=hyper, examples=examples, pull=pull)
 
-    def wait(self) -> PushResult:
-        """Waits for the answers, and hands the values out."""
+    def wait(self) -> PushResult | None:
+        """Waits for the answers, if there was a push, and hands the values out."""
         result = self._client.wait()
-        self._tell(_Told(result.step, result.stop, result.staleness, result.verdict))
-        self._spread()
+        self._tell_result(result)
         return result
+
+    def complete(self) -> PushResult | None:
+        """Exchanges what this worker has learned by itself, and hands the values out."""
+        if not isinstance(self._client, Averager):
+            return None
+        result = self._client.complete()
+        self._tell_result(result)
+        return result
+
+    def _tell_result(self, result: PushResult | None) -> None:
+        if result is None:
+            told = _Told(self.step, self.stopping)
+        else:
+            told = _Told(result.step, result.stop, result.staleness, result.verdict, result.steps)
+        self._tell(told)
+        self._spread()
 
     def lease(self, dataset: str, size: int, batch: int, count: int) -> tuple[Span, ...]:
         """Asks for the next examples, and tells the others."""
@@ -149,10 +168,14 @@ class CrewFollower(_Crew):
         gang: the processes of this worker.
         part: what this one holds.
         flat: the whole model.
+        averages: whether the leader trains by itself between exchanges.
     """
 
-    def __init__(self, gang: Gang, part: ModelPart, flat: FlatModel) -> None:
+    def __init__(
+        self, gang: Gang, part: ModelPart, flat: FlatModel, *, averages: bool = False
+    ) -> None:
         super().__init__(gang, part, flat)
+        self._averages = averages
         self.step = 0
         self.stopping = False
         self.bytes_sent = 0
@@ -182,12 +205,17 @@ class CrewFollower(_Crew):
         """Gives the leader this process's gradients."""
         self._gather()
 
-    def wait(self) -> PushResult:
-        """Takes the leader's answer, and the values."""
+    def wait(self) -> PushResult | None:
+        """Takes the leader's answer, if there was a push, and the values."""
         told = self._listen()
         self._spread()
-        assert told.verdict is not None
-        return PushResult(told.verdict, told.step, told.staleness, told.stop)
+        if told.verdict is None:
+            return None
+        return PushResult(told.verdict, told.step, told.staleness, told.stop, told.steps)
+
+    def complete(self) -> PushResult | None:
+        """Takes the values to which the leader's last exchange has led."""
+        return self.wait() if self._averages else None
 
     def _listen(self) -> _Told:
         told = msgspec.msgpack.decode(self._gang.broadcast(None), type=_Told)

@@ -17,7 +17,7 @@ from trireme.ps.dense import FlatModel
 from trireme.session.options import OptionValues, make_options
 from trireme.session.progress import make_progress
 from trireme.session.replica import named_groups
-from trireme.session.rules import prefetches, rule_of
+from trireme.session.rules import outer_of, prefetches, rule_of
 from trireme.session.signals import Signals
 from trireme.session.supervisor import Supervisor, Training
 
@@ -78,6 +78,7 @@ def distribute(
         chosen,
         Path(directory) if directory else None,
         prefetches(task, chosen),
+        outer=outer_of(task, chosen, optimizer),
     )
     supervisor = Supervisor(task, training, progress)
     supervisor.start()

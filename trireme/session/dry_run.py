@@ -28,8 +28,9 @@ def describe(layout: Layout, optimizer: torch.optim.Optimizer, rule: Rule, task:
         slots = layout.slots_of(server)
         size = sum(part.bytes for part in layout.parts(server))
         lines.append(f"  ps:{server}  slots {slots.start}-{slots.stop - 1}  {_size(size)}")
+    when = "a step" if rule.every is None else f"every {rule.every} steps"
     lines.append(
-        f"a step: each worker pushes {_size(layout.bytes)} and pulls {_size(layout.bytes)}; "
+        f"{when}: each worker pushes {_size(layout.bytes)} and pulls {_size(layout.bytes)}; "
         f"{task.workers} workers"
     )
     return "\n".join(lines)
@@ -38,6 +39,16 @@ def describe(layout: Layout, optimizer: torch.optim.Optimizer, rule: Rule, task:
 def _rule(rule: Rule, task: TaskConfig) -> str:
     if task.servers == 0:
         return "one worker, each update is a step"
+    if rule.every is not None and not rule.synchronous:
+        return (
+            f"each worker trains by itself for {rule.every} steps, then pushes what it has learned;"
+            f" nobody more than {rule.staleness} exchanges ahead of the slowest"
+        )
+    if rule.every is not None:
+        return (
+            f"each worker trains by itself for {rule.every} steps, then synchronous rounds of "
+            f"{rule.aggregate or 'all'} of {task.workers} workers"
+        )
     if rule.synchronous:
         return f"synchronous rounds of {rule.aggregate or 'all'} of {task.workers} workers"
     if rule.staleness is not None:

@@ -36,7 +36,7 @@ class Recorder:
         counts: whether the loss and the metrics are this process's to tell.
 
     Attributes:
-        applied, stale: this worker's updates by their verdict.
+        applied, stale: this worker's steps by the verdict of the push that they went into.
         data_seconds: spent waiting for batches since the last record.
     """
 
@@ -73,12 +73,19 @@ class Recorder:
         self._compute_seconds = 0.0
         self._push_seconds = 0.0
         self._staleness = 0
+        self._bytes = (0, 0)  # pushed and pulled up to the last record
         self.registry = Registry()
         self._count_applied = self.registry.counter(
             "trireme_pushes_total", "Pushes by verdict", verdict="applied"
         )
         self._count_stale = self.registry.counter(
             "trireme_pushes_total", "Pushes by verdict", verdict="stale"
+        )
+        self._count_pushed = self.registry.counter(
+            "trireme_pushed_bytes_total", "Bytes of updates sent to the servers, as packed"
+        )
+        self._count_pulled = self.registry.counter(
+            "trireme_pulled_bytes_total", "Bytes of values received from the servers"
         )
         self._count_examples = self.registry.counter(
             "trireme_examples_total", "Examples computed by this worker"
@@ -91,8 +98,10 @@ class Recorder:
         self._steps += 1
         self._examples += result.examples
         if result.verdict is not None:
-            self.count(result.verdict)
+            self.count(result.verdict, result.steps)
         self._count_examples.increment(result.examples)
+        self._count_pushed.value = self._supervisor.bytes_pushed
+        self._count_pulled.value = self._supervisor.bytes_pulled
         self._compute_seconds += compute_seconds
         self._push_seconds += push_seconds
         self._staleness += result.staleness
@@ -105,13 +114,13 @@ class Recorder:
             self._report_at = now + _REPORT_SECONDS
             self._report(result)
 
-    def count(self, verdict: Verdict) -> None:
-        """Counts an update by what became of it."""
+    def count(self, verdict: Verdict, steps: int) -> None:
+        """Counts a push, and the steps that it was of, by what became of it."""
         if isinstance(verdict, Applied):
-            self.applied += 1
+            self.applied += steps
             self._count_applied.increment()
         else:
-            self.stale += 1
+            self.stale += steps
             self._count_stale.increment()
 
     @property
@@ -142,6 +151,7 @@ class Recorder:
                     "speed/push_seconds": self._push_seconds / made,
                     "updates/staleness": self._staleness / made,
                     "updates/stale_total": float(self.stale),
+                    **self._bytes_per_step(made),
                 },
                 "train",
             )
@@ -149,6 +159,17 @@ class Recorder:
         self._marked = (now, self._steps)
         self.data_seconds = self._compute_seconds = self._push_seconds = 0.0
         self._staleness = 0
+
+    def _bytes_per_step(self, steps: int) -> dict[str, float]:
+        """Returns what this worker's steps since the last record took on the wire."""
+        if not self._supervisor.task.servers:
+            return {}
+        before, now = self._bytes, (self._supervisor.bytes_pushed, self._supervisor.bytes_pulled)
+        self._bytes = now
+        return {
+            "bytes/pushed_per_step": (now[0] - before[0]) / steps,
+            "bytes/pulled_per_step": (now[1] - before[1]) / steps,
+        }
 
     def _values(self, result: StepResult) -> dict[str, float]:
         """Returns loss and metrics; means over the replicas, where those step together."""
@@ -170,6 +191,8 @@ class Recorder:
             examples_per_second=(self._examples - examples) / max(now - since, 1e-9),
             applied=self.applied,
             stale=self.stale,
+            bytes_pushed=self._supervisor.bytes_pushed,
+            bytes_pulled=self._supervisor.bytes_pulled,
         )
 
     def _learning_rates(self) -> dict[str, float]:
@@ -228,6 +251,12 @@ class Recorder:
         if self._supervisor.task.servers:
             stale = f", {self.stale} stale" if self.stale else ""
             say(f"{self._steps} local steps: {self.applied} applied{stale}")
+            pushed, pulled = self._supervisor.bytes_pushed, self._supervisor.bytes_pulled
+            steps = max(self._steps, 1)
+            say(
+                f"bytes: {pushed:,} pushed, {pulled:,} pulled; "
+                f"a step {pushed / steps:,.0f} and {pulled / steps:,.0f}"
+            )
         if not self._supervisor.is_chief:
             return
         steps = self._supervisor.global_step - self._first_step

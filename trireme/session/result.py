@@ -24,9 +24,12 @@ class StepResult:
     Attributes:
         global_step: the job's, after this update.
         verdict: what became of the update; with prefetch, of the update before, and None for the
-            first.
+            first; of all steps since the last exchange where workers train by themselves, and None
+            in between.
         staleness: how many updates were applied between the pull of the values that this update
             was computed from and its push; with prefetch, of the update before.
+        steps: of how many of this worker's steps the verdict is; 0 where there is none yet, as
+            between two exchanges of workers that train by themselves.
         seconds: how long the step took, without waiting for its data.
         examples: how many examples the batch had.
     """
@@ -40,6 +43,7 @@ class StepResult:
         "global_step",
         "seconds",
         "staleness",
+        "steps",
         "verdict",
     )
 
@@ -58,6 +62,7 @@ class StepResult:
         self.global_step = 0
         self.verdict: Verdict | None = None
         self.staleness = 0
+        self.steps = 0
         self.seconds = 0.0
 
     @property
@@ -83,7 +88,7 @@ class StepResult:
 
     def decide(self, pushed: PushResult) -> None:
         """Takes what became of a push."""
-        self.verdict, self.staleness = pushed.decided, pushed.staleness
+        self.verdict, self.staleness, self.steps = pushed.decided, pushed.staleness, pushed.steps
 
     def __repr__(self) -> str:
         return (

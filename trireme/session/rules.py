@@ -13,6 +13,7 @@ from trireme.cluster.mesh import Mesh
 from trireme.errors import ConfigurationError
 from trireme.launch.detect import TaskConfig
 from trireme.parallel.config import PartConfig
+from trireme.ps.messages import GroupSpec, OptimizerSpec
 from trireme.ps.rule import Rule
 from trireme.session.options import Options
 from trireme.strategies import SSP, AllReduce, Async, Collective, Strategy, resolve
@@ -20,6 +21,7 @@ from trireme.strategies import SSP, AllReduce, Async, Collective, Strategy, reso
 __all__ = [
     "OptimizerFactory",
     "mesh_of",
+    "outer_of",
     "overlaps",
     "part_of",
     "prefetches",
@@ -42,12 +44,16 @@ def strategy_of(task: TaskConfig, options: Options) -> Strategy:
     if isinstance(chosen, Strategy):
         strategy = chosen
     elif chosen == "auto":
-        if task.aggregate is not None or task.staleness is not None:
-            raise ConfigurationError("--aggregate and --staleness need --strategy sync or ssp")
+        if task.aggregate is not None or task.staleness is not None or task.every is not None:
+            raise ConfigurationError("--aggregate, --staleness and --every need a --strategy")
         strategy = Async(task.prefetch) if task.servers or task.processes == 1 else AllReduce()
     else:
         strategy = resolve(
-            chosen, aggregate=task.aggregate, staleness=task.staleness, prefetch=task.prefetch
+            chosen,
+            aggregate=task.aggregate,
+            staleness=task.staleness,
+            every=task.every,
+            prefetch=task.prefetch,
         )
     strategy.check(workers=task.workers, servers=task.servers)
     if task.processes > 1 and not task.servers and not isinstance(strategy, Collective):
@@ -100,12 +106,29 @@ def prefetches(task: TaskConfig, options: Options) -> bool:
 def overlaps(task: TaskConfig, options: Options) -> bool:
     """Returns whether backward's gradients are what is pushed, so that they may leave meanwhile.
 
-    They are not where a worker changes them first, or adds up several; nor is there a need where
-    it computes while its push is under way.
+    They are not where a worker changes them first, adds up several, or uses them itself; nor is
+    there a need where it computes while its push is under way.
     """
-    clips = options.clip_norm is not None and not rule_of(task, options, None).synchronous
-    changed = clips or options.l2 or options.accumulate > 1
+    rule = rule_of(task, options, None)
+    clips = options.clip_norm is not None and rule.clip_norm is None
+    changed = clips or options.l2 or options.accumulate > 1 or rule.every is not None
     return task.servers > 0 and not changed and not prefetches(task, options)
+
+
+def outer_of(
+    task: TaskConfig, options: Options, optimizer: torch.optim.Optimizer
+) -> OptimizerSpec | None:
+    """Returns the servers' optimizer where workers push deltas; None where they push gradients.
+
+    Args:
+        task: who this is.
+        options: the session's.
+        optimizer: the user's, whose groups the servers' has too.
+    """
+    outer = strategy_of(task, options).outer(task.workers) if task.servers else None
+    if outer is None:
+        return None
+    return OptimizerSpec("SGD", tuple(GroupSpec(dict(outer)) for _ in optimizer.param_groups))
 
 
 def rule_of(task: TaskConfig, options: Options, max_steps: int | None) -> Rule:
@@ -122,7 +145,7 @@ def rule_of(task: TaskConfig, options: Options, max_steps: int | None) -> Rule:
     rule = msgspec.structs.replace(
         rule,
         deterministic=options.deterministic,
-        clip_norm=options.clip_norm if rule.synchronous else None,
+        clip_norm=options.clip_norm if rule.synchronous and rule.every is None else None,
         average=options.ema_rule,
         max_steps=max_steps,
         codec=task.compress if task.servers else "none",

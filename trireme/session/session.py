@@ -31,6 +31,7 @@ from trireme.session.result import Metric, StepResult
 from trireme.session.rules import (
     OptimizerFactory,
     mesh_of,
+    outer_of,
     overlaps,
     prefetches,
     rule_of,
@@ -136,10 +137,11 @@ class Session:
                 prefetch=prefetches(self.task, self.options),
                 gang=gang,
                 part=self._made.part,
+                outer=outer_of(self.task, self.options, self.optimizer),
             ),
             self._progress,
         )
-        self._clip_here = None if rule.synchronous else self.options.clip_norm
+        self._clip_here = None if rule.clip_norm is not None else self.options.clip_norm
         try:
             self._supervisor.start()
         except BaseException as error:
@@ -427,7 +429,7 @@ class Session:
             self._finished = True
             last = self._supervisor.complete()
             if last is not None:
-                self._recorder.count(last.decided)
+                self._recorder.count(last.decided, last.steps)
             self._recorder.training_ended()
             self._supervisor.finish_training()
             self._announce_checkpoints()

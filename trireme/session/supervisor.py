@@ -13,7 +13,7 @@ import logging
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +37,7 @@ from trireme.ps.messages import GroupSpec, OptimizerSpec, Span, Stale
 from trireme.ps.optim import OPTIMIZERS, groups_of, spec_of
 from trireme.ps.rule import Rule
 from trireme.ps.snapshot import ModelState
+from trireme.session.averager import Averager
 from trireme.session.checkpoint import (
     CheckpointData,
     Saver,
@@ -55,7 +56,7 @@ if TYPE_CHECKING:
     from trireme.session.crew import CrewFollower, CrewLeader
     from trireme.session.gang_client import GangClient
 
-    _AnyClient = Client | LocalClient | GangClient | CrewLeader | CrewFollower
+    _AnyClient = Client | Averager | LocalClient | GangClient | CrewLeader | CrewFollower
 
 __all__ = ["Supervisor", "Training"]
 
@@ -81,6 +82,8 @@ class Training:
         prefetch: whether a push is waited for only after the next gradient is there.
         gang: the processes that hold the model with this one; None for one process.
         part: what this process holds of it; None where that is all.
+        outer: the servers' optimizer over deltas, where workers train by themselves; None where
+            servers apply gradients by the user's.
     """
 
     model: nn.Module
@@ -92,6 +95,7 @@ class Training:
     prefetch: bool = False
     gang: Gang | None = None
     part: ModelPart | None = None
+    outer: OptimizerSpec | None = None
 
 
 class _Watch:
@@ -129,6 +133,8 @@ class Supervisor:
         self._member: Member | None = None
         self._client: _AnyClient | None = None
         self._gang_client: GangClient | None = None  # the client, where a gang trains by itself
+        self._averager: Averager | None = None
+        self._copied: CheckpointData | None = None  # not written yet: see `_save_if_due`
         self._saver: Saver | None = None
         self._schedule: Schedule | None = None
         self._saved_step = -1
@@ -181,7 +187,8 @@ class Supervisor:
             from trireme.session.crew import CrewFollower
 
             assert training.part is not None
-            self._client = CrewFollower(gang, training.part, training.flat)
+            averages = training.outer is not None
+            self._client = CrewFollower(gang, training.part, training.flat, averages=averages)
             return
         if not self.task.coordinator:
             self._client = LocalClient(training.flat, training.optimizer)
@@ -202,7 +209,7 @@ class Supervisor:
         self._member.wait_for_view(
             timeout=self.task.join_timeout + 60.0, on_waiting=self._progress.waiting
         )
-        self._client = Client(
+        client: Client | Averager = Client(
             ClientOptions(
                 job=self.task.job,
                 secret=secret,
@@ -218,11 +225,15 @@ class Supervisor:
             _Watch(self._member),
             training.flat,
         )
+        if training.outer is not None:
+            assert isinstance(client, Client)
+            client = self._averager = Averager(client, training.flat, training.optimizer)
+        self._client = client
         if gang is not None:
             from trireme.session.crew import CrewLeader
 
             assert training.part is not None
-            self._client = CrewLeader(gang, training.part, training.flat, self._client)
+            self._client = CrewLeader(gang, training.part, training.flat, client)
 
     def _say_waiting(self, reason: str, names: Sequence[str], seconds: float) -> None:
         if seconds >= _WAIT_SHOWN:
@@ -246,6 +257,7 @@ class Supervisor:
                 loaded = client.attach(self._optimizer_spec(), training.rule)
         if not self.is_chief:
             self._take_constants()
+        self._take_local_state()
         if training.gang is not None and self.task.servers:
             leads = training.gang.is_chief
             told = training.gang.broadcast(save_bytes(self._constants()) if leads else None)
@@ -256,6 +268,8 @@ class Supervisor:
 
     def _optimizer_spec(self) -> OptimizerSpec:
         optimizer = self._training.optimizer
+        if self._training.outer is not None:
+            return self._training.outer
         if not self.task.servers and type(optimizer).__name__ not in OPTIMIZERS:
             return OptimizerSpec(type(optimizer).__name__, ())
         return spec_of(optimizer)
@@ -263,7 +277,7 @@ class Supervisor:
     def _renew(self) -> None:
         """Goes on under a new incarnation, if the coordinator has given one."""
         client = self.client
-        if self._member is None or not isinstance(client, Client):
+        if self._member is None or not isinstance(client, Client | Averager):
             raise JobFailed(
                 f"{self.task.name} was taken for lost, and a worker of several processes cannot "
                 "come back: --max-restarts starts it again"
@@ -341,17 +355,60 @@ class Supervisor:
                 "another model; choose another run directory"
             )
         self._set_constants(data.model)
+        self._hand_out_local_state(data)
         return ModelState(
             step=data.step,
             values={name: data.model[name] for name in flat.parameters},
             average=dict(data.average),
-            optimizer=dict(data.optimizer),
+            optimizer=self._optimizer_of(data),
             consumed=tuple(
                 Span(name, start, stop)
                 for name, ranges in data.state.get("consumed", {}).items()
                 for start, stop in ranges
             ),
         )
+
+    # -- optimizers of workers that train by themselves ---------------------------------------
+
+    def _optimizer_of(self, data: CheckpointData) -> dict[str, torch.Tensor]:
+        """Returns the state of a checkpoint with which the servers' optimizer goes on."""
+        now = "gradients" if self._training.outer is None else _outer_name(self._training.outer)
+        then = data.state.get("applies", "gradients")
+        if now == then:
+            return dict(data.optimizer)
+        if then != "gradients" and (data.optimizer or self._training.outer is None):
+            self._progress.warn(
+                f"the checkpoint is of a job whose servers applied {then}, and here they apply "
+                f"{now}: their optimizer begins with fresh state"
+            )
+        return {}
+
+    def _hand_out_local_state(self, data: CheckpointData) -> None:
+        """Leaves each worker the state of its own optimizer."""
+        averager = self._averager
+        if averager is None:
+            return
+        workers, then = range(self.task.workers), data.state.get("workers")
+        if data.state.get("applies", "gradients") == "gradients":
+            # Until now the servers ran the same optimizer: every worker goes on from there.
+            averager.hand_out(data.step, {worker: dict(data.optimizer) for worker in workers})
+        elif then == self.task.workers:
+            states: dict[int, dict[str, torch.Tensor]] = {worker: {} for worker in workers}
+            for name, tensor in data.local.items():
+                worker, _, key = name.partition("/")
+                states[int(worker)][key] = tensor
+            averager.hand_out(data.step, states)
+        else:
+            self._progress.warn(
+                f"the checkpoint has the optimizers of {then} workers, and this job has "
+                f"{self.task.workers}: each worker's optimizer begins with fresh state"
+            )
+
+    def _take_local_state(self) -> None:
+        if self._averager is not None and not self._averager.take_state() and self.global_step:
+            self._progress.message(
+                f"this worker's optimizer begins with fresh state at step {self.global_step}"
+            )
 
     # -- what is not trained ----------------------------------------------------------------------
 
@@ -449,6 +506,16 @@ class Supervisor:
         return self.client.step
 
     @property
+    def bytes_pushed(self) -> int:
+        """Bytes of updates that this worker has sent to the servers; see `Client`."""
+        return self.client.bytes_sent
+
+    @property
+    def bytes_pulled(self) -> int:
+        """Bytes of values that it has received from them; see `Client`."""
+        return self.client.bytes_received
+
+    @property
     def is_chief(self) -> bool:
         """Whether this is the live worker with the lowest index.
 
@@ -523,10 +590,11 @@ class Supervisor:
             What became of this push, with prefetch of the one before; None where there was none.
         """
         client = self.client
-        if self._gang_client is not None and self._schedule is not None:
+        asks = self._averager or self._gang_client
+        if asks is not None and self._schedule is not None:
             # All must take part in saving, and only the chief's clock counts.
             due = self._schedule.due(time.monotonic(), self.global_step + 1)
-            self._gang_client.wants_save = due and self.is_chief
+            asks.wants_save = due and self.is_chief
         try:
             result = self._exchange(weight, examples, meanwhile)
         except Fenced as fence:
@@ -536,7 +604,7 @@ class Supervisor:
         if self.interrupted is not None and not self._stop_sent and not client.stopping:
             self._stop_sent = True
             client.stop(self.interrupted)
-        self._save_if_due()
+        self._save_if_due(exchanged=result is not None)
         return result
 
     def _exchange(
@@ -562,12 +630,20 @@ class Supervisor:
             self._retire()
 
     def complete(self) -> PushResult | None:
-        """Waits for the push that is under way, if there is one; returns what became of it."""
-        if not self._under_way:
+        """Waits for the push that is under way, if there is one; returns what became of it.
+
+        A worker that trains by itself exchanges what it has learned since the last exchange.
+        """
+        client = self.client
+        averages = isinstance(client, Averager | CrewLeader | CrewFollower)
+        if not self._under_way and not averages:
             return None
         self._under_way = False
         try:
-            result = self.client.wait()
+            if isinstance(client, Averager | CrewLeader | CrewFollower):
+                result = client.complete()
+            else:
+                result = client.wait()
         except Fenced as fence:
             result = self._rejoin(fence)
         self._decided(result)
@@ -576,24 +652,30 @@ class Supervisor:
     def _retire(self) -> None:
         """This worker makes no more updates: what the others want of it, it leaves them first."""
         self.share_buffers()
+        if self._averager is not None:
+            self._averager.leave_state()
         self.client.retire()
 
     def _rejoin(self, fence: Fenced) -> PushResult:
         """This worker had been taken for lost: it goes on with today's values."""
         client = self.client
-        before = client.options.incarnation if isinstance(client, Client) else 0
+        before = client.options.incarnation if isinstance(client, Client | Averager) else 0
         self._renew()
-        if not isinstance(client, Client) or client.options.incarnation == before:
+        if not isinstance(client, Client | Averager) or client.options.incarnation == before:
             raise fence
         self._progress.warn("this worker was taken for lost and comes back")
         self.rejoined += 1
         client.attach(self._optimizer_spec(), self._training.rule)
+        steps = client.made if isinstance(client, Averager) else 1
         pulled = client.pull()
-        return PushResult(Stale(pulled.step), pulled.step, 0, pulled.stop)
+        return PushResult(Stale(pulled.step), pulled.step, 0, pulled.stop, steps)
 
     def _hyper(self) -> tuple[GroupSpec, ...] | None:
-        """Returns the hyper-parameters as they are now; the same object while they are the same."""
-        if self._member is None:
+        """Returns the hyper-parameters as they are now; the same object while they are the same.
+
+        None where the user's optimizer is not the servers'.
+        """
+        if self._member is None or self._training.outer is not None:
             return None
         groups = self._training.optimizer.param_groups
         now = [[value for key, value in group.items() if key != "params"] for group in groups]
@@ -611,30 +693,61 @@ class Supervisor:
 
     # -- saving ---------------------------------------------------------------------------------
 
-    def _save_if_due(self) -> None:
-        now, together = time.monotonic(), self._gang_client
+    def _save_if_due(self, *, exchanged: bool) -> None:
+        """Saves where that is due.
+
+        Of workers that train by themselves, each leaves the state of its optimizer right after the
+        exchange whose step is saved. When the next one is over all of them have, and the copy that
+        was made of that step is written.
+
+        Args:
+            exchanged: whether the servers have answered since the last time.
+        """
+        now, asks = time.monotonic(), self._averager or self._gang_client
         if self._schedule is None:
             return
-        due = self._schedule.due(now, self.global_step) if together is None else together.saves
+        if exchanged:
+            self._write()
+        due = self._schedule.due(now, self.global_step) if asks is None else asks.saves
         if due:
             self._schedule.saved(now, self.global_step)
-            if self.is_chief or together is not None:
-                self.save()
+            if self.is_chief or self.together:
+                self._copy()
+        if self._averager is None:
+            self._write()
 
     def save(self) -> None:
         """Copies a consistent state and has it written in the background."""
+        if self._averager is not None:
+            self._averager.leave_state()
+        self._copy()
+        self._write()
+
+    def _copy(self) -> None:
+        """Copies a consistent state; what was copied before is written first."""
         training = self._training
         if training.run_dir is None or training.options.checkpoint is None:
             return
+        self._write()
         state = self.client.snapshot(state=True)
         if state.step == self._saved_step:
             return
         self._saved_step = state.step
-        if not self.is_chief:  # it has only taken part in the copy
+        if self.is_chief:  # else it has only taken part in the copy
+            self._copied = self._to_checkpoint(state)
+
+    def _write(self) -> None:
+        """Has what was copied written in the background."""
+        data, training = self._copied, self._training
+        if data is None:
             return
+        self._copied = None
+        assert training.run_dir is not None and training.options.checkpoint is not None
         if self._saver is None:
             self._saver = Saver(training.run_dir, training.options.checkpoint)
-        self._saver.submit(self._to_checkpoint(state))
+        if self._averager is not None:
+            data = replace(data, local=self._averager.states(data.step))
+        self._saver.submit(data)
 
     def _to_checkpoint(self, state: ModelState) -> CheckpointData:
         training = self._training
@@ -648,6 +761,7 @@ class Supervisor:
             "consumed": consumed,
             "pushes": [msgspec.to_builtins(row) for row in state.workers],
             "rule": msgspec.to_builtins(training.rule),
+            "applies": "gradients" if training.outer is None else _outer_name(training.outer),
             "workers": self.task.workers,
             "servers": self.task.servers,
             "optimizer": type(optimizer).__name__,
@@ -739,6 +853,12 @@ class Supervisor:
         self._progress.state(state, detail)
         if self._member is not None:
             self._member.report({"state": state})
+
+
+def _outer_name(outer: OptimizerSpec) -> str:
+    """Returns what servers apply, in words that a checkpoint keeps."""
+    momentum = any(group.values.get("momentum") for group in outer.groups)
+    return "deltas by momentum" if momentum else "deltas"
 
 
 def _scheduler(training: Training) -> Any:

@@ -136,11 +136,12 @@ class Account:
             raise AssertionError
         return who
 
-    def advance(self, *, given: bool) -> Vectors:
-        """One more step is complete.
+    def advance(self, *, given: bool, steps: int = 1) -> Vectors:
+        """One more update is complete.
 
         Args:
             given: whether the optimizer was given something for it.
+            steps: how many steps it makes.
 
         Returns:
             What it was given; nothing if not.
@@ -151,7 +152,7 @@ class Account:
             if not self.given:
                 self.fail("a step is said to be complete, and nothing was applied")
             gradient, values, velocity = self.given.pop(0)
-        self.step += 1
+        self.step += steps
         self.history[self.step] = (values, velocity)
         return gradient
 

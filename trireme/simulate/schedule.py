@@ -120,12 +120,17 @@ def _clip(rng: random.Random, workers: int) -> Rule:
     return Rule(aggregate=aggregate, staleness=0, clip_norm=rng.choice((300.0, 700.0)))
 
 
+def _deltas(rng: random.Random, workers: int) -> Rule:
+    return Rule(aggregate=0, staleness=0, every=rng.randint(2, 5))
+
+
 MODES: Mapping[str, Callable[[random.Random, int], Rule]] = {
     "async": _asynchronous,
     "ssp": _ssp,
     "sync": _sync,
     "backup": _backup,
     "clip": _clip,
+    "deltas": _deltas,
 }
 """How the rule of each kind of job is drawn."""
 
@@ -142,7 +147,8 @@ def draw(mode: str, seed: int) -> Schedule:
     rule = MODES[mode](rng, workers)
     stop_at = rng.uniform(0.2, 2.0) if rng.random() < 0.2 else None
     faulty = rng.random() < 0.75
-    steps = rng.randint(2, 5) * (1 if rule.synchronous else workers) + rng.randint(0, 2)
+    rounds = rng.randint(2, 5) * (1 if rule.synchronous else workers)
+    steps = rounds * rule.period + rng.randint(0, 2)
     return Schedule(
         mode=mode,
         seed=seed,

@@ -189,21 +189,26 @@ class Witness:
     def _explain_rounds(self, account: Account, step: int, replies: Sequence[Reply]) -> None:
         """Synchronous: each step is the mean of those that are told so."""
         while account.step < step:
-            members = _told_applied(replies, account.step + 1)
+            before = account.step
+            members = _told_applied(replies, before)
+            if account.server:  # of those that are out by now, no answer of this server tells
+                reached = min((end for end in self._members if end > before), default=None)
+                members = members if reached is None else self._members[reached]
+            steps = max((self.made[who].push.steps for who in members), default=1)
             if account.server == 0:
-                self._members[account.step + 1] = members
-            else:  # of those that are out by now, no answer of this server tells
-                members = self._members.get(account.step + 1, members)
+                self._members[before + steps] = members
             weighty = [who for who in members if self.made[who].push.weight > 0]
-            given = account.advance(given=bool(weighty))
+            given = account.advance(given=bool(weighty), steps=steps)
             if weighty:
                 self._check_mean(account, weighty, given)
-                if account.used_rate != self._rate_at(account.step - 1):
+                if account.used_rate != self._rate_at(before):
                     account.fail(f"the round had the learning rate {account.used_rate}")
             for who in members:
-                if self.made[who].push.pulled != account.step - 1:
+                if self.made[who].push.pulled != before:
                     account.fail(f"push {who} is of step {self.made[who].push.pulled}")
                 self._apply(account, who)
+        if account.step != step:
+            account.fail(f"it says that it is at step {step}")
         if account.given:
             account.fail("an update was applied that belongs to no round")
 
@@ -390,12 +395,15 @@ class Witness:
     def _check_last_step(self) -> None:
         """Losses may leave asynchronous servers at different steps, but server 0 at the last.
 
-        Unless staleness is bounded: then what a lost worker had begun is not made good for.
+        Unless staleness is bounded: then what a lost worker had begun is not made good for. A job
+        that is asked to stop ends with the round that is open, however many steps that makes.
         """
         steps = [account.step for account in self.accounts]
         whole = self._rule.synchronous or not self.lost
         exact = whole or self._rule.staleness is None
-        if (whole and len(set(steps)) > 1) or (exact and self.end not in (None, steps[0])):
+        beyond = 0 if self.end is None else steps[0] - self.end
+        most = self._rule.period - 1 if self._rule.max_steps is None else 0
+        if (whole and len(set(steps)) > 1) or (exact and not 0 <= beyond <= most):
             raise Violation(f"the job ended at steps {steps}; it should at {self.end}")
 
     def _check_batches(self) -> None:
@@ -411,13 +419,16 @@ class Witness:
             position += len(used)
 
 
-def _told_applied(replies: Sequence[Reply], step: int) -> list[PushId]:
-    """Returns the pushes that these answers say made a step."""
-    return [
-        push_id(reply.route.message)
+def _told_applied(replies: Sequence[Reply], before: int) -> list[PushId]:
+    """Returns the pushes that these answers say made the first update after a step."""
+    told = [
+        (reply.message.verdict.step, push_id(reply.route.message))
         for reply in replies
         if isinstance(reply.message, PushReply)
-        and reply.message.verdict == Applied(step)
+        and isinstance(reply.message.verdict, Applied)
+        and reply.message.verdict.step > before
         and isinstance(reply.route, Route)
         and isinstance(reply.route.message, Push)
     ]
+    first = min((step for step, _ in told), default=before)
+    return [who for step, who in told if step == first]

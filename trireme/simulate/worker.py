@@ -25,6 +25,7 @@ from trireme.ps.messages import (
     Span,
 )
 from trireme.ps.snapshot import ModelState
+from trireme.session.averager import period_length
 from trireme.simulate.account import Vectors, push_id
 from trireme.simulate.client import Client, Request
 from trireme.simulate.cuts import Copy, take_cut
@@ -171,6 +172,14 @@ class Worker:
         answers = yield self.client.ask({0: request})
         self._spans = list(_expect(answers[0][0], Leased).spans)
 
+    def _steps(self, pulled: int) -> int:
+        """Returns of how many steps an update is: mostly a whole period, where there are any."""
+        rule, rng = self.place.schedule.rule, self.place.network.rng
+        if rule.every is None:
+            return 1
+        most = period_length(rule, pulled, rule.max_steps)
+        return most if rng.random() < 0.8 else rng.randint(1, most)
+
     def _update(self, pulled: int) -> Generator[Start, Any, tuple[int, bool]]:
         """Pushes a gradient, and waits for all verdicts."""
         place, rng = self.place, self.place.network.rng
@@ -189,6 +198,7 @@ class Worker:
             weight,
             hyper if hyper != self._hyper else None,
             spans,
+            steps=self._steps(pulled),
         )
         place.witness.make(push, spans, gradient)
         order = list(range(len(self.client.lanes)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from typing import ClassVar
 
 from trireme.ps.rule import Rule
@@ -34,3 +35,13 @@ class Strategy(ABC):
         Raises:
             ConfigurationError: says why not, and what would be possible.
         """
+
+    def outer(self, workers: int) -> Mapping[str, float | bool] | None:
+        """Returns the servers' optimizer where workers push deltas, as arguments of SGD.
+
+        None where workers push gradients: servers then run the user's own.
+
+        Args:
+            workers: how many the job has.
+        """
+        return None

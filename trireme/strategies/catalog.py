@@ -6,17 +6,29 @@ from difflib import get_close_matches
 
 from trireme.errors import ConfigurationError
 from trireme.strategies.asynchronous import Async
+from trireme.strategies.averaging import Averaging
 from trireme.strategies.base import Strategy
 from trireme.strategies.collective import FSDP, AllReduce, Collective, Pipeline, Tensor
+from trireme.strategies.diloco import DiLoCo
 from trireme.strategies.ssp import SSP
 from trireme.strategies.synchronous import Sync
 
 __all__ = ["BUILT", "PLANNED", "resolve"]
 
-BUILT = ("async", "ssp", "sync", "allreduce", "fsdp", "tensor", "pipeline")
+BUILT = (
+    "async",
+    "ssp",
+    "sync",
+    "averaging",
+    "diloco",
+    "allreduce",
+    "fsdp",
+    "tensor",
+    "pipeline",
+)
 """The names that can be used."""
 
-PLANNED = ("averaging", "diloco", "graph")
+PLANNED = ("graph",)
 """Names that are kept for what is not built yet."""
 
 
@@ -33,6 +45,7 @@ def resolve(
     *,
     aggregate: int | None = None,
     staleness: int | None = None,
+    every: int | None = None,
     prefetch: bool = False,
 ) -> Strategy:
     """Returns the strategy of a name and the command line's options for it.
@@ -49,16 +62,24 @@ def resolve(
         close = get_close_matches(name, BUILT, 1)
         hint = f"did you mean {close[0]!r}? " if close else ""
         raise ConfigurationError(f"unknown strategy {name!r}: {hint}there are {', '.join(BUILT)}")
-    if aggregate is not None and name != "sync":
-        raise ConfigurationError(f"--aggregate {aggregate} is for sync, not for {name}")
-    if staleness is not None and name != "ssp":
-        raise ConfigurationError(f"--staleness {staleness} is for ssp, not for {name}")
+    if aggregate is not None and name not in ("sync", "diloco"):
+        raise ConfigurationError(f"--aggregate {aggregate} is for sync and diloco, not for {name}")
+    if staleness is not None and name not in ("ssp", "averaging"):
+        raise ConfigurationError(
+            f"--staleness {staleness} is for ssp and averaging, not for {name}"
+        )
+    if every is not None and name not in ("averaging", "diloco"):
+        raise ConfigurationError(f"--every {every} is for averaging and diloco, not for {name}")
     if prefetch and name not in ("async", "ssp"):
-        raise ConfigurationError(f"--prefetch is for async and ssp: {name} waits for each round")
+        raise ConfigurationError(f"--prefetch is for async and ssp, not for {name}")
     if name in _COLLECTIVE:
         return _COLLECTIVE[name]()
     if name == "sync":
         return Sync(aggregate)
+    if name == "averaging":
+        return Averaging(Averaging.every if every is None else every, staleness)
+    if name == "diloco":
+        return DiLoCo(DiLoCo.every if every is None else every, aggregate)
     if name == "ssp":
         return SSP(SSP.staleness if staleness is None else staleness, prefetch)
     return Async(prefetch)

@@ -4,6 +4,8 @@
       model.safetensors, model.safetensors.index.json          parameters and buffers by name
       optimizer.safetensors, optimizer.safetensors.index.json  by "PARAMETER/STATE"
       average.safetensors, average.safetensors.index.json      the moving average, if there is one
+      local.safetensors, local.safetensors.index.json          the state of workers' own optimizers,
+                                                               by "WORKER/PARAMETER/STATE", if any
       state.json                                               all else, and every file's checksum
 
 `state.json` is written last and ends with the checksum of itself. Large groups of tensors are cut
@@ -50,7 +52,7 @@ __all__ = [
 
 _FORMAT = 1
 _STATE = "state.json"
-_GROUPS = ("model", "optimizer", "average")
+_GROUPS = ("model", "optimizer", "average", "local")
 _SHARD_BYTES = 2 << 30
 
 
@@ -66,6 +68,8 @@ class CheckpointData:
         average: the parameters' moving average by name; empty where none is kept.
         state: all else, as JSON has it: None, bool, int, float, str, lists, and dicts with str
             keys. Tuples come back as lists. Floats come back exactly, infinities and NaN too.
+        local: the state of workers' own optimizers, keyed "WORKER/PARAMETER/STATE"; empty where
+            they have none.
     """
 
     step: int
@@ -73,6 +77,7 @@ class CheckpointData:
     optimizer: Mapping[str, torch.Tensor] = field(default_factory=dict)
     average: Mapping[str, torch.Tensor] = field(default_factory=dict)
     state: Mapping[str, Any] = field(default_factory=dict)
+    local: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -85,7 +90,7 @@ class Description:
         saved_at: when it was written, in UTC, as ISO 8601 has it.
         nbytes: the size of all files.
         versions: of `trireme` and `torch` that wrote it.
-        model, optimizer, average: dtype (as `F32`) and shape of each tensor by name.
+        model, optimizer, average, local: dtype (as `F32`) and shape of each tensor by name.
         state: see `CheckpointData`.
     """
 
@@ -97,13 +102,14 @@ class Description:
     model: dict[str, tuple[str, tuple[int, ...]]]
     optimizer: dict[str, tuple[str, tuple[int, ...]]]
     average: dict[str, tuple[str, tuple[int, ...]]]
+    local: dict[str, tuple[str, tuple[int, ...]]]
     state: dict[str, Any]
 
 
 _FileName = Annotated[
     str,
     msgspec.Meta(
-        pattern=r"\A(model|optimizer|average)(-\d{5,}-of-\d{5,})?\.safetensors(\.index\.json)?\Z"
+        pattern=r"\A(model|optimizer|average|local)(-\d{5,}-of-\d{5,})?\.safetensors(\.index\.json)?\Z"
     ),
 ]
 

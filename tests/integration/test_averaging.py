@@ -1,0 +1,226 @@
+"""Workers of real processes that train by themselves: killed and stopped between exchanges."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+from tests.faults import Proxy
+from tests.harness import Cluster, run_job
+from tests.integration.shell import PROGRAMS, Shell
+from trireme.ps.messages import Stale
+from trireme.session.checkpoint import CheckpointData, latest
+from trireme.session.session import Session, StepResult
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
+
+BATCH, EVERY = 4, 8
+
+
+def saved(shell: Shell) -> CheckpointData:
+    data = latest(shell.directory / "run", lambda path, error: pytest.fail(f"{path}: {error}"))
+    assert data is not None
+    return data
+
+
+def rows_of(data: CheckpointData) -> list[float]:
+    """What each worker's steps have added up to, as its row counts them."""
+    rows = data.model["rows"]
+    assert torch.equal(rows, rows[:, :1].expand_as(rows))
+    return rows[:, 0].tolist()
+
+
+def consumed(data: CheckpointData) -> int:
+    """How many examples are in the values."""
+    return sum(stop - start for start, stop in data.state["consumed"]["train"])
+
+
+def count(shell: Shell, steps: int, *words: object) -> CheckpointData:
+    """Runs two workers of the counting program to the end."""
+    ended = shell.run(
+        *("run", "--ps", 1, "--workers", 2, "--strategy", "averaging", "--every", EVERY),
+        *("--run-dir", "run"),
+        *(words[: words.index("|")] if "|" in words else words),
+        *(PROGRAMS / "counting.py", "--out", "out", "--max-steps", steps, "--batch-size", BATCH),
+        *(words[words.index("|") + 1 :] if "|" in words else ()),
+    )
+    assert ended.status == 0, ended.text
+    return saved(shell)
+
+
+def test_a_worker_killed_in_its_period_is_started_again_and_each_step_counts_once(
+    shell: Shell,
+) -> None:
+    """Worker 1 dies with half a period in hand; started again, with a delta under way."""
+    steps, faults = 120, ("1:13:before:kill", "1:8:in flight:kill")
+    data = count(
+        shell,
+        steps,
+        *("--staleness", 2, "--max-restarts", 2),
+        *("|", "--wait-for", 12),
+        *(word for fault in faults for word in ("--fault", fault)),
+    )
+    # One by one, half of each delta is added: what the two have added up to is half of all steps.
+    assert sum(rows_of(data)) * 2 == data.step
+    assert steps <= data.step < steps + EVERY
+    assert consumed(data) == data.step * BATCH
+    assert rows_of(data)[1] >= EVERY / 2, "what it had exchanged before it died is kept"
+
+
+def test_the_others_go_on_and_take_over_the_examples_of_an_unfinished_period(shell: Shell) -> None:
+    steps = 30
+    data = count(shell, steps, "|", "--fault", f"1:{EVERY + 5}:before:kill")
+    # Rounds: halves while there were two. Of its second period nobody has anything.
+    assert rows_of(data) == [steps - EVERY / 2, EVERY / 2]
+    assert data.step == steps
+    assert data.state["consumed"]["train"] == [[0, (steps + EVERY) * BATCH]]
+
+
+def test_a_job_that_is_stopped_in_a_period_exchanges_it_saves_and_goes_on(shell: Shell) -> None:
+    steps, stopped = 60, 21
+    words = (
+        *("run", "--ps", 1, "--workers", 2, "--strategy", "averaging", "--run-dir", "run"),
+        *(PROGRAMS / "train.py", "--out", "out", "--max-steps", steps),
+    )
+    ended = shell.run(*words, "--fault", f"0:{stopped}:before:stop job")
+    assert ended.status == 130, ended.text
+    at = saved(shell).step
+    assert stopped <= at < 32, "the period was not finished for that"
+    local = saved(shell).local
+    assert {f"{worker}/0.weight/exp_avg" for worker in range(2)} <= local.keys()
+
+    ended = shell.run(*words)
+    assert ended.status == 0, ended.text
+    assert f"worker:0 | restoring step {at}\n" in ended.out
+    assert "fresh state" not in ended.text
+    data = saved(shell)
+    assert data.step == steps
+    # Who heard of it earlier had made fewer steps of that period; of all others each made all.
+    made = [float(data.local[f"{worker}/0.weight/step"]) for worker in range(2)]
+    assert max(made) == steps
+    assert min(made) > steps - 16
+    # Exchanges are on the grid again after the one that was before its time.
+    for worker in range(2):
+        report = json.loads((shell.directory / f"out/worker-{worker}.json").read_text())
+        assert report["applied"] == [step for step in (32, 48, 60) if step > at]
+
+
+def test_a_run_says_how_many_bytes_it_took(shell: Shell) -> None:
+    program = (PROGRAMS / "spread.py", "--out", "out/values", "--max-steps", 64)
+    found = {}
+    for words in (("sync",), ("averaging",), ("diloco", "--every", 32, "--compress", "int8")):
+        ended = shell.run("run", "--ps", 1, "--workers", 2, "--strategy", *words, *program)
+        assert ended.status == 0, ended.text
+        lines = re.findall(r"^worker:\d \| bytes: ([\d,]+) pushed, ([\d,]+) p", ended.out, re.M)
+        assert len(lines) == 2 and len(set(lines)) == 1
+        found[words[0]] = [int(number.replace(",", "")) for number in lines[0]]
+    size = found["sync"][0] // 64  # of the model
+    assert found["sync"] == [64 * size, 65 * size], "and the first pull"
+    assert found["averaging"] == [4 * size, 5 * size]
+    assert found["diloco"][1] == 3 * size
+    assert found["diloco"][0] < 2 * size / 3.5
+
+
+def test_workers_of_several_processes_train_by_themselves_too(shell: Shell) -> None:
+    found = []
+    for mesh in ((), ("--mesh", "pp=2")):
+        ended = shell.run(
+            *("run", "--ps", 1, "--workers", 2, "--strategy", "diloco", "--every", 10, *mesh),
+            *(PROGRAMS / "spread.py", "--out", "out/values", "--max-steps", 25),
+        )
+        assert ended.status == 0, ended.text
+        found.append(load_file(shell.directory / "out" / "values"))
+    whole, parts = found
+    assert whole.keys() == parts.keys()
+    assert max(float((whole[name] - parts[name]).abs().max()) for name in whole) < 1e-5
+
+
+class Rows(nn.Module):
+    """One row a worker; its gradient is -1 in the row of the worker that computes it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows = nn.Parameter(torch.zeros(2, 24))
+
+    def forward(self, worker: torch.Tensor) -> torch.Tensor:
+        return -self.rows[int(worker)].sum()
+
+
+def test_a_worker_taken_for_lost_gives_its_period_up_comes_back_and_nothing_counts_twice() -> None:
+    """The coordinator hears nothing of it for too long, while its servers do."""
+    steps, every = 120, 4
+    held, evicted = threading.Event(), threading.Event()
+    proxies: dict[int, Proxy] = {}
+
+    def through(worker: int, address: str) -> str:
+        proxies[worker] = Proxy(address)
+        return proxies[worker].address
+
+    policy = {"heartbeat_interval": 0.1, "heartbeat_timeout": 3.0}
+    cluster = Cluster(
+        *(2, 1, "averaging"),
+        every=every,
+        staleness=1000,
+        scheme="tcp",
+        policy=policy,
+        coordinator_seen_at=through,
+    )
+
+    def make(worker: int) -> Session:
+        return Session(
+            Rows(),
+            lambda outputs, _: outputs,
+            lambda parameters: torch.optim.SGD(parameters, lr=1.0),
+            max_steps=steps,
+        )
+
+    def count(session: Session) -> tuple[int, int, list[float]]:
+        """Trains to the end; returns the steps applied and stale, and what was learned."""
+        stale = 0
+        while not session.should_stop():
+            result = one(session)
+            stale += result.steps if isinstance(result.verdict, Stale) else 0
+        session._finish_training()
+        values = session._supervisor.client.snapshot(state=False).values["rows"]
+        return session.local_steps, stale, values[:, 0].tolist()
+
+    def one(session: Session) -> StepResult:
+        worker = torch.tensor([session.task.index])
+        return session.step((worker, worker))
+
+    def lost(session: Session) -> tuple[int, int, list[float]]:
+        for _ in range(every + 2):
+            one(session)
+        proxies[1].hold()
+        held.set()
+        assert evicted.wait(20)
+        return count(session)  # half a period more, and that is fenced off until it is back
+
+    def witness(session: Session) -> tuple[int, int, list[float]]:
+        supervisor = session._supervisor
+        assert held.wait(20)
+        without = supervisor._member.wait_for_view(newer_than=1, timeout=20)
+        assert [entry.index for entry in without.workers] == [0]
+        evicted.set()
+        while not supervisor.client._client.status()[0].counters.get("fenced"):
+            pass  # until its push has come, and was refused
+        proxies[1].flow()
+        again = supervisor._member.wait_for_view(newer_than=without.number, timeout=20)
+        assert [(entry.index, entry.incarnation) for entry in again.workers] == [(0, 1), (1, 2)]
+        return count(session)
+
+    (first, none, rows), (second, stale, same) = run_job(
+        cluster, make, lambda session: witness(session) if session.is_chief else lost(session)
+    ).values
+    for proxy in proxies.values():
+        proxy.close()
+    assert none == 0
+    assert stale == every, "of what was fenced off, and of nothing else"
+    assert rows == same == [first / 2, second / 2]
+    assert steps <= first + second < steps + every
