@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trireme.launch.command import TaskFiles, task_command
-from trireme.launch.detect import TASK_VARIABLE, detect
 from trireme.launch.outcome import Outcome, describe_status, read_outcome
 from trireme.launch.process import TaskProcess
+from trireme.launch.task_config import TASK_VARIABLE, decode_task
 
 __all__ = ["End", "NodeFacts", "Order", "Report", "TaskAgent", "host_identity"]
 
@@ -225,7 +225,7 @@ class TaskAgent:
             self._conclude(process, status, files.outcome)
 
     def _spawn(self, order: Order, files: TaskFiles) -> TaskProcess:
-        config = detect({TASK_VARIABLE: order.task})
+        config = decode_task(order.task)
         environ = {**os.environ, **order.environ, TASK_VARIABLE: order.task}
         with self._changed:
             process = TaskProcess(

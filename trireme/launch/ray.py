@@ -27,7 +27,6 @@ import msgspec
 from trireme.launch.agent import NodeFacts, Order, Report
 from trireme.launch.command import LOOPBACK
 from trireme.launch.console import Console
-from trireme.launch.detect import TASK_VARIABLE, TaskConfig, encode_task
 from trireme.launch.launcher import Asked, Ended, Event, Job, Launcher, Placed
 from trireme.launch.outcome import Outcome
 from trireme.launch.placement import Wishes, listen_hosts
@@ -42,6 +41,7 @@ from trireme.launch.ray_cluster import (
 from trireme.launch.run_directory import RunDirectory
 from trireme.launch.secret import SECRET_VARIABLE
 from trireme.launch.signals import requests_to_stop, signals
+from trireme.launch.task_config import TASK_VARIABLE, TaskConfig, encode_task
 from trireme.launch.threads import thread_variables
 
 __all__ = ["run_ray"]
