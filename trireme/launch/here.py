@@ -12,7 +12,7 @@ from types import TracebackType
 
 from trireme.errors import TriremeError, UsageError
 from trireme.launch.detect import detect
-from trireme.launch.other_launchers import RANKS
+from trireme.launch.other_launchers import MARKS, RANKS
 from trireme.launch.task_config import TASK_VARIABLE, TaskConfig
 from trireme.launch.tf_config import TF_VARIABLE
 
@@ -39,7 +39,7 @@ def task_here() -> TaskConfig:
 
 
 def _started_by_others() -> bool:
-    return any(os.environ.get(name) for name in (*RANKS, TF_VARIABLE))
+    return any(os.environ.get(name) for name in (*MARKS, TF_VARIABLE))
 
 
 def _tell(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

@@ -15,7 +15,7 @@ from trireme.errors import ConfigurationError
 from trireme.launch.command import LOOPBACK
 from trireme.launch.nodelist import expand
 
-__all__ = ["RANKS", "TORCHRUN", "Place", "find_place"]
+__all__ = ["MARKS", "RANKS", "TORCHRUN", "Place", "find_place"]
 
 TORCHRUN = "torchrun"
 SLURM = "Slurm"
@@ -103,6 +103,9 @@ _LAUNCHERS = (
 
 RANKS = tuple(launcher.rank for launcher in _LAUNCHERS)
 """The variables that number processes."""
+
+MARKS = tuple(name for launcher in _LAUNCHERS for name in (launcher.rank, *launcher.size))
+"""Where none of these is set, no launcher has started this process."""
 
 _NODELISTS = ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST")
 

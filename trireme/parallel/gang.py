@@ -319,7 +319,8 @@ def _wait_for_all(store: Store, config: GangConfig) -> None:
         names = ", ".join(f"rank {rank}" for rank in missing)
         raise WaitTimeout(
             f"{names} of {config.mesh.size} did not come within {config.join_seconds:.0f} s: "
-            "start every process of the job, or give them longer (--join-timeout)"
+            "start every process of the job, or give them longer (--join-timeout or "
+            "TRIREME_JOIN_TIMEOUT)"
         ) from error
 
 
