@@ -2,6 +2,7 @@
 #
 #   make demo     train a small network on one parameter server and two workers
 #   make test     the test suite                 make test PYTEST_ARGS='-k wire -x'
+#   make parity   a table: how far every way to spread a model is from one plain process
 #   make lint     style, types, direction of imports
 #   make bench    the benchmarks               make bench BENCH_ARGS='--only a,b --quick'
 #   make bench-peers   the environments of those that the benchmarks compare with
@@ -28,7 +29,7 @@ NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
 PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3; do \
     if "$$p" -c '$(NEW_ENOUGH)' >/dev/null 2>&1; then echo "$$p"; exit; fi; done)
 
-.PHONY: venv demo test lint bench bench-peers docs clean
+.PHONY: venv demo test parity lint bench bench-peers docs clean
 
 venv: $(STAMP)
 
@@ -46,6 +47,9 @@ demo: $(STAMP)
 
 test: $(STAMP)
 	$(BIN)/pytest $(PYTEST_ARGS)
+
+parity: $(STAMP)
+	$(BIN)/python -m tests.parity.table
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

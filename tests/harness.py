@@ -130,7 +130,7 @@ def run_job(cluster: Cluster, make: Callable[[int], Session], program: Program[T
         AssertionError: a thread did not end in time, or a server ended by an error.
     """
     ran: Ran[T] = Ran()
-    with _global_state(), _keepers(cluster, ran) as coordinator:
+    with _global_state(), keepers(cluster, ran) as coordinator:
         sessions = {
             index: _session(cluster, make, index, coordinator) for index in range(cluster.workers)
         }
@@ -159,7 +159,7 @@ def _work(ran: Ran[T], index: int, session: Session, program: Program[T]) -> Non
 
 
 @contextmanager
-def _keepers(cluster: Cluster, ran: Ran[T]) -> Iterator[str]:
+def keepers(cluster: Cluster, ran: Ran[T]) -> Iterator[str]:
     """Serves coordinator and servers while the block runs; gives the coordinator's address."""
     if not cluster.servers:
         yield ""

@@ -46,7 +46,7 @@ def test_torchrun_starts_the_demo_as_it_stands(shell: Shell) -> None:
     assert len(re.findall(r"^test accuracy: ", ended.out, re.MULTILINE)) == 1
     assert ended.out.count("step-000000060") == 1
     state = shell.directory / "runs/digits/checkpoints/step-000000060/state.json"
-    assert json.loads(state.read_text())["workers"] == 2
+    assert json.loads(state.read_text())["state"]["workers"] == 2
 
 
 def test_after_torchrun_s_restart_it_goes_on_from_the_newest_checkpoint(shell: Shell) -> None:
@@ -112,7 +112,7 @@ def test_processes_that_others_start_train_together(shell: Shell, launcher: str)
     assert "test accuracy: " in chief.out
     assert other.out == ""  # one of them speaks, saves and records
     state = shell.directory / "runs/digits/checkpoints/step-000000060/state.json"
-    assert json.loads(state.read_text())["workers"] == 2
+    assert json.loads(state.read_text())["state"]["workers"] == 2
 
 
 def test_tf_config_with_servers_is_a_job_with_servers(shell: Shell) -> None:

@@ -49,8 +49,8 @@ def test_strategies() -> None:
         UsageError, match=r"did you mean sync\?.*async, ssp, sync.*TRIREME_STRATEGY"
     ):
         resolve({}, {"TRIREME_STRATEGY": "sinc"}, None)
-    with pytest.raises(UsageError, match="diloco is not built yet; those that are: async"):
-        resolve({"strategy": "diloco"}, {}, None)
+    with pytest.raises(UsageError, match="graph is not built yet; those that are: async"):
+        resolve({"strategy": "graph"}, {}, None)
 
 
 def test_lines_show_value_and_origin() -> None:
@@ -63,7 +63,9 @@ def test_lines_show_value_and_origin() -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"workers": "2"}, "allreduce, which is not built yet: add --ps 1"),
+        ({"workers": "2", "strategy": "ssp"}, "add --ps 1, or use --strategy allreduce"),
+        ({"ps": "1", "strategy": "pipeline"}, "has no parameter servers"),
+        ({"ps": "1", "strategy": "sync", "every": "4"}, "add --strategy averaging"),
         ({"ps": "1", "aggregate": "1"}, "add --strategy sync"),
         ({"ps": "1", "aggregate": "1", "strategy": "async"}, "add --strategy sync"),
         ({"ps": "1", "aggregate": "2", "strategy": "sync"}, "there are only 1 workers"),

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from trireme.errors import UsageError
-from trireme.launch.settings import ENGINE_OPTIONS, OPTIONS, Option, suggestion
+from trireme.launch.settings import ENGINE_OPTIONS, GANG_OPTIONS, OPTIONS, Option, suggestion
 
 __all__ = ["COMMANDS", "NOT_BUILT", "TASK_OPTIONS", "Parser", "overview"]
 
@@ -16,7 +16,7 @@ NOT_BUILT_OPTIONS = ("replicas",)
 TASK_OPTIONS = tuple(
     option
     for option in OPTIONS
-    if option.name not in ("workers", "ps", "max-restarts", "mesh", *ENGINE_OPTIONS)
+    if option.name not in ("workers", "ps", "max-restarts", *GANG_OPTIONS, *ENGINE_OPTIONS)
 )
 
 

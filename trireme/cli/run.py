@@ -23,7 +23,7 @@ from trireme.launch.local import run_local
 from trireme.launch.run_directory import RunDirectory, claim, claim_free, read_record
 from trireme.launch.script import check_script, run_script
 from trireme.launch.secret import fresh_secret, read_secret
-from trireme.launch.settings import OPTIONS, Settings, check_engine, check_together
+from trireme.launch.settings import OPTIONS, Settings, check_engine, check_mesh, check_together
 from trireme.launch.supervision import Limits
 from trireme.launch.threads import cores, thread_variables
 
@@ -71,6 +71,7 @@ def _sized(settings: Settings) -> Settings:
             "workers", spare, f"{settings.origins['workers']}: auto, of {cores()} cores"
         )
     check_together(settings, settings["workers"], settings["ps"])
+    check_mesh(settings)
     return settings
 
 

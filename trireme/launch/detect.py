@@ -15,7 +15,7 @@ import msgspec
 from trireme.errors import ConfigurationError
 from trireme.launch.manual import ManualOptions, manual_task
 from trireme.launch.other_launchers import TORCHRUN, Place, find_place
-from trireme.launch.settings import Settings, check_together, read_file, resolve
+from trireme.launch.settings import Settings, check_mesh, check_together, read_file, resolve
 from trireme.launch.task_config import (
     TASK_VARIABLE,
     Role,
@@ -82,6 +82,7 @@ def _gang_task(place: Place, settings: Settings, environ: Mapping[str, str]) -> 
         )
     settings = settings.replaced("workers", place.size, place.launcher)
     check_together(settings, place.size, 0)
+    check_mesh(settings)
     sharing, cores = (1, place.cores) if place.cores else (place.local_size, None)
     threads, _ = thread_variables(environ, sharing, cores)
     return TaskConfig(

@@ -18,6 +18,7 @@ from trireme.errors import ConfigurationError, UsageError
 
 __all__ = [
     "ENGINE_OPTIONS",
+    "GANG_OPTIONS",
     "NOT_BUILT_STRATEGIES",
     "OPTIONS",
     "STRATEGIES",
@@ -25,6 +26,7 @@ __all__ = [
     "Setting",
     "Settings",
     "check_engine",
+    "check_mesh",
     "check_together",
     "read_file",
     "resolve",
@@ -34,6 +36,9 @@ __all__ = [
 ENGINES = ("local", "ray")
 SERVED = ("async", "ssp", "sync", "averaging", "diloco")
 """The strategies that need parameter servers."""
+GANG_OPTIONS = ("mesh", "schedule", "microbatches")
+"""The options about processes that hold one model together."""
+
 STRATEGIES = (*SERVED, "allreduce", "fsdp", "tensor", "pipeline")
 CODECS = ("none", "fp16", "bf16", "int8", "topk")
 """What `--compress` may be, besides `topk:SHARE`. A test holds it against `trireme.wire.codec`."""
@@ -310,8 +315,12 @@ def check_together(settings: Settings, workers: int, servers: int) -> None:
     """
     strategy = settings["strategy"]
     aggregate, staleness = settings["aggregate"], settings["staleness"]
-    _check_servers(settings, servers)
-    _check_mesh(settings, servers)
+    _check_servers(settings, workers, servers)
+    if settings["every"] is not None and strategy not in ("averaging", "diloco"):
+        raise UsageError(
+            f"every is {settings['every']} ({settings.origins['every']}) and only averaging and "
+            "diloco train between exchanges: add --strategy averaging"
+        )
     if aggregate is not None and strategy != "sync":
         raise UsageError(
             f"aggregate is {aggregate} ({settings.origins['aggregate']}) and only the strategy "
@@ -336,9 +345,9 @@ def check_together(settings: Settings, workers: int, servers: int) -> None:
         )
 
 
-def _check_servers(settings: Settings, servers: int) -> None:
+def _check_servers(settings: Settings, workers: int, servers: int) -> None:
     strategy = settings["strategy"]
-    if strategy in SERVED and not servers and settings["workers"] != 1:
+    if strategy in SERVED and not servers and workers != 1:
         raise UsageError(
             f"the strategy {strategy} ({settings.origins['strategy']}) with several workers needs "
             "a parameter server: add --ps 1, or use --strategy allreduce"
@@ -350,9 +359,17 @@ def _check_servers(settings: Settings, servers: int) -> None:
         )
 
 
-def _check_mesh(settings: Settings, servers: int) -> None:
-    mesh = Mesh.parse(settings["mesh"])
-    strategy = settings["strategy"]
+def check_mesh(settings: Settings) -> None:
+    """Checks that what was said about processes that hold one model together makes sense.
+
+    Raises:
+        UsageError: it does not; says what to do.
+    """
+    try:
+        mesh = Mesh.parse(settings["mesh"])
+    except ConfigurationError as error:
+        raise UsageError(str(error)) from error
+    strategy, servers = settings["strategy"], settings["ps"]
     if servers:
         try:
             mesh.check_inside()
@@ -372,11 +389,6 @@ def _check_mesh(settings: Settings, servers: int) -> None:
                 f"{name} is {settings[name]} ({settings.origins[name]}), and there is no pipeline: "
                 "add --mesh pp=2 or --strategy pipeline"
             )
-    if settings["every"] is not None and strategy not in ("averaging", "diloco"):
-        raise UsageError(
-            f"every is {settings['every']} ({settings.origins['every']}) and only averaging and "
-            "diloco train between exchanges: add --strategy averaging"
-        )
 
 
 def _check_aggregator(settings: Settings, servers: int) -> None:

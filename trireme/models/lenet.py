@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import torch
+from collections import OrderedDict
+
 from torch import nn
 
 __all__ = ["LeNet5"]
@@ -10,7 +11,7 @@ __all__ = ["LeNet5"]
 _SMALLEST = 8
 
 
-class LeNet5(nn.Module):
+class LeNet5(nn.Sequential):
     """LeNet-5 (LeCun et al., Gradient-based learning applied to document recognition, 1998, II.B).
 
     Two convolutions of 5x5 with 6 and 16 channels, each followed by 2x2 pooling, then linear
@@ -29,13 +30,11 @@ class LeNet5(nn.Module):
         Raises:
             ValueError: the images are smaller than 8x8.
         """
-        super().__init__()
         if size < _SMALLEST:
             raise ValueError(f"images of {size}x{size} are too small: from 8x8 on")
-        self.shape = (channels, size, size)
         padding = 2 if size < 2 * _SMALLEST else 0
         side = (size // 2 + 2 * padding - 4) // 2
-        self.features = nn.Sequential(
+        features = nn.Sequential(
             nn.Conv2d(channels, 6, 5, padding=2),
             nn.ReLU(),
             nn.MaxPool2d(2),
@@ -43,7 +42,7 @@ class LeNet5(nn.Module):
             nn.ReLU(),
             nn.MaxPool2d(2),
         )
-        self.classifier = nn.Sequential(
+        classifier = nn.Sequential(
             nn.Flatten(),
             nn.Linear(16 * side * side, 120),
             nn.ReLU(),
@@ -51,8 +50,7 @@ class LeNet5(nn.Module):
             nn.ReLU(),
             nn.Linear(84, classes),
         )
-
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """Returns the logits of a batch of images."""
-        logits: torch.Tensor = self.classifier(self.features(images.reshape(-1, *self.shape)))
-        return logits
+        shape = nn.Unflatten(1, (channels, size, size))
+        super().__init__(
+            OrderedDict(flat=nn.Flatten(), images=shape, features=features, classifier=classifier)
+        )

@@ -6,6 +6,7 @@ when a process of it is gone, every operation of the others fails, with an error
 
 from __future__ import annotations
 
+import logging
 import re
 import socket
 from collections.abc import Callable, Iterator, Sequence
@@ -24,6 +25,9 @@ from trireme.errors import AddressInUse, ConfigurationError, ConnectTimeout, Job
 from trireme.launch.outcome import says_peer_is_gone
 
 __all__ = ["Gang", "GangConfig", "lost_peer"]
+
+# Shards of shards are joined axis by axis, when something is evaluated or saved: no need to say so.
+logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
 
 
 @dataclass(frozen=True, slots=True)

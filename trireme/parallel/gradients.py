@@ -3,56 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
 from trireme.parallel.gang import Gang, lost_peer
-from trireme.parallel.sharding import local
+from trireme.parallel.local import local
 
-__all__ = ["BucketedMean", "ListMean", "NoMean", "Reducer", "ShardedMean"]
+__all__ = ["BucketedMean", "ListMean", "ShardedMean"]
 
 BUCKET_BYTES = 4 << 20
-
-
-class Reducer(Protocol):
-    """Makes one gradient of those of all replicas."""
-
-    def share(self, examples: int) -> Callable[[], float]:
-        """Begins to learn how many examples the others have.
-
-        Args:
-            examples: how many this replica's batch has; 0 where it has none.
-
-        Returns:
-            A function that waits, and gives the factor for this replica's mean loss: 1 where all
-            have equally many.
-        """
-
-    def begin(self) -> None:
-        """The backward pass that comes now is the last one of this step."""
-
-    def finish(self) -> None:
-        """Waits until the gradients are the means over all replicas."""
-
-
-class NoMean:
-    """One replica: its gradient is the mean."""
-
-    def share(self, examples: int) -> Callable[[], float]:
-        return _one
-
-    def begin(self) -> None:
-        pass
-
-    def finish(self) -> None:
-        pass
-
-
-def _one() -> float:
-    return 1.0
 
 
 class _Shares:

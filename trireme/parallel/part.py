@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
@@ -14,9 +13,11 @@ from safetensors.torch import save as save_bytes
 from torch import nn
 
 from trireme.errors import ConfigurationError
+from trireme.parallel.config import PartConfig, stages_per_process
 from trireme.parallel.gang import Gang
-from trireme.parallel.pipeline import Pipeline, PipelineConfig, stages_per_process
-from trireme.parallel.sharding import copies, fully_sharded, local, take, whole
+from trireme.parallel.local import local
+from trireme.parallel.pipeline import Pipeline
+from trireme.parallel.sharding import copies, fully_sharded, take, whole
 from trireme.parallel.stages import (
     Stage,
     balance,
@@ -25,22 +26,9 @@ from trireme.parallel.stages import (
     measured_costs,
     parameter_costs,
 )
-from trireme.parallel.tensor import Plan, tensor_parallel
+from trireme.parallel.tensor import tensor_parallel
 
-__all__ = ["ModelPart", "PartConfig", "join"]
-
-
-@dataclass(frozen=True)
-class PartConfig:
-    """How a model is cut, besides by the degrees of the mesh.
-
-    Attributes:
-        pipeline: stages and schedule.
-        tensor_plan: pattern of a module's name -> how its matrix is cut; None derives one.
-    """
-
-    pipeline: PipelineConfig = field(default_factory=PipelineConfig)
-    tensor_plan: Plan | None = None
+__all__ = ["ModelPart", "join"]
 
 
 class ModelPart:
@@ -160,15 +148,6 @@ class ModelPart:
                 local(parameter.grad).mul_(factor)
 
     # -- whole tensors --------------------------------------------------------------------------
-
-    def gather(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Returns the whole tensors of the whole model, in every process; all must ask.
-
-        Args:
-            tensors: this process's, by name: shards, or tensors that it has to itself.
-        """
-        mine = {name: whole(tensor).contiguous() for name, tensor in tensors.items()}
-        return join(self._gang, mine)
 
     @torch.no_grad()
     def fill(self, values: Mapping[str, torch.Tensor]) -> None:

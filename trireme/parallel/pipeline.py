@@ -22,63 +22,11 @@ from torch.distributed.pipelining import (
     ScheduleInterleavedZeroBubble,
 )
 
-from trireme.cluster.mesh import SCHEDULES
-from trireme.errors import ConfigurationError
+from trireme.parallel.config import PipelineConfig
 from trireme.parallel.gang import Gang
 from trireme.parallel.stages import Stage
 
-__all__ = ["Pipeline", "PipelineConfig", "Work", "stages_per_process"]
-
-
-@dataclass(frozen=True)
-class PipelineConfig:
-    """How a pipeline is cut and run.
-
-    Attributes:
-        schedule: one of `SCHEDULES`.
-        microbatches: into how many equal pieces each batch is cut; None for twice the stages. A
-            batch that cannot be cut so evenly is cut into the next smaller number that can.
-        split: the names of the layers at which stages begin, but the first; None balances them.
-        example: inputs by which each layer's cost is measured; None goes by their parameters.
-
-    Raises:
-        ConfigurationError: the schedule is unknown, or `microbatches` below 1.
-    """
-
-    schedule: str = "1f1b"
-    microbatches: int | None = None
-    split: tuple[str, ...] | None = None
-    example: Any = None
-
-    def __post_init__(self) -> None:
-        if self.schedule not in SCHEDULES:
-            raise ConfigurationError(
-                f"pipeline schedule {self.schedule!r}: there are {', '.join(SCHEDULES)}"
-            )
-        if self.microbatches is not None and self.microbatches < 1:
-            raise ConfigurationError(f"microbatches={self.microbatches}: it must be 1 or more")
-
-    def pieces(self, examples: int, stages: int) -> int:
-        """Returns into how many micro-batches a batch is cut, for `stages` processes.
-
-        Raises:
-            ConfigurationError: the schedule cannot run any such number.
-        """
-        wanted = 2 * stages if self.microbatches is None else self.microbatches
-        unit = stages if self.schedule == "interleaved" else 1
-        for count in range(min(wanted, examples), 0, -1):
-            if examples % count == 0 and count % unit == 0:
-                return count
-        raise ConfigurationError(
-            f"a batch of {examples} examples cannot be cut into equal micro-batches, {stages} or a "
-            f"multiple of it but at most {wanted}, as the interleaved schedule needs them: use a "
-            f"batch size that is a multiple of {stages}, or --schedule 1f1b"
-        )
-
-
-def stages_per_process(schedule: str) -> int:
-    """Returns how many stages each process holds: interleaved schedules hand round twice."""
-    return 2 if schedule == "interleaved" else 1
+__all__ = ["Pipeline", "Work"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, distribute_tensor
 
-__all__ = ["copies", "fully_sharded", "local", "take", "whole"]
-
-
-def local(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns the part of a tensor that this process holds: all of it, or a shard's memory."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+__all__ = ["copies", "fully_sharded", "take", "whole"]
 
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:
@@ -45,7 +41,7 @@ def copies(tensor: torch.Tensor, processes: int) -> int:
     shards = 1
     if isinstance(tensor, DTensor):
         for placement, size in zip(tensor.placements, tensor.device_mesh.shape, strict=True):
-            if isinstance(placement, Shard) or placement.is_shard():
+            if not placement.is_replicate():  # a shard, or a shard of shards, which is no `Shard`
                 shards *= size
     return processes // shards
 
@@ -60,10 +56,26 @@ def fully_sharded(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
         module: changed in place.
         mesh: one axis: shards; two: replicas of shards.
     """
-    for child in _units(module):
-        fully_shard(child, mesh=mesh)
-    fully_shard(module, mesh=mesh)
+    for one in module.modules():
+        if getattr(one, "inplace", False):
+            one.inplace = False  # type: ignore[assignment]
+    for unit in (*_units(module), module):
+        # FSDP hangs on to what a unit returns. Whoever changes a view of something else in place
+        # would cut it off from that unnoticed, and have wrong gradients.
+        unit.register_forward_hook(_own)
+        fully_shard(unit, mesh=mesh)
     return module
+
+
+def _own(module: nn.Module, args: object, output: Any) -> Any:
+    """Returns an output that is no view."""
+    if isinstance(output, torch.Tensor):
+        return output.clone() if output._is_view() else output
+    if isinstance(output, dict):
+        return {key: _own(module, args, value) for key, value in output.items()}
+    if type(output) in (tuple, list):
+        return type(output)(_own(module, args, value) for value in output)
+    return output
 
 
 def _units(module: nn.Module) -> Sequence[nn.Module]:

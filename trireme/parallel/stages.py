@@ -41,10 +41,15 @@ class Stage(nn.Module):
         self.names = tuple(name for name, _ in links)
 
     def forward(self, value: Any) -> Any:
-        """Passes a value through the layers, one after the other."""
+        """Passes a value through the layers, one after the other.
+
+        What comes out, and the gradient that goes back, can be sent as they lie in memory.
+        """
+        if isinstance(value, torch.Tensor) and value.requires_grad:
+            value.register_hook(torch.Tensor.contiguous)  # type: ignore[no-untyped-call]
         for name in self.names:
             value = self.get_submodule(name)(value)
-        return value
+        return value.contiguous() if isinstance(value, torch.Tensor) else value
 
 
 def chain_of(model: nn.Module) -> list[Link]:

@@ -12,7 +12,6 @@ element-wise between them need one sum a pass. `torch.distributed.tensor.paralle
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from fnmatch import fnmatchcase
 
 from torch import nn
@@ -26,11 +25,9 @@ from torch.distributed.tensor.parallel import (
 )
 
 from trireme.errors import ConfigurationError
+from trireme.parallel.config import Plan
 
-__all__ = ["CUTS", "Plan", "derive", "resolve", "tensor_parallel"]
-
-Plan = Mapping[str, str]
-"""Pattern of a module's name -> how it is cut."""
+__all__ = ["CUTS", "derive", "resolve", "tensor_parallel"]
 
 CUTS = ("column", "row", "gathered")
 
@@ -170,11 +167,14 @@ def derive(module: nn.Module, size: int) -> dict[str, str]:
 def _check_heads(module: nn.Module, name: str, size: int) -> None:
     """Heads are shared whole: attention goes by the width of its part."""
     parent = module.get_submodule(name.rpartition(".")[0])
-    heads = getattr(parent, "heads", None)
-    if isinstance(heads, int) and heads % size:
+    layer, head_size = module.get_submodule(name), getattr(parent, "head_size", None)
+    if not isinstance(head_size, int) or not isinstance(layer, nn.Linear):
+        return
+    heads = layer.out_features // head_size
+    if heads % size:
         raise ConfigurationError(
             f"tensor parallelism: {name.rpartition('.')[0]} has {heads} heads, which {size} "
-            "processes cannot share evenly"
+            "processes cannot share evenly: use a number of processes that divides them"
         )
 
 

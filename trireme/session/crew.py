@@ -9,9 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import msgspec
-import torch
-from safetensors.torch import load as load_bytes
-from safetensors.torch import save as save_bytes
 
 from trireme.parallel.gang import Gang
 from trireme.parallel.part import ModelPart
@@ -21,7 +18,7 @@ from trireme.ps.messages import GroupSpec, OptimizerSpec, Span, Verdict
 from trireme.ps.rule import Rule
 from trireme.ps.snapshot import ModelState
 
-__all__ = ["CrewFollower", "CrewLeader", "hand_out"]
+__all__ = ["CrewFollower", "CrewLeader"]
 
 
 class _Told(msgspec.Struct, frozen=True):
@@ -231,8 +228,3 @@ class CrewFollower(_Crew):
 
     def close(self) -> None:
         """There is no connection."""
-
-
-def hand_out(gang: Gang, tensors: dict[str, torch.Tensor] | None) -> dict[str, torch.Tensor]:
-    """Gives every process the leader's tensors."""
-    return load_bytes(gang.broadcast(None if tensors is None else save_bytes(tensors)))

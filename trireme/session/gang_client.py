@@ -21,8 +21,9 @@ from trireme.data.intervals import IntervalSet
 from trireme.data.ledger import Ledger
 from trireme.errors import ConfigurationError, Rejected
 from trireme.parallel.gang import Gang
+from trireme.parallel.local import local
 from trireme.parallel.part import join
-from trireme.parallel.sharding import local, take, whole
+from trireme.parallel.sharding import take, whole
 from trireme.ps.client import PullResult, PushResult
 from trireme.ps.local import check_complete, check_optimizer
 from trireme.ps.messages import Applied, GroupSpec, OptimizerSpec, Span
@@ -304,7 +305,9 @@ class GangClient:
         tensors |= {f"average/{name}": tensor for name, tensor in self._average.items()}
         if state:
             tensors |= {f"state/{name}": tensor for name, tensor in self._export().items()}
-        mine = {name: whole(tensor).clone() for name, tensor in tensors.items()}
+        # Shards are joined by all processes in turn: they must come in the same order everywhere,
+        # and what was read from a file comes in any.
+        mine = {name: whole(tensors[name]).clone() for name in sorted(tensors)}
         header = _Header(self.step, self._all_consumed() if state else ())
         return _unpacked(header, join(self._gang, mine))
 

@@ -11,8 +11,8 @@ from torch import nn
 
 from trireme.errors import ConfigurationError
 from trireme.parallel.gang import Gang, lost_peer
-from trireme.parallel.gradients import Reducer
 from trireme.parallel.part import ModelPart
+from trireme.parallel.reducer import Reducer
 from trireme.session.batch import examples_in
 from trireme.session.options import Options
 from trireme.session.replica import Loss, Replica, Trained

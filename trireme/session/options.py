@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from trireme.errors import ConfigurationError
-from trireme.parallel.pipeline import PipelineConfig
+from trireme.parallel.config import PipelineConfig
 from trireme.ps.rule import Average
 
 if TYPE_CHECKING:

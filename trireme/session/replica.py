@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from trireme.errors import ConfigurationError, NonFiniteError
-from trireme.parallel.gradients import NoMean, Reducer
-from trireme.parallel.sharding import local
+from trireme.parallel.local import local
+from trireme.parallel.reducer import NoMean, Reducer
 from trireme.session.batch import examples_in, inputs_and_targets, move, pieces
 from trireme.session.options import Options
 from trireme.session.result import Metric, StepResult

@@ -12,7 +12,7 @@ import torch
 from trireme.cluster.mesh import Mesh
 from trireme.errors import ConfigurationError
 from trireme.launch.detect import TaskConfig
-from trireme.parallel.part import PartConfig
+from trireme.parallel.config import PartConfig
 from trireme.ps.rule import Rule
 from trireme.session.options import Options
 from trireme.strategies import SSP, AllReduce, Async, Collective, Strategy, resolve

@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, Unpack
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
 import torch
 from torch import nn
@@ -20,9 +20,8 @@ from trireme.data.seeds import derive
 from trireme.errors import ConfigurationError
 from trireme.launch.here import task_here
 from trireme.launch.task_config import TaskConfig
-from trireme.parallel.gang import Gang
 from trireme.ps.messages import Span
-from trireme.session.assembly import Assembly, assemble, device_of, meet
+from trireme.session.assembly import Assembly, assemble, device_of
 from trireme.session.dry_run import describe
 from trireme.session.evaluation import Transform, evaluate
 from trireme.session.options import Options, OptionValues, make_options
@@ -30,9 +29,19 @@ from trireme.session.progress import Progress, make_progress
 from trireme.session.recorder import Recorder
 from trireme.session.replica import Loss, Replica
 from trireme.session.result import Metric, StepResult
-from trireme.session.rules import OptimizerFactory, overlaps, prefetches, rule_of, updates_per_step
+from trireme.session.rules import (
+    OptimizerFactory,
+    mesh_of,
+    overlaps,
+    prefetches,
+    rule_of,
+    updates_per_step,
+)
 from trireme.session.signals import Signals
 from trireme.session.supervisor import Supervisor, Training
+
+if TYPE_CHECKING:
+    from trireme.parallel.gang import Gang
 
 __all__ = ["Session", "StepResult"]
 
@@ -103,7 +112,7 @@ class Session:
             self._build(None)
             print(describe(self._made.flat.layout, self.optimizer, rule, self.task))
             raise SystemExit(0)
-        gang = meet(self.task, self.options)
+        gang = self._meet()
         try:
             self._build(gang)
         except BaseException:
@@ -203,6 +212,15 @@ class Session:
             self._recorder.close()
         supervisor.leave("interrupted" if reason else "finished", reason or "")
 
+    def _meet(self) -> Gang | None:
+        """Joins the processes that hold the model with this one; None where it is alone."""
+        mesh = mesh_of(self.task, self.options)
+        if mesh.size == 1:
+            return None
+        from trireme.session.gang_assembly import meet  # loads slowly, and only gangs need it
+
+        return meet(self.task, self.options, mesh)
+
     def _build(self, gang: Gang | None) -> None:
         """Makes the model, the optimizer, the buffers and what computes."""
         torch.manual_seed(derive(self.options.seed, _SEED_MODEL))
@@ -211,15 +229,13 @@ class Session:
         if device is not None:
             model = _on_device(model, device)
         self.model: nn.Module = model.train()
-        self._made: Assembly = assemble(
-            self.task,
-            self.options,
-            gang,
-            model,
-            self._loss,
-            self._make_optimizer,
-            self.metrics,
-        )
+        program = (model, self._loss, self._make_optimizer, self.metrics)
+        if gang is None:
+            self._made: Assembly = assemble(self.task, self.options, *program)
+        else:
+            from trireme.session.gang_assembly import assemble_together
+
+            self._made = assemble_together(self.task, self.options, gang, *program)
         self.optimizer: torch.optim.Optimizer = self._made.optimizer
         self._replica: Replica = self._made.replica
 
@@ -407,6 +423,19 @@ class Session:
             self._recorder.training_ended()
             self._supervisor.finish_training()
             self._announce_checkpoints()
+            if self._made.part is not None:
+                self._join_parts()
+
+    @torch.no_grad()
+    def _join_parts(self) -> None:
+        """Leaves the last values in the whole model, where processes have trained parts of it."""
+        values = self._supervisor.client.snapshot(state=False).values
+        for name, parameter in self._made.flat.parameters.items():
+            parameter.copy_(values[name])
+        buffers = self._supervisor.average_buffers()
+        for name, buffer in self.model.named_buffers():
+            if name in buffers:
+                buffer.copy_(buffers[name])
 
     # -- evaluating and recording ---------------------------------------------------------------
 

@@ -15,7 +15,7 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import torch
@@ -29,8 +29,6 @@ from trireme.cluster.view import View
 from trireme.errors import CheckpointError, ConfigurationError, Fenced, JobFailed, TriremeError
 from trireme.launch.detect import TaskConfig
 from trireme.launch.outcome import describe
-from trireme.parallel.gang import Gang
-from trireme.parallel.part import ModelPart, join
 from trireme.ps.client import Client, ClientOptions, PushResult
 from trireme.ps.dense import FlatModel
 from trireme.ps.host_link import aggregator_address
@@ -48,10 +46,16 @@ from trireme.session.checkpoint import (
     load,
     step_of,
 )
-from trireme.session.crew import CrewFollower, CrewLeader, hand_out
-from trireme.session.gang_client import GangClient
 from trireme.session.options import Options
 from trireme.session.progress import Progress
+
+if TYPE_CHECKING:
+    from trireme.parallel.gang import Gang
+    from trireme.parallel.part import ModelPart
+    from trireme.session.crew import CrewFollower, CrewLeader
+    from trireme.session.gang_client import GangClient
+
+    _AnyClient = Client | LocalClient | GangClient | CrewLeader | CrewFollower
 
 __all__ = ["Supervisor", "Training"]
 
@@ -90,9 +94,6 @@ class Training:
     part: ModelPart | None = None
 
 
-_AnyClient = Client | LocalClient | GangClient | CrewLeader | CrewFollower
-
-
 class _Watch:
     """A member as the parameter server's client sees it."""
 
@@ -127,6 +128,7 @@ class Supervisor:
         self._progress = progress
         self._member: Member | None = None
         self._client: _AnyClient | None = None
+        self._gang_client: GangClient | None = None  # the client, where a gang trains by itself
         self._saver: Saver | None = None
         self._schedule: Schedule | None = None
         self._saved_step = -1
@@ -165,7 +167,9 @@ class Supervisor:
     def _join(self) -> None:
         training, gang = self._training, self._training.gang
         if gang is not None and not self.task.servers:
-            self._client = GangClient(
+            from trireme.session.gang_client import GangClient  # loads slowly: gangs only
+
+            self._client = self._gang_client = GangClient(
                 gang,
                 training.part or training.flat,
                 training.optimizer,
@@ -174,6 +178,8 @@ class Supervisor:
             )
             return
         if gang is not None and not gang.is_chief:
+            from trireme.session.crew import CrewFollower
+
             assert training.part is not None
             self._client = CrewFollower(gang, training.part, training.flat)
             return
@@ -213,6 +219,8 @@ class Supervisor:
             training.flat,
         )
         if gang is not None:
+            from trireme.session.crew import CrewLeader
+
             assert training.part is not None
             self._client = CrewLeader(gang, training.part, training.flat, self._client)
 
@@ -240,7 +248,8 @@ class Supervisor:
             self._take_constants()
         if training.gang is not None and self.task.servers:
             leads = training.gang.is_chief
-            self._set_constants(hand_out(training.gang, self._constants() if leads else None))
+            told = training.gang.broadcast(save_bytes(self._constants()) if leads else None)
+            self._set_constants(load_bytes(told))
         if client.stopping:
             self._retire()
         self._advance_scheduler()
@@ -384,6 +393,8 @@ class Supervisor:
             return
         own, gang = self._own_buffers(), self._training.gang
         if gang is not None and self.task.servers:
+            from trireme.parallel.part import join
+
             own = join(gang, own)
         self.client.share(_BUFFERS, save_bytes(own))
 
@@ -507,10 +518,10 @@ class Supervisor:
             What became of this push, with prefetch of the one before; None where there was none.
         """
         client = self.client
-        if isinstance(client, GangClient) and self._schedule is not None:
+        if self._gang_client is not None and self._schedule is not None:
             # All must take part in saving, and only the chief's clock counts.
             due = self._schedule.due(time.monotonic(), self.global_step + 1)
-            client.wants_save = due and self.is_chief
+            self._gang_client.wants_save = due and self.is_chief
         try:
             result = self._exchange(weight, examples, meanwhile)
         except Fenced as fence:
@@ -596,18 +607,13 @@ class Supervisor:
     # -- saving ---------------------------------------------------------------------------------
 
     def _save_if_due(self) -> None:
-        now, client = time.monotonic(), self.client
+        now, together = time.monotonic(), self._gang_client
         if self._schedule is None:
             return
-        together = isinstance(client, GangClient)
-        due = (
-            client.saves
-            if isinstance(client, GangClient)
-            else self._schedule.due(now, self.global_step)
-        )
+        due = self._schedule.due(now, self.global_step) if together is None else together.saves
         if due:
             self._schedule.saved(now, self.global_step)
-            if self.is_chief or together:
+            if self.is_chief or together is not None:
                 self.save()
 
     def save(self) -> None:
@@ -655,10 +661,9 @@ class Supervisor:
     def finish_training(self) -> None:
         """Training has ended: waits until it has for everybody; the chief saves."""
         self._chief_at_end = self.is_chief
-        together = isinstance(self.client, GangClient)
         if not self.should_stop:
             self.share_buffers()
-        if self.should_stop or together:
+        if self.should_stop or self.together:
             self.client.drain()
         if self.is_chief and self._training.run_dir is not None:
             self._enter("saving")
@@ -696,12 +701,12 @@ class Supervisor:
     @property
     def together(self) -> bool:
         """Whether all processes of the job make each step together, without servers."""
-        return isinstance(self._client, GangClient)
+        return self._gang_client is not None
 
     def mean(self, values: Mapping[str, float], *, counts: bool) -> dict[str, float]:
         """Returns the means over the replicas that step together; elsewhere this worker's own."""
-        if isinstance(self.client, GangClient):
-            return self.client.mean(values, counts=counts)
+        if self._gang_client is not None:
+            return self._gang_client.mean(values, counts=counts)
         return dict(values)
 
     def fail(self, error: BaseException) -> None:

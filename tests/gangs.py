@@ -1,0 +1,214 @@
+"""Processes that hold one model together, quickly: forked from one that has torch loaded already.
+
+Each runs a function of a module, which makes its `Session` as any program does. Servers, where a
+job has some, are threads of the test's own process.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import signal
+import socket
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+from tests.harness import JOB, SECRET, Cluster, Ran, keepers
+from trireme.launch.detect import TASK_VARIABLE, TaskConfig, encode_task
+
+SECONDS = 90.0
+
+_spawner = multiprocessing.get_context("forkserver")
+_spawner.set_forkserver_preload(["trireme.session.session", "trireme.session.gang_assembly"])
+
+
+@dataclass(frozen=True)
+class Gang:
+    """How a job is spread.
+
+    Attributes:
+        workers: how many workers; without servers, times the mesh's size that many processes.
+        servers: how many parameter servers.
+        mesh: as on the command line.
+        inside: the size of that mesh.
+        strategy, schedule, microbatches, every: as on the command line.
+        run_dir: where checkpoints go; None for nowhere.
+    """
+
+    workers: int = 1
+    servers: int = 0
+    mesh: str = ""
+    inside: int = 1
+    strategy: str | None = None
+    schedule: str | None = None
+    microbatches: int | None = None
+    every: int | None = None
+    run_dir: Path | None = None
+
+    @property
+    def processes(self) -> int:
+        """How many processes hold a model together."""
+        return self.inside if self.servers else self.inside * self.workers
+
+    def tasks(self, coordinator: str) -> list[TaskConfig]:
+        """What each worker process finds in its environment."""
+        gangs = self.workers if self.servers else 1
+        return [
+            TaskConfig(
+                job=JOB,
+                index=gang if self.servers else rank,
+                workers=self.workers if self.servers else self.processes,
+                servers=self.servers,
+                coordinator=coordinator,
+                secret=SECRET.hex(),
+                run_dir=None if self.run_dir is None else str(self.run_dir),
+                strategy=self.strategy,
+                every=self.every,
+                display="none",
+                join_timeout=60.0,
+                processes=self.processes,
+                rank=rank,
+                local_rank=gang * self.processes + rank,
+                mesh=self.mesh,
+                schedule=self.schedule,
+                microbatches=self.microbatches,
+                transport="tcp",
+            )
+            for gang in range(gangs)
+            for rank in range(self.processes)
+        ]
+
+
+@dataclass
+class GangRan:
+    """What came of a job.
+
+    Attributes:
+        returned: what each process returned, those of worker 0 first.
+        raised: the error of each that failed, as text, by its place.
+        statuses: the exit status of each.
+    """
+
+    returned: dict[int, Any] = field(default_factory=dict)
+    raised: dict[int, str] = field(default_factory=dict)
+    statuses: dict[int, int | None] = field(default_factory=dict)
+
+    @property
+    def values(self) -> list[Any]:
+        """What each process returned.
+
+        Raises:
+            AssertionError: some failed.
+        """
+        assert not self.raised, "\n".join(self.raised.values())
+        return [self.returned[place] for place in sorted(self.returned)]
+
+
+def run_gang(
+    gang: Gang,
+    program: Callable[..., Any],
+    *args: Any,
+    kill: Mapping[int, str] | None = None,
+) -> GangRan:
+    """Runs a program in every process of a job.
+
+    Args:
+        gang: how many, and how.
+        program: a function of a module; what it returns must be picklable.
+        args: for it, picklable.
+        kill: by place, the name of a file at whose appearance that process is killed.
+
+    Raises:
+        AssertionError: a process did not end in time.
+    """
+    ran: Ran[Any] = Ran()
+    served = Cluster(gang.workers, gang.servers, gang.strategy, scheme="tcp")
+    servers: AbstractContextManager[str] = keepers(served, ran) if gang.servers else nullcontext("")
+    with servers as coordinator:
+        return _run(gang.tasks(coordinator), program, args, dict(kill or {}))
+
+
+def _run(
+    tasks: list[TaskConfig], program: Callable[..., Any], args: Any, kill: dict[int, str]
+) -> GangRan:
+    ran = GangRan()
+    processes: list[BaseProcess] = []
+    pipes: dict[Connection, int] = {}
+    addresses = _addresses(tasks)
+    for place, task in enumerate(tasks):
+        ours, theirs = _spawner.Pipe(duplex=False)
+        told = encode_task(_at(task, addresses))
+        process = _spawner.Process(target=_child, args=(theirs, told, program, args), daemon=True)
+        process.start()
+        theirs.close()
+        processes.append(process)
+        pipes[ours] = place
+    deadline = time.monotonic() + SECONDS
+    try:
+        while pipes:
+            for place, path in list(kill.items()):
+                if Path(path).exists():
+                    os.kill(processes[place].pid or 0, signal.SIGKILL)
+                    del kill[place]
+            late = [place for place in pipes.values()]
+            assert time.monotonic() < deadline, f"processes {late} did not end in time"
+            for pipe in wait(list(pipes), 0.05):
+                assert isinstance(pipe, Connection)
+                _take(ran, pipe, pipes.pop(pipe))
+    finally:
+        for process in processes:
+            if pipes:
+                process.kill()
+            process.join(10.0)
+    ran.statuses = {place: process.exitcode for place, process in enumerate(processes)}
+    return ran
+
+
+def _take(ran: GangRan, pipe: Connection, place: int) -> None:
+    try:
+        fine, data = pickle.loads(pipe.recv_bytes())
+    except EOFError:
+        ran.raised[place] = f"process {place} died"
+        return
+    if fine:
+        ran.returned[place] = data
+    else:
+        ran.raised[place] = data
+
+
+def _addresses(tasks: list[TaskConfig]) -> dict[int, str]:
+    """Returns a free address for each gang. Nobody else on this machine is handed it so soon."""
+    gangs = {task.index if task.servers else 0 for task in tasks if task.processes > 1}
+    found: dict[int, str] = {}
+    for gang in gangs:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            found[gang] = f"127.0.0.1:{server.getsockname()[1]}"
+    return found
+
+
+def _at(task: TaskConfig, addresses: Mapping[int, str]) -> TaskConfig:
+    import msgspec
+
+    gang = addresses.get(task.index if task.servers else 0, "")
+    return msgspec.structs.replace(task, gang=gang if task.processes > 1 else "")
+
+
+def _child(pipe: Connection, task: str, program: Callable[..., Any], args: Any) -> None:
+    import torch
+
+    torch.set_num_threads(1)
+    os.environ[TASK_VARIABLE] = task
+    try:
+        answer = True, program(*args)
+    except BaseException:
+        answer = False, traceback.format_exc()
+    pipe.send_bytes(pickle.dumps(answer))
+    pipe.close()

@@ -1,0 +1,108 @@
+"""A checkpoint of any way to spread a model is one for any other: same values, same state."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.gangs import Gang, run_gang
+from tests.parity.plain import difference
+from tests.parity.spread import BATCH, OPTIMIZERS, STEPS, data_of, loss_of, model_of, train_plain
+from trireme.session.checkpoint import latest, load
+from trireme.session.options import Checkpoint
+from trireme.session.session import Session
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
+
+CASE, HALF = "transformer", STEPS // 2
+WAYS = {
+    "ps async, 2 servers": Gang(1, servers=2, strategy="async"),
+    "ps sync over pp=2": Gang(2, servers=1, strategy="sync", mesh="pp=2", inside=2),
+    "one process": Gang(),
+    "allreduce": Gang(2, strategy="allreduce"),
+    "fsdp": Gang(2, strategy="fsdp"),
+    "tensor": Gang(2, strategy="tensor"),
+    "pipeline": Gang(2, strategy="pipeline"),
+    "fsdp=2,tp=2": Gang(mesh="fsdp=2,tp=2", inside=4),
+}
+REPLICAS = {"ps sync over pp=2": 2, "allreduce": 2, "fsdp": 2, "fsdp=2,tp=2": 2}
+Arrays = dict[str, np.ndarray]
+
+
+def train(replicas: int, steps: int) -> tuple[Arrays, Arrays, Arrays]:
+    """Trains up to a step; returns values, optimizer's state and average as they were at first."""
+    torch.use_deterministic_algorithms(True)
+    session = Session(
+        model_of(CASE),
+        loss_of,
+        OPTIMIZERS["adam"],
+        max_steps=steps,
+        ema=0.9,
+        checkpoint=Checkpoint(every_seconds=None),
+    )
+    with session:
+        state = session._supervisor.client.snapshot(state=True)
+        for batch in session.loader(data_of(CASE), BATCH // replicas, shuffle=False):
+            session.step(batch)
+    return _arrays(state.values), _arrays(state.optimizer), _arrays(state.average)
+
+
+def _arrays(tensors: Mapping[str, torch.Tensor]) -> Arrays:
+    return {name: tensor.numpy() for name, tensor in tensors.items()}
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A run directory of each way, trained half the way."""
+    folders: dict[str, Path] = {}
+    for way, gang in WAYS.items():
+        folders[way] = tmp_path_factory.mktemp("written") / "run"
+        one = replace(gang, run_dir=folders[way])
+        _ = run_gang(one, train, REPLICAS.get(way, 1), HALF).values
+    return folders
+
+
+@pytest.mark.parametrize("reader", WAYS)
+@pytest.mark.parametrize("writer", WAYS)
+def test_resumed_under_another_way_everything_is_there_to_the_bit(
+    writer: str, reader: str, written: dict[str, Path], tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(written[writer], folder)
+    saved = latest(folder, _fail)
+    assert saved is not None and saved.step == HALF
+
+    gang = replace(WAYS[reader], run_dir=folder)
+    values, state, average = run_gang(gang, train, REPLICAS.get(reader, 1), STEPS).values[0]
+
+    assert _same(values, {name: saved.model[name] for name in values})
+    assert _same(average, saved.average)
+    if state:  # a worker's process that is not its leader does not see it
+        assert _same(state, saved.optimizer)
+
+    ended = latest(folder, _fail)
+    assert ended is not None and ended.step == STEPS
+    found = {name: ended.model[name] for name in values}
+    assert difference(found, train_plain(CASE, "adam")) <= 1e-2
+
+
+def _fail(path: Path, error: Exception) -> Any:
+    raise AssertionError(f"{path}: {error}")
+
+
+def _same(arrays: Arrays, tensors: Mapping[str, torch.Tensor]) -> bool:
+    assert arrays.keys() == tensors.keys()
+    return all(np.array_equal(arrays[name], tensors[name].numpy()) for name in arrays)
+
+
+def test_what_is_saved_is_what_load_reads(written: dict[str, Path]) -> None:
+    for folder in written.values():
+        newest = max((folder / "checkpoints").iterdir())
+        assert load(newest).step == HALF

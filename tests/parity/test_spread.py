@@ -1,0 +1,84 @@
+"""However processes hold a model together, they make of it what one plain process makes of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from tests.gangs import Gang, run_gang
+from tests.parity.plain import Values, difference
+from tests.parity.spread import CASES, train_averaged, train_plain, train_spread
+from tests.parity.ways import REPLICAS, WAYS
+from trireme.session.options import Average
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
+
+CLOSE = 1e-5
+"""What float32 leaves of rounding after twenty steps; most cells are a hundred times closer."""
+
+
+@pytest.fixture(scope="module")
+def plain() -> dict[tuple[str, str, float | None], Values]:
+    """What one plain process ends with, by case, optimizer and clipping."""
+    return {}
+
+
+def spread(way: str, case: str, optimizer: str = "sgd", **options: Any) -> list[Values]:
+    """What each process ends with."""
+    ran = run_gang(WAYS[way], train_spread, case, REPLICAS.get(way, 1), optimizer, options)
+    return [{n: torch.from_numpy(v) for n, v in values.items()} for values in ran.values]
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("case", CASES)
+def test_every_way_equals_one_process(case: str, way: str, plain: Any) -> None:
+    key = (case, "sgd", None)
+    if key not in plain:
+        plain[key] = train_plain(case)
+    for values in spread(way, case):
+        assert difference(values, plain[key]) <= CLOSE
+
+
+@pytest.mark.parametrize("way", ["fsdp", "tensor", "dp=2,pp=2", "tp=2,pp=2", "fsdp=2,tp=2"])
+def test_adam_with_clipping_by_the_norm_of_the_whole_gradient(way: str) -> None:
+    # Steps of Adam are of one size however small the gradient, so rounding weighs more.
+    wanted = train_plain("transformer", "adam", clip_norm=0.1)
+    for values in spread(way, "transformer", "adam", clip_norm=0.1):
+        assert difference(values, wanted) <= 2e-4
+
+
+@pytest.mark.parametrize("way", ["allreduce", "fsdp", "dp=2,tp=2"])
+def test_gradients_may_be_added_up_before_they_are_averaged(way: str) -> None:
+    wanted = train_plain("MLP")
+    for values in spread(way, "MLP", accumulate=2):
+        assert difference(values, wanted) <= CLOSE
+
+
+@pytest.mark.parametrize("way", ["allreduce", "fsdp", "pipeline 1f1b", "tensor"])
+def test_a_moving_average_is_kept_of_every_part(way: str) -> None:
+    wanted = train_averaged("MLP", decay=0.9)
+    options = {"ema": Average(0.9, warm_up=False)}
+    replicas = REPLICAS.get(way, 1)
+    ran = run_gang(WAYS[way], train_spread, "MLP", replicas, "sgd", options, "average")
+    for values in ran.values:
+        assert difference({n: torch.from_numpy(v) for n, v in values.items()}, wanted) <= CLOSE
+
+
+@pytest.mark.parametrize("way", ["allreduce", "fsdp", "tensor", "pipeline 1f1b"])
+def test_half_precision_comes_near(way: str) -> None:
+    wanted = train_plain("MLP")
+    for values in spread(way, "MLP", precision="bfloat16"):
+        assert 1e-7 < difference(values, wanted) < 0.05
+
+
+def test_processes_that_average_have_the_same_bits() -> None:
+    first, second = spread("allreduce", "LeNet-5")
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_a_mesh_of_one_is_one_process() -> None:
+    (alone,) = run_gang(Gang(1, strategy="allreduce"), train_spread, "MLP", 1).values
+    found = {name: torch.from_numpy(value) for name, value in alone.items()}
+    assert difference(found, train_plain("MLP")) == 0

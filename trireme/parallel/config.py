@@ -1,0 +1,79 @@
+"""How a model is cut, besides by the degrees of the mesh. Knows nothing of `torch.distributed`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from trireme.cluster.mesh import SCHEDULES
+from trireme.errors import ConfigurationError
+
+__all__ = ["PartConfig", "PipelineConfig", "Plan", "stages_per_process"]
+
+Plan = Mapping[str, str]
+"""Pattern of a module's name -> how its matrix is cut over the axis tp."""
+
+
+@dataclass(frozen=True)
+class PipelineConfig:
+    """How a pipeline is cut and run.
+
+    Attributes:
+        schedule: one of `SCHEDULES`.
+        microbatches: into how many equal pieces each batch is cut; None for twice the stages. A
+            batch that cannot be cut so evenly is cut into the next smaller number that can.
+        split: the names of the layers at which stages begin, but the first; None balances them.
+        example: inputs by which each layer's cost is measured; None goes by their parameters.
+
+    Raises:
+        ConfigurationError: the schedule is unknown, or `microbatches` below 1.
+    """
+
+    schedule: str = "1f1b"
+    microbatches: int | None = None
+    split: tuple[str, ...] | None = None
+    example: Any = None
+
+    def __post_init__(self) -> None:
+        if self.schedule not in SCHEDULES:
+            raise ConfigurationError(
+                f"pipeline schedule {self.schedule!r}: there are {', '.join(SCHEDULES)}"
+            )
+        if self.microbatches is not None and self.microbatches < 1:
+            raise ConfigurationError(f"microbatches={self.microbatches}: it must be 1 or more")
+
+    def pieces(self, examples: int, stages: int) -> int:
+        """Returns into how many micro-batches a batch is cut, for `stages` processes.
+
+        Raises:
+            ConfigurationError: the schedule cannot run any such number.
+        """
+        wanted = 2 * stages if self.microbatches is None else self.microbatches
+        unit = stages if self.schedule == "interleaved" else 1
+        for count in range(min(wanted, examples), 0, -1):
+            if examples % count == 0 and count % unit == 0:
+                return count
+        raise ConfigurationError(
+            f"a batch of {examples} examples cannot be cut into equal micro-batches, {stages} or a "
+            f"multiple of it but at most {wanted}, as the interleaved schedule needs them: use a "
+            f"batch size that is a multiple of {stages}, or --schedule 1f1b"
+        )
+
+
+def stages_per_process(schedule: str) -> int:
+    """Returns how many stages each process holds: interleaved schedules hand round twice."""
+    return 2 if schedule == "interleaved" else 1
+
+
+@dataclass(frozen=True)
+class PartConfig:
+    """How a model is cut, besides by the degrees of the mesh.
+
+    Attributes:
+        pipeline: stages and schedule.
+        tensor_plan: pattern of a module's name -> how its matrix is cut; None derives one.
+    """
+
+    pipeline: PipelineConfig = field(default_factory=PipelineConfig)
+    tensor_plan: Plan | None = None
