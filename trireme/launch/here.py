@@ -49,5 +49,6 @@ def _tell(kind: type[BaseException], error: BaseException, trace: TracebackType 
         return
     rank = next((os.environ[name] for name in RANKS if os.environ.get(name)), "")
     who = f"rank {rank}: " if rank.isdecimal() else ""
-    print(f"{who}error: {' '.join(str(error).split())}", file=sys.stderr, flush=True)
+    # Not sys.stderr: torch.distributed wraps this hook, and drops what it says when it exits.
+    print(f"{who}error: {' '.join(str(error).split())}", file=sys.__stderr__, flush=True)
     raise SystemExit(2 if isinstance(error, UsageError) else 1)

@@ -9,8 +9,9 @@ from __future__ import annotations
 import logging
 import re
 import socket
+import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 
@@ -366,8 +367,10 @@ def _roll_call() -> str:
         store = _store()
         store.set(f"noticed/{me}", "1")
         keys = {rank: f"noticed/{rank}" for rank in range(size) if rank != me}
-        with suppress(dist.DistStoreError):
-            store.wait(list(keys.values()), timedelta(seconds=_ROLL_CALL))
+        deadline = time.monotonic() + _ROLL_CALL
+        # Not `wait`, which warns on standard error when the time is over, as it will be.
+        while not store.check(list(keys.values())) and time.monotonic() < deadline:
+            time.sleep(0.02)
         silent = [rank for rank, key in keys.items() if not store.check([key])]
     except RuntimeError:  # every error of torch.distributed is one
         return f"rank 0 of {size}, at which the others met, is gone"
