@@ -68,7 +68,7 @@ def test_the_demo_trains_on_both_nodes(shell: Shell, cluster: str) -> None:
     demo = (ROOT / "examples" / "digits.py", "--max-steps", 300)
     ended = start(shell, cluster, "--strategy", "sync", *demo).ended(SECONDS)
     assert ended.status == 0, ended.text
-    assert ended.out.count("trireme: on node ") == 2
+    assert ended.err.count("trireme: on node ") == 2
     assert "worker:0 | test accuracy: 0.9" in ended.out
     assert "worker:1 | step 100" in ended.out
     logs = shell.directory / "run" / "logs"
@@ -87,6 +87,19 @@ def test_a_worker_that_is_killed_is_started_again(shell: Shell, cluster: str) ->
     assert "worker:1 failed: killed by SIGKILL; started again (1 of 1)" in ended.text
     reports = [json.loads((shell.directory / f"out/worker-{i}.json").read_text()) for i in (0, 1)]
     assert [report["global_step"] for report in reports] == [200, 200]
+
+
+def test_processes_that_hold_one_model_meet_on_the_cluster(shell: Shell, cluster: str) -> None:
+    ended = shell.start(
+        *("run", "--on", "ray", "--ray-address", cluster, "--workers", 2, "--max-restarts", 1),
+        *("--run-dir", "run", *TRAIN, "--fault", "1:18:before:kill", "--max-steps", 30),
+        *("--every-steps", 5),
+    ).ended(SECONDS)
+    assert ended.status == 0, ended.text
+    assert "worker:1 was killed by SIGKILL; all workers are started again" in ended.text
+    found = json.loads((shell.directory / "out" / "worker-0.json").read_text())
+    assert found["global_step"] == 30
+    assert found["restored_from"] in (10, 15)
 
 
 def test_ctrl_c_saves_and_ends_all(shell: Shell, cluster: str) -> None:

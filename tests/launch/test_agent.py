@@ -3,6 +3,7 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -70,7 +71,7 @@ def test_it_starts_the_task_again(agent: TaskAgent, tmp_path: Path) -> None:
 def test_a_task_that_is_told_to_end_ends(agent: TaskAgent, tmp_path: Path) -> None:
     agent.start(order(tmp_path, FOREVER))
     hear(agent, "up")
-    agent.terminate()
+    agent.terminate(1)
     _, end = hear(agent)
     assert end is not None
     assert end.status == -signal.SIGTERM
@@ -80,7 +81,7 @@ def test_who_is_dismissed_leaves_nothing_behind(agent: TaskAgent, tmp_path: Path
     child = "import subprocess, sys\np = subprocess.Popen([sys.executable, '-c', 'input()'], " + (
         "stdin=subprocess.PIPE)\nprint(p.pid, flush=True)\n"
     )
-    pid = agent.start(order(tmp_path, child + FOREVER))
+    pid = agent.start(order(tmp_path, child + FOREVER)).pid
     lines, _ = hear(agent, "up")
     grandchild = int(lines[0][0])
     agent.dismiss()
@@ -89,12 +90,37 @@ def test_who_is_dismissed_leaves_nothing_behind(agent: TaskAgent, tmp_path: Path
     assert not alive(grandchild)
 
 
-def test_none_is_started_after_the_end_was_ordered(agent: TaskAgent, tmp_path: Path) -> None:
-    agent.kill()
+def test_an_end_may_be_ordered_before_the_start_and_not_for_the_next(
+    agent: TaskAgent, tmp_path: Path
+) -> None:
+    agent.kill(1)
     agent.start(order(tmp_path, FOREVER))
     _, end = hear(agent)
     assert end is not None
     assert end.status == -signal.SIGKILL
+    agent.start(replace(order(tmp_path, "print('again')\n"), attempt=2))
+    lines, end = hear(agent)
+    assert lines == [("again", False)]
+    agent.dismiss()
+    agent.start(replace(order(tmp_path, FOREVER), attempt=3))
+    _, end = hear(agent)
+    assert end is not None
+    assert end.status == -signal.SIGKILL
+
+
+def test_the_first_of_a_gang_has_the_socket_at_which_they_meet(
+    agent: TaskAgent, tmp_path: Path
+) -> None:
+    program = (
+        "import os, socket\nfrom trireme.launch.detect import detect\n"
+        "task = detect()\nhere = socket.socket(fileno=task.gang_fd).getsockname()\n"
+        "print(task.gang, '%s:%s' % here)\n"
+    )
+    first = TaskConfig(job="j", workers=2, processes=2)
+    born = agent.start(replace(order(tmp_path, program), task=encode_task(first)))
+    assert born.meeting.startswith("127.0.0.1:")
+    lines, _ = hear(agent)
+    assert lines == [(f"{born.meeting} {born.meeting}", False)]
 
 
 def test_it_says_what_is_wrong_with_its_node(agent: TaskAgent, tmp_path: Path) -> None:

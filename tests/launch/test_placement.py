@@ -8,7 +8,9 @@ from hypothesis import strategies as st
 
 from trireme.errors import ConfigurationError
 from trireme.launch.agent import NodeFacts
+from trireme.launch.launcher import worker_tasks
 from trireme.launch.placement import Wishes, listen_hosts, plan
+from trireme.launch.task_config import TaskConfig
 
 HERE = NodeFacts(node="n1", address="10.0.0.1", host="kernel/1", version="1.0")
 THERE = NodeFacts(node="n2", address="10.0.0.2", host="kernel/2", version="1.0")
@@ -20,12 +22,20 @@ THERE = NodeFacts(node="n2", address="10.0.0.2", host="kernel/2", version="1.0")
     cpus=st.integers(1, 4),
     gpus=st.sampled_from([0.0, 0.5, 2.0]),
     pack=st.booleans(),
+    processes=st.integers(1, 3),
 )
 def test_every_task_has_a_seat_of_its_own_and_the_coordinator_sits_with_the_first_server(
-    servers: int, workers: int, cpus: int, gpus: float, pack: bool
+    servers: int, workers: int, cpus: int, gpus: float, pack: bool, processes: int
 ) -> None:
-    groups, seats = plan(Wishes(servers, workers, cpus, gpus, pack))
-    names = [f"ps:{i}" for i in range(servers)] + [f"worker:{i}" for i in range(workers)]
+    groups, seats = plan(Wishes(servers, workers, cpus, gpus, pack, processes))
+    one = TaskConfig(job="j", workers=workers, servers=servers, processes=processes)
+    names = [f"ps:{i}" for i in range(servers)]
+    if servers:
+        names += [task.name for task in worker_tasks(one)]
+    else:
+        names += [
+            f"worker:{i}" + f"/{r}" * (r > 0) for i in range(workers) for r in range(processes)
+        ]
     assert list(seats) == (["coordinator:0"] if servers else []) + names
     assert len({(seats[name].group, seats[name].index) for name in names}) == len(names)
     if servers:
@@ -35,7 +45,7 @@ def test_every_task_has_a_seat_of_its_own_and_the_coordinator_sits_with_the_firs
         assert bundle["CPU"] >= 1
         assert bundle.get("GPU", 0.0) == seat.gpus
     bundles = groups["workers"].bundles
-    assert bundles == (bundles[0],) * workers
+    assert bundles == (bundles[0],) * workers * processes
     assert bundles[0]["CPU"] == cpus
     assert groups["workers"].strategy == ("PACK" if pack else "SPREAD")
 

@@ -158,13 +158,16 @@ def _engine(settings: Settings) -> Callable[[Job, RunDirectory, Console], int]:
     from trireme.launch.ray import run_ray
     from trireme.launch.ray_cluster import load_ray
 
+    inside, servers = Mesh.parse(settings["mesh"]).size, settings["ps"]
     load_ray()  # where it is missing, before anything is written
     return partial(
         run_ray,
         address=settings["ray-address"],
         wishes=Wishes(
-            servers=settings["ps"],
-            workers=settings["workers"],
+            servers=servers,
+            # Without servers every process is a worker.
+            workers=settings["workers"] * (1 if servers else inside),
+            processes=inside if servers else 1,
             cpus=settings["ray-cpus-per-worker"],
             gpus=settings["ray-gpus-per-worker"],
             pack=settings["ray-pack-workers"],

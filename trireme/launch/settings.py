@@ -434,11 +434,6 @@ def check_engine(settings: Settings) -> None:
                 "workers is auto, and how many a Ray cluster is to have only you can say: give "
                 "--workers N"
             )
-        if settings["mesh"] or (settings["workers"] != 1 and not settings["ps"]):
-            raise UsageError(
-                "processes that hold one model together are started on one host: on a Ray cluster "
-                "use parameter servers (--ps 1) and leave --mesh out"
-            )
         if settings["host-aggregator"]:
             raise UsageError(
                 "nobody says which workers of a Ray cluster share a host before they run: leave "
