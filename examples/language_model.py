@@ -79,11 +79,6 @@ def cross_entropy(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 
-def batches_a_step(session: trireme.Session) -> int:
-    task = session.task
-    return (task.aggregate or task.workers) if task.strategy == "sync" else 1
-
-
 def epochs(
     session: trireme.Session, windows: text.TextWindows, given: argparse.Namespace
 ) -> Iterator[tuple[int, float]]:
@@ -147,7 +142,7 @@ def main() -> None:
     )
     # One batch of each worker side by side: so `steps` of the windows are the global steps of an
     # epoch, and the lanes that a worker reads in a synchronous job stay the same.
-    lanes = given.batch_size * batches_a_step(session)
+    lanes = given.batch_size * session.batches_per_step
     windows = text.TextWindows(corpus.train, given.length, lanes)
     held_out = {
         "validation": text.TextWindows(corpus.validation, given.length, ROWS),

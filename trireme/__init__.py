@@ -39,17 +39,20 @@ from trireme.errors import (
 )
 
 if TYPE_CHECKING:
+    from trireme.parallel.config import PipelineConfig
     from trireme.session.distribute import distribute
     from trireme.session.evaluation import accuracy
     from trireme.session.options import Checkpoint
     from trireme.session.session import Session, StepResult
-    from trireme.strategies import SSP, Async, Sync
+    from trireme.strategies import FSDP, SSP, AllReduce, Async, Pipeline, Sync, Tensor
 
 __version__ = "0.1.0.dev0"
 
 __all__ = [
+    "FSDP",
     "SSP",
     "AddressInUse",
+    "AllReduce",
     "Async",
     "AuthenticationError",
     "Checkpoint",
@@ -67,6 +70,8 @@ __all__ = [
     "ModelMismatchError",
     "NonFiniteError",
     "PeerClosed",
+    "Pipeline",
+    "PipelineConfig",
     "Rejected",
     "RolledBack",
     "ServerError",
@@ -74,6 +79,7 @@ __all__ = [
     "StepResult",
     "Sync",
     "TaskClaimedError",
+    "Tensor",
     "TriremeError",
     "UnsupportedOptimizerError",
     "UsageError",
@@ -85,12 +91,17 @@ __all__ = [
 ]
 
 _HOME = {
+    "AllReduce": "trireme.strategies",
     "Async": "trireme.strategies",
     "Checkpoint": "trireme.session.options",
+    "FSDP": "trireme.strategies",
+    "Pipeline": "trireme.strategies",
+    "PipelineConfig": "trireme.parallel.config",
     "SSP": "trireme.strategies",
     "Session": "trireme.session.session",
     "StepResult": "trireme.session.session",
     "Sync": "trireme.strategies",
+    "Tensor": "trireme.strategies",
     "accuracy": "trireme.session.evaluation",
     "distribute": "trireme.session.distribute",
 }

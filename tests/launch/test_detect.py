@@ -15,7 +15,7 @@ from trireme.launch.detect import (
     detect,
     encode_task,
 )
-from trireme.launch.other_launchers import MARKS
+from trireme.launch.others import MARKS
 
 
 def test_alone_it_is_a_job_of_its_own() -> None:

@@ -45,18 +45,33 @@ CASES = {
     ),
 }
 
+STATEFUL = {
+    "LSTM that goes on": Case(
+        lambda: LSTMLanguageModel(WORDS, 16, 2, carry=True), (TIME,), words=True, classes=WORDS
+    ),
+    "batch normalization": Case(
+        lambda: nn.Sequential(
+            nn.Linear(20, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 16), nn.BatchNorm1d(16)
+        ),
+        (20,),
+    ),
+}
+"""Models with more to them than parameters."""
+
+ALL = CASES | STATEFUL
+
 
 def model_of(case: str) -> nn.Module:
     """The model with its first values, the same in every process."""
     torch.manual_seed(3)
-    return CASES[case].build()
+    return ALL[case].build()
 
 
 def data_of(case: str) -> TensorDataset:
     """Random examples, enough for all steps."""
     generator = torch.Generator().manual_seed(4)
-    shape = (STEPS * BATCH, *CASES[case].inputs)
-    if CASES[case].words:
+    shape = (STEPS * BATCH, *ALL[case].inputs)
+    if ALL[case].words:
         tokens = torch.randint(WORDS, shape, generator=generator)
         return TensorDataset(tokens, (tokens + 1) % WORDS)
     inputs = torch.randn(shape, generator=generator)
@@ -84,7 +99,7 @@ def train_plain(case: str, optimizer: str = "sgd", clip_norm: float | None = Non
         if clip_norm is not None:
             nn.utils.clip_grad_norm_(model.parameters(), clip_norm)
         made.step()
-    return values_of(model)
+    return {n: t.clone() for n, t in model.state_dict().items() if t.is_floating_point()}
 
 
 def train_averaged(case: str, decay: float) -> Values:
@@ -124,7 +139,18 @@ def train_spread(
     with session:
         for batch in session.loader(data_of(case), BATCH // replicas, shuffle=False):
             session.step(batch)
-        found = values_of(session.model)
-        if which == "average":
-            found = dict(session._supervisor.client.snapshot(state=False).average)
-    return {name: value.numpy() for name, value in found.items()}
+        average = dict(session._supervisor.client.snapshot(state=False).average)
+    values = {n: t for n, t in session.model.state_dict().items() if t.is_floating_point()}
+    return {n: t.numpy() for n, t in (average if which == "average" else values).items()}
+
+
+def train_and_look(case: str, replicas: int) -> tuple[dict[str, Any], list[float]]:
+    """As `train_spread`; meanwhile the chief alone evaluates now and then. Returns its losses."""
+    session = Session(model_of(case), loss_of, OPTIMIZERS["sgd"], max_steps=STEPS)
+    losses = []
+    with session:
+        for batch in session.loader(data_of(case), BATCH // replicas, shuffle=False):
+            if session.is_chief and session.global_step % 7 == 0:
+                losses.append(session.evaluate(data_of(case))["loss"])
+            session.step(batch)
+    return {name: value.numpy() for name, value in values_of(session.model).items()}, losses

@@ -9,7 +9,7 @@ import torch
 
 from tests.gangs import Gang, run_gang
 from tests.parity.plain import Values, difference
-from tests.parity.spread import CASES, train_averaged, train_plain, train_spread
+from tests.parity.spread import CASES, train_and_look, train_averaged, train_plain, train_spread
 from tests.parity.ways import REPLICAS, WAYS
 from trireme.session.options import Average
 
@@ -71,6 +71,31 @@ def test_half_precision_comes_near(way: str) -> None:
     wanted = train_plain("MLP")
     for values in spread(way, "MLP", precision="bfloat16"):
         assert 1e-7 < difference(values, wanted) < 0.05
+
+
+@pytest.mark.parametrize("way", ["pipeline gpipe", "pipeline zero-bubble", "tensor"])
+def test_a_recurrent_layer_goes_on_where_its_batch_before_ended(way: str) -> None:
+    wanted = train_plain("LSTM that goes on")
+    for values in spread(way, "LSTM that goes on"):
+        assert difference(values, wanted) <= CLOSE
+
+
+@pytest.mark.parametrize("way", ["one micro-batch", "tensor"])
+def test_running_statistics_are_those_of_one_process(way: str) -> None:
+    wanted = train_plain("batch normalization")
+    assert any("running_mean" in name for name in wanted)
+    for values in spread(way, "batch normalization"):
+        assert difference(values, wanted) <= CLOSE
+
+
+@pytest.mark.parametrize("way", ["allreduce", "fsdp", "tp=2,pp=2", "ps sync over pp=2"])
+def test_the_chief_may_evaluate_alone(way: str) -> None:
+    wanted = train_plain("MLP")
+    ran = run_gang(WAYS[way], train_and_look, "MLP", REPLICAS.get(way, 1)).values
+    for values, _ in ran:
+        assert difference({n: torch.from_numpy(v) for n, v in values.items()}, wanted) <= CLOSE
+    losses = ran[0][1]
+    assert len(losses) == 3 and losses == sorted(losses, reverse=True)
 
 
 def test_processes_that_average_have_the_same_bits() -> None:

@@ -14,7 +14,7 @@ import msgspec
 
 from trireme.errors import ConfigurationError
 from trireme.launch.manual import ManualOptions, manual_task
-from trireme.launch.other_launchers import TORCHRUN, Place, find_place
+from trireme.launch.others import TORCHRUN, Place, find_place
 from trireme.launch.settings import Settings, check_mesh, check_together, read_file, resolve
 from trireme.launch.task_config import (
     TASK_VARIABLE,

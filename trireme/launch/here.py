@@ -12,7 +12,7 @@ from types import TracebackType
 
 from trireme.errors import TriremeError, UsageError
 from trireme.launch.detect import detect
-from trireme.launch.other_launchers import MARKS, RANKS
+from trireme.launch.others import MARKS, RANKS
 from trireme.launch.task_config import TASK_VARIABLE, TaskConfig
 from trireme.launch.tf_config import TF_VARIABLE
 

@@ -14,7 +14,7 @@ import msgspec
 
 from trireme.cluster.spec import ClusterSpec
 from trireme.errors import ConfigurationError
-from trireme.launch.other_launchers import Place
+from trireme.launch.others import Place
 from trireme.launch.settings import suggestion
 
 __all__ = ["TF_VARIABLE", "TfTask", "read_tf_config", "tf_place"]

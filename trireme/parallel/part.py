@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -13,7 +14,7 @@ from safetensors.torch import save as save_bytes
 from torch import nn
 
 from trireme.errors import ConfigurationError
-from trireme.parallel.config import PartConfig, stages_per_process
+from trireme.parallel.config import PartConfig, PipelineConfig, stages_per_process
 from trireme.parallel.gang import Gang
 from trireme.parallel.local import local
 from trireme.parallel.pipeline import Pipeline
@@ -24,6 +25,7 @@ from trireme.parallel.stages import (
     chain_of,
     cut_at,
     measured_costs,
+    notes_of,
     parameter_costs,
 )
 from trireme.parallel.tensor import tensor_parallel
@@ -64,7 +66,7 @@ class ModelPart:
         else:
             self.modules = [copied]
         for module in self.modules:
-            _share_buffers(module, model)
+            _share_state(module, model)
             if gang.mesh.tp > 1:
                 self._cut_tensors(module)
             if gang.mesh.fsdp > 1:
@@ -79,7 +81,8 @@ class ModelPart:
         self._processes = gang.size // gang.mesh.pp
 
     def _cut(self, model: nn.Module) -> None:
-        config, mesh = self._config.pipeline, self._gang.mesh
+        config, mesh = _one_piece_if_carried(model, self._config.pipeline), self._gang.mesh
+        self._pipeline_config = config
         links = chain_of(model)
         total = mesh.pp * stages_per_process(config.schedule)
         if config.split is not None:
@@ -122,7 +125,7 @@ class ModelPart:
 
     def pipeline(self, loss: Callable[[Any, Any], torch.Tensor]) -> Pipeline:
         """Returns what drives this process's stages."""
-        return Pipeline(self._gang, self.stages, self.total_stages, self._config.pipeline, loss)
+        return Pipeline(self._gang, self.stages, self.total_stages, self._pipeline_config, loss)
 
     # -- gradients ------------------------------------------------------------------------------
 
@@ -178,12 +181,37 @@ def join(gang: Gang, mine: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor
     return joined
 
 
-def _share_buffers(module: nn.Module, model: nn.Module) -> None:
-    """Makes a copied piece of a model work on the buffers of the model itself."""
+def _one_piece_if_carried(model: nn.Module, config: PipelineConfig) -> PipelineConfig:
+    """Returns the configuration, with whole batches where a layer goes on from the batch before.
+
+    Raises:
+        ConfigurationError: several micro-batches were asked for, which would go on from each other.
+    """
+    carried = [name for name, module in model.named_modules() if getattr(module, "carry", False)]
+    if not carried:
+        return config
+    if config.microbatches not in (None, 1):
+        raise ConfigurationError(
+            f"{carried[0]} goes on where the batch before has ended, and {config.microbatches} "
+            "micro-batches would go on from each other: use --microbatches 1, or carry=False"
+        )
+    return replace(config, microbatches=1)
+
+
+def _share_state(module: nn.Module, model: nn.Module) -> None:
+    """Makes a copied piece of a model work on buffers and notes of the model itself.
+
+    So what a program does with them, such as to forget the state of a recurrent layer, holds.
+    """
     own = dict(model.named_buffers())
     for name, _ in list(module.named_buffers()):
         path, _, last = name.rpartition(".")
         module.get_submodule(path)._buffers[last] = own[name]
+    layers = dict(model.named_modules())
+    for path, part in module.named_modules():
+        if path in layers:
+            for name, notes in notes_of(layers[path]).items():
+                setattr(part, name, notes)
 
 
 def _refuse_tied(links: Sequence[tuple[str, nn.Module]], bounds: Sequence[int]) -> None:

@@ -144,7 +144,8 @@ class Pipeline:
             PipelineStage(stage, number, self._total, self._gang.device, group=group)
             for number, stage in self._stages
         ]
-        for stage in stages:
+        for (_, module), stage in zip(self._stages, stages, strict=True):
+            module.rehearses = True
             self._watch(stage)
         name = self._config.schedule
         if name == "gpipe":

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -13,7 +14,15 @@ from torch import nn
 
 from trireme.errors import ConfigurationError
 
-__all__ = ["Stage", "balance", "chain_of", "cut_at", "measured_costs", "parameter_costs"]
+__all__ = [
+    "Stage",
+    "balance",
+    "chain_of",
+    "cut_at",
+    "measured_costs",
+    "notes_of",
+    "parameter_costs",
+]
 
 Link = tuple[str, nn.Module]
 """A layer by its full name in the model."""
@@ -24,6 +33,10 @@ class Stage(nn.Module):
 
     Args:
         links: the layers, in order.
+
+    Attributes:
+        rehearses: whether the next pass leaves no trace in the layers: with it a schedule of torch
+            finds out shapes, on memory that nobody has filled.
     """
 
     def __init__(self, links: Sequence[Link]) -> None:
@@ -39,17 +52,46 @@ class Stage(nn.Module):
                 place = inner
             place.add_module(last, layer)
         self.names = tuple(name for name, _ in links)
+        self.rehearses = False
 
     def forward(self, value: Any) -> Any:
         """Passes a value through the layers, one after the other.
 
         What comes out, and the gradient that goes back, can be sent as they lie in memory.
         """
+        if self.rehearses:
+            self.rehearses = False
+            with _without_trace(self):
+                return self.forward(value)
         if isinstance(value, torch.Tensor) and value.requires_grad:
             value.register_hook(torch.Tensor.contiguous)  # type: ignore[no-untyped-call]
         for name in self.names:
             value = self.get_submodule(name)(value)
         return value.contiguous() if isinstance(value, torch.Tensor) else value
+
+
+@contextmanager
+def _without_trace(module: nn.Module) -> Iterator[None]:
+    """Puts back what a forward pass changes: buffers, what modules note down, random state."""
+    buffers = [(buffer, buffer.detach().clone()) for buffer in module.buffers()]
+    noted = [(notes, dict(notes)) for part in module.modules() for notes in notes_of(part).values()]
+    with torch.random.fork_rng():
+        yield
+    for buffer, tensor in buffers:
+        buffer.data.copy_(tensor)  # not a change for autograd: backward may still need it
+    for notes, before in noted:
+        notes.clear()
+        notes.update(before)
+
+
+def notes_of(module: nn.Module) -> dict[str, dict[Any, Any]]:
+    """Returns the dictionaries in which a module keeps something for itself, by attribute."""
+    own = vars(nn.Module())
+    return {
+        name: value
+        for name, value in vars(module).items()
+        if isinstance(value, dict) and name not in own
+    }
 
 
 def chain_of(model: nn.Module) -> list[Link]:

@@ -6,8 +6,10 @@ only such sessions do.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
+import msgspec
 import torch
 from torch import nn
 
@@ -19,6 +21,8 @@ from trireme.parallel.gradients import BucketedMean, ListMean, ShardedMean
 from trireme.parallel.part import ModelPart
 from trireme.parallel.reducer import NoMean, Reducer
 from trireme.ps.dense import FlatModel
+from trireme.ps.layout import Layout
+from trireme.ps.messages import LayoutSpec
 from trireme.session.assembly import Assembly, build_optimizer, check_optimizer, device_of
 from trireme.session.gang_replica import GangReplica, PipelineReplica
 from trireme.session.options import Options
@@ -67,9 +71,23 @@ def assemble_together(
         return _in_parts(task, options, gang, model, loss, make_optimizer, metrics)
     optimizer = build_optimizer(make_optimizer, model)
     flat = FlatModel(named_groups(model, optimizer), servers=1)
+    _check_same(task, gang, flat)
     mean = BucketedMean(gang, flat.gradients, flat.placed)
     replica = GangReplica(gang, model, loss, flat, options, metrics, mean)
     return Assembly(model, optimizer, flat, replica, replica, gang)
+
+
+def _check_same(task: TaskConfig, gang: Gang, flat: FlatModel) -> None:
+    """Checks that every process has built the model that the chief has.
+
+    Raises:
+        ModelMismatchError: this one has not; names the first parameter that differs.
+    """
+    own = flat.layout.spec
+    said = gang.broadcast(msgspec.msgpack.encode(own) if gang.is_chief else None)
+    chief = msgspec.structs.replace(task, rank=0, index=task.index if task.servers else 0)
+    theirs = Layout(msgspec.msgpack.decode(said, type=LayoutSpec))
+    theirs.check_same(flat.layout, whose=chief.name, others=task.name)
 
 
 def _in_parts(
@@ -82,25 +100,13 @@ def _in_parts(
     metrics: Mapping[str, Metric],
 ) -> Assembly:
     """As `assemble_together`, where each process holds less than the whole model."""
-    if isinstance(make_optimizer, torch.optim.Optimizer) and not task.servers:
-        raise ConfigurationError(
-            f"the mesh {gang.mesh} cuts the model into parts with parameters of their own, and the "
-            "optimizer was built over the whole: give the session a function that builds one, "
-            "such as lambda params: torch.optim.Adam(params)"
-        )
-    part = ModelPart(gang, model, part_of(task, options))
     whole = build_optimizer(make_optimizer, model)
     flat = FlatModel(
         named_groups(model, whole), servers=max(task.servers, 1), shared=task.servers > 0
     )
-    if task.servers:
-        optimizer = whole
-    else:
-        assert not isinstance(make_optimizer, torch.optim.Optimizer)
-        optimizer = make_optimizer(list(part.parameters.values()))
-        for group in optimizer.param_groups:
-            if "foreach" in group:  # torch's many-tensor kernels take no mixture of shards
-                group["foreach"] = False
+    _check_same(task, gang, flat)  # before parts are cut: those of other shapes would not fit
+    part = ModelPart(gang, model, part_of(task, options))
+    optimizer = whole if task.servers else _over_part(whole, model, part)
     reducer = _reducer(gang, part)
     replica: GangReplica
     if gang.mesh.pp > 1:
@@ -109,6 +115,33 @@ def _in_parts(
         replica = GangReplica(gang, part.modules[0], loss, part, options, metrics, reducer)
     evaluator = Replica(model, loss, flat, options, metrics)
     return Assembly(model, optimizer, flat, replica, evaluator, gang, part)
+
+
+def _over_part(
+    whole: torch.optim.Optimizer, model: nn.Module, part: ModelPart
+) -> torch.optim.Optimizer:
+    """Returns an optimizer like one over the whole model, group by group, over what is here of it.
+
+    Raises:
+        ConfigurationError: such a one cannot be built.
+    """
+    here = part.parameters
+    groups: list[dict[str, Any]] = [
+        {**options, "params": [here[name] for name, _ in named if name in here]}
+        for options, named in zip(whole.param_groups, named_groups(model, whole), strict=True)
+    ]
+    kind: Callable[[Any], torch.optim.Optimizer] = type(whole)
+    for group in groups:
+        if "foreach" in group:  # torch's many-tensor kernels take no mixture of shards
+            group["foreach"] = False
+    try:
+        return kind(groups)
+    except TypeError as error:
+        raise ConfigurationError(
+            f"the model is cut into parts, and {type(whole).__name__} cannot be built over the "
+            f"parameters of one from its groups alone ({error}): use an optimizer whose settings "
+            "are all in its parameter groups, as torch's are"
+        ) from error
 
 
 def _reducer(gang: Gang, part: ModelPart) -> Reducer:

@@ -7,6 +7,7 @@ which examples come next, each works out for itself, from the same ledger.
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
@@ -45,6 +46,32 @@ class Held(Protocol):
 
     def scale_gradients(self, factor: torch.Tensor | float) -> None:
         """Multiplies all gradients in place."""
+
+
+class _Wish(enum.IntEnum):
+    """What a process wants to do that all must do together."""
+
+    STEP = 0
+    VALUES = 1
+    STATE = 2
+    OPEN = 3
+    MEAN = 4
+    END = 5
+
+    @property
+    def words(self) -> str:
+        """As part of a sentence."""
+        return _WORDS[self]
+
+
+_WORDS = {
+    _Wish.STEP: "makes a step",
+    _Wish.VALUES: "evaluates",
+    _Wish.STATE: "saves",
+    _Wish.OPEN: "begins to read a data set",
+    _Wish.MEAN: "records",
+    _Wish.END: "ends its training",
+}
 
 
 class _Header(msgspec.Struct, frozen=True):
@@ -147,6 +174,37 @@ class GangClient:
     def _trained(self) -> list[tuple[str, nn.Parameter]]:
         return [(n, p) for n, p in self._held.parameters.items() if p.requires_grad]
 
+    # -- what all must do together --------------------------------------------------------------
+
+    def _agree(self, wish: _Wish) -> None:
+        """Waits until the chief wants the same; until then, takes part in what it wants.
+
+        So the chief may evaluate or save without the others' programs knowing. Where every process
+        has all of the model, it needs nobody for that, and nobody is asked.
+
+        Raises:
+            ConfigurationError: the chief does something else.
+        """
+        if not self._gang.mesh.sharded:
+            return
+        word = torch.tensor([int(wish)])
+        while True:
+            self._gang.broadcast_tensor(word)
+            chief = _Wish(int(word))
+            if chief == wish:
+                return
+            if chief not in (_Wish.VALUES, _Wish.STATE):
+                raise ConfigurationError(
+                    f"rank {self._gang.rank} {wish.words} at step {self.step}, and the chief "
+                    f"{chief.words}: every process must run the same program; what only one of "
+                    "them does must be the chief's"
+                )
+            self._gather(state=chief == _Wish.STATE)
+
+    def begin_step(self) -> None:
+        """Waits for the others to begin their step too."""
+        self._agree(_Wish.STEP)
+
     # -- training -------------------------------------------------------------------------------
 
     @torch.no_grad()
@@ -227,6 +285,7 @@ class GangClient:
         return tuple(mine)
 
     def _open(self, dataset: str, size: int, batch: int) -> Ledger:
+        self._agree(_Wish.OPEN)
         said = msgspec.msgpack.encode((dataset, size, batch))
         for rank, other in enumerate(self._gang.exchange(said)):
             if other != said:
@@ -255,10 +314,12 @@ class GangClient:
 
     def retire(self) -> None:
         """Waits for the others, who have made their last step too."""
+        self._agree(_Wish.END)
         self._gang.barrier()
 
     def drain(self) -> int:
         """Has the last state at hand: one process alone may ask for it now. Returns the step."""
+        self._agree(_Wish.END)
         self._last = self._gather(state=True)
         return self.step
 
@@ -278,6 +339,7 @@ class GangClient:
             values: numbers by name, the same names everywhere they count.
             counts: whether this process's do.
         """
+        self._agree(_Wish.MEAN)
         said = msgspec.msgpack.encode(dict(values) if counts else {})
         everyone = [
             msgspec.msgpack.decode(data, type=dict[str, float])
@@ -294,9 +356,13 @@ class GangClient:
     def snapshot(self, *, state: bool) -> ModelState:
         """Returns the whole values, and with `state` all that goes with them.
 
-        All processes must ask together, until training has ended.
+        Until training has ended, all processes must ask together, or the chief alone while the
+        others go on to their next step.
         """
-        return self._last if self._last is not None else self._gather(state=state)
+        if self._last is not None:
+            return self._last
+        self._agree(_Wish.STATE if state else _Wish.VALUES)
+        return self._gather(state=state)
 
     def _gather(self, *, state: bool) -> ModelState:
         tensors: dict[str, torch.Tensor] = {

@@ -156,7 +156,7 @@ class Session:
             self._progress,
             self.run_dir,
             self.options,
-            self._updates_per_step(),
+            self.batches_per_step,
             self.max_steps,
             counts=gang is None or gang.counts,
         )
@@ -318,7 +318,7 @@ class Session:
         if epochs is not None and not epochs > 0:
             raise ConfigurationError(f"epochs={epochs}: it must be above 0")
         if epochs is not None and self.max_steps is None:
-            per_step = batch_size * self._updates_per_step()
+            per_step = batch_size * self.batches_per_step
             client.set_end(-(-int(epochs * size) // per_step))
 
         def source(count: int) -> list[tuple[int, int]]:
@@ -359,7 +359,9 @@ class Session:
                 left += loader.discard()
         self._finish_training()
 
-    def _updates_per_step(self) -> int:
+    @property
+    def batches_per_step(self) -> int:
+        """How many batches make one global step: of a synchronous round, or of all replicas."""
         rule = rule_of(self.task, self.options, self.max_steps)
         return updates_per_step(self.task, self.options, rule)
 
@@ -383,6 +385,7 @@ class Session:
             hook.before_step(self, batch)
         if self.options.deterministic:
             torch.manual_seed(derive(self.options.seed, _SEED_STEP, self._place, self.global_step))
+        supervisor.begin_step()
         spans = _spans([batch] if isinstance(batch, Batch) else self._handed_out)
         result = self._replica.backward(
             batch, partial(supervisor.begin_update, examples=spans) if self._overlaps else None

@@ -490,6 +490,11 @@ class Supervisor:
         """Whether `begin_update` may be of use."""
         return isinstance(self.client, Client) and self.client.pushes_early
 
+    def begin_step(self) -> None:
+        """Meets the other processes that make the step together with this one."""
+        if self._gang_client is not None:
+            self._gang_client.begin_step()
+
     def begin_update(self, weight: float, examples: Sequence[Span]) -> None:
         """Announces the `update` that follows backward, so that gradients can leave meanwhile.
 

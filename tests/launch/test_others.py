@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from trireme.errors import ConfigurationError
-from trireme.launch.other_launchers import FIRST_PORT, PORTS, Place, find_place
+from trireme.launch.others import FIRST_PORT, PORTS, Place, find_place
 
 STEP = {
     "SLURM_JOB_ID": "77",
