@@ -12,6 +12,7 @@ from benchmarks.results import Goal, Result
 __all__ = ["run"]
 
 LOOPS, ASYNC, SYNC, DDP = "two loops", "Trireme async", "Trireme sync", "DDP over gloo"
+ALLREDUCE = "Trireme allreduce"
 PREFETCH, KEEPING = "Trireme async, prefetch", "two loops, memory kept"
 SECONDS = {"lenet": (0.3, 1.5), "cifar": (0.8, 3.5)}
 
@@ -29,6 +30,11 @@ def run(context: Context) -> Result:
                  at_least=bound)
             for network in SECONDS
             for contender, bound in ((ASYNC, 0.97), (SYNC, 0.93))
+        ]
+        + [
+            Goal(f"{network}: allreduce of DDP", NETWORKS[network].title, ALLREDUCE, DDP,
+                 at_least=1.0)
+            for network in SECONDS
         ],
     )  # fmt: skip
     for network in SECONDS:
@@ -47,6 +53,7 @@ def _measure(context: Context, result: Result, network: str) -> None:
         Setup(ASYNC, "trireme", 2, trireme_job("async")),
         Setup(PREFETCH, "trireme", 2, trireme_job("async", options=["--prefetch"])),
         Setup(SYNC, "trireme", 2, trireme_job("sync")),
+        Setup(ALLREDUCE, "trireme", 2, trireme_job("allreduce", servers=0)),
         Setup(DDP, "peer", 2, ddp),
         Setup(KEEPING, "limit", 2, loops(options=["--keep-memory"])),
     ]

@@ -14,6 +14,7 @@ __all__ = ["run"]
 LOOPS, FUSED = "two loops", "two loops, fused Adam"
 ASYNC, SYNC, ASYNC_TCP = "Trireme async", "Trireme sync", "Trireme async, tcp"
 PREFETCH = "Trireme async, prefetch"
+ALLREDUCE = "Trireme allreduce"
 TF_ASYNC, TF_SYNC, DDP = "TensorFlow async", "TensorFlow sync", "DDP over gloo"
 
 GOALS = [
@@ -24,6 +25,7 @@ GOALS = [
     Goal("async, prefetch: of TensorFlow async", "", PREFETCH, TF_ASYNC, at_least=6),
     Goal("sync: of TensorFlow sync", "", SYNC, TF_SYNC, at_least=6),
     Goal("sync: of DDP", "", SYNC, DDP, at_least=2.5),
+    Goal("allreduce: of DDP", "", ALLREDUCE, DDP, at_least=1.0),
 ]
 
 
@@ -68,6 +70,7 @@ def _setups(context: Context) -> list[Setup]:
         Setup(ASYNC, "trireme", 2, trireme_job("async")),
         Setup(PREFETCH, "trireme", 2, trireme_job("async", options=["--prefetch"])),
         Setup(SYNC, "trireme", 2, trireme_job("sync")),
+        Setup(ALLREDUCE, "trireme", 2, trireme_job("allreduce", servers=0)),
         Setup(DDP, "peer", 2, ddp),
         Setup(FUSED, "limit", 2, loops(options=["--fused"])),
     ]

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from trireme.session.distribute import distribute
     from trireme.session.evaluation import accuracy
     from trireme.session.options import Checkpoint
+    from trireme.session.pipeline_picture import PipelinePicture
     from trireme.session.session import Session, StepResult
     from trireme.strategies import FSDP, SSP, AllReduce, Async, Pipeline, Sync, Tensor
 
@@ -72,6 +73,7 @@ __all__ = [
     "PeerClosed",
     "Pipeline",
     "PipelineConfig",
+    "PipelinePicture",
     "Rejected",
     "RolledBack",
     "ServerError",
@@ -97,6 +99,7 @@ _HOME = {
     "FSDP": "trireme.strategies",
     "Pipeline": "trireme.strategies",
     "PipelineConfig": "trireme.parallel.config",
+    "PipelinePicture": "trireme.session.pipeline_picture",
     "SSP": "trireme.strategies",
     "Session": "trireme.session.session",
     "StepResult": "trireme.session.session",

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import torch
 from torch.distributed.pipelining import (
     PipelineStage,
@@ -25,28 +25,9 @@ from torch.distributed.pipelining import (
 from trireme.parallel.config import PipelineConfig
 from trireme.parallel.gang import Gang
 from trireme.parallel.stages import Stage
+from trireme.parallel.work import Work
 
-__all__ = ["Pipeline", "Work"]
-
-
-@dataclass(frozen=True, slots=True)
-class Work:
-    """What a process did for a while.
-
-    Attributes:
-        process: along the pipeline.
-        stage: which stage.
-        kind: `forward`, `backward`, or `weight` where that is computed apart.
-        microbatch: of which micro-batch.
-        start, stop: in seconds.
-    """
-
-    process: int
-    stage: int
-    kind: str
-    microbatch: int
-    start: float
-    stop: float
+__all__ = ["Pipeline"]
 
 
 class Pipeline:
@@ -89,6 +70,33 @@ class Pipeline:
     def is_last(self) -> bool:
         """Whether this process computes the loss."""
         return self._stages[-1][0] == self._total - 1
+
+    @property
+    def about(self) -> str:
+        """Schedule and numbers, in a few words."""
+        return (
+            f"{self._config.schedule}, {self._total} stages in {self._gang.mesh.pp} processes, "
+            f"{self._pieces} micro-batches"
+        )
+
+    def gather(self, work: Sequence[Work], step: int, deadline: float) -> list[Work]:
+        """Returns, in the chief, what all processes of its pipeline did; elsewhere nothing.
+
+        Args:
+            work: what this process did.
+            step: when, by a number that all of them give.
+            deadline: by the monotonic clock; with somebody's still missing then, there is nothing.
+        """
+        gang = self._gang
+        gang.put(f"work/{step}/{gang.rank}", msgspec.msgpack.encode(list(work)))
+        found: list[Work] = []
+        for rank in gang.stage_speakers() if gang.is_chief else ():
+            while (data := gang.get(f"work/{step}/{rank}")) is None:
+                if time.monotonic() > deadline:
+                    return []
+                time.sleep(0.01)
+            found += msgspec.msgpack.decode(data, type=list[Work])
+        return found
 
     def step(
         self, inputs: Any, targets: Any, examples: int, factor: float

@@ -20,6 +20,7 @@ from trireme.session.rules import OptimizerFactory, prefetches
 if TYPE_CHECKING:
     from trireme.parallel.gang import Gang
     from trireme.parallel.part import ModelPart
+    from trireme.parallel.pipeline import Pipeline
 
 __all__ = ["Assembly", "assemble", "build_optimizer", "check_optimizer", "device_of"]
 
@@ -37,6 +38,7 @@ class Assembly:
         evaluator: computes with the whole model.
         gang: the processes that hold the model with this one; None for one process.
         part: what this process holds; None where that is all.
+        pipeline: what drives its stages; None without any.
     """
 
     model: nn.Module
@@ -46,6 +48,7 @@ class Assembly:
     evaluator: Replica
     gang: Gang | None = None
     part: ModelPart | None = None
+    pipeline: Pipeline | None = None
 
 
 def device_of(task: TaskConfig, options: Options) -> torch.device | None:

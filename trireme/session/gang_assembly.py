@@ -19,6 +19,7 @@ from trireme.launch.detect import TaskConfig
 from trireme.parallel.gang import Gang, GangConfig
 from trireme.parallel.gradients import BucketedMean, ListMean, ShardedMean
 from trireme.parallel.part import ModelPart
+from trireme.parallel.pipeline import Pipeline
 from trireme.parallel.reducer import NoMean, Reducer
 from trireme.ps.dense import FlatModel
 from trireme.ps.layout import Layout
@@ -109,12 +110,14 @@ def _in_parts(
     optimizer = whole if task.servers else _over_part(whole, model, part)
     reducer = _reducer(gang, part)
     replica: GangReplica
+    pipeline: Pipeline | None = None
     if gang.mesh.pp > 1:
         replica = PipelineReplica(gang, part, loss, options, metrics, reducer)
+        pipeline = replica.pipeline
     else:
         replica = GangReplica(gang, part.modules[0], loss, part, options, metrics, reducer)
     evaluator = Replica(model, loss, flat, options, metrics)
-    return Assembly(model, optimizer, flat, replica, evaluator, gang, part)
+    return Assembly(model, optimizer, flat, replica, evaluator, gang, part, pipeline)
 
 
 def _over_part(

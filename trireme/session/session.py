@@ -42,6 +42,7 @@ from trireme.session.supervisor import Supervisor, Training
 
 if TYPE_CHECKING:
     from trireme.parallel.gang import Gang
+    from trireme.parallel.pipeline import Pipeline
 
 __all__ = ["Session", "StepResult"]
 
@@ -268,6 +269,11 @@ class Session:
     def restored_from(self) -> int | None:
         """The step of the checkpoint that this worker, as chief, restored; None for none."""
         return self._supervisor.restored_from
+
+    @property
+    def pipeline(self) -> Pipeline | None:
+        """What drives this process's pipeline stages; None where there is no pipeline."""
+        return self._made.pipeline
 
     def should_stop(self) -> bool:
         """Returns whether training should end; agreed by all workers."""

@@ -1,0 +1,89 @@
+"""A picture of a pipeline's schedule: a row for each process, time from left to right."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from PIL import Image, ImageDraw, ImageFont
+
+from trireme.parallel.work import Work, bubble
+
+__all__ = ["COLOURS", "draw"]
+
+COLOURS = {"forward": "#4c78a8", "backward": "#e07b39", "weight": "#8aa34b"}
+"""By kind of work. What has no colour is a bubble: the process waits."""
+
+_PAPER, _IDLE, _INK, _PALE = "#ffffff", "#eceef1", "#22262b", "#6b7280"
+_LEFT, _TOP, _ROW, _BAR, _BOTTOM, _RIGHT = 108, 66, 54, 40, 46, 24
+
+
+def draw(work: Sequence[Work], title: str, width: int = 1200) -> Image.Image:
+    """Returns a picture of what was done when.
+
+    Args:
+        work: of all processes, for one step.
+        title: stands above it.
+        width: in pixels.
+
+    Raises:
+        ValueError: there is no work.
+    """
+    idle = bubble(work)
+    first, last = min(one.start for one in work), max(one.stop for one in work)
+    processes = sorted({one.process for one in work})
+    height = _TOP + _ROW * len(processes) + _BOTTOM
+    image = Image.new("RGB", (width, height), _PAPER)
+    pen = ImageDraw.Draw(image)
+    scale = (width - _LEFT - _RIGHT) / max(last - first, 1e-9)
+    large, small = ImageFont.load_default(18), ImageFont.load_default(13)
+
+    pen.text((16, 12), title, _INK, large)
+    said = f"{(last - first) * 1e3:.1f} ms; {idle:.0%} of the processes' time is bubble"
+    pen.text((16, 38), said, _PALE, small)
+    _legend(pen, width, {one.kind for one in work}, small)
+    rows = {process: _TOP + _ROW * row for row, process in enumerate(processes)}
+    for process, top in rows.items():
+        pen.text((16, top + _BAR // 2), f"process {process}", _INK, small, anchor="lm")
+        pen.rectangle((_LEFT, top, width - _RIGHT, top + _BAR), _IDLE)
+    for one in sorted(work, key=lambda one: one.start):
+        left = _LEFT + (one.start - first) * scale
+        right = _LEFT + (one.stop - first) * scale
+        right = right - 1 if right - left > 3 else max(left + 1, right)  # a gap, where it can be
+        top = rows[one.process]
+        box = (left, top, right, top + _BAR)
+        pen.rectangle(box, COLOURS.get(one.kind, _PALE))
+        label = str(one.microbatch)
+        if right - left > pen.textlength(label, small) + 4:
+            centre = ((left + right) / 2, top + _BAR / 2)
+            pen.text(centre, label, _PAPER, small, anchor="mm")
+    _axis(pen, rows[processes[-1]] + _BAR + 8, width, last - first, small)
+    return image
+
+
+def _legend(
+    pen: ImageDraw.ImageDraw,
+    width: int,
+    kinds: set[str],
+    font: ImageFont.FreeTypeFont | ImageFont.ImageFont,
+) -> None:
+    right: float = width - _RIGHT
+    for kind, colour in reversed([*COLOURS.items(), ("bubble", _IDLE)]):
+        if kind in kinds or kind == "bubble":
+            right -= pen.textlength(kind, font)
+            pen.text((right, 38), kind, _INK, font)
+            right -= 18
+            pen.rectangle((right, 40, right + 12, 52), colour)
+            right -= 14
+
+
+def _axis(
+    pen: ImageDraw.ImageDraw,
+    top: int,
+    width: int,
+    seconds: float,
+    font: ImageFont.FreeTypeFont | ImageFont.ImageFont,
+) -> None:
+    for part in range(5):
+        x = _LEFT + (width - _LEFT - _RIGHT) * part / 4
+        anchor = {0: "la", 4: "ra"}.get(part, "ma")
+        pen.text((x, top), f"{seconds * part / 4 * 1e3:.1f} ms", _PALE, font, anchor=anchor)
