@@ -3,6 +3,7 @@
 #   make demo     train a small network on one parameter server and two workers
 #   make test     the test suite                 make test PYTEST_ARGS='-k wire -x'
 #   make parity   a table: how far every way to spread a model is from one plain process
+#   make test-ray the tests that need a Ray cluster, which they start on this host
 #   make lint     style, types, direction of imports
 #   make bench    the benchmarks               make bench BENCH_ARGS='--only a,b --quick'
 #   make bench-peers   the environments of those that the benchmarks compare with
@@ -17,6 +18,7 @@ SHELL := /bin/sh
 BIN := .venv/bin
 STAMP := .venv/.installed
 PYTEST_ARGS ?=
+RAY_STAMP := .venv/.ray-installed
 BENCH_STAMP := .venv/.bench-installed
 BENCH_ARGS ?=
 PEERS ?= .peers
@@ -29,7 +31,7 @@ NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
 PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3; do \
     if "$$p" -c '$(NEW_ENOUGH)' >/dev/null 2>&1; then echo "$$p"; exit; fi; done)
 
-.PHONY: venv demo test parity lint bench bench-peers docs clean
+.PHONY: venv demo test test-ray parity lint bench bench-peers docs clean
 
 venv: $(STAMP)
 
@@ -50,6 +52,13 @@ test: $(STAMP)
 
 parity: $(STAMP)
 	$(BIN)/python -m tests.parity.table
+
+$(RAY_STAMP): $(STAMP)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[ray]'
+	@touch $@
+
+test-ray: $(RAY_STAMP)
+	$(BIN)/pytest tests/integration/test_ray.py $(PYTEST_ARGS)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

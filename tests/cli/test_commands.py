@@ -278,13 +278,25 @@ def test_a_dry_run_prints_origins_and_asks_the_program_for_the_rest(
     assert not Path("runs").exists()
 
 
-def test_workers_auto_leaves_cores_to_servers(restored, capsys, monkeypatch) -> None:
-    monkeypatch.setattr("trireme.cli.run.cores", lambda: 8)
-    write("train.py", SHOW)
-    assert main(["run", "--workers", "auto", "--ps", "2", "--dry-run", "train.py"]) == 0
-    out = capsys.readouterr().out
-    assert "worker:0 6 2 None" in out
-    assert "auto, of 8 cores" in out
+@pytest.mark.parametrize(
+    ("gpus", "options", "workers", "origin"),
+    [
+        (0, (), 1, "auto, 0 GPUs here"),
+        (4, (), 4, "auto, 4 GPUs here"),
+        (4, ("--ps", "1"), 4, "auto, 4 GPUs here"),
+        (4, ("--mesh", "tp=2"), 2, "auto, 4 GPUs here"),
+        (1, ("--mesh", "tp=2"), 1, "auto, 1 GPU here"),
+    ],
+)
+def test_workers_auto_is_one_for_each_gpu(
+    restored, capsys, monkeypatch, gpus: int, options: tuple[str, ...], workers: int, origin: str
+) -> None:
+    monkeypatch.setattr("trireme.cli.run.visible_gpus", lambda: gpus)
+    write("train.py", "pass")
+    assert main(["run", "--workers", "auto", *options, "--dry-run", "train.py"]) == 0
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("workers")]
+    assert line.split()[1] == str(workers)
+    assert line.endswith(f"command line: {origin}")
 
 
 @pytest.mark.parametrize(

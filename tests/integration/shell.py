@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +20,8 @@ import psutil
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAMS = Path(__file__).parent / "programs"
 TRIREME = (sys.executable, "-m", "trireme")
+PYTHON = (sys.executable,)
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
 SECONDS = 100.0
 """After this a command is taken for hung. Importing torch takes seconds of it on a busy machine."""
 
@@ -148,10 +150,15 @@ class Shell:
         }
         self._terminals: list[int] = []
 
-    def start(self, *words: object, environ: dict[str, str] | None = None) -> Running:
-        """Starts `trireme` with these words."""
+    def start(
+        self,
+        *words: object,
+        environ: dict[str, str] | None = None,
+        command: Sequence[str] = TRIREME,
+    ) -> Running:
+        """Starts `trireme`, or another command, with these words."""
         process = subprocess.Popen(
-            [*TRIREME, *map(str, words)],
+            [*command, *map(str, words)],
             cwd=self.directory,
             env={**self._environ, **(environ or {})},
             stdin=subprocess.DEVNULL,

@@ -18,6 +18,7 @@ from trireme.cluster.mesh import Mesh
 from trireme.errors import UsageError
 from trireme.launch.console import Console
 from trireme.launch.detect import TASK_VARIABLE, TaskConfig, encode_task, fresh_job
+from trireme.launch.gpus import visible_gpus
 from trireme.launch.launcher import Job
 from trireme.launch.local import run_local
 from trireme.launch.run_directory import RunDirectory, claim, claim_free, read_record
@@ -25,7 +26,7 @@ from trireme.launch.script import check_script, run_script
 from trireme.launch.secret import fresh_secret, read_secret
 from trireme.launch.settings import OPTIONS, Settings, check_engine, check_mesh, check_together
 from trireme.launch.supervision import Limits
-from trireme.launch.threads import cores, thread_variables
+from trireme.launch.threads import thread_variables
 
 __all__ = ["main"]
 
@@ -66,9 +67,11 @@ def _refuse_unbuilt(given: argparse.Namespace) -> None:
 def _sized(settings: Settings) -> Settings:
     """Fills in what follows from the size of the job and this host, and checks it."""
     if settings["workers"] == "auto":
-        spare = max(1, cores() - settings["ps"])
+        gpus = visible_gpus()
+        workers = max(1, gpus // Mesh.parse(settings["mesh"]).size)
+        found = f"{gpus} GPUs here" if gpus != 1 else "1 GPU here"
         settings = settings.replaced(
-            "workers", spare, f"{settings.origins['workers']}: auto, of {cores()} cores"
+            "workers", workers, f"{settings.origins['workers']}: auto, {found}"
         )
     check_together(settings, settings["workers"], settings["ps"])
     check_mesh(settings)
@@ -155,13 +158,16 @@ def _engine(settings: Settings) -> Callable[[Job, RunDirectory, Console], int]:
     from trireme.launch.ray import run_ray
     from trireme.launch.ray_cluster import load_ray
 
+    inside, servers = Mesh.parse(settings["mesh"]).size, settings["ps"]
     load_ray()  # where it is missing, before anything is written
     return partial(
         run_ray,
         address=settings["ray-address"],
         wishes=Wishes(
-            servers=settings["ps"],
-            workers=settings["workers"],
+            servers=servers,
+            # Without servers every process is a worker.
+            workers=settings["workers"] * (1 if servers else inside),
+            processes=inside if servers else 1,
             cpus=settings["ray-cpus-per-worker"],
             gpus=settings["ray-gpus-per-worker"],
             pack=settings["ray-pack-workers"],

@@ -7,7 +7,7 @@ import logging
 import os
 import signal
 from collections.abc import MutableMapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,13 +18,14 @@ from trireme.cli.parser import COMMANDS, TASK_OPTIONS
 from trireme.errors import JobFailed, TriremeError, UsageError
 from trireme.launch.allocator import keep_freed_memory
 from trireme.launch.command import LOOPBACK
-from trireme.launch.detect import TASK_VARIABLE, TaskConfig, detect, encode_task
+from trireme.launch.detect import TASK_VARIABLE, TaskConfig, detect, encode_task, tf_options
 from trireme.launch.manual import ManualOptions, manual_task
 from trireme.launch.outcome import describe, write_outcome
 from trireme.launch.scheduling import take_turns
 from trireme.launch.script import check_script, run_script
 from trireme.launch.settings import check_together, suggestion
 from trireme.launch.tether import tether
+from trireme.launch.tf_config import TF_VARIABLE, TfTask, read_tf_config
 from trireme.launch.threads import thread_variables
 
 if TYPE_CHECKING:
@@ -144,6 +145,13 @@ def _expand_classic(given: argparse.Namespace) -> None:
 
 
 def _manual_options(given: argparse.Namespace) -> ManualOptions:
+    tf = _tf_task(given)
+    if tf is not None:
+        return replace(
+            tf_options(tf, os.environ),
+            secret_file=_path(given.secret_file),
+            allow_plaintext=given.allow_plaintext or tf_options(tf, os.environ).allow_plaintext,
+        )
     for name in ("job_name", "ps_hosts", "worker_hosts"):
         if getattr(given, name) is None:
             raise UsageError(
@@ -164,6 +172,23 @@ def _manual_options(given: argparse.Namespace) -> ManualOptions:
         secret_file=_path(given.secret_file),
         allow_plaintext=given.allow_plaintext,
     )
+
+
+def _tf_task(given: argparse.Namespace) -> TfTask | None:
+    """Returns the task of `TF_CONFIG`, where no flag names another.
+
+    Raises:
+        UsageError: it names a cluster without servers.
+    """
+    flags = (given.job_name, given.task_index, given.ps_hosts, given.worker_hosts)
+    text = os.environ.get(TF_VARIABLE, "")
+    tf = read_tf_config(text) if text.strip() and flags == (None,) * len(flags) else None
+    if tf is not None and not tf.ps:
+        raise UsageError(
+            f"{TF_VARIABLE} names no parameter server, so every task is the program itself: start "
+            'it by `python SCRIPT`, or name the servers under "ps"'
+        )
+    return tf
 
 
 def _index(text: str | None) -> int:

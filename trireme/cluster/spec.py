@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from trireme.errors import ConfigurationError
 
-__all__ = ["ROLES", "ClusterSpec", "parse_task_name", "task_name"]
+__all__ = ["ROLES", "ClusterSpec", "is_loopback", "parse_task_name", "task_name"]
 
 ROLES = ("coordinator", "ps", "worker")
 
@@ -30,6 +31,17 @@ def parse_task_name(name: str) -> tuple[str, int]:
             f"{', '.join(ROLES)}"
         )
     return role, int(digits)
+
+
+def is_loopback(address: str) -> bool:
+    """Returns whether a `host:port` is reached from its own host alone."""
+    host = address.rpartition(":")[0].strip("[]")
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,9 +6,11 @@ along when it ends itself.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import selectors
 import signal
+import socket
 import sys
 import tempfile
 import threading
@@ -18,12 +20,14 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
+
 from trireme.launch.command import TaskFiles, task_command
-from trireme.launch.detect import TASK_VARIABLE, detect
 from trireme.launch.outcome import Outcome, describe_status, read_outcome
 from trireme.launch.process import TaskProcess
+from trireme.launch.task_config import TASK_VARIABLE, decode_task, encode_task
 
-__all__ = ["End", "NodeFacts", "Order", "Report", "TaskAgent", "host_identity"]
+__all__ = ["Born", "End", "NodeFacts", "Order", "Report", "TaskAgent", "host_identity"]
 
 LOOK_AGAIN = 0.05
 UNREAD = 1 << 22
@@ -58,7 +62,9 @@ class Order:
         program: the user's program and its arguments.
         directory: where to start it.
         environ: what it finds in its environment besides the node's own.
-        host: the address of the node at which a server or coordinator listens.
+        host: the address of the node at which a server or coordinator listens, or processes that
+            hold a model together meet.
+        attempt: how often it is started with this, from 1: ends are ordered by that number.
     """
 
     task: str
@@ -66,6 +72,21 @@ class Order:
     directory: str
     environ: Mapping[str, str]
     host: str
+    attempt: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Born:
+    """A task that was started.
+
+    Attributes:
+        pid: its process id.
+        meeting: `host:port` at which it meets those that hold the model with it; empty where
+            others serve that, or nobody has to meet.
+    """
+
+    pid: int
+    meeting: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +132,11 @@ def host_identity() -> str:
         return os.uname().nodename
 
 
+def _listener(host: str) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    return socket.create_server((host.strip("[]"), 0), family=family)
+
+
 class TaskAgent:
     """The keeper of one task. Any thread may call; a start comes before its reports."""
 
@@ -123,8 +149,9 @@ class TaskAgent:
         self._end: tuple[int, Outcome] | None = None
         self._process: TaskProcess | None = None
         self._thread: threading.Thread | None = None
-        self._told = False
-        self._doomed = False
+        self._attempt = 0
+        self._told = 0  # the attempts up to this one are to end
+        self._doomed = 0.0  # those up to this one at once
 
     def look(self, node: str, address: str, directory: str, script: str) -> NodeFacts:
         """Returns what this node is, and whether a task can run here.
@@ -144,8 +171,8 @@ class TaskAgent:
             problem = f"{os.path.join(directory, script)} cannot be read"
         return NodeFacts(node, address, host_identity(), version, problem)
 
-    def start(self, order: Order) -> int:
-        """Starts the task, again if it has run before, and returns its process id.
+    def start(self, order: Order) -> Born:
+        """Starts the task, again if it has run before.
 
         Raises:
             OSError: there can be no such process.
@@ -153,7 +180,8 @@ class TaskAgent:
         self._join()
         with self._changed:
             self._lines, self._unread, self._address, self._end = [], 0, "", None
-        born: Future[int] = Future()
+            self._attempt = order.attempt
+        born: Future[Born] = Future()
         # The kernel ends the task with the thread that started it: a thread with the task's life.
         self._thread = threading.Thread(
             target=self._tend, args=(order, born), name=f"tend-{self._name}", daemon=True
@@ -174,23 +202,23 @@ class TaskAgent:
             self._changed.notify_all()
         return Report(lines, address, end)
 
-    def terminate(self) -> None:
-        """Asks the task to end, as soon as it has started."""
+    def terminate(self, attempt: int) -> None:
+        """Asks the task to end; before its start, as soon as it has started."""
         with self._changed:
-            self._told = True
-            if self._process is not None:
+            self._told = max(self._told, attempt)
+            if self._process is not None and self._attempt <= attempt:
                 self._process.terminate()
 
-    def kill(self) -> None:
-        """Ends the task and its children at once; none is started any more."""
+    def kill(self, attempt: float) -> None:
+        """Ends the task and its children at once; before its start, as soon as it has started."""
         with self._changed:
-            self._doomed = True
-            if self._process is not None:
+            self._doomed = max(self._doomed, attempt)
+            if self._process is not None and self._attempt <= attempt:
                 self._process.kill()
 
     def dismiss(self) -> None:
-        """Kills the task and waits for its end."""
-        self.kill()
+        """Kills the task, waits for its end, and lives with no other."""
+        self.kill(float("inf"))
         self._join()
 
     def _join(self) -> None:
@@ -199,7 +227,7 @@ class TaskAgent:
 
     # On a thread of the task's own -----------------------------------------------------------
 
-    def _tend(self, order: Order, born: Future[int]) -> None:
+    def _tend(self, order: Order, born: Future[Born]) -> None:
         # A thread of somebody else's pool may have signals blocked, and a child inherits that.
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         with (
@@ -208,11 +236,11 @@ class TaskAgent:
         ):
             files = TaskFiles(Path(scratch) / "address", Path(scratch) / "outcome")
             try:
-                process = self._spawn(order, files)
+                process, meeting = self._spawn(order, files)
             except BaseException as error:
                 born.set_exception(error)
                 return
-            born.set_result(process.pid)
+            born.set_result(Born(process.pid, meeting))
             for pipe in process.pipes:
                 selector.register(pipe.fd, selectors.EVENT_READ, pipe)
             while (status := process.poll()) is None:
@@ -224,29 +252,39 @@ class TaskAgent:
                 self._tell_address(files.address)
             self._conclude(process, status, files.outcome)
 
-    def _spawn(self, order: Order, files: TaskFiles) -> TaskProcess:
-        config = detect({TASK_VARIABLE: order.task})
-        environ = {**os.environ, **order.environ, TASK_VARIABLE: order.task}
-        with self._changed:
+    def _spawn(self, order: Order, files: TaskFiles) -> tuple[TaskProcess, str]:
+        config = decode_task(order.task)
+        with self._changed, contextlib.ExitStack() as stack:
+            fds = []
+            if config.role == "worker" and config.processes > 1 and config.rank == 0:
+                # Nobody else can take a port that the task inherits.
+                listener = stack.enter_context(_listener(order.host))
+                fds = [listener.fileno()]
+                meeting = f"{order.host}:{listener.getsockname()[1]}"
+                config = msgspec.structs.replace(config, gang=meeting, gang_fd=fds[0])
+            told = {TASK_VARIABLE: encode_task(config), "PYTHONUNBUFFERED": "1"}
             process = TaskProcess(
                 self._name,
                 task_command(config, files, order.program, host=order.host),
-                environ | {"PYTHONUNBUFFERED": "1"},
+                {**os.environ, **order.environ, **told},
                 log=Path(os.devnull),  # the launcher keeps it
                 emit=self._emit,
+                pass_fds=fds,
                 directory=Path(order.directory),
             )
             self._process = process
-            if self._doomed:
+            if self._doomed >= order.attempt:
                 process.kill()
-            elif self._told:
+            elif self._told >= order.attempt:
                 process.terminate()
-        return process
+        return process, config.gang if fds else ""
 
     def _emit(self, line: str, error: bool) -> None:
         with self._changed:
             # A launcher that falls behind slows the task down, as a full pipe does.
-            self._changed.wait_for(lambda: self._unread < UNREAD or self._doomed, LAST_WISH)
+            self._changed.wait_for(
+                lambda: self._unread < UNREAD or self._doomed >= self._attempt, LAST_WISH
+            )
             self._lines.append((line, error))
             self._unread += len(line)
             self._changed.notify_all()

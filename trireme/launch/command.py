@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from trireme.launch.detect import TaskConfig
+from trireme.launch.task_config import TaskConfig
 
 __all__ = ["LOOPBACK", "CommandBuilder", "TaskFiles", "task_command"]
 

@@ -1,170 +1,127 @@
 """Where am I: reads the environment, gives the task that this process is.
 
-Whoever starts a task hands it one variable, `TRIREME_TASK`, with a `TaskConfig` as JSON. Without
-it this process is a job of its own: one worker, no server.
+`TRIREME_TASK` says all of it. Without that, another launcher's variables do: torchrun's, those of
+`TF_CONFIG`, MPI's or Slurm's. Without any, this process is a job of its own: one worker, no server.
 """
 
 from __future__ import annotations
 
 import os
-import uuid
 from collections.abc import Mapping
-from typing import Literal
+from pathlib import Path
 
 import msgspec
 
 from trireme.errors import ConfigurationError
+from trireme.launch.manual import ManualOptions, manual_task
+from trireme.launch.others import TORCHRUN, Place, find_place
+from trireme.launch.settings import Settings, check_mesh, check_together, read_file, resolve
+from trireme.launch.task_config import (
+    TASK_VARIABLE,
+    Role,
+    TaskConfig,
+    decode_task,
+    encode_task,
+    fresh_job,
+)
+from trireme.launch.tf_config import TF_VARIABLE, TfTask, read_tf_config, tf_place
+from trireme.launch.threads import thread_variables
 
-__all__ = ["TASK_VARIABLE", "Role", "TaskConfig", "detect", "encode_task", "fresh_job"]
+__all__ = [
+    "PLAINTEXT_VARIABLE",
+    "TASK_VARIABLE",
+    "Role",
+    "TaskConfig",
+    "detect",
+    "encode_task",
+    "fresh_job",
+    "tf_options",
+]
 
-TASK_VARIABLE = "TRIREME_TASK"
-
-Role = Literal["aggregator", "coordinator", "ps", "worker"]
-
-
-class TaskConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What one process has to know of its job.
-
-    Attributes:
-        job: the job's id; both sides of a connection must have the same.
-        role: what this process does.
-        index: which of its role it is, from 0.
-        workers: how many workers the job has.
-        servers: how many parameter servers it has; 0 for a worker that holds its own shard.
-        coordinator: the coordinator's address with its scheme; empty where there is none.
-        secret: the job's secret in hexadecimal digits; empty where nobody connects.
-        run_dir: where the job keeps its checkpoints and records; None leaves it to the script.
-        strategy: the name that the user gave; None leaves it to the script.
-        aggregate: how many updates make a round; None for the strategy's own.
-        staleness: how far a worker may be ahead, in pushes; None for the strategy's own.
-        every: how many steps a worker makes by itself between two exchanges; None for the
-            strategy's own.
-        prefetch: whether workers compute while a push is under way; asynchronous modes only.
-        transport: `auto` lends memory to servers of the same host, `tcp` does not.
-        host_aggregator: whether workers hand their updates to the aggregator of their host.
-        compress: the codec for pushed gradients, by name.
-        overlap: whether pushes leave while backward runs; `auto` where that pays.
-        display: how progress is shown: `plain` lines, `events` (lines, but none for steps, which
-            the launcher shows), nothing, or what suits the terminal.
-        dry_run: print what would be done, and end before training.
-        join_timeout: seconds until every task must have come.
-        connect_timeout: seconds until the coordinator must have been reached; short where it is
-            known to listen already.
-        threads: BLAS threads of this process; None leaves it to PyTorch.
-        allow_plaintext: whether a server may listen beyond this host without TLS.
-        restarts_left: how often the launcher will start this worker again should it fail; while
-            there are some, a failure ends this incarnation and not the job.
-        processes: how many processes hold one model together, this one among them: all of a job
-            without servers, or those of one worker.
-        rank: which of them this is.
-        local_rank: which of those on this host.
-        mesh: the degrees of parallelism that the launch gave, such as `dp=2,tp=2`.
-        schedule: of a pipeline; None for the script's.
-        microbatches: of a pipeline; None for the script's.
-        gang: where those processes find each other, as `host:port`, or `env://` for another
-            launcher's variables.
-        gang_fd: a listening socket for that, in rank 0.
-        origins: where each value came from, by option name, for whoever prints them.
-    """
-
-    job: str
-    role: Role = "worker"
-    index: int = 0
-    workers: int = 1
-    servers: int = 0
-    coordinator: str = ""
-    secret: str = ""
-    run_dir: str | None = None
-    strategy: str | None = None
-    aggregate: int | None = None
-    staleness: int | None = None
-    every: int | None = None
-    prefetch: bool = False
-    transport: Literal["auto", "tcp"] = "auto"
-    host_aggregator: bool = False
-    compress: str = "none"
-    overlap: Literal["auto", "on", "off"] = "auto"
-    display: Literal["auto", "plain", "events", "none"] = "auto"
-    dry_run: bool = False
-    join_timeout: float = 300.0
-    connect_timeout: float = 300.0
-    threads: int | None = None
-    allow_plaintext: bool = False
-    restarts_left: int = 0
-    processes: int = 1
-    rank: int = 0
-    local_rank: int = 0
-    mesh: str = ""
-    schedule: str | None = None
-    microbatches: int | None = None
-    gang: str = ""
-    gang_fd: int | None = None
-    origins: dict[str, str] = {}
-
-    def __repr__(self) -> str:
-        """Shows everything but the secret."""
-        values = msgspec.structs.asdict(self) | {"secret": "..." if self.secret else ""}
-        return f"TaskConfig({', '.join(f'{name}={value!r}' for name, value in values.items())})"
-
-    @property
-    def name(self) -> str:
-        """The task's name, such as `worker:1`, or `worker:1/2` within a worker of several."""
-        within = f"/{self.rank}" if self.servers and self.processes > 1 and self.rank else ""
-        return f"{self.role}:{self.index}{within}"
-
-    @property
-    def tasks(self) -> int:
-        """How many processes workers and servers of the job are."""
-        return self.workers * (self.processes if self.servers else 1) + self.servers
+PLAINTEXT_VARIABLE = "TRIREME_ALLOW_PLAINTEXT"
 
 
-def fresh_job() -> str:
-    """Returns the id of a job that nobody else has."""
-    return uuid.uuid4().hex
-
-
-def encode_task(config: TaskConfig) -> str:
-    """Returns the value of `TRIREME_TASK` that `detect` reads as `config`."""
-    return msgspec.json.encode(config).decode()
-
-
-def detect(environ: Mapping[str, str] | None = None) -> TaskConfig:
+def detect(environ: Mapping[str, str] | None = None, directory: Path | None = None) -> TaskConfig:
     """Returns the task that this process is.
 
     Args:
         environ: the environment; this process's own by default.
+        directory: where the configuration file is, which counts where another launcher started
+            this process; the working directory by default.
 
     Raises:
-        ConfigurationError: `TRIREME_TASK` is not what `encode_task` writes, or another launcher
-            started several processes, which would train apart from each other unnoticed.
+        ConfigurationError: the environment does not describe a task, or not one that can be.
+        UsageError: an option in the environment or the file is wrong.
     """
     environ = os.environ if environ is None else environ
-    value = environ.get(TASK_VARIABLE)
-    if value is None:
-        _refuse_other_launchers(environ)
+    if TASK_VARIABLE in environ:
+        return decode_task(environ[TASK_VARIABLE])
+    place = find_place(environ, TORCHRUN)
+    tf = read_tf_config(environ[TF_VARIABLE]) if environ.get(TF_VARIABLE, "").strip() else None
+    if place is None and tf is not None:
+        if tf.ps:
+            return _server_task(tf, _settings(environ, directory), environ)
+        place = tf_place(tf)
+    place = place or find_place(environ)
+    if place is None:
         return TaskConfig(job=fresh_job())
-    try:
-        return msgspec.json.decode(value, type=TaskConfig)
-    except msgspec.MsgspecError as error:
+    return _gang_task(place, _settings(environ, directory), environ)
+
+
+def _settings(environ: Mapping[str, str], directory: Path | None) -> Settings:
+    return resolve({}, environ, read_file(None, Path.cwd() if directory is None else directory))
+
+
+def _gang_task(place: Place, settings: Settings, environ: Mapping[str, str]) -> TaskConfig:
+    """Returns one of the processes that hold a model together; one alone holds it all."""
+    if settings["ps"]:
         raise ConfigurationError(
-            f"the environment variable {TASK_VARIABLE} does not describe a task: {error}. "
-            "`trireme run` and `trireme task` set it themselves: unset it"
-        ) from error
+            f"ps is {settings['ps']} ({settings.origins['ps']}), and {place.launcher} starts "
+            "workers alone: start a job with parameter servers by `trireme run` or `trireme task`, "
+            "or leave ps out"
+        )
+    settings = settings.replaced("workers", place.size, place.launcher)
+    check_together(settings, place.size, 0)
+    check_mesh(settings)
+    sharing, cores = (1, place.cores) if place.cores else (place.local_size, None)
+    threads, _ = thread_variables(environ, sharing, cores)
+    return TaskConfig(
+        job=place.job or fresh_job(),
+        index=place.rank,
+        workers=place.size,
+        processes=place.size,
+        rank=place.rank,
+        local_rank=place.local_rank,
+        gang=place.address,
+        gang_prefix=place.prefix,
+        run_dir=settings["run-dir"],
+        strategy=settings["strategy"],
+        prefetch=settings["prefetch"],
+        mesh=settings["mesh"],
+        schedule=settings["schedule"],
+        microbatches=settings["microbatches"],
+        join_timeout=settings["join-timeout"],
+        # All of them write to one terminal or file, and nobody names the lines.
+        display="none" if place.rank else "auto",
+        threads=threads if place.size > 1 else None,
+        origins=settings.origins,
+    )
 
 
-_OTHERS = (
-    # (what only this launcher sets, how many processes it started, its name)
-    ("TORCHELASTIC_RUN_ID", "WORLD_SIZE", "torchrun"),
-    ("SLURM_STEP_ID", "SLURM_STEP_NUM_TASKS", "srun"),
-)
+def _server_task(tf: TfTask, settings: Settings, environ: Mapping[str, str]) -> TaskConfig:
+    """Returns a task of a cluster with parameter servers, as if it were started by hand."""
+    task = manual_task(tf_options(tf, environ), settings, environ)
+    check_together(settings, len(tf.workers), len(tf.ps))
+    threads, _ = thread_variables(environ, task.neighbours)
+    return msgspec.structs.replace(task.config, threads=threads)
 
 
-def _refuse_other_launchers(environ: Mapping[str, str]) -> None:
-    for mark, count, launcher in _OTHERS:
-        processes = environ.get(count, "1")
-        if mark in environ and processes != "1":
-            raise ConfigurationError(
-                f"{launcher} started {processes} processes of this program: that is not built "
-                "yet, and each would train alone. Start them with `trireme run --ps 1 --workers "
-                f"{processes} SCRIPT`, or one by one with `trireme task`"
-            )
+def tf_options(tf: TfTask, environ: Mapping[str, str]) -> ManualOptions:
+    """Returns the classic flags of a task of `TF_CONFIG`; `ps:0` hosts the coordinator."""
+    return ManualOptions(
+        role=tf.role,
+        index=tf.index,
+        ps_hosts=",".join(tf.ps),
+        worker_hosts=",".join(tf.workers),
+        allow_plaintext=environ.get(PLAINTEXT_VARIABLE, "").lower() in ("1", "true", "yes"),
+    )

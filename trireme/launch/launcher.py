@@ -15,7 +15,6 @@ from typing import Any, Protocol
 import msgspec
 
 from trireme.launch.console import Console
-from trireme.launch.detect import Role, TaskConfig
 from trireme.launch.failure_report import failure_report
 from trireme.launch.outcome import Outcome
 from trireme.launch.run_directory import JobRecord, RunDirectory
@@ -29,6 +28,7 @@ from trireme.launch.supervision import (
     Supervision,
     Terminate,
 )
+from trireme.launch.task_config import Role, TaskConfig
 
 __all__ = ["Asked", "Ended", "Engine", "Event", "Job", "Launcher", "Placed", "worker_tasks"]
 

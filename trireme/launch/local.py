@@ -17,12 +17,12 @@ import msgspec
 
 from trireme.launch.command import CommandBuilder, TaskFiles, task_command
 from trireme.launch.console import Console
-from trireme.launch.detect import TASK_VARIABLE, TaskConfig, encode_task
 from trireme.launch.launcher import Asked, Ended, Event, Job, Launcher
 from trireme.launch.outcome import describe_status, read_outcome
 from trireme.launch.process import Pipe, TaskProcess
 from trireme.launch.run_directory import RunDirectory
 from trireme.launch.signals import requests_to_stop, signals
+from trireme.launch.task_config import TASK_VARIABLE, TaskConfig, encode_task
 from trireme.launch.threads import thread_variables
 
 __all__ = ["run_local"]

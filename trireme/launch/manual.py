@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
-from trireme.cluster.spec import ClusterSpec
+from trireme.cluster.spec import ClusterSpec, is_loopback
 from trireme.errors import ConfigurationError
-from trireme.launch.detect import Role, TaskConfig
 from trireme.launch.secret import find_secret
 from trireme.launch.settings import Settings
+from trireme.launch.task_config import Role, TaskConfig
 
 __all__ = ["JOB", "ManualOptions", "ManualTask", "manual_task"]
 
@@ -87,7 +86,7 @@ def manual_task(
             "a task of role coordinator needs its address: give --coordinator host:port to it and "
             "to every other task; without one, ps:0 hosts the coordinator"
         )
-    loopback = all(_is_loopback(address) for address in _addresses(spec))
+    loopback = all(is_loopback(address) for address in _addresses(spec))
     secret, origin = find_secret(options.secret_file, environ, loopback=loopback)
     return ManualTask(
         config=_config(options, settings, spec, secret, origin),
@@ -139,13 +138,3 @@ def _tcp(address: str) -> str:
 
 def _addresses(spec: ClusterSpec) -> list[str]:
     return [address for address in (*spec.ps, *spec.worker, spec.coordinator) if address]
-
-
-def _is_loopback(address: str) -> bool:
-    host = address.rpartition(":")[0].strip("[]")
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

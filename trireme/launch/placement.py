@@ -12,7 +12,7 @@ from trireme.errors import ConfigurationError
 from trireme.launch.agent import NodeFacts
 from trireme.launch.command import LOOPBACK
 
-__all__ = ["Group", "Seat", "Wishes", "listen_hosts", "plan"]
+__all__ = ["Group", "Seat", "Wishes", "bracketed", "listen_hosts", "plan"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,8 +22,9 @@ class Wishes:
     Attributes:
         servers: how many parameter servers.
         workers: how many workers.
-        cpus: cores of each worker.
-        gpus: GPUs of each worker; less than one shares it.
+        processes: how many processes each worker is.
+        cpus: cores of each of them.
+        gpus: GPUs of each of them; less than one shares it.
         pack: whether workers go to as few nodes as possible, and not to as many.
     """
 
@@ -32,6 +33,7 @@ class Wishes:
     cpus: int = 1
     gpus: float = 0.0
     pack: bool = False
+    processes: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +75,12 @@ def plan(wishes: Wishes) -> tuple[dict[str, Group], dict[str, Seat]]:
         seats["coordinator:0"] = Seat("servers", 0)
         seats |= {f"ps:{index}": Seat("servers", index) for index in range(wishes.servers)}
     bundle = {"CPU": float(wishes.cpus)} | ({"GPU": wishes.gpus} if wishes.gpus else {})
-    groups["workers"] = Group("PACK" if wishes.pack else "SPREAD", (bundle,) * wishes.workers)
-    for index in range(wishes.workers):
-        seats[f"worker:{index}"] = Seat("workers", index, wishes.gpus)
+    processes = wishes.workers * wishes.processes
+    groups["workers"] = Group("PACK" if wishes.pack else "SPREAD", (bundle,) * processes)
+    for place in range(processes):
+        index, rank = divmod(place, wishes.processes)
+        name = f"worker:{index}/{rank}" if rank else f"worker:{index}"
+        seats[name] = Seat("workers", place, wishes.gpus)
     return groups, seats
 
 
@@ -116,8 +121,9 @@ def listen_hosts(
             "encrypted: whoever is on that network could read and change what they send. Where "
             "you trust everybody there, say --allow-plaintext; else use a cluster of one host"
         )
-    return {name: _bracketed(found.address) for name, found in facts.items()}
+    return {name: bracketed(found.address) for name, found in facts.items()}
 
 
-def _bracketed(address: str) -> str:
+def bracketed(address: str) -> str:
+    """Returns a node's address as it stands before a colon and a port."""
     return f"[{address}]" if ":" in address else address

@@ -24,13 +24,12 @@ from typing import Any
 
 import msgspec
 
-from trireme.launch.agent import NodeFacts, Order, Report
+from trireme.launch.agent import Born, NodeFacts, Order, Report
 from trireme.launch.command import LOOPBACK
 from trireme.launch.console import Console
-from trireme.launch.detect import TASK_VARIABLE, TaskConfig, encode_task
 from trireme.launch.launcher import Asked, Ended, Event, Job, Launcher, Placed
-from trireme.launch.outcome import Outcome
-from trireme.launch.placement import Wishes, listen_hosts
+from trireme.launch.outcome import Outcome, describe_status
+from trireme.launch.placement import Wishes, bracketed, listen_hosts
 from trireme.launch.process import LAST_LINES
 from trireme.launch.ray_cluster import (
     Agent,
@@ -42,6 +41,7 @@ from trireme.launch.ray_cluster import (
 from trireme.launch.run_directory import RunDirectory
 from trireme.launch.secret import SECRET_VARIABLE
 from trireme.launch.signals import requests_to_stop, signals
+from trireme.launch.task_config import TASK_VARIABLE, TaskConfig, encode_task
 from trireme.launch.threads import thread_variables
 
 __all__ = ["run_ray"]
@@ -119,6 +119,7 @@ class _Task:
         log: where its lines are kept.
         last_lines: the end of them.
         running: whether it was started and has not ended.
+        attempt: how often it was started.
         due: when its agent must have answered.
     """
 
@@ -129,6 +130,7 @@ class _Task:
     log: Path
     last_lines: deque[str] = field(default_factory=lambda: deque(maxlen=LAST_LINES))
     running: bool = False
+    attempt: int = 0
     due: float = float("inf")
 
 
@@ -155,6 +157,8 @@ class _Engine:
         self._wishes = wishes
         self._tasks = tasks
         self._events: list[Event] = []
+        self._meetings: dict[int, str] = {}  # of each gang, once its rank 0 lives
+        self._early: dict[str, tuple[_Task, Agent, TaskConfig]] = {}  # who has to wait for that
         self._answers: queue.SimpleQueue[tuple[Answer, Future[Any]]] = queue.SimpleQueue()
         self._resources = contextlib.ExitStack()
         self._selector = selectors.DefaultSelector()
@@ -188,6 +192,7 @@ class _Engine:
     def start(self, config: TaskConfig) -> None:
         task = self._tasks[config.name]
         task.running = True
+        task.attempt += 1
         task.due = time.monotonic() + self._job.task.join_timeout
         if task.agent is None:
             self._hire(task, config)
@@ -195,10 +200,10 @@ class _Engine:
             self._order(task, task.agent, config)
 
     def terminate(self, name: str) -> None:
-        self._tell(name, "terminate")
+        self._tell(name, "terminate", signal.SIGTERM)
 
     def kill(self, name: str) -> None:
-        self._tell(name, "kill")
+        self._tell(name, "kill", signal.SIGKILL)
 
     def wait(self, seconds: float) -> list[Event]:
         for key, _ in self._selector.select(seconds):
@@ -232,10 +237,21 @@ class _Engine:
             self._fail(task, f"cannot run on node {_node(facts)}: {problem}")
             return
         task.facts = facts
+        if task.host != LOOPBACK:
+            task.host = bracketed(facts.address)
         self.nodes[task.name] = _node(facts)
         self._order(task, agent, config)
 
     def _order(self, task: _Task, agent: Agent, config: TaskConfig) -> None:
+        """Has an agent start its task; who holds a model with others, after their rank 0."""
+        gang = _gang(config)
+        if gang is not None and config.rank:
+            if gang not in self._meetings:
+                self._early[task.name] = (task, agent, config)
+                return
+            config = msgspec.structs.replace(config, gang=self._meetings[gang])
+        elif gang is not None:
+            self._meetings.pop(gang, None)
         cores = self._wishes.cpus if config.role == "worker" else 1
         threads, variables = thread_variables(os.environ, 1, cores)
         order = Order(
@@ -244,14 +260,21 @@ class _Engine:
             directory=os.getcwd(),
             environ=_own_variables(os.environ) | variables,
             host=task.host,
+            attempt=task.attempt,
         )
         starting = agent.call("start", order)
-        self._expect(task, agent, starting, lambda pid: self._born(task, agent, pid))
+        self._expect(task, agent, starting, lambda born: self._born(task, agent, gang, born))
 
-    def _born(self, task: _Task, agent: Agent, pid: int) -> None:
-        self.pids[task.name] = pid
+    def _born(self, task: _Task, agent: Agent, gang: int | None, born: Born) -> None:
+        self.pids[task.name] = born.pid
         self._events.append(Placed())
         self._listen(task, agent)
+        if gang is not None and born.meeting:
+            self._meetings[gang] = born.meeting
+            for name, (early, its_agent, config) in list(self._early.items()):
+                if _gang(config) == gang:
+                    del self._early[name]
+                    self._order(early, its_agent, config)
 
     # Listening -------------------------------------------------------------------------------
 
@@ -310,10 +333,12 @@ class _Engine:
 
     # Agents ----------------------------------------------------------------------------------
 
-    def _tell(self, name: str, method: str) -> None:
+    def _tell(self, name: str, method: str, number: signal.Signals) -> None:
         task = self._tasks[name]
-        if task.running and task.agent is not None:
-            task.agent.tell(method)
+        if self._early.pop(name, None) is not None:  # nobody has started it
+            self._ended(task, -number, describe_status(-number))
+        elif task.running and task.agent is not None:
+            task.agent.tell(method, task.attempt)
 
     def _expect(
         self, task: _Task, agent: Agent, future: Future[Any], then: Callable[[Any], None]
@@ -341,6 +366,13 @@ class _Engine:
         # A full bell rings already; a closed one need not.
         with contextlib.suppress(OSError):
             self._ringer.send(b"!")
+
+
+def _gang(config: TaskConfig) -> int | None:
+    """Returns which processes hold one model with this task; None where it holds one alone."""
+    if config.role != "worker" or config.processes == 1:
+        return None
+    return config.index if config.servers else 0
 
 
 def _own_variables(environ: Mapping[str, str]) -> dict[str, str]:

@@ -88,9 +88,9 @@ class Agent:
         future: Future[Any] = getattr(self._actor, method).remote(*arguments).future()
         return future
 
-    def tell(self, method: str) -> None:
+    def tell(self, method: str, *arguments: object) -> None:
         """Calls a method whose answer nobody needs."""
-        getattr(self._actor, method).remote()
+        getattr(self._actor, method).remote(*arguments)
 
     def is_loss(self, error: BaseException) -> bool:
         """Whether a call failed because the agent is gone, and not only what it was told to do."""
@@ -246,11 +246,12 @@ def _wait_for_room(
 
 def _wanted(ray: Any, wishes: Wishes) -> str:
     has, free = ray.cluster_resources(), ray.available_resources()
-    cores = wishes.servers + wishes.workers * wishes.cpus
+    processes = wishes.workers * wishes.processes
+    cores = wishes.servers + processes * wishes.cpus
     wanted = f"{cores} cores"
     there = f"{has.get('CPU', 0):g} cores ({free.get('CPU', 0):g} free)"
     if wishes.gpus:
-        wanted += f" and {wishes.workers * wishes.gpus:g} GPUs"
+        wanted += f" and {processes * wishes.gpus:g} GPUs"
         there += f" and {has.get('GPU', 0):g} GPUs ({free.get('GPU', 0):g} free)"
     largest = f", {wishes.cpus} cores" + (f" and {wishes.gpus:g} GPUs" if wishes.gpus else "")
     return f"the job asks for {wanted}{largest} of them on one node; the cluster has {there}"

@@ -187,7 +187,7 @@ class Setting:
 
 OPTIONS = (
     Option("workers", _workers, "a whole number from 1, or auto", 1, "N",
-           "how many workers; auto: one a core that no server needs (default 1)"),
+           "how many workers; auto: one for each GPU, or one where there is none (default 1)"),
     Option("ps", _whole(0), "a whole number from 0", 0, "M",
            "how many parameter servers (default 0: a lone worker keeps the parameters)"),
     Option("strategy", _strategy, f"one of {', '.join(STRATEGIES)}", None, "NAME",
@@ -433,11 +433,6 @@ def check_engine(settings: Settings) -> None:
             raise UsageError(
                 "workers is auto, and how many a Ray cluster is to have only you can say: give "
                 "--workers N"
-            )
-        if settings["mesh"] or (settings["workers"] != 1 and not settings["ps"]):
-            raise UsageError(
-                "processes that hold one model together are started on one host: on a Ray cluster "
-                "use parameter servers (--ps 1) and leave --mesh out"
             )
         if settings["host-aggregator"]:
             raise UsageError(

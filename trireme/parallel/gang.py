@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import logging
 import re
+import socket
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -15,11 +17,12 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import Store, TCPStore
+from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from trireme.cluster.mesh import AXES, Mesh
-from trireme.errors import ConfigurationError, ConnectTimeout, JobFailed, WaitTimeout
+from trireme.cluster.spec import is_loopback
+from trireme.errors import AddressInUse, ConfigurationError, ConnectTimeout, JobFailed, WaitTimeout
 from trireme.launch.outcome import says_peer_is_gone
 
 __all__ = ["Gang", "GangConfig", "lost_peer"]
@@ -36,9 +39,10 @@ class GangConfig:
         mesh: the degrees; its size is the number of processes.
         rank: which of them this is.
         address: `host:port` of the store at which they find each other, served by rank 0; empty
-            for one process, or with `env`.
+            for one process.
         listen_fd: a listening socket for that store, in rank 0, if its launcher has made one.
-        env: whether another launcher's variables (MASTER_ADDR...) say where, as torchrun's do.
+        prefix: of these processes' keys in a store that their launcher serves, as torchrun does,
+            and keeps for whoever it starts next; empty where rank 0 serves it.
         device: where this process computes.
         join_seconds: until all must have come.
         wait_seconds: how long one operation may wait for the others.
@@ -48,7 +52,7 @@ class GangConfig:
     rank: int = 0
     address: str = ""
     listen_fd: int | None = None
-    env: bool = False
+    prefix: str = ""
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     join_seconds: float = 300.0
     wait_seconds: float = 1800.0
@@ -76,7 +80,7 @@ class Gang:
         self.device = config.device
         self.place = config.mesh.coordinates(config.rank)
         self._config = config
-        _meet(config)
+        self._met_at = _meet(config)
         self._devices = self._make_mesh()
         # What processes tell each other besides tensors of the model: always between CPUs.
         self._control = dist.new_group(
@@ -227,6 +231,10 @@ class Gang:
         if not dist.is_initialized():
             return
         if together:
+            if self.is_chief and self._config.prefix:
+                self._met_at.add(
+                    f"{self._config.prefix}/{_ERA}", 1
+                )  # before anybody is started anew
             self.barrier()
         dist.destroy_process_group()
 
@@ -235,8 +243,8 @@ def _store() -> Store:
     return dist.distributed_c10d._get_default_store()
 
 
-def _meet(config: GangConfig) -> None:
-    """Makes the group of all processes."""
+def _meet(config: GangConfig) -> Store:
+    """Makes the group of all processes; returns the store at which they met."""
     if dist.is_initialized():
         raise ConfigurationError(
             "torch.distributed is initialised already: a session makes its own process groups; "
@@ -246,35 +254,63 @@ def _meet(config: GangConfig) -> None:
     if config.device.type == "cuda":
         torch.cuda.set_device(config.device)
     timeout = timedelta(seconds=config.join_seconds)
+    listen_fd = _listen(config)
     try:
-        if config.env:
-            dist.init_process_group(backend, rank=config.rank, world_size=config.mesh.size)
-        else:
-            host, _, port = config.address.rpartition(":")
-            store = TCPStore(
-                host.strip("[]") or "127.0.0.1",
-                int(port or 0),
-                config.mesh.size,
-                is_master=config.rank == 0,
-                timeout=timeout,
-                wait_for_workers=False,
-                master_listen_fd=config.listen_fd if config.rank == 0 else None,
-                use_libuv=True,
-            )
-            _wait_for_all(store, config)
-            dist.init_process_group(
-                backend,
-                store=store,
-                rank=config.rank,
-                world_size=config.mesh.size,
-                timeout=timedelta(seconds=config.wait_seconds),
-            )
+        host, _, port = config.address.rpartition(":")
+        served = TCPStore(
+            host.strip("[]") or "127.0.0.1",
+            int(port or 0),
+            config.mesh.size,
+            is_master=config.rank == 0 and not config.prefix,
+            timeout=timeout,
+            wait_for_workers=False,
+            master_listen_fd=listen_fd,
+            use_libuv=True,
+        )
+        store = _of_this_era(served, config.prefix) if config.prefix else served
+        _wait_for_all(store, config)
+        dist.init_process_group(
+            backend,
+            store=store,
+            rank=config.rank,
+            world_size=config.mesh.size,
+            timeout=timedelta(seconds=config.wait_seconds),
+        )
     except (dist.DistError, RuntimeError) as error:
         raise ConnectTimeout(
             f"rank {config.rank} of {config.mesh.size} could not join the others at "
-            f"{config.address or 'MASTER_ADDR:MASTER_PORT'} within {config.join_seconds:.0f} s: "
+            f"{config.address} within {config.join_seconds:.0f} s: "
             f"{_first_line(error)}; are all processes started, and can this one reach rank 0?"
         ) from error
+    return served
+
+
+def _listen(config: GangConfig) -> int | None:
+    """Returns the socket at which rank 0 serves the store; None leaves it to torch.
+
+    Torch would listen at every address of the host, also where all are on this one.
+
+    Raises:
+        AddressInUse: the port is taken.
+    """
+    if config.rank or config.prefix or config.listen_fd is not None:
+        return config.listen_fd if config.rank == 0 else None
+    if not is_loopback(config.address):
+        return None
+    host, _, port = config.address.rpartition(":")
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host.strip("[]"), int(port)), family=family).detach()
+    except OSError as error:
+        raise AddressInUse(
+            f"rank 0 cannot listen at {config.address}, where the others look for it: "
+            f"{error.strerror}; give all of them another port (MASTER_PORT)"
+        ) from error
+
+
+def _of_this_era(store: Store, prefix: str) -> Store:
+    """Returns a store for those who come between two orderly ends: see `Gang.close`."""
+    return PrefixStore(f"{prefix}/{store.add(f'{prefix}/{_ERA}', 0)}", store)
 
 
 def _wait_for_all(store: Store, config: GangConfig) -> None:
@@ -288,9 +324,14 @@ def _wait_for_all(store: Store, config: GangConfig) -> None:
         names = ", ".join(f"rank {rank}" for rank in missing)
         raise WaitTimeout(
             f"{names} of {config.mesh.size} did not come within {config.join_seconds:.0f} s: "
-            "start every process of the job, or give them longer (--join-timeout)"
+            "start every process of the job, or give them longer (--join-timeout or "
+            "TRIREME_JOIN_TIMEOUT)"
         ) from error
 
+
+_ERA = "era"
+_ROLL_CALL = 1.0
+"""Seconds for the others to notice: well below what a launcher gives them."""
 
 _LATE = re.compile(r"timed? ?out", re.IGNORECASE)
 
@@ -309,7 +350,7 @@ def lost_peer() -> Iterator[None]:
         line = _first_line(error)
         if says_peer_is_gone(error):
             raise JobFailed(
-                f"another process of this job is gone, and its part of the model with it ({line})"
+                f"{_roll_call()}, and its part of the model with it ({line})"
             ) from error
         if (_LATE.search(line) and isinstance(error, dist.DistError)) or _gloo_late(line):
             raise WaitTimeout(
@@ -317,6 +358,28 @@ def lost_peer() -> Iterator[None]:
                 f"of them call the same methods of its session? ({line})"
             ) from error
         raise
+
+
+def _roll_call() -> str:
+    """Says who is gone: each who has noticed tells the others so, and waits for what they tell."""
+    me, size = dist.get_rank(), dist.get_world_size()
+    try:
+        store = _store()
+        store.set(f"noticed/{me}", "1")
+        keys = {rank: f"noticed/{rank}" for rank in range(size) if rank != me}
+        deadline = time.monotonic() + _ROLL_CALL
+        # Not `wait`, which warns on standard error when the time is over, as it will be.
+        while not store.check(list(keys.values())) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        silent = [rank for rank, key in keys.items() if not store.check([key])]
+    except RuntimeError:  # every error of torch.distributed is one
+        return f"rank 0 of {size}, at which the others met, is gone"
+    if len(silent) == 1:
+        return f"rank {silent[0]} of {size} is gone"
+    if not silent:
+        return f"another process of the {size} of this job is gone"
+    names = ", ".join(str(rank) for rank in silent)
+    return f"at least one of the ranks {names} of {size} is gone"
 
 
 def _gloo_late(line: str) -> bool:

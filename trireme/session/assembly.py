@@ -54,13 +54,16 @@ class Assembly:
 def device_of(task: TaskConfig, options: Options) -> torch.device | None:
     """Returns where the model goes; None leaves it where it is.
 
-    Processes that compute together each take a GPU of their own, if there are any.
+    Processes that compute together each take a GPU of their own, if there are any; so do workers
+    that were told to take one, without saying which.
     """
-    if options.device is not None:
-        return torch.device(options.device)
-    if task.processes > 1 and torch.cuda.is_available():
+    if options.device is None and (task.processes == 1 or not torch.cuda.is_available()):
+        return None
+    device = torch.device("cuda" if options.device is None else options.device)
+    several = task.processes > 1 or task.workers > 1
+    if str(device) == "cuda" and several and torch.cuda.is_available():
         return torch.device("cuda", task.local_rank % torch.cuda.device_count())
-    return None
+    return device
 
 
 def build_optimizer(

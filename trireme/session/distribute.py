@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from trireme.errors import ConfigurationError
-from trireme.launch.detect import detect
+from trireme.launch.here import task_here
 from trireme.ps.dense import FlatModel
 from trireme.session.options import OptionValues, make_options
 from trireme.session.progress import make_progress
@@ -60,7 +60,7 @@ def distribute(
             "`trireme.Session` has it"
         )
     chosen = make_options(options)
-    task = detect()
+    task = task_here()
     flat = FlatModel(
         named_groups(model, optimizer),
         servers=max(task.servers, 1),

@@ -46,7 +46,7 @@ def meet(task: TaskConfig, options: Options, mesh: Mesh) -> Gang:
             rank=task.rank,
             address=task.gang,
             listen_fd=task.gang_fd,
-            env=task.gang == "env://",
+            prefix=task.gang_prefix,
             device=device_of(task, options) or torch.device("cpu"),
             join_seconds=task.join_timeout,
         )

@@ -18,7 +18,8 @@ from trireme.data.loader import Batch, Loader
 from trireme.data.order import Order
 from trireme.data.seeds import derive
 from trireme.errors import ConfigurationError
-from trireme.launch.detect import TaskConfig, detect
+from trireme.launch.here import task_here
+from trireme.launch.task_config import TaskConfig
 from trireme.ps.messages import Span
 from trireme.session.assembly import Assembly, assemble, device_of
 from trireme.session.dry_run import describe
@@ -80,7 +81,7 @@ class Session:
         **options: Unpack[OptionValues],
     ) -> None:
         self.options: Options = make_options(options)
-        self.task: TaskConfig = detect()
+        self.task: TaskConfig = task_here()
         self.metrics = dict(metrics or {})
         self.run_dir = _run_dir(self.task.run_dir or run_dir)
         self.max_steps = max_steps

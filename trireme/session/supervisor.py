@@ -635,12 +635,13 @@ class Supervisor:
         A worker that trains by itself exchanges what it has learned since the last exchange.
         """
         client = self.client
-        averages = isinstance(client, Averager | CrewLeader | CrewFollower)
+        averages = self._training.outer is not None
         if not self._under_way and not averages:
             return None
         self._under_way = False
         try:
-            if isinstance(client, Averager | CrewLeader | CrewFollower):
+            if averages:
+                assert not isinstance(client, Client | LocalClient)
                 result = client.complete()
             else:
                 result = client.wait()
