@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 from tests.integration.shell import PROGRAMS, Ended, Shell
-from tests.integration.test_failures import report
+from tests.integration.test_failures import pid_of, report
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
 
@@ -61,6 +63,15 @@ def test_started_again_from_a_checkpoint_they_end_at_the_same_bits(
     assert described["global_step"] == 40 and described["restored_from"] in (7, 14)
     assert found.keys() == wanted.keys()
     assert all(torch.equal(found[name], wanted[name]) for name in wanted)
+
+
+def test_one_that_is_stopped_is_named_by_the_others_and_may_go_on(shell: Shell) -> None:
+    running = shell.start(
+        *("run", *JOBS["allreduce"], "--run-dir", "run", *TRAIN, "--fault", "1:5:before:hang")
+    )
+    running.until(r"worker:0 \| waiting for worker:1.*worker:1 says nothing for . s; . s so far")
+    os.kill(pid_of(shell.directory / "run", "worker:1"), signal.SIGCONT)
+    assert running.ended().status == 0
 
 
 def test_an_exception_in_one_is_shown_once_and_the_others_are_victims(shell: Shell) -> None:

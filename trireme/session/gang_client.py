@@ -25,6 +25,7 @@ from trireme.parallel.gang import Gang
 from trireme.parallel.local import local
 from trireme.parallel.part import join
 from trireme.parallel.sharding import take, whole
+from trireme.parallel.watch import Watch
 from trireme.ps.client import PullResult, PushResult
 from trireme.ps.local import check_complete, check_optimizer
 from trireme.ps.messages import Applied, GroupSpec, OptimizerSpec, Span
@@ -90,6 +91,7 @@ class GangClient:
         optimizer: the user's, over the parameters of that part.
         clip_norm: the L2 norm that the mean gradient is scaled down to; None for no clipping.
         agree_on_skips: whether a batch may count for nothing, so that all must ask each other.
+        waiting: told the reason, the names and the seconds when others are waited for.
     """
 
     def __init__(
@@ -100,6 +102,7 @@ class GangClient:
         *,
         clip_norm: float | None = None,
         agree_on_skips: bool = False,
+        waiting: Callable[[str, Sequence[str], float], None] | None = None,
     ) -> None:
         check_optimizer(optimizer)
         self.step = 0
@@ -113,6 +116,7 @@ class GangClient:
         self._optimizer = optimizer
         self._clip_norm = clip_norm
         self._agree_on_skips = agree_on_skips
+        self._watch = Watch(gang.rank, gang.size, gang.put, gang.get, waiting or _not_said)
         self._rule = Rule(0, 0)
         self._end: int | None = None
         self._wants_stop = False
@@ -141,6 +145,7 @@ class GangClient:
         self._first = None
         self._take(state)
         self.stopping = self._end is not None and self.step >= self._end
+        self._watch.start()
         return PullResult(self.step, self.stopping)
 
     def _hand_out(self, state: ModelState | None) -> ModelState:
@@ -203,6 +208,7 @@ class GangClient:
 
     def begin_step(self) -> None:
         """Waits for the others to begin their step too."""
+        self._watch.begins(self.step)
         self._agree(_Wish.STEP)
 
     # -- training -------------------------------------------------------------------------------
@@ -263,6 +269,7 @@ class GangClient:
         stop, save = self._votes()
         self._votes = None
         self.step += 1
+        self._watch.made(self.step)
         self.saves = save > 0
         self.stopping = stop > 0 or (self._end is not None and self.step >= self._end)
         return PushResult(Applied(self.step), self.step, 0, self.stopping)
@@ -438,7 +445,12 @@ class GangClient:
         )
 
     def close(self) -> None:
-        """Nothing: the gang is closed by whoever made it."""
+        """Ends the watch; the gang is closed by whoever made it."""
+        self._watch.close()
+
+
+def _not_said(reason: str, names: Sequence[str], seconds: float) -> None:
+    """Nobody wants to know for whom this process waits."""
 
 
 _KINDS = ("values", "average", "state")

@@ -181,6 +181,7 @@ class Supervisor:
                 training.optimizer,
                 clip_norm=training.options.clip_norm,
                 agree_on_skips=training.options.nan == "skip",
+                waiting=self._say_waiting,
             )
             return
         if gang is not None and not gang.is_chief:
