@@ -41,8 +41,10 @@ from trireme.errors import (
 if TYPE_CHECKING:
     from trireme.session.distribute import distribute
     from trireme.session.evaluation import accuracy
+    from trireme.session.hooks import EarlyStopping, Hook
     from trireme.session.options import Checkpoint
     from trireme.session.session import Session, StepResult
+    from trireme.session.summaries import Summaries
     from trireme.strategies import SSP, Async, Sync
 
 __version__ = "0.1.0.dev0"
@@ -61,8 +63,10 @@ __all__ = [
     "ConnectionClosed",
     "ConnectionRefused",
     "DataError",
+    "EarlyStopping",
     "Fenced",
     "FrameError",
+    "Hook",
     "JobFailed",
     "ModelMismatchError",
     "NonFiniteError",
@@ -72,6 +76,7 @@ __all__ = [
     "ServerError",
     "Session",
     "StepResult",
+    "Summaries",
     "Sync",
     "TaskClaimedError",
     "TriremeError",
@@ -87,9 +92,12 @@ __all__ = [
 _HOME = {
     "Async": "trireme.strategies",
     "Checkpoint": "trireme.session.options",
+    "EarlyStopping": "trireme.session.hooks",
+    "Hook": "trireme.session.hooks",
     "SSP": "trireme.strategies",
     "Session": "trireme.session.session",
     "StepResult": "trireme.session.session",
+    "Summaries": "trireme.session.summaries",
     "Sync": "trireme.strategies",
     "accuracy": "trireme.session.evaluation",
     "distribute": "trireme.session.distribute",

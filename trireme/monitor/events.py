@@ -8,14 +8,30 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from tensorboard.compat.proto.attr_value_pb2 import AttrValue
+from tensorboard.compat.proto.config_pb2 import RunMetadata
 from tensorboard.compat.proto.event_pb2 import Event, TaggedRunMetadata
+from tensorboard.compat.proto.graph_pb2 import GraphDef
+from tensorboard.compat.proto.node_def_pb2 import NodeDef
+from tensorboard.compat.proto.step_stats_pb2 import (
+    AllocatorMemoryUsed,
+    DeviceStepStats,
+    NodeExecStats,
+    NodeOutput,
+    StepStats,
+)
+from tensorboard.compat.proto.tensor_description_pb2 import TensorDescription
+from tensorboard.compat.proto.tensor_shape_pb2 import TensorShapeProto
+from tensorboard.compat.proto.versions_pb2 import VersionDef
 from tensorboard.plugins.hparams import summary_v2 as hparams
 
 from trireme.monitor.distribution import Distribution
-from trireme.monitor.graph import Graph
+from trireme.monitor.graph import Graph, Node, Output
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
+
+_PRODUCER = 22  # the version of the graph's format, as TensorBoard understands it
 
 __all__ = ["add_costs", "add_distribution", "add_graph", "add_hparams"]
 
@@ -25,11 +41,14 @@ Hyper = bool | float | str
 
 def add_graph(writer: SummaryWriter, graph: Graph) -> None:
     """Writes the graph of the run's model: the GRAPHS dashboard."""
-    _file(writer).add_event(Event(graph_def=graph.definition().SerializeToString()))
+    _file(writer).add_event(Event(graph_def=_graph(graph).SerializeToString()))
 
 
 def add_costs(writer: SummaryWriter, graph: Graph, tag: str, step: int) -> None:
-    """Writes what a pass cost, node by node: the compute time and memory of the GRAPHS dashboard.
+    """Writes what a pass cost, node by node: compute time and memory in the GRAPHS dashboard.
+
+    TensorBoard lists it under "Tag", and colours the graph by it, as with TensorFlow's run
+    metadata: the nodes have the names of the graph's.
 
     Args:
         writer: the run's.
@@ -37,7 +56,7 @@ def add_costs(writer: SummaryWriter, graph: Graph, tag: str, step: int) -> None:
         tag: what it is listed as; each only once in a run.
         step: the global step.
     """
-    metadata = TaggedRunMetadata(tag=tag, run_metadata=graph.costs().SerializeToString())
+    metadata = TaggedRunMetadata(tag=tag, run_metadata=_costs(graph).SerializeToString())
     _file(writer).add_event(Event(tagged_run_metadata=metadata), step)
 
 
@@ -90,3 +109,64 @@ def add_hparams(
 
 def _file(writer: SummaryWriter) -> Any:
     return writer._get_file_writer()
+
+
+def _graph(graph: Graph) -> GraphDef:
+    """Returns the graph, with shapes and devices."""
+    return GraphDef(
+        node=[_definition(node) for node in graph.nodes],
+        versions=VersionDef(producer=_PRODUCER),
+    )
+
+
+def _costs(graph: Graph) -> RunMetadata:
+    """Returns the time and the memory of each node that computes."""
+    devices = dict.fromkeys(node.device for node in graph.nodes)
+    return RunMetadata(
+        step_stats=StepStats(
+            dev_stats=[
+                DeviceStepStats(
+                    device=device,
+                    node_stats=[
+                        _cost(node) for node in graph.nodes if node.device == device and node.began
+                    ],
+                )
+                for device in devices
+            ]
+        )
+    )
+
+
+def _definition(node: Node) -> NodeDef:
+    definition = NodeDef(name=node.name, op=node.kind, device=node.device, input=node.sources)
+    if node.outputs:
+        shapes = AttrValue.ListValue(shape=[_shape(output) for output in node.outputs])
+        definition.attr["_output_shapes"].list.CopyFrom(shapes)
+        dtypes = ", ".join(output.dtype for output in node.outputs)
+        definition.attr["dtype"].s = dtypes.encode()
+    return definition
+
+
+def _cost(node: Node) -> NodeExecStats:
+    micros = max(round(node.nanoseconds / 1000), 1)  # none at all would count as not run
+    return NodeExecStats(
+        node_name=node.name,
+        all_start_micros=node.began // 1000,
+        op_start_rel_micros=0,
+        op_end_rel_micros=micros,
+        all_end_rel_micros=micros,
+        memory=[
+            AllocatorMemoryUsed(
+                allocator_name=node.device.rpartition("/")[2],
+                total_bytes=sum(output.bytes for output in node.outputs),
+            )
+        ],
+        output=[
+            NodeOutput(slot=slot, tensor_description=TensorDescription(shape=_shape(output)))
+            for slot, output in enumerate(node.outputs)
+        ],
+    )
+
+
+def _shape(output: Output) -> TensorShapeProto:
+    return TensorShapeProto(dim=[TensorShapeProto.Dim(size=size) for size in output.shape])

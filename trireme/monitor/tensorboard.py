@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from trireme.errors import ConfigurationError
-from trireme.monitor import events
 from trireme.monitor.forward import graph_of
 
 if TYPE_CHECKING:
@@ -178,8 +177,9 @@ class TensorBoard:
         """
 
         def write() -> None:
-            graph = graph_of(model, inputs)
-            events.add_graph(self._writer(run), graph)
+            from trireme.monitor import events
+
+            events.add_graph(self._writer(run), graph_of(model, inputs))
 
         self._try(f"the graph of {type(model).__name__}", write)
 

@@ -182,19 +182,19 @@ class Recorder:
 
     def log(self, values: Mapping[str, float | torch.Tensor], run: str) -> None:
         """Records numbers at the present global step."""
-        board = self._tensorboard()
+        board = self.board
         if board is not None:
             board.scalars(self._supervisor.global_step, values, run)
 
     def record(self, kind: str, name: str, value: Any, options: dict[str, Any]) -> None:
         """Records something else than numbers, by the name of `TensorBoard`'s method."""
-        board = self._tensorboard()
+        board = self.board
         if board is not None:
             getattr(board, kind)(name, value, self._supervisor.global_step, **options)
 
     def graph(self, model: nn.Module, example: Any, options: dict[str, Any]) -> None:
         """Records the model's graph."""
-        board = self._tensorboard()
+        board = self.board
         if board is not None:
             board.graph(model, example, **options)
 
@@ -208,7 +208,9 @@ class Recorder:
         """Shows that a checkpoint was written."""
         self._progress.message(f"saved {path}")
 
-    def _tensorboard(self) -> TensorBoard | None:
+    @property
+    def board(self) -> TensorBoard | None:
+        """Where records go, made when it is first asked for; None for nowhere."""
         if self._board is None and self._directory is not None:
             # Curves of before are kept up to here: a resumed run's, or another chief's.
             step = self._supervisor.global_step if self._steps else self._first_step
