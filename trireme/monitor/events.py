@@ -31,12 +31,13 @@ from trireme.monitor.graph import Graph, Node, Output
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
-_PRODUCER = 22  # the version of the graph's format, as TensorBoard understands it
 
 __all__ = ["add_costs", "add_distribution", "add_graph", "add_hparams"]
 
 Hyper = bool | float | str
 """The value of a hyper-parameter."""
+
+_PRODUCER = 22  # the version of the graph's format, as TensorBoard understands it
 
 
 def add_graph(writer: SummaryWriter, graph: Graph) -> None:
@@ -108,7 +109,8 @@ def add_hparams(
 
 
 def _file(writer: SummaryWriter) -> Any:
-    return writer._get_file_writer()
+    untyped: Any = writer
+    return untyped._get_file_writer()
 
 
 def _graph(graph: Graph) -> GraphDef:

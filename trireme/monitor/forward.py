@@ -180,7 +180,7 @@ class _Tracer(TorchDispatchMode):
         self._scope = scope
         self._task = task
         self._aside = False
-        self._makers = WeakTensorKeyDictionary()  # tensor -> the name of the node that made it
+        self._makers: Any = WeakTensorKeyDictionary()  # tensor -> the name of the node that made it
         self._known: dict[int, tuple[str, str]] = {}
         for kind, named in (
             ("Parameter", model.named_parameters()),

@@ -73,6 +73,7 @@ class Recorder:
         self._compute_seconds = 0.0
         self._push_seconds = 0.0
         self._staleness = 0
+        self._counted_bytes: dict[str, int] = {}
         self.registry = Registry()
         self._count_applied = self.registry.counter(
             "trireme_pushes_total", "Pushes by verdict", verdict="applied"
@@ -141,7 +142,9 @@ class Recorder:
                     "speed/compute_seconds": self._compute_seconds / made,
                     "speed/push_seconds": self._push_seconds / made,
                     "updates/staleness": self._staleness / made,
+                    "updates/applied_total": float(self.applied),
                     "updates/stale_total": float(self.stale),
+                    **self._traffic(made),
                 },
                 "train",
             )
@@ -171,6 +174,19 @@ class Recorder:
             applied=self.applied,
             stale=self.stale,
         )
+
+    def _traffic(self, steps: int) -> dict[str, float]:
+        """Returns bytes a step, and how far behind each worker is; nothing without servers."""
+        if not self._supervisor.task.servers:
+            return {}
+        client = self._supervisor.client
+        counts = {"bytes_sent": client.bytes_sent, "bytes_received": client.bytes_received}
+        before, self._counted_bytes = self._counted_bytes, counts
+        lags = self._supervisor.lags()
+        return {
+            **{f"speed/{k}": (count - before.get(k, 0)) / steps for k, count in counts.items()},
+            **{f"updates/lag_worker_{worker}": float(lag) for worker, lag in lags.items()},
+        }
 
     def _learning_rates(self) -> dict[str, float]:
         groups = self._supervisor.optimizer.param_groups

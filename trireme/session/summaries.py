@@ -90,7 +90,7 @@ class Summaries(Hook):
         trace_at: Collection[int] = (),
         hparams: Mapping[str, bool | float | str] | None = None,
     ) -> None:
-        if not isinstance(every, int) or every < 1:
+        if every < 1:
             raise ConfigurationError(f"Summaries(every={every!r}): give a whole number from 1")
         unknown = sorted(set(without) - set(KINDS))
         if unknown:
