@@ -1,0 +1,228 @@
+"""Each dashboard of TensorBoard shows, in a real browser, what a job has recorded."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from tests.browser.page import Page
+
+pytestmark = [pytest.mark.browser, pytest.mark.processes, pytest.mark.timeout(300)]
+
+STEPS = [1, 20, 40, 60, 80, 100]
+LAYERS = ("conv1", "conv2", "hidden", "output")
+
+
+def steps_of(page: Page, plugin: str, tag: str, run: str = "train") -> list[int]:
+    """The steps of a series that TensorBoard gives as rows of (time, step, ...)."""
+    route = {"scalars": "scalars", "histograms": "histograms", "distributions": "distributions"}
+    rows = page.fetch(f"data/plugin/{plugin}/{route[plugin]}", tag=tag, run=run)
+    return [int(row[1]) for row in rows]
+
+
+def wait_for_tag(page: Page, tag: str) -> None:
+    page.wait(lambda: page.has_text("tf-card-heading, .tag, card-view", tag), f"no card of {tag}")
+
+
+def test_scalars_of_training_and_test_on_one_chart(page: Page) -> None:
+    page.open("scalars")
+    wait_for_tag(page, "accuracy")
+    tags = page.fetch("data/plugin/scalars/tags")
+    for tag in ("loss", "accuracy"):
+        assert tag in tags["train"]
+        assert tag in tags["test"]
+    assert {
+        "learning_rate",
+        "speed/data_seconds",
+        "speed/compute_seconds",
+        "speed/push_seconds",
+        "speed/bytes_sent",
+        "speed/bytes_received",
+        "updates/staleness",
+        "updates/applied_total",
+        "updates/stale_total",
+        "updates/lag_worker_0",
+        "updates/lag_worker_1",
+    } <= set(tags["train"])
+    assert steps_of(page, "scalars", "loss") == list(range(5, 101, 5))
+    assert steps_of(page, "scalars", "accuracy", "test") == list(range(20, 101, 20))
+    # Both curves in the one card, each under its run.
+    series = page.wait(
+        lambda: page.script(
+            "const card = deep('tf-scalar-card').find(e => e.tag === 'accuracy');"
+            "return card && card.dataToLoad.map(d => d.run).sort()"
+        )
+    )
+    assert {"train", "test"} <= set(series)
+    page.picture("scalars")
+
+
+def test_time_series(page: Page) -> None:
+    page.open("timeseries")
+    page.wait(lambda: page.script("return deep('scalar-card svg path').length >= 2"))
+    page.picture("timeseries")
+
+
+@pytest.mark.parametrize("plugin", ["histograms", "distributions"])
+def test_histograms_and_distributions_of_every_layer(page: Page, plugin: str) -> None:
+    page.open(plugin)
+    wait_for_tag(page, "conv1/weight")
+    tags = set(page.fetch(f"data/plugin/{plugin}/tags")["train"])
+    for layer in LAYERS:
+        for own in ("weight", "bias", "weight/gradient", "bias/gradient", "pre_activation"):
+            assert f"{layer}/{own}" in tags
+    assert {"relu1/activation", "relu2/activation", "relu3/activation"} <= tags
+    for tag in ("hidden/weight/gradient", "relu1/activation"):
+        assert steps_of(page, plugin, tag) == STEPS
+    page.wait(
+        lambda: page.script(
+            "return deep('vz-histogram-timeseries path, vz-distribution-chart path').length > 10"
+        ),
+        "nothing is drawn",
+    )
+    page.picture(plugin)
+
+
+def test_moments_of_every_distribution_are_curves(page: Page) -> None:
+    page.open("scalars")
+    tags = set(page.fetch("data/plugin/scalars/tags")["train"])
+    for moment in ("mean", "std", "min", "max"):
+        assert f"conv1/weight/{moment}" in tags
+        assert f"hidden/bias/gradient/{moment}" in tags
+        assert f"relu3/activation/{moment}" in tags
+    assert steps_of(page, "scalars", "conv2/pre_activation/std") == STEPS
+
+
+def test_images(page: Page) -> None:
+    page.open("images")
+    wait_for_tag(page, "images/inputs")
+    tags = set(page.fetch("data/plugin/images/tags")["train"])
+    # The digits come as rows of 64 numbers: pictures, as 64 is a square.
+    assert tags == {
+        "images/inputs",
+        "images/augmented",
+        "conv1/filters",
+        "conv1/feature_maps",
+        "conv2/feature_maps",
+        "relu1/feature_maps",
+        "relu2/feature_maps",
+    }
+    for tag in tags:
+        found = page.fetch("data/plugin/images/images", tag=tag, run="train", sample="0")
+        assert [image["step"] for image in found] == STEPS
+        assert all(image["width"] >= 256 and image["height"] >= 256 for image in found)
+    page.wait(
+        lambda: page.script(
+            "const seen = deep('tf-image-loader img');"
+            "return seen.length > 1 && seen.slice(0, 2).every(e => e.naturalWidth >= 256)"
+        ),
+        "no image has come",
+    )
+    page.picture("images")
+
+
+def test_audio(page: Page) -> None:
+    page.open("audio")
+    wait_for_tag(page, "tone")
+    found = page.fetch("data/plugin/audio/audio", tag="tone", run="train", sample="0")
+    assert [sound["step"] for sound in found] == [100]
+    # It can be played: the browser itself says how long it is.
+    page.wait(
+        lambda: page.script(
+            "const heard = deep('tf-audio-loader audio')[0]; if (!heard) return false;"
+            "heard.load(); return Math.abs(heard.duration - 1) < 0.01"
+        ),
+        "no sound of one second",
+    )
+    page.picture("audio")
+
+
+def test_graph_with_shapes_devices_time_and_memory(page: Page) -> None:
+    page.open("graphs")
+    page.wait(lambda: page.elements("g.node[data-name='conv1']"), "the graph is not drawn")
+    drawn = set(page.script("return deep('g.node').map(e => e.getAttribute('data-name'))"))
+    assert {"input", "conv1", "relu1", "conv2", "relu2", "hidden", "output", "result"} <= drawn
+    page.picture("graph")
+    # What each operation cost at a step: TensorBoard's "Tag".
+    listed = page.texts("paper-item")
+    assert [f"step {step}" for step in STEPS] == [t for t in listed if t.startswith("step ")]
+    page.click("paper-item", "step 60")
+    page.wait(
+        lambda: any("run_metadata?tag=step+60" in address for address in page.fetched()),
+        "the step's costs are not asked for",
+    )
+    page.wait(lambda: page.elements("paper-radio-button#none, paper-radio-button[name=memory]"))
+    page.click("paper-radio-button[name=compute_time]", "Compute time")
+    page.wait(
+        lambda: page.script(
+            "return deep('paper-radio-button[name=compute_time]')[0].checked === true"
+        )
+    )
+    page.point_at("g.node[data-name='conv2'] .nodeshape", twice=True)
+    page.wait(lambda: page.elements("g.node[data-name='conv2/convolution']"), "no operations")
+    page.point_at("g.node[data-name='conv2/convolution'] .nodeshape")
+    page.wait(lambda: page.has_text("tf-node-info", "Compute Time"), "no costs are shown")
+    (shown,) = page.texts("tf-node-info")
+    assert "aten.convolution.default" in shown
+    assert "/job:worker/task:0/device:CPU:0" in shown
+    assert "Tensor Output Sizes [100, 32, 8, 8]" in shown
+    assert "Memory 800 KB" in shown  # 100 * 32 * 8 * 8 * 4 bytes
+    page.picture("graph_compute_time")
+
+
+def test_projector(page: Page) -> None:
+    page.open("projector")
+    page.wait(lambda: page.has_text("vz-projector-app, vz-projector", "Points: "), "no points")
+    names = {info["name"] for info in _projector_tensors(page)}
+    assert {"relu3/features:00100", "output/weight:00100"} <= names
+    config = page.fetch("data/plugin/projector/info", run="train")
+    (features,) = [e for e in config["embeddings"] if e["tensorName"] == "relu3/features:00100"]
+    assert features["sprite"]["singleImageDim"] == [8, 8]
+    assert features["tensorShape"] == [100, 128]
+    page.wait(
+        lambda: page.script(
+            "return deep('vz-projector').some(e => e.dataSet && e.dataSet.points.length > 0)"
+        ),
+        "the points are not there",
+    )
+    page.picture("projector")
+
+
+def _projector_tensors(page: Page) -> list[dict[str, str]]:
+    config = page.fetch("data/plugin/projector/info", run="train")
+    return [{"name": embedding["tensorName"]} for embedding in config["embeddings"]]
+
+
+def test_text(page: Page) -> None:
+    page.open("text")
+    page.wait(lambda: page.has_text("tf-text-loader, tf-markdown-view", "batch_size"), "no table")
+    assert page.has_text("tf-text-loader, tf-markdown-view", "Adam")
+    found = page.fetch("data/plugin/text/text", tag="note/text_summary", run="train")
+    assert "<em>found</em>" in found[0]["text"]
+    page.picture("text")
+
+
+def test_precision_and_recall(page: Page) -> None:
+    page.open("pr_curves")
+    wait_for_tag(page, "precision_recall/class_0")
+    tags = page.fetch("data/plugin/pr_curves/tags")["train"]
+    assert set(tags) == {f"precision_recall/class_{digit}" for digit in range(10)}
+    found = page.fetch(
+        "data/plugin/pr_curves/pr_curves", tag="precision_recall/class_3", run="train"
+    )
+    assert [curve["step"] for curve in found["train"]] == STEPS
+    last = found["train"][-1]
+    assert last["recall"][0] == 1.0  # at a threshold of zero everything is found
+    assert len(last["precision"]) == len(last["thresholds"]) > 100
+    page.picture("pr_curves")
+
+
+def test_hyper_parameters_and_what_they_led_to(page: Page) -> None:
+    page.open("hparams")
+    page.wait(lambda: page.has_text("vaadin-grid-cell-content, td, .table-cell", "64"), "no table")
+    experiment = page.fetch("data/plugin/hparams/experiment")
+    names = {info["name"] for info in experiment["hparamInfos"]}
+    assert {"optimizer", "lr", "batch_size", "workers", "noise"} <= names
+    page.picture("hparams")
