@@ -11,9 +11,9 @@ from selenium.webdriver import ActionChains, Chrome
 from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support.ui import WebDriverWait
 
-SECONDS = 60.0
+SECONDS = 40.0
 
-# Most of TensorBoard lives in shadow roots, which no selector looks into.
+# Most of TensorBoard lives in shadow roots and a frame, which no selector looks into.
 _DEEP = """
 const deep = (selector) => {
   const found = [];
@@ -21,6 +21,7 @@ const deep = (selector) => {
     for (const element of root.querySelectorAll('*')) {
       if (element.matches(selector)) found.push(element);
       if (element.shadowRoot) walk(element.shadowRoot);
+      if (element.contentDocument) walk(element.contentDocument);
     }
   };
   walk(document);
@@ -70,7 +71,8 @@ class Page:
         """What those elements say."""
         found: list[str] = self.script(
             "return deep(arguments[0]).map("
-            "e => ((e.shadowRoot || e).textContent || '').replace(/\\s+/g, ' ').trim())",
+            "e => ((e.shadowRoot ? e.shadowRoot.textContent : '') + ' ' + e.textContent)"
+            ".replace(/\\s+/g, ' ').trim())",
             selector,
         )
         return found

@@ -5,7 +5,7 @@ Each function is given the writer of a run.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from tensorboard.compat.proto.attr_value_pb2 import AttrValue
@@ -93,16 +93,16 @@ def add_distribution(
 
 
 def add_hparams(
-    writer: SummaryWriter, values: Mapping[str, Hyper], metrics: Sequence[tuple[str, str]]
+    writer: SummaryWriter, values: Mapping[str, Hyper], metrics: Mapping[str, str]
 ) -> None:
     """Writes a run's hyper-parameters, and which curves compare runs: the HPARAMS dashboard.
 
     Args:
-        writer: of the directory that holds the curves' runs.
+        writer: of the run that has those curves.
         values: by name.
-        metrics: the run and the tag of each curve.
+        metrics: what the curves are shown as, by their tags.
     """
-    shown = [hparams.Metric(tag, group=run, display_name=f"{tag} ({run})") for run, tag in metrics]
+    shown = [hparams.Metric(tag, display_name=name) for tag, name in metrics.items()]
     asked = [hparams.HParam(name) for name in values]
     _file(writer).add_summary(hparams.hparams_config_pb(asked, shown))
     _file(writer).add_summary(hparams.hparams_pb(dict(values)))

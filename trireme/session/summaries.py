@@ -9,7 +9,6 @@ recorded. Of those the training thread makes copies; another thread does the res
 from __future__ import annotations
 
 import logging
-import math
 import threading
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -217,13 +216,19 @@ class Summaries(Hook):
 
         assert session.board is not None
         curves = ["loss", *session.metrics]
-        metrics = [(run, curve) for run in ("train", "validation", "test") for curve in curves]
-        # Above the runs whose curves it names: so several jobs below one directory are compared.
+        metrics = {curve: f"{curve} (train)" for curve in curves}
+        for name in ("validation", "test"):
+            metrics |= {f"evaluated/{name}/{curve}": f"{curve} ({name})" for curve in curves}
         session.board.submit(
-            "the hyper-parameters",
-            lambda writer: events.add_hparams(writer, settings, metrics),
-            run=".",
+            "the hyper-parameters", lambda writer: events.add_hparams(writer, settings, metrics)
         )
+
+    def on_evaluate(self, session: Session, name: str, metrics: Mapping[str, float]) -> None:
+        # The table of hyper-parameters finds curves of the run that it is in, and no others.
+        board = session.board
+        if board is not None and "hparams" in self._kinds and not self._off:
+            values = {f"evaluated/{name}/{metric}": value for metric, value in metrics.items()}
+            board.scalars(session.global_step, values)
 
     def _end_trace(self, session: Session, profile: torch.profiler.profile, step: int) -> None:
         self._profile = None
@@ -304,15 +309,12 @@ def _settings(session: Session, examples: int) -> dict[str, Any]:
             flat |= {f"{name}_{place}": item for place, item in enumerate(value)}
         else:
             flat[name] = value
+    # Switches that are off would crowd out what somebody has chosen.
     return {
         name: value
         for name, value in flat.items()
-        if isinstance(value, (bool, str)) or (isinstance(value, (int, float)) and _fits(value))
+        if isinstance(value, (bool, str, int, float)) and value is not False
     }
-
-
-def _fits(value: float) -> bool:
-    return math.isfinite(value)
 
 
 def _table(settings: Mapping[str, Any]) -> str:
