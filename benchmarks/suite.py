@@ -51,6 +51,7 @@ BENCHMARKS = (
     Benchmark("f", "networks", "benchmarks.bench_networks", 120),
     Benchmark("g", "gpu", "benchmarks.bench_gpu", 40),
     Benchmark("h", "overlap", "benchmarks.bench_overlap", 70),
+    Benchmark("i", "summaries", "benchmarks.bench_summaries", 200),
 )
 """All of them, in order."""
 

@@ -11,7 +11,7 @@ from selenium.webdriver import ActionChains, Chrome
 from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support.ui import WebDriverWait
 
-SECONDS = 40.0
+SECONDS = 30.0
 
 # Most of TensorBoard lives in shadow roots and a frame, which no selector looks into.
 _DEEP = """
@@ -45,10 +45,10 @@ class Page:
         self._pictures = pictures
         self._opened = 0
 
-    def open(self, dashboard: str) -> None:
-        """Shows a dashboard, from scratch."""
+    def open(self, dashboard: str, tags: str = ".*") -> None:
+        """Shows a dashboard, from scratch, with only the tags that match a pattern."""
         self._opened += 1  # another address, or the browser would only move within the page
-        self._driver.get(f"{self._url}?visit={self._opened}#{dashboard}")
+        self._driver.get(f"{self._url}?visit={self._opened}#{dashboard}&tagFilter={tags}")
         self.wait(
             lambda: self.script("return deep('[role=tab], .mat-mdc-tab, mat-tab').length > 0")
         )
@@ -68,18 +68,25 @@ class Page:
         return found
 
     def texts(self, selector: str) -> list[str]:
-        """What those elements say."""
+        """What those elements say, of what is not in their shadow roots."""
         found: list[str] = self.script(
-            "return deep(arguments[0]).map("
-            "e => ((e.shadowRoot ? e.shadowRoot.textContent : '') + ' ' + e.textContent)"
-            ".replace(/\\s+/g, ' ').trim())",
+            "return deep(arguments[0]).map(e => e.textContent.replace(/\\s+/g, ' ').trim())",
+            selector,
+        )
+        return found
+
+    def all_texts(self, selector: str) -> list[str]:
+        """What those elements say, in their shadow roots too."""
+        found: list[str] = self.script(
+            "return deep(arguments[0]).map(e => (e.textContent + ' ' +"
+            " (e.shadowRoot ? e.shadowRoot.textContent : '')).replace(/\\s+/g, ' ').trim())",
             selector,
         )
         return found
 
     def has_text(self, selector: str, text: str) -> bool:
         """Whether one of those elements says so, among other things."""
-        return any(text in found for found in self.texts(selector))
+        return any(text in found for found in self.all_texts(selector))
 
     def click(self, selector: str, text: str) -> None:
         """Clicks the one of those elements that says just this, once it is there."""
@@ -96,13 +103,26 @@ class Page:
         actions = ActionChains(self._driver)
         (actions.double_click(element) if twice else actions.click(element)).perform()
 
-    def fetch(self, path: str, **query: str) -> Any:
-        """Returns the JSON that TensorBoard gives this page."""
+    def drawn(self, owner: str, tag: str) -> list[WebElement]:
+        """The elements of a tag that a custom element has drawn inside itself."""
+        found: list[WebElement] = self.script(
+            "return deep(arguments[1]).filter("
+            "e => (e.getRootNode().host || document.body).matches(arguments[0]))",
+            owner,
+            tag,
+        )
+        return found
+
+    def fetch(self, path: str, body: Any = None, **query: str) -> Any:
+        """Returns the JSON that TensorBoard gives this page; with a body, as a POST."""
         address = f"{path}?{urlencode(query)}" if query else path
         return self._driver.execute_async_script(
-            "const done = arguments[1];"
-            "fetch(arguments[0]).then(r => r.json()).then(done, e => done({error: String(e)}))",
+            "const [address, body, done] = arguments;"
+            "const how = body ? {method: 'POST', body: JSON.stringify(body),"
+            "  headers: {'Content-Type': 'application/json'}} : {};"
+            "fetch(address, how).then(r => r.json()).then(done, e => done({error: String(e)}))",
             self._url + address,
+            body,
         )
 
     def fetched(self) -> list[str]:
