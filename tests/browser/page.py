@@ -11,7 +11,7 @@ from selenium.webdriver import ActionChains, Chrome
 from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support.ui import WebDriverWait
 
-SECONDS = 30.0
+SECONDS = 60.0
 
 # Most of TensorBoard lives in shadow roots and a frame, which no selector looks into.
 _DEEP = """
@@ -57,9 +57,9 @@ class Page:
         """Runs JavaScript, in which `deep(selector)` gives elements in shadow roots too."""
         return self._driver.execute_script(_DEEP + code, *arguments)
 
-    def wait(self, reached: Callable[[], Any], what: str = "") -> Any:
+    def wait(self, reached: Callable[[], Any], what: str = "", seconds: float = SECONDS) -> Any:
         """Waits until something is true; returns it."""
-        waiting = WebDriverWait(self._driver, SECONDS, poll_frequency=0.2)
+        waiting = WebDriverWait(self._driver, seconds, poll_frequency=0.2)
         return waiting.until(lambda _: reached(), what)
 
     def elements(self, selector: str) -> list[WebElement]:

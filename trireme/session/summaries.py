@@ -298,9 +298,9 @@ def _settings(session: Session, examples: int) -> dict[str, Any]:
         "batch_size": examples,
         "max_steps": session.max_steps,
         "precision": options.precision,
-        "accumulate": options.accumulate,
+        "accumulate": options.accumulate if options.accumulate > 1 else None,
         "clip_norm": options.clip_norm,
-        "l2": options.l2,
+        "l2": options.l2 or None,
         "seed": options.seed,
     }
     flat: dict[str, Any] = {}
@@ -309,7 +309,7 @@ def _settings(session: Session, examples: int) -> dict[str, Any]:
             flat |= {f"{name}_{place}": item for place, item in enumerate(value)}
         else:
             flat[name] = value
-    # Switches that are off would crowd out what somebody has chosen.
+    # What is off would crowd out what somebody has chosen.
     return {
         name: value
         for name, value in flat.items()
