@@ -4,24 +4,23 @@ from __future__ import annotations
 
 from benchmarks.context import Context
 from benchmarks.data import prepare
-from benchmarks.pairs import Plan, interleave
+from benchmarks.pairs import Interleaved, Plan, Sample, interleave
 from benchmarks.programs.task import NETWORKS
 from benchmarks.replicas import Setup, Slice, running, trireme_job
 from benchmarks.results import Goal, Result
 
 __all__ = ["run"]
 
-NOTHING, METRICS, ALL = "keeps nothing", "metrics", "all summaries every 100 steps"
+NOTHING, METRICS, ALL = "keeps nothing", "metrics every 10 steps", "all summaries every 10 steps"
 RECORDS = {NOTHING: "nothing", METRICS: "metrics", ALL: "all"}
 
-SECONDS = {"mlp": (0.3, 1.5), "cifar": (1.0, 11.0)}
-"""How long a turn settles and counts. The CIFAR network makes about 20 steps a second here: only a
-turn of many seconds holds its share of recorded steps, and those are what is measured."""
+SECONDS = {"mlp": (0.3, 1.5), "cifar": (1.0, 8.0)}
+"""How long a turn settles and counts."""
 
-GOALS = {
-    "mlp": [(METRICS, 0.98)],
-    "cifar": [(METRICS, 0.995), (ALL, 0.98)],
-}
+GOALS = {"mlp": [(METRICS, 0.80)], "cifar": [(METRICS, 0.95), (ALL, 0.80)]}
+"""Ten times what is asked of records every 100 steps: 2 %; 0.5 % and 2 %."""
+
+BY_PROCESSOR = "{}, by processor time"
 
 
 def run(context: Context) -> Result:
@@ -33,21 +32,26 @@ def run(context: Context) -> Result:
         higher_is_better=True,
         references=(NOTHING,),
         goals=[
-            Goal(f"{network}: {contender}", NETWORKS[network].title, contender, NOTHING,
-                 at_least=bound)
+            Goal(f"{network}: {contender}", condition.format(NETWORKS[network].title), contender,
+                 NOTHING, at_least=bound)
             for network, goals in GOALS.items()
+            for condition in ("{}", BY_PROCESSOR)
             for contender, bound in goals
         ],
     )  # fmt: skip
     for network in SECONDS:
         _measure(context, result, network)
     result.notes += [
-        "Metrics: the chief's loss, accuracy, learning rate, step times, bytes, lag and verdicts "
-        "every 100 of its steps, for TensorBoard.",
-        "All summaries: the same, and `trireme.Summaries(every=100)`: distributions of parameters, "
+        "Records are made ten times as often as they would be, every 10 steps and not every 100, so "
+        "that what they cost stands out from what else the machine does; the bounds are ten times "
+        "as wide. A tenth of what is missing to 1 is the cost of records every 100 steps.",
+        "By processor time: worker steps for each second of all the job's processes together. Both "
+        "workers compute all the time, on as many cores: what the chief's writing thread takes is "
+        "taken from them. Other work on the machine disturbs this figure less than the other.",
+        f"{METRICS}: the chief's loss, accuracy, learning rate, step times, bytes, lag and verdicts "
+        "for TensorBoard, and its line on the terminal.",
+        f"{ALL}: the same, and `trireme.Summaries(every=10)`: distributions of parameters, "
         "gradients and activations, images, graph, what each operation cost, precision and recall.",
-        "Both workers compute all the time, on as many cores: what the chief's writing thread "
-        "takes is taken from them, and is in the figures.",
     ]
     return result
 
@@ -64,7 +68,7 @@ def _measure(context: Context, result: Result, network: str) -> None:
     plan = Plan(40, seconds=context.seconds * share, least=4)
     turn = Slice(settle, seconds)
     if context.quick:
-        turn, plan = Slice(0.2, 1.0), Plan(1, least=1)
+        turn, plan = Slice(0.2, 4.0), Plan(1, least=1)
     with running(context, setups, data, network, turn) as (contenders, failed):
         measured = interleave(contenders, plan, say=context.say)
         measured.failed.update(failed)
@@ -73,4 +77,12 @@ def _measure(context: Context, result: Result, network: str) -> None:
     result.notes.append(
         f"{training.title}: batches of {training.batch}, {training.optimizer}; data: {described}."
     )
-    result.add(measured, {s.name: s.kind for s in setups}, condition=training.title)
+    kinds = {s.name: s.kind for s in setups}
+    result.add(measured, kinds, condition=training.title)
+    by_processor = {name: [_by_processor(s) for s in of] for name, of in measured.samples.items()}
+    condition = BY_PROCESSOR.format(training.title)
+    result.add(Interleaved(by_processor), kinds, condition=condition)
+
+
+def _by_processor(sample: Sample) -> Sample:
+    return Sample(sample.work / sample.cpu_seconds, sample.work, sample.cpu_seconds)

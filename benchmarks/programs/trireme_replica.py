@@ -25,7 +25,8 @@ def main() -> None:
         device=None if given.device == "cpu" else given.device,
         run_dir=None if given.record == "nothing" else Path(given.lanes).parent / "run",
         checkpoint=None,  # where there is a run directory: not what is measured
-        hooks=[trireme.Summaries(every=100)] if given.record == "all" else [],
+        hooks=[trireme.Summaries(every=10)] if given.record == "all" else [],
+        log_every=100 if given.record == "nothing" else 10,
     )
     with session:
         lane = Lane(given.lanes, f"worker-{session.task.index}")
