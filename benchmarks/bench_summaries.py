@@ -42,13 +42,13 @@ def run(context: Context) -> Result:
     for network in SECONDS:
         _measure(context, result, network)
     result.notes += [
-        "Records are made ten times as often as they would be, every 10 steps and not every 100, so "
-        "that what they cost stands out from what else the machine does; the bounds are ten times "
-        "as wide. A tenth of what is missing to 1 is the cost of records every 100 steps.",
+        "Records are made ten times as often as they would be, every 10 steps and not every 100: "
+        "what they cost stands out from what else the machine does. The bounds are ten times as "
+        "wide. A tenth of what is missing to 1 is the cost of records every 100 steps.",
         "By processor time: worker steps for each second of all the job's processes together. Both "
         "workers compute all the time, on as many cores: what the chief's writing thread takes is "
         "taken from them. Other work on the machine disturbs this figure less than the other.",
-        f"{METRICS}: the chief's loss, accuracy, learning rate, step times, bytes, lag and verdicts "
+        f"{METRICS}: the chief's loss, accuracy, learning rate, step times, bytes, lag, verdicts, "
         "for TensorBoard, and its line on the terminal.",
         f"{ALL}: the same, and `trireme.Summaries(every=10)`: distributions of parameters, "
         "gradients and activations, images, graph, what each operation cost, precision and recall.",

@@ -12,6 +12,8 @@ __all__ = ["BINS", "Distribution", "distribution_of"]
 BINS = 64
 """How many ranges of equal width a histogram has."""
 
+_PIECE = 1 << 18  # numbers: what is computed of them stays in a cache, and so do sums' digits
+
 
 @dataclass(frozen=True)
 class Distribution:
@@ -32,6 +34,99 @@ class Distribution:
     deviation: float
     count: int
     infinite: int
+    limits: tuple[float, ...]
+    counts: tuple[float, ...]
+
+    @property
+    def moments(self) -> dict[str, float]:
+        """The numbers that are worth a curve, by name."""
+        return {"mean": self.mean, "std": self.deviation, "min": self.low, "max": self.high}
+
+    @property
+    def sum(self) -> float:
+        """The sum of the values."""
+        return self.mean * self.count
+
+    @property
+    def sum_of_squares(self) -> float:
+        """The sum of the squares of the values."""
+        return (self.deviation**2 + self.mean**2) * self.count
+
+
+@torch.no_grad()
+def distribution_of(values: torch.Tensor, bins: int = BINS) -> Distribution | None:
+    """Returns how values are distributed; None where none of them is finite.
+
+    Ranges of equal width rather than TensorBoard's usual 1,500 that grow exponentially: torch
+    counts them twenty times faster, and it is what TensorBoard draws in the end.
+
+    Args:
+        values: of any shape, dtype and device; the work is done on that device.
+        bins: how many ranges.
+    """
+    flat = _in_memory_order(values)
+    total = flat.numel()
+    if not total:
+        return None
+    low, high = (float(bound) for bound in torch.aminmax(flat))
+    if not (math.isfinite(low) and math.isfinite(high)):
+        flat = flat[torch.isfinite(flat)]
+        if not flat.numel():
+            return None
+        low, high = (float(bound) for bound in torch.aminmax(flat))
+    count = flat.numel()
+    pieces = flat.split(_PIECE)
+    mean = float(torch.stack([piece.sum() for piece in pieces]).double().sum()) / count
+    norms = torch.stack([torch.linalg.vector_norm(piece - mean) for piece in pieces]).double()
+    deviation = float(torch.linalg.vector_norm(norms)) / math.sqrt(count)
+    limits: tuple[float, ...]
+    counts: tuple[float, ...]
+
+    @property
+    def moments(self) -> dict[str, float]:
+        """The numbers that are worth a curve, by name."""
+        return {"mean": self.mean, "std": self.deviation, "min": self.low, "max": self.high}
+
+    @property
+    def sum(self) -> float:
+        """The sum of the values."""
+        return self.mean * self.count
+
+    @property
+    def sum_of_squares(self) -> float:
+        """The sum of the squares of the values."""
+        return (self.deviation**2 + self.mean**2) * self.count
+
+
+@torch.no_grad()
+def distribution_of(values: torch.Tensor, bins: int = BINS) -> Distribution | None:
+    """Returns how values are distributed; None where none of them is finite.
+
+    Ranges of equal width rather than TensorBoard's usual 1,500 that grow exponentially: torch
+    counts them twenty times faster, and it is what TensorBoard draws in the end.
+
+    Args:
+        values: of any shape, dtype and device; the work is done on that device.
+        bins: how many ranges.
+    """
+    flat = _in_memory_order(values)
+    total = flat.numel()
+    if not total:
+        return None
+    low, high = (float(bound) for bound in torch.aminmax(flat))
+    if not (math.isfinite(low) and math.isfinite(high)):
+        flat = flat[torch.isfinite(flat)]
+        if not flat.numel():
+            return None
+        low, high = (float(bound) for bound in torch.aminmax(flat))
+    count = flat.numel()
+    rough = float(flat.sum()) / count
+    centred = flat - rough
+    # What single precision has lost of the mean is small beside the values, not beside these.
+    rest = float(centred.sum()) / count
+    mean = rough + rest
+    variance = float(torch.linalg.vector_norm(centred)) ** 2 / count - rest**2
+    deviation = math.sqrt(max(variance, 0.0))
     limits: tuple[float, ...]
     counts: tuple[float, ...]
 
