@@ -75,7 +75,7 @@ def distribution_of(values: torch.Tensor, bins: int = BINS) -> Distribution | No
             return None
         low, high = (float(bound) for bound in torch.aminmax(flat))
     count = flat.numel()
-    pieces = flat.split(_PIECE)
+    pieces = torch.split(flat, _PIECE)
     mean = float(torch.stack([piece.sum() for piece in pieces]).double().sum()) / count
     norms = torch.stack([torch.linalg.vector_norm(piece - mean) for piece in pieces]).double()
     deviation = float(torch.linalg.vector_norm(norms)) / math.sqrt(count)
