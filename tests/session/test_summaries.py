@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +22,7 @@ import trireme
 from trireme.errors import ConfigurationError
 from trireme.session.summaries import KINDS, Summaries
 
+ROOT = Path(__file__).resolve().parents[2]
 RANDOM = torch.Generator().manual_seed(0)
 IMAGES = TensorDataset(
     torch.rand(60, 1, 8, 8, generator=RANDOM), torch.randint(0, 3, (60,), generator=RANDOM)
@@ -288,3 +292,45 @@ def test_a_disk_that_fails_does_not_end_the_run(
 def test_wrong_options_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError, match=next(iter(options))):
         Summaries(**options)
+
+
+PARTS = """
+import torch, trireme
+from torch import nn
+from torch.utils.data import TensorDataset
+
+data = TensorDataset(torch.rand(80, 8), torch.randint(0, 3, (80,)))
+session = trireme.Session(
+    lambda: nn.Sequential(nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 3)),
+    nn.CrossEntropyLoss(),
+    lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+    max_steps=4,
+    checkpoint=None,
+    hooks=[trireme.Summaries(every=2)],
+)
+with session:
+    for batch in session.loader(data, 10):
+        session.step(batch)
+"""
+
+
+@pytest.mark.processes
+def test_of_a_model_in_parts_there_is_what_the_chief_holds(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(PARTS)
+    launch = ("run", "--strategy", "fsdp", "--workers", "2", "--run-dir", tmp_path / "run")
+    environ = {name: value for name, value in os.environ.items() if name != "TRIREME_TASK"}
+    ended = subprocess.run(
+        [sys.executable, "-m", "trireme", *launch, program],
+        env={**environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=110,
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert (ended.stdout + ended.stderr).count("this process holds a part of the model") == 1
+    events = read(tmp_path / "run")
+    assert [event.step for event in events.Histograms("0/weight")] == [1, 2, 4]
+    assert events.Histograms("0/weight")[0].histogram_value.num == 8 * 6 / 2  # one of two shards
+    assert "0/weight/gradient" in events.Tags()["histograms"]
+    assert not events.Tags()["graph"]
