@@ -14,7 +14,7 @@ __all__ = ["run"]
 NOTHING, METRICS, ALL = "keeps nothing", "metrics every 10 steps", "all summaries every 10 steps"
 RECORDS = {NOTHING: "nothing", METRICS: "metrics", ALL: "all"}
 
-SECONDS = {"mlp": (0.3, 1.5), "cifar": (1.0, 12.0)}
+SECONDS = {"mlp": (0.3, 1.5), "cifar": (0.8, 4.0)}
 """How long a turn settles and counts."""
 
 GOALS = {"mlp": [(METRICS, 0.80)], "cifar": [(METRICS, 0.95), (ALL, 0.80)]}
@@ -69,7 +69,7 @@ def _measure(context: Context, result: Result, network: str) -> None:
     data, described = prepare(context, network)
     settle, seconds = SECONDS[network]
     share = 0.8 if network == "cifar" else 0.2
-    plan = Plan(40, seconds=context.seconds * share, least=4)
+    plan = Plan(40, seconds=context.seconds * share, least=3)
     turn = Slice(settle, seconds)
     if context.quick:
         turn, plan = Slice(0.2, 4.0), Plan(1, least=1)
