@@ -252,7 +252,8 @@ def test_precision_and_recall(page: Page) -> None:
 
 def test_hyper_parameters_and_what_they_led_to(page: Page) -> None:
     page.open("hparams")
-    page.wait(lambda: page.has_text("vaadin-grid-cell-content, td, .table-cell", "64"), "no table")
+    cells = "vaadin-grid-cell-content"
+    page.wait(lambda: page.has_text(cells, "batch_size") and page.has_text(cells, "100.00"))
     experiment = page.fetch("data/plugin/hparams/experiment", {"includeMetrics": True})
     names = {info["name"] for info in experiment["hparamInfos"]}
     assert {"optimizer", "lr", "batch_size", "workers", "noise"} <= names
