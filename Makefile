@@ -4,6 +4,7 @@
 #   make test     the test suite                 make test PYTEST_ARGS='-k wire -x'
 #   make parity   a table: how far every way to spread a model is from one plain process
 #   make test-ray the tests that need a Ray cluster, which they start on this host
+#   make browser-test   TensorBoard's dashboards in Chromium; screenshots in build/browser/
 #   make lint     style, types, direction of imports
 #   make bench    the benchmarks               make bench BENCH_ARGS='--only a,b --quick'
 #   make bench-peers   the environments of those that the benchmarks compare with
@@ -21,6 +22,7 @@ PYTEST_ARGS ?=
 RAY_STAMP := .venv/.ray-installed
 BENCH_STAMP := .venv/.bench-installed
 BENCH_ARGS ?=
+BROWSER_STAMP := .venv/.browser-installed
 PEERS ?= .peers
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # One BLAS thread a process, or processes that share the cores fight over them.
@@ -31,7 +33,7 @@ NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
 PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3; do \
     if "$$p" -c '$(NEW_ENOUGH)' >/dev/null 2>&1; then echo "$$p"; exit; fi; done)
 
-.PHONY: venv demo test test-ray parity lint bench bench-peers docs clean
+.PHONY: venv demo test test-ray browser-test parity lint bench bench-peers docs clean
 
 venv: $(STAMP)
 
@@ -59,6 +61,19 @@ $(RAY_STAMP): $(STAMP)
 
 test-ray: $(RAY_STAMP)
 	$(BIN)/pytest tests/integration/test_ray.py $(PYTEST_ARGS)
+
+$(BROWSER_STAMP): $(STAMP)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[browser]'
+	@touch $@
+
+browser-test: $(BROWSER_STAMP)
+	@if ! command -v chromedriver >/dev/null; then \
+	  if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	    apt-get update --quiet && apt-get install --quiet --yes chromium chromium-driver; \
+	  else \
+	    echo "make: NOTHING IS TESTED: no Chromium here: apt-get install chromium chromium-driver" >&2; \
+	  fi; fi
+	$(BIN)/pytest -m browser tests/browser $(PYTEST_ARGS)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

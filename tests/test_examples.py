@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 ROOT = Path(__file__).parent.parent
 EXAMPLES = ROOT / "examples"
@@ -80,6 +81,21 @@ def test_the_supervised_program(tmp_path: Path, mnist_dir: Path) -> None:
     assert reached(output) >= 0.9
     assert len(re.findall(r"^step [1-6]00 \(global [1-6]00/600\) loss", output, re.MULTILINE)) == 6
     assert (tmp_path / "runs/mnist_supervised/checkpoints/step-000000600").is_dir()
+
+
+def test_the_program_with_summaries(tmp_path: Path, mnist_dir: Path) -> None:
+    launch = ("-m", "trireme", "run", "--ps", "1", "--workers", "2", "--strategy", "sync")
+    program = (EXAMPLES / "mnist_summaries.py", "--data", mnist_dir, "--max-steps", "200")
+    output = run(tmp_path, *launch, "--run-dir", "run", *program)
+    assert reached(output) >= 0.9
+    train = EventAccumulator(str(tmp_path / "run/tensorboard/train")).Reload()
+    assert train.Tags()["run_metadata"] == ["step 1", "step 100", "step 200"]
+    histograms = ("layer1/weight", "layer1/pre_activation", "relu/activation")
+    assert set(histograms) <= set(train.Tags()["histograms"])
+    test = EventAccumulator(str(tmp_path / "run/tensorboard/test")).Reload()
+    steps = [event.step for event in test.Scalars("accuracy")]
+    assert steps[:20] == list(range(10, 201, 10))
+    assert len(list(tmp_path.glob("run/tensorboard/train/00200/test%2fhidden/sprite.png"))) == 1
 
 
 def test_the_convolutional_program(tmp_path: Path, cifar_dir: Path) -> None:

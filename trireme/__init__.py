@@ -42,9 +42,11 @@ if TYPE_CHECKING:
     from trireme.parallel.config import PipelineConfig
     from trireme.session.distribute import distribute
     from trireme.session.evaluation import accuracy
+    from trireme.session.hooks import EarlyStopping, Hook
     from trireme.session.options import Checkpoint
     from trireme.session.pipeline_picture import PipelinePicture
     from trireme.session.session import Session, StepResult
+    from trireme.session.summaries import Summaries
     from trireme.strategies import (
         FSDP,
         SSP,
@@ -77,8 +79,10 @@ __all__ = [
     "ConnectionRefused",
     "DataError",
     "DiLoCo",
+    "EarlyStopping",
     "Fenced",
     "FrameError",
+    "Hook",
     "JobFailed",
     "ModelMismatchError",
     "NonFiniteError",
@@ -91,6 +95,7 @@ __all__ = [
     "ServerError",
     "Session",
     "StepResult",
+    "Summaries",
     "Sync",
     "TaskClaimedError",
     "Tensor",
@@ -110,13 +115,16 @@ _HOME = {
     "Averaging": "trireme.strategies",
     "Checkpoint": "trireme.session.options",
     "DiLoCo": "trireme.strategies",
+    "EarlyStopping": "trireme.session.hooks",
     "FSDP": "trireme.strategies",
+    "Hook": "trireme.session.hooks",
     "Pipeline": "trireme.strategies",
     "PipelineConfig": "trireme.parallel.config",
     "PipelinePicture": "trireme.session.pipeline_picture",
     "SSP": "trireme.strategies",
     "Session": "trireme.session.session",
     "StepResult": "trireme.session.session",
+    "Summaries": "trireme.session.summaries",
     "Sync": "trireme.strategies",
     "Tensor": "trireme.strategies",
     "accuracy": "trireme.session.evaluation",

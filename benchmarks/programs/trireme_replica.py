@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from torch import nn
 
 import trireme
@@ -11,7 +13,9 @@ from benchmarks.programs.task import NETWORKS, arguments
 
 
 def main() -> None:
-    given = arguments().parse_args()
+    parser = arguments()
+    parser.add_argument("--record", default="nothing", choices=["nothing", "metrics", "all"])
+    given = parser.parse_args()
     train = make_dataset(given.data, given.device)
     session = trireme.Session(
         lambda: make_network(given.network),
@@ -19,6 +23,10 @@ def main() -> None:
         lambda parameters: make_optimizer(given.network, parameters),
         metrics={"accuracy": trireme.accuracy},
         device=None if given.device == "cpu" else given.device,
+        run_dir=None if given.record == "nothing" else Path(given.lanes).parent / "run",
+        checkpoint=None,  # where there is a run directory: not what is measured
+        hooks=[trireme.Summaries(every=10)] if given.record == "all" else [],
+        log_every=100 if given.record == "nothing" else 10,
     )
     with session:
         lane = Lane(given.lanes, f"worker-{session.task.index}")

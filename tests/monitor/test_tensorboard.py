@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.util import tensor_util
 from torch import nn
 
 from trireme.errors import ConfigurationError
@@ -139,16 +140,22 @@ def test_images_histograms_audio_text(tmp_path: Path) -> None:
     board.histogram("weights", torch.randn(100), 3)
     board.audio("tone", torch.sin(torch.arange(800.0)).reshape(1, -1), 3, sample_rate=8000)
     board.text("note", "a *word*", 3)
+    likely, truth = torch.tensor([0.1, 0.9, 0.8]), torch.tensor([0, 1, 0])
+    board.pr_curve("curve", likely, 3, labels=truth, num_thresholds=11)
+    likely.zero_()
     board.close()
     events = read(tmp_path)
     assert {event.step for tag in ("digit", "flat", "grid") for event in events.Images(tag)} == {3}
     assert events.Images("grid")[0].width > events.Images("digit")[0].width == 8
     assert events.Histograms("weights")[0].histogram_value.num == 100
     assert events.Audio("tone")[0].sample_rate == 8000
+    curve = tensor_util.make_ndarray(events.Tensors("curve")[0].tensor_proto)
+    assert curve.shape == (6, 11)
+    assert curve[0, 9] == 1  # above 0.85 there is the true one
+    assert curve[1, 9] == 0  # and no other
     assert events.Tensors("note/text_summary")[0].tensor_proto.string_val == [b"a *word*"]
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 def test_embeddings_and_graphs(tmp_path: Path) -> None:
     board = TensorBoard(tmp_path)
     board.embedding("digits", torch.rand(5, 3), 2, metadata=list("abcde"))
@@ -157,7 +164,12 @@ def test_embeddings_and_graphs(tmp_path: Path) -> None:
     assert (tmp_path / "train" / "00002" / "digits" / "metadata.tsv").read_text() == "\n".join(
         [*"abcde", ""]
     )
-    assert any("Linear" in node.name for node in read(tmp_path).Graph().node)
+    shapes = {
+        node.name: [d.size for s in node.attr["_output_shapes"].list.shape for d in s.dim]
+        for node in read(tmp_path).Graph().node
+    }
+    assert shapes["0/addmm"] == [1, 2]
+    assert shapes["0/weight"] == [2, 3]
 
 
 def test_figures_are_drawn_before_the_call_returns(

@@ -10,7 +10,7 @@ from itertools import islice
 from typing import Any, final
 
 import torch
-from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, default_collate
 
 from trireme.data.order import Order
 from trireme.data.seeds import derive
@@ -140,6 +140,21 @@ class Loader:
         if self._gathers and self._ready is None and self._waiting and self._tensors is not None:
             self._ready = self._tensors.take(self.order.indices(*self._waiting[0]))
             self._begun.append(self._waiting.popleft())
+
+    def originals(self, batch: Batch, count: int) -> Any:
+        """Returns the first examples of a batch as they were before the transform.
+
+        Returns:
+            At most `count` of them, as a tuple of tensors, or whatever the data set's items make;
+            None where there is no transform.
+        """
+        if self._transform is None:
+            return None
+        start, stop = batch.spans[0]
+        indices = self.order.indices(start, min(stop, start + count))
+        if self._tensors is not None:
+            return self._tensors.take(indices)
+        return default_collate([self.dataset[index] for index in indices.tolist()])
 
     def discard(self) -> tuple[Span, ...]:
         """Ends the iteration and forgets the unused spans; returns them, to be given back."""

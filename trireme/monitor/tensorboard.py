@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from trireme.errors import ConfigurationError
+from trireme.monitor.forward import graph_of
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -137,14 +138,70 @@ class TensorBoard:
 
         self._try(name, write)
 
+    def pr_curve(
+        self,
+        name: str,
+        predictions: torch.Tensor,
+        step: int,
+        run: str = "train",
+        *,
+        labels: torch.Tensor,
+        **options: Any,
+    ) -> None:
+        """Logs precision and recall by threshold (`SummaryWriter.add_pr_curve`).
+
+        Args:
+            name: what it is shown as.
+            predictions: for each example, how likely it is to be of the class, in [0, 1].
+            step: the global step.
+            run: which run it belongs to.
+            labels: for each example, whether it is.
+            options: of `SummaryWriter.add_pr_curve`.
+        """
+        predictions, labels = _copy(predictions), _copy(labels)
+
+        def write(writer: Any) -> None:
+            writer.add_pr_curve(name, labels.cpu(), predictions.cpu(), step, **options)
+
+        self.submit(name, write, run)
+
     def graph(self, model: torch.nn.Module, inputs: Any, run: str = "train") -> None:
-        """Logs what a model computes, traced with example inputs (`SummaryWriter.add_graph`)."""
+        """Logs what a model computes from example inputs, by module scope, with shapes and devices.
+
+        The model computes once, in evaluation mode and without gradients.
+
+        Args:
+            model: which.
+            inputs: a tensor, a tuple of arguments, or a dict of keyword arguments.
+            run: which run it belongs to.
+        """
 
         def write() -> None:
-            writer: Any = self._writer(run)
-            writer.add_graph(model, inputs)
+            from trireme.monitor import events
+
+            events.add_graph(self._writer(run), graph_of(model, inputs))
 
         self._try(f"the graph of {type(model).__name__}", write)
+
+    def submit(
+        self, name: str, write: Callable[[SummaryWriter], object], run: str = "train"
+    ) -> bool:
+        """Has a function called on the thread, with the writer of a run.
+
+        Args:
+            name: what it writes, for a warning if it fails.
+            write: what it does must be done with values that nobody else changes.
+            run: which run's writer.
+
+        Returns:
+            Whether it will be called, unless the files fail before its turn.
+        """
+        return self._put(name, lambda: write(self._writer(run)))
+
+    @property
+    def alive(self) -> bool:
+        """Whether what is logged still reaches the files."""
+        return not self._failed and self._thread.is_alive()
 
     def flush(self, timeout: float = 30.0) -> bool:
         """Waits until all that was logged is in the files; returns whether it was in time."""

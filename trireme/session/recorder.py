@@ -150,8 +150,10 @@ class Recorder:
                     "speed/compute_seconds": self._compute_seconds / made,
                     "speed/push_seconds": self._push_seconds / made,
                     "updates/staleness": self._staleness / made,
+                    "updates/applied_total": float(self.applied),
                     "updates/stale_total": float(self.stale),
                     **self._bytes_per_step(made),
+                    **self._lags(),
                 },
                 "train",
             )
@@ -195,6 +197,13 @@ class Recorder:
             bytes_pulled=self._supervisor.bytes_pulled,
         )
 
+    def _lags(self) -> dict[str, float]:
+        """Returns how far behind each worker is; nothing without servers."""
+        if not self._supervisor.task.servers:
+            return {}
+        lags = self._supervisor.lags()
+        return {f"updates/lag_worker_{worker}": float(lag) for worker, lag in lags.items()}
+
     def _learning_rates(self) -> dict[str, float]:
         groups = self._supervisor.optimizer.param_groups
         if len(groups) == 1:
@@ -205,19 +214,19 @@ class Recorder:
 
     def log(self, values: Mapping[str, float | torch.Tensor], run: str) -> None:
         """Records numbers at the present global step."""
-        board = self._tensorboard()
+        board = self.board
         if board is not None:
             board.scalars(self._supervisor.global_step, values, run)
 
     def record(self, kind: str, name: str, value: Any, options: dict[str, Any]) -> None:
         """Records something else than numbers, by the name of `TensorBoard`'s method."""
-        board = self._tensorboard()
+        board = self.board
         if board is not None:
             getattr(board, kind)(name, value, self._supervisor.global_step, **options)
 
     def graph(self, model: nn.Module, example: Any, options: dict[str, Any]) -> None:
         """Records the model's graph."""
-        board = self._tensorboard()
+        board = self.board
         if board is not None:
             board.graph(model, example, **options)
 
@@ -231,7 +240,9 @@ class Recorder:
         """Shows that a checkpoint was written."""
         self._progress.message(f"saved {path}")
 
-    def _tensorboard(self) -> TensorBoard | None:
+    @property
+    def board(self) -> TensorBoard | None:
+        """Where records go, made when it is first asked for; None for nowhere."""
         if self._board is None and self._directory is not None:
             # Curves of before are kept up to here: a resumed run's, or another chief's.
             step = self._supervisor.global_step if self._steps else self._first_step

@@ -20,6 +20,7 @@ from trireme.data.seeds import derive
 from trireme.errors import ConfigurationError
 from trireme.launch.here import task_here
 from trireme.launch.task_config import TaskConfig
+from trireme.monitor.tensorboard import TensorBoard
 from trireme.ps.messages import Span
 from trireme.session.assembly import Assembly, assemble, device_of
 from trireme.session.dry_run import describe
@@ -276,6 +277,33 @@ class Session:
     def pipeline(self) -> Pipeline | None:
         """What drives this process's pipeline stages; None where there is no pipeline."""
         return self._made.pipeline
+
+    @property
+    def parameters(self) -> Mapping[str, nn.Parameter]:
+        """The trained parameters that this process holds, by their names in the model.
+
+        Where processes hold the model together, these are its parts, and may be shards.
+        """
+        return self._replica.flat.parameters
+
+    @property
+    def whole(self) -> bool:
+        """Whether this process computes with the whole of `model`."""
+        return self._made.part is None
+
+    @property
+    def board(self) -> TensorBoard | None:
+        """Where records go; None on workers that are not chief, and without a run directory."""
+        return self._recorder.board if self.is_chief else None
+
+    def originals(self, batch: Any, count: int = 16) -> Any:
+        """Returns the first examples of a loader's batch as they were before its transform.
+
+        None where there was no transform, or where the batch is not of the loader that is used.
+        """
+        if self._loader is None or not isinstance(batch, Batch):
+            return None
+        return self._loader.originals(batch, count)
 
     def should_stop(self) -> bool:
         """Returns whether training should end; agreed by all workers."""
@@ -541,6 +569,12 @@ class Session:
     def embedding(self, name: str, matrix: Any, **options: Any) -> None:
         """Records points (number, dimension) for the projector."""
         self._record("embedding", name, matrix, options)
+
+    def pr_curve(
+        self, name: str, predictions: torch.Tensor, *, labels: torch.Tensor, **options: Any
+    ) -> None:
+        """Records precision and recall by threshold; see `TensorBoard.pr_curve`."""
+        self._record("pr_curve", name, predictions, {"labels": labels, **options})
 
     def figure(self, name: str, figure: Any, **options: Any) -> None:
         """Records a matplotlib figure."""

@@ -532,6 +532,18 @@ class Supervisor:
         view = self._member.view
         return view is not None and view.chief == self.task.index
 
+    def lags(self) -> dict[int, int]:
+        """Returns by how many pushes each worker is behind the one that has made most of them.
+
+        Nothing where this process does not talk to servers itself.
+        """
+        if not isinstance(self._client, Client):
+            return {}
+        made: dict[int, int] = {}
+        for line in self._client.status()[0].workers:
+            made[line.worker] = made.get(line.worker, 0) + line.applied + line.stale
+        return {worker: max(made.values()) - count for worker, count in sorted(made.items())}
+
     @property
     def should_stop(self) -> bool:
         """Whether the job has reached its end; agreed by all workers."""

@@ -1,0 +1,326 @@
+"""Every dashboard of TensorBoard in one line: `hooks=[trireme.Summaries(every=100)]`.
+
+The chief records, now and then, all that there is to see of one step: distributions of weights,
+gradients and activations, images, the model's graph and what each of its operations cost. On the
+steps in between nothing is computed: the hooks into the model are there only for those that are
+recorded. Of those the training thread makes copies; another thread does the rest.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from trireme.errors import ConfigurationError
+from trireme.monitor.capture import Capture
+from trireme.monitor.forward import ForwardWatch
+from trireme.session.batch import inputs_and_targets
+from trireme.session.hooks import Hook
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
+
+    from trireme.session.result import StepResult
+    from trireme.session.session import Session
+
+__all__ = ["KINDS", "Summaries"]
+
+KINDS = (
+    "audio",
+    "costs",
+    "distributions",
+    "graph",
+    "hparams",
+    "images",
+    "pr_curves",
+    "projector",
+    "text",
+)
+"""What is recorded, by name, for `without`."""
+
+_log = logging.getLogger(__name__)
+
+_UNWRITTEN = 2  # steps whose copies may wait for the disk
+_PATIENCE_SECONDS = 30.0
+_POINTS = 5_000  # rows of a parameter in the projector
+
+
+class Summaries(Hook):
+    """Records for TensorBoard what one step in `every` works with.
+
+    The first step is recorded, and then the first at or after each multiple of `every`. By name of
+    module and parameter, such as `conv1/weight`, `conv1/weight/gradient`, `conv1/pre_activation`
+    and `relu1/activation`: histograms, and mean, standard deviation, least and greatest value as
+    scalars. Pictures of the inputs, of what the loader's transform made of them, of the first
+    layer's filters and of feature maps. The model's graph, and for each recorded step the compute
+    time and memory of its operations, listed as `step 100`. Precision and recall of each class on
+    the batch. At the end, points for the projector: the last activations of the last recorded
+    batch, rows of embeddings, and whatever parameters are named. The configuration, as text and as
+    hyper-parameters.
+
+    Where processes hold a model in parts, the chief records the parts of the parameters that it
+    holds, and of the forward pass nothing.
+
+    Args:
+        every: how many global steps there are between two records.
+        without: what to leave out, of `KINDS`.
+        projector: names of two-dimensional parameters whose rows the projector shall show; those
+            of embeddings it shows anyway.
+        sample_rate: samples a second, where the inputs are sounds (N, time) or (N, 1, time).
+        trace_at: global steps that torch's profiler traces, for TensorBoard's profiler plugin or
+            any viewer of Chrome traces.
+        hparams: hyper-parameters of the program's own.
+
+    Raises:
+        ConfigurationError: a value is out of range.
+    """
+
+    def __init__(
+        self,
+        every: int = 100,
+        *,
+        without: Collection[str] = (),
+        projector: Sequence[str] = (),
+        sample_rate: int | None = None,
+        trace_at: Collection[int] = (),
+        hparams: Mapping[str, bool | float | str] | None = None,
+    ) -> None:
+        if every < 1:
+            raise ConfigurationError(f"Summaries(every={every!r}): give a whole number from 1")
+        unknown = sorted(set(without) - set(KINDS))
+        if unknown:
+            raise ConfigurationError(
+                f"Summaries(without={without!r}): there is no {unknown[0]!r}; give a list of some "
+                f"of {', '.join(KINDS)}"
+            )
+        self._every = every
+        self._kinds = frozenset(KINDS) - set(without)
+        self._projector = tuple(projector)
+        self._sample_rate = sample_rate
+        self._trace_at = frozenset(trace_at)
+        self._hparams = dict(hparams or {})
+        self._room = threading.BoundedSemaphore(_UNWRITTEN)
+        self._last: int | None = None
+        self._capture: Capture | None = None
+        self._watch: ForwardWatch | None = None
+        self._newest: Capture | None = None
+        self._profile: torch.profiler.profile | None = None
+        self._off = False
+
+    def on_start(self, session: Session) -> None:
+        if session.run_dir is None:
+            self._off = True
+            if session.is_chief:
+                _log.warning("Summaries record nothing: the session has no run directory")
+        elif session.is_chief and not session.whole:
+            _log.warning(
+                "this process holds a part of the model: Summaries record the parameters and "
+                "gradients that are here, and nothing of the forward pass"
+            )
+
+    # -- each step ------------------------------------------------------------------------------
+
+    def before_step(self, session: Session, batch: Any) -> None:
+        if self._off:
+            return
+        step = session.global_step + 1
+        if step in self._trace_at and session.is_chief:
+            self._profile = torch.profiler.profile(record_shapes=True, profile_memory=True)
+            self._profile.start()
+        if self._last is not None and step // self._every <= self._last // self._every:
+            return
+        if session.is_chief:
+            self._begin(session, batch)
+
+    def after_step(self, session: Session, result: StepResult) -> None:
+        if self._profile is not None:
+            self._end_trace(session, self._profile, result.global_step)
+        if self._capture is not None:
+            self._end(session, self._capture, result)
+
+    def _begin(self, session: Session, batch: Any) -> None:
+        board = session.board
+        if self._watch is not None:  # of a step that failed
+            self._watch.remove()
+        if board is None or not board.alive:
+            self._off = True  # it has said why
+            return
+        if not self._room.acquire(timeout=_PATIENCE_SECONDS):
+            _log.warning("Summaries leave a step out: earlier ones are not written yet")
+            return
+        capture = self._capture = Capture(
+            images="images" in self._kinds, sample_rate=self._sample_rate
+        )
+        capture.batch(*inputs_and_targets(batch), session.originals(batch))
+        if session.whole:
+            observe = capture.observe if self._observes else None
+            self._watch = ForwardWatch(session.model, observe, _task(session))
+            self._watch.__enter__()
+
+    @property
+    def _observes(self) -> bool:
+        """Whether anything is wanted of what modules return."""
+        return not self._kinds.isdisjoint({"distributions", "images", "pr_curves", "projector"})
+
+    def _end(self, session: Session, capture: Capture, result: StepResult) -> None:
+        first, step = self._last is None, result.global_step
+        self._last, self._capture = step, None
+        if self._watch is not None:
+            self._watch.remove()
+            capture.graph = self._watch.graph
+            self._watch = None
+        if not self._kinds.isdisjoint({"distributions", "images"}):
+            capture.parameters(session.parameters)
+        self._newest = capture
+        settings = _settings(session, result.examples) | self._hparams if first else {}
+        if first and "hparams" in self._kinds:
+            self._write_hparams(session, settings)
+        model = str(session.model) if first else ""
+
+        def write(writer: SummaryWriter) -> None:
+            try:
+                self._write(writer, capture, step, first)
+                if first and "text" in self._kinds:
+                    writer.add_text("configuration", _table(settings), step)
+                    writer.add_text("model", _indented(model), step)
+            finally:
+                self._room.release()
+
+        assert session.board is not None
+        session.board.submit("the summaries", write)
+
+    def _write(self, writer: SummaryWriter, capture: Capture, step: int, first: bool) -> None:
+        """Writes a step; in the writing thread."""
+        from trireme.monitor import events
+
+        kinds, graph = self._kinds, capture.graph
+        if first and "graph" in kinds and graph.nodes:
+            events.add_graph(writer, graph)
+        if "costs" in kinds and graph.nodes:
+            events.add_costs(writer, graph, f"step {step}", step)
+        if "distributions" in kinds:
+            capture.write_values(writer, step)
+        if "images" in kinds:
+            capture.write_images(writer, step)
+        if "audio" in kinds:
+            capture.write_audio(writer, step)
+        if "pr_curves" in kinds:
+            capture.write_pr_curves(writer, step)
+
+    def _write_hparams(self, session: Session, settings: Mapping[str, Any]) -> None:
+        from trireme.monitor import events
+
+        assert session.board is not None
+        curves = ["loss", *session.metrics]
+        metrics = {curve: f"{curve} (train)" for curve in curves}
+        for name in ("validation", "test"):
+            metrics |= {f"evaluated/{name}/{curve}": f"{curve} ({name})" for curve in curves}
+        session.board.submit(
+            "the hyper-parameters", lambda writer: events.add_hparams(writer, settings, metrics)
+        )
+
+    def on_evaluate(self, session: Session, name: str, metrics: Mapping[str, float]) -> None:
+        # The table of hyper-parameters finds curves of the run that it is in, and no others.
+        board = session.board
+        if board is not None and "hparams" in self._kinds and not self._off:
+            values = {f"evaluated/{name}/{metric}": value for metric, value in metrics.items()}
+            board.scalars(session.global_step, values)
+
+    def _end_trace(self, session: Session, profile: torch.profiler.profile, step: int) -> None:
+        self._profile = None
+        profile.stop()
+        assert session.run_dir is not None
+        # The name is what the profiler plugin looks for.
+        path = session.run_dir / "tensorboard" / "train" / f"step_{step}.{step}.pt.trace.json"
+
+        def write(writer: SummaryWriter) -> None:
+            profile.export_chrome_trace(str(path))
+
+        if session.board is not None:
+            session.board.submit(f"the trace of step {step}", write)
+
+    # -- the end --------------------------------------------------------------------------------
+
+    def on_stop(self, session: Session, reason: str) -> None:
+        board = session.board if session.is_chief and not self._off else None
+        if board is None or "projector" not in self._kinds:
+            return
+        step, newest = session.global_step, self._newest
+        if newest is not None:
+            board.submit("the features", lambda writer: newest.write_features(writer, step))
+        for name in self._shown(session):
+            rows = session.parameters[name].detach()[:_POINTS].clone()
+            board.submit(name, _embedding(name, rows, step))
+
+    def _shown(self, session: Session) -> list[str]:
+        """Returns the names of the parameters whose rows the projector shows."""
+        if not session.whole:
+            return []
+        embeddings = {
+            f"{name}.weight" if name else "weight"
+            for name, module in session.model.named_modules()
+            if isinstance(module, torch.nn.Embedding)
+        }
+        wanted = [*self._projector, *sorted(embeddings - set(self._projector))]
+        return [name for name in wanted if name in session.parameters]
+
+
+def _embedding(name: str, rows: torch.Tensor, step: int) -> Any:
+    def write(writer: SummaryWriter) -> None:
+        numbers = [str(row) for row in range(len(rows))]
+        writer.add_embedding(
+            rows.float().cpu(), numbers, tag=name.replace(".", "/"), global_step=step
+        )
+
+    return write
+
+
+def _task(session: Session) -> str:
+    return f"/job:worker/task:{session.task.index}"
+
+
+def _settings(session: Session, examples: int) -> dict[str, Any]:
+    """Returns what distinguishes a run, by name: numbers, words and truths."""
+    options, task = session.options, session.task
+    group = session.optimizer.param_groups[0]
+    settings: dict[str, Any] = {
+        "model": type(session.model).__name__,
+        "parameters": sum(p.numel() for p in session.model.parameters()),
+        "optimizer": type(session.optimizer).__name__,
+        **{name: value for name, value in group.items() if name != "params"},
+        "strategy": task.strategy or str(options.strategy),
+        "workers": task.workers,
+        "servers": task.servers,
+        "batch_size": examples,
+        "max_steps": session.max_steps,
+        "precision": options.precision,
+        "accumulate": options.accumulate if options.accumulate > 1 else None,
+        "clip_norm": options.clip_norm,
+        "l2": options.l2 or None,
+        "seed": options.seed,
+    }
+    flat: dict[str, Any] = {}
+    for name, value in settings.items():
+        if isinstance(value, (tuple, list)):
+            flat |= {f"{name}_{place}": item for place, item in enumerate(value)}
+        else:
+            flat[name] = value
+    # What is off would crowd out what somebody has chosen.
+    return {
+        name: value
+        for name, value in flat.items()
+        if isinstance(value, (bool, str, int, float)) and value is not False
+    }
+
+
+def _table(settings: Mapping[str, Any]) -> str:
+    rows = (f"| {name} | {value} |" for name, value in settings.items())
+    return "\n".join(["| setting | value |", "| --- | --- |", *rows])
+
+
+def _indented(text: str) -> str:
+    return "\n".join(f"    {line}" for line in text.splitlines())
