@@ -6,7 +6,8 @@ import argparse
 import logging
 import os
 import signal
-from collections.abc import MutableMapping, Sequence
+import time
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -235,7 +236,18 @@ def _serve_parameters(config: TaskConfig, place: _Place) -> JobOver | None:
             share_memory=config.transport == "auto",
         ),
         on_listening=lambda address: _tell_address(place, address),
+        report=_recorded(config),
     )
+
+
+def _recorded(config: TaskConfig) -> Callable[[Mapping[str, float | str]], None]:
+    """Returns what writes a server's reports to its records, where it has some."""
+    if config.records is None:
+        return lambda status: None
+    from trireme.monitor.records import Record, RecordWriter, begin_here
+
+    writer = RecordWriter(Path(config.records), begin_here(config.name, config.job, None))
+    return lambda status: writer.write(Record(time=time.time(), status=dict(status)))
 
 
 def _serve_aggregator(config: TaskConfig, place: _Place) -> int:

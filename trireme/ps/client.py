@@ -264,8 +264,8 @@ class Client:
         self.options = options
         self.step = 0
         self.stopping = False
-        self.bytes_sent = 0
-        self.bytes_received = 0
+        self.bytes_sent = 0  # gradients that were pushed, by whatever way they went
+        self.bytes_received = 0  # values that pushes brought back
         self._membership = membership
         self._flat = flat
         self._layout = flat.layout
@@ -282,6 +282,7 @@ class Client:
         self._hyper: tuple[GroupSpec, ...] | None = None  # what the servers surely have
         self._synchronous = False
         self._pushed = False
+        self._pulls = True  # whether the answer to the push brings values
         # The answers to a push that was settled before it was waited for.
         self._settled: list[PushReply] | None = None
         self._overlap: Overlap | None = None  # made when it is first of use
@@ -467,6 +468,7 @@ class Client:
             )
         if self._pushed:
             raise ConfigurationError(f"worker:{self.options.worker} pushed before it waited")
+        self._pulls = pull
         update = self._update(weight, hyper, examples, pull, pulled)
         has_it = self._complete(update)
         self._flat.collect_gradients()
@@ -475,6 +477,7 @@ class Client:
         for link in self._links:
             index = link.index
             request = _Request(partial(update.message, index), self._packed(index, weight))
+            self.bytes_sent += sum(view.nbytes for view in request.payload)
             self._over_host = self._push_over_host(request)
             if self._over_host:
                 continue
@@ -545,6 +548,8 @@ class Client:
             self._hyper = None  # what a stale update brought along was dropped with it
         steps = [reply.step for reply in replies]
         self.step = first.step if len(set(steps)) == 1 else self._level(steps)
+        if self._pulls:
+            self.bytes_received += sum(values.nbytes for values in self._values)
         self._flat.publish_values()
         return PushResult(first.verdict, self.step, first.staleness, self.stopping)
 

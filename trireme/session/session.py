@@ -330,9 +330,9 @@ class Session:
                             self._left_over.clear()
                             loader.discard()
                             batches = iter(loader)
-                        began = time.perf_counter()
+                        began = time.monotonic()
                         batch = next(batches)
-                        self._recorder.data_seconds += time.perf_counter() - began
+                        self._recorder.fetched(began, time.monotonic())
                         batch.dataset = name
                         self._handed_out.append(batch)
                         yield batch
@@ -360,7 +360,7 @@ class Session:
             NonFiniteError: the loss is NaN or infinite, and the policy is to raise.
             JobFailed: the job has ended elsewhere; says where and why.
         """
-        began = time.perf_counter()
+        began = time.monotonic()
         supervisor = self._supervisor
         for hook in self.options.hooks:
             hook.before_step(self, batch)
@@ -372,15 +372,14 @@ class Session:
         )
         if self._clip_here is not None:
             self._replica.clip(self._clip_here)
-        computed = time.perf_counter()
+        computed = time.monotonic()
         self._handed_out.clear()
         pushed = supervisor.update(float(result.examples), spans, self._prepare)
         if pushed is not None:
             result.decide(pushed)
         result.global_step = supervisor.global_step
-        ended = time.perf_counter()
-        result.seconds = ended - began
-        self._recorder.step(result, computed - began, ended - computed)
+        result.seconds = time.monotonic() - began
+        self._recorder.step(result, began, computed)
         for hook in self.options.hooks:
             hook.after_step(self, result)
         self._announce_checkpoints()

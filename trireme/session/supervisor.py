@@ -15,7 +15,7 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import torch
@@ -53,7 +53,7 @@ from trireme.session.gang_client import GangClient
 from trireme.session.options import Options
 from trireme.session.progress import Progress
 
-__all__ = ["Supervisor", "Training"]
+__all__ = ["Exchange", "Supervisor", "Training"]
 
 _log = logging.getLogger(__name__)
 
@@ -88,6 +88,18 @@ class Training:
     prefetch: bool = False
     gang: Gang | None = None
     part: ModelPart | None = None
+
+
+class Exchange(NamedTuple):
+    """When the parts of an update began and ended, on `time.monotonic`.
+
+    With prefetch the wait, for the push before, comes first.
+    """
+
+    push_began: float = 0.0
+    push_ended: float = 0.0
+    wait_began: float = 0.0
+    wait_ended: float = 0.0
 
 
 _AnyClient = Client | LocalClient | GangClient | CrewLeader | CrewFollower
@@ -141,6 +153,7 @@ class Supervisor:
         self._hyper_then: tuple[GroupSpec, ...] = ()
         self._comes_back = False
         self._under_way = False  # a push that nobody has waited for
+        self.exchange = Exchange()  # of the last update
 
     # -- joining --------------------------------------------------------------------------------
 
@@ -528,15 +541,22 @@ class Supervisor:
     ) -> PushResult | None:
         client = self.client
         if not isinstance(client, Client) or not self._training.prefetch:
+            began = time.monotonic()
             client.push(weight, hyper=self._hyper(), examples=examples)
+            pushed = time.monotonic()
             meanwhile()
-            return client.wait()
-        basis = client.step
+            waiting = time.monotonic()
+            result = client.wait()
+            self.exchange = Exchange(began, pushed, waiting, time.monotonic())
+            return result
+        basis, waiting = client.step, time.monotonic()
         before = client.wait() if self._under_way else None
+        began = time.monotonic()
         self._under_way = False
         if before is None or not before.stop:
             client.push(weight, hyper=self._hyper(), examples=examples, pulled=basis)
             self._under_way = True
+        self.exchange = Exchange(began, time.monotonic(), waiting, began)
         return before
 
     def _decided(self, result: PushResult | None) -> None:
@@ -719,7 +739,12 @@ class Supervisor:
         except TriremeError as another:
             _log.warning("while failing: %s", another)
 
-    def report(self, **status: float | str) -> None:
+    @property
+    def traffic(self) -> tuple[int, int]:
+        """The bytes of payloads sent to the servers, and received from them, so far."""
+        return self.client.bytes_sent, self.client.bytes_received
+
+    def report(self, status: Mapping[str, float | str]) -> None:
         """Says how it goes with the next heartbeat."""
         if self._member is not None:
             self._member.report({"state": self.state, **status})
