@@ -65,7 +65,7 @@ def write(name: str, text: str) -> str:
     [
         (["rum"], "no command rum (did you mean run?)"),
         (["--hepl"], "no option --hepl (did you mean --help?)"),
-        (["top", "runs/x"], "`trireme top` is not there yet"),
+        (["scale", "runs/x"], "`trireme scale` is not there yet"),
         (["bench"], "`trireme bench` is not there yet"),
         (["run"], "name the program to run"),
         (["run", "missing.py"], "no program missing.py"),

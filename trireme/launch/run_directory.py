@@ -19,6 +19,7 @@ import msgspec
 from trireme.errors import ConfigurationError
 
 __all__ = [
+    "RECORD",
     "JobRecord",
     "RunDirectory",
     "claim",
