@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Literal, NamedTuple
+
 from rich.console import Group, RenderableType
 from rich.progress_bar import ProgressBar
 from rich.table import Table
@@ -20,7 +23,6 @@ _COLOURS = {
 }
 _LETTERS = {"data": "d", "compute": "c", "push": "p", "wait": "w", "apply": "a"}
 _NAMES = {"compute": "forward+backward"}
-_NARROW, _WIDE = 90, 130
 
 
 def line(picture: Picture) -> str:
@@ -64,46 +66,48 @@ def _head(picture: Picture, width: int) -> RenderableType:
 
 def _table(picture: Picture, width: int) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-    roomy, wide = width >= _NARROW, width >= _WIDE
-    table.add_column("task", no_wrap=True)
-    table.add_column("state", no_wrap=True)
-    for name in ("step", "examples/s", "ms/step"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("phases", no_wrap=True)
-    table.add_column("staleness" if wide else "stal", justify="right", no_wrap=True)
-    table.add_column("lag", justify="right", no_wrap=True)
-    if roomy:
-        table.add_column("applied", justify="right", no_wrap=True)
-        table.add_column("stale", justify="right", no_wrap=True)
-        table.add_column("memory", justify="right", no_wrap=True)
-    if wide:
-        table.add_column("sent", justify="right", no_wrap=True)
-        table.add_column("received", justify="right", no_wrap=True)
+    shown = [column for column in _COLUMNS if width >= column.least]
+    for column in shown:
+        justify: Literal["left", "right"] = "right" if column.right else "left"
+        table.add_column(column.title, justify=justify, no_wrap=True)
     for task in picture.tasks:
-        cells = [*_cells(picture, task, 24 if roomy else 12)]
-        if roomy:
-            cells += [_whole(task, "applied"), _whole(task, "stale"), _size(task, "memory_bytes")]
-        if wide:
-            cells += [_size(task, "bytes_sent"), _size(task, "bytes_received")]
-        table.add_row(*cells)
+        table.add_row(*(column.cell(picture, task, width) for column in shown))
     return table
 
 
-def _cells(picture: Picture, task: TaskPicture, width: int) -> list[RenderableType]:
-    worker = task.role == "worker"
-    phases = task.phases()
-    seconds = sum(phases.values())
-    pace = task.number("examples_per_second")
-    return [
-        Text(task.name, style="bold"),
-        _state(task),
-        _whole(task, "global_step"),
-        f"{pace:,.0f}" if worker else "",
-        f"{1000 * seconds:.3g}" if seconds else "",
-        _bar(phases, width if worker else 0),
-        f"{task.number('staleness'):.1f}" if worker else "",
-        str(picture.lag(task)) if worker else "",
-    ]
+class _Column(NamedTuple):
+    """One column: its title, what stands in it, from which width of the terminal it is there."""
+
+    title: str
+    cell: Callable[[Picture, TaskPicture, int], RenderableType]
+    least: int = 0
+    right: bool = True
+
+
+def _of_worker(text: Callable[[Picture, TaskPicture], str]) -> Callable[..., RenderableType]:
+    return lambda picture, task, width: text(picture, task) if task.role == "worker" else ""
+
+
+def _milliseconds(picture: Picture, task: TaskPicture, width: int) -> str:
+    seconds = sum(task.phases().values())
+    return f"{1000 * seconds:.3g}" if seconds else ""
+
+
+_COLUMNS = (
+    _Column("task", lambda _, task, __: Text(task.name, style="bold"), right=False),
+    _Column("state", lambda _, task, __: _state(task), right=False),
+    _Column("step", lambda _, task, __: _whole(task, "global_step")),
+    _Column("examples/s", _of_worker(lambda _, task: _whole(task, "examples_per_second"))),
+    _Column("ms/step", _milliseconds),
+    _Column("phases", lambda _, task, width: _bar(task, width), right=False),
+    _Column("staleness", _of_worker(lambda _, task: f"{task.number('staleness'):.1f}"), 84),
+    _Column("lag", _of_worker(lambda picture, task: str(picture.lag(task))), 84),
+    _Column("applied", lambda _, task, __: _whole(task, "applied"), 100),
+    _Column("stale", lambda _, task, __: _whole(task, "stale"), 100),
+    _Column("memory", lambda _, task, __: _size(task, "memory_bytes"), 112),
+    _Column("sent", lambda _, task, __: _size(task, "bytes_sent"), 132),
+    _Column("received", lambda _, task, __: _size(task, "bytes_received"), 132),
+)
 
 
 def _state(task: TaskPicture) -> Text:
@@ -114,18 +118,18 @@ def _state(task: TaskPicture) -> Text:
     return Text(task.state)
 
 
-def _bar(phases: dict[str, float], width: int) -> Text:
+def _bar(task: TaskPicture, width: int) -> Text:
     """Returns the shares of the phases as a bar; the letters say which without the colours."""
-    total = sum(phases.values())
-    bar = Text()
-    if not width:
+    phases = task.phases()
+    if task.role != "worker":
         return Text("apply" if phases else "", style="dim")
-    edge = taken = 0.0
+    length = 8 if width < 72 else 12 if width < 120 else 24
+    bar, edge, total = Text(), 0.0, sum(phases.values())
     for name, seconds in phases.items():
-        edge += width * seconds / total
-        length = round(edge) - int(taken)
-        taken = round(edge)
-        bar.append(_LETTERS[name] * length, style=f"{_COLOURS[name]} reverse")
+        before = round(edge)
+        edge += length * seconds / total
+        style = f"{_COLOURS[name]} reverse"
+        bar.append(_LETTERS[name] * (round(edge) - before), style=style)
     return bar
 
 
