@@ -221,6 +221,20 @@ def _top() -> Parser:
     return parser
 
 
+def _report() -> Parser:
+    parser = Parser(
+        "report",
+        "[--output FILE] RUN",
+        "Writes the run in the run directory RUN as one page of HTML that needs nothing else: "
+        "curves, where the time went, configuration, checkpoints, why it failed.",
+    )
+    parser.add_argument("run", metavar="RUN", help="a run directory")
+    parser.add_argument(
+        "--output", metavar="FILE", help="the file to write (default RUN/report.html)"
+    )
+    return parser
+
+
 def _stop() -> Parser:
     parser = Parser(
         "stop",
@@ -256,6 +270,7 @@ COMMANDS: dict[str, tuple[Callable[[], Parser], str]] = {
     "task": (_task, "run one task of a job, started by hand on its machine"),
     "status": (_status, "say how a job is"),
     "top": (_top, "watch a job as it goes, or play again one that has ended"),
+    "report": (_report, "write a run as one page of HTML"),
     "stop": (_stop, "have a job save and end"),
     "checkpoint": (_checkpoint, "list, show, verify or export checkpoints"),
 }
