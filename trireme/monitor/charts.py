@@ -11,14 +11,17 @@ from trireme.monitor.curves import Points, smoothed, thinned
 __all__ = ["bar_chart", "line_chart", "number", "stacked_bars"]
 
 _WIDTH, _HEIGHT = 380, 220
-_LEFT, _RIGHT, _TOP, _BOTTOM = 46, 10, 10, 34
+_LEFT, _RIGHT, _TOP, _BOTTOM = 46, 18, 10, 34
+_WIDEST_BAR = 44.0
 _MOST_POINTS = 400
 _SMOOTH_FROM = 40
 _COLOURS = 6
 _LOG_SPAN = 100.0
 
 
-def line_chart(series: Mapping[str, Points], x_label: str, y_label: str) -> str:
+def line_chart(
+    series: Mapping[str, Points], x_label: str, y_label: str, *, from_zero: bool = False
+) -> str:
     """Returns curves over a common axis; noisy ones also as their moving mean.
 
     The vertical axis is logarithmic where all values are above 0 and span two orders.
@@ -27,9 +30,10 @@ def line_chart(series: Mapping[str, Points], x_label: str, y_label: str) -> str:
         series: the points of each curve by its name; none may be empty.
         x_label: what the horizontal axis is.
         y_label: what the vertical axis is, for whoever cannot see the chart.
+        from_zero: whether the vertical axis begins at 0.
     """
     values = [value for points in series.values() for _, value in points]
-    low, high = min(values), max(values)
+    low, high = min(values) if not from_zero else 0.0, max(values)
     log = low > 0 and high / low > _LOG_SPAN
     scale = _Scale(low, high, log)
     steps = [step for points in series.values() for step, _ in points]
@@ -56,7 +60,7 @@ def line_chart(series: Mapping[str, Points], x_label: str, y_label: str) -> str:
 def bar_chart(bars: Sequence[tuple[str, float]], x_label: str, y_label: str) -> str:
     """Returns how often each of several things was: pairs (name, count)."""
     scale = _Scale(0.0, max((count for _, count in bars), default=1.0) or 1.0)
-    width = (_WIDTH - _LEFT - _RIGHT) / max(len(bars), 1)
+    width = min((_WIDTH - _LEFT - _RIGHT) / max(len(bars), 1), _WIDEST_BAR)
     parts = [*_rules(scale), _text(_middle(), _HEIGHT - 4, x_label, "mid")]
     for position, (name, count) in enumerate(bars):
         x, y = _LEFT + position * width, _y(scale, count)
@@ -69,19 +73,22 @@ def bar_chart(bars: Sequence[tuple[str, float]], x_label: str, y_label: str) -> 
     return _svg(f"{y_label} by {x_label}", parts)
 
 
-def stacked_bars(rows: Mapping[str, Mapping[str, float]], unit: str) -> str:
+def stacked_bars(
+    rows: Mapping[str, Mapping[str, float]], unit: str, colours: Mapping[str, int]
+) -> str:
     """Returns one bar for each row, made of named parts, on a common scale.
 
     Args:
         rows: the parts' sizes by the row's name, in the same order in each row.
         unit: of the sizes.
+        colours: the number of each part's colour by its name.
     """
     longest = max((sum(parts.values()) for parts in rows.values()), default=0.0) or 1.0
     names = list(dict.fromkeys(name for parts in rows.values() for name in parts))
     lines = []
     for row, parts in rows.items():
         pieces = "".join(
-            f'<span class="b{names.index(name) % _COLOURS}" '
+            f'<span class="b{colours[name]}" '
             f'style="width:{100 * size / longest:.2f}%" '
             f'title="{escape(name)} {number(size)} {escape(unit)}"></span>'
             for name, size in parts.items()
@@ -91,7 +98,7 @@ def stacked_bars(rows: Mapping[str, Mapping[str, float]], unit: str) -> str:
             f'<div class="row"><b>{escape(row)}</b><div class="bar">{pieces}</div>'
             f"<i>{total}</i></div>"
         )
-    return "".join(lines) + _key(names)
+    return "".join(lines) + _key(names, [colours[name] for name in names])
 
 
 def number(value: float) -> str:
@@ -117,7 +124,7 @@ class _Scale:
             ]
             return
         if high - low < 1e-12 * max(abs(high), 1.0):
-            low, high = low - 0.5, high + 0.5
+            low, high = min(low, 2 * low), max(high, 2 * high) or 1.0
         step = _round_step((high - low) / 4)
         self.low, self.high = low, high
         count = int(high / step + 1e-9) - math.ceil(low / step - 1e-9)
@@ -169,7 +176,10 @@ def _tick(value: float) -> str:
     if abs(value) >= 10_000:
         thousands = value / 1000
         return f"{thousands / 1000:g}M" if abs(thousands) >= 1000 else f"{thousands:g}k"
-    return f"{value:.10g}" if value == 0 or abs(value) >= 1e-3 else f"{value:.0e}"
+    if value == 0 or abs(value) >= 1e-3:
+        return f"{value:.10g}"
+    digits, _, power = f"{value:.2g}".partition("e")
+    return f"{digits}e{int(power)}" if power else digits
 
 
 def _text(x: float, y: float, text: str, anchor: str) -> str:
@@ -183,9 +193,10 @@ def _svg(label: str, parts: Sequence[str]) -> str:
     )
 
 
-def _key(names: Sequence[str]) -> str:
+def _key(names: Sequence[str], colours: Sequence[int] | None = None) -> str:
+    chosen = colours if colours is not None else [place % _COLOURS for place in range(len(names))]
     items = "".join(
-        f'<li><span class="b{position % _COLOURS}"></span>{escape(name)}</li>'
-        for position, name in enumerate(names)
+        f'<li><span class="b{colour}"></span>{escape(name)}</li>'
+        for name, colour in zip(names, chosen, strict=True)
     )
     return f'<ul class="key">{items}</ul>'

@@ -10,7 +10,7 @@ from html import escape
 from trireme.launch.run_directory import JobRecord
 from trireme.monitor.account import WorkerAccount, accounts, paces, slowest, staleness_of
 from trireme.monitor.charts import bar_chart, line_chart, number, stacked_bars
-from trireme.monitor.curves import Curves
+from trireme.monitor.curves import Curves, Points
 from trireme.monitor.picture import PHASES
 from trireme.monitor.records import Start
 
@@ -18,6 +18,7 @@ __all__ = ["CheckpointRow", "Material", "page"]
 
 _ASIDE = ("speed/", "updates/", "learning_rate")
 _SHOWN_PHASES = {"compute": "forward+backward"}
+_PHASE_COLOURS = {"data": 0, "forward+backward": 2, "push": 5, "wait": 1, "apply": 3}
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +102,7 @@ def _facts(material: Material, workers: Sequence[WorkerAccount]) -> Iterator[tup
         yield "workers", str(len(workers))
     late = slowest(workers)
     if late is not None:
-        yield "slowest worker", f"{late.name}, {late.own:.3g} ms a step without waits"
+        yield "slowest worker", f"{late.name} ({late.own:.3g} ms)"
     for tag, runs in material.curves.items():
         if not tag.startswith(_ASIDE):
             for run, points in runs.items():
@@ -130,7 +131,14 @@ def _curves(curves: Curves) -> Iterator[str]:
 
 
 def _charts(curves: Curves) -> str:
-    return _grid(_figure(tag, line_chart(runs, "global step", tag)) for tag, runs in curves.items())
+    return _grid(
+        _figure(tag, line_chart(_train_first(runs), "global step", tag))
+        for tag, runs in curves.items()
+    )
+
+
+def _train_first(runs: Mapping[str, Points]) -> dict[str, Points]:
+    return dict(sorted(runs.items(), key=lambda item: (item[0] != "train", item[0])))
 
 
 def _time(starts: Sequence[Start], workers: Sequence[WorkerAccount]) -> str:
@@ -145,10 +153,12 @@ def _time(starts: Sequence[Start], workers: Sequence[WorkerAccount]) -> str:
         if worker.steps
     }
     if rows:
-        figures.append(_figure("Milliseconds of a step, by phase", stacked_bars(rows, "ms")))
+        figures.append(
+            _figure("Milliseconds of a step, by phase", stacked_bars(rows, "ms", _PHASE_COLOURS))
+        )
     pace = paces(starts)
     if pace:
-        chart = line_chart(pace, "seconds since the start", "examples per second")
+        chart = line_chart(pace, "seconds since the start", "examples/s", from_zero=True)
         figures.append(_figure("Examples per second", chart))
     bars = staleness_of(starts)
     if bars:
@@ -183,10 +193,17 @@ def _configuration(record: JobRecord | None) -> str:
     if record is None:
         return ""
     rows = [
-        (name, "" if value is None else str(value), record.origins.get(name, ""))
+        (name, "-" if value in (None, "") else str(value), record.origins.get(name, ""))
         for name, value in record.options.items()
     ]
-    return _section("Configuration", _table(("option", "value", "from"), rows))
+    head = ("option", "value", "from")
+    chosen = [row for row in rows if row[2] != "default"]
+    rest = [row for row in rows if row[2] == "default"]
+    text = _table(head, chosen) if chosen else ""
+    if rest:
+        summary = f"{len(rest)} options as they are by default"
+        text += f"<details><summary>{summary}</summary>{_table(head, rest)}</details>"
+    return _section("Configuration", text)
 
 
 def _checkpoints(rows: Sequence[CheckpointRow]) -> str:
@@ -336,6 +353,7 @@ table{border-collapse:collapse;width:100%;font-size:.9rem;font-variant-numeric:t
 th,td{text-align:left;padding:5px 12px;border-top:1px solid var(--rule);white-space:nowrap}
 thead th{border-top:0;color:var(--dim);font-weight:500}
 .n{text-align:right}
+summary{cursor:pointer;color:var(--dim);padding:8px 2px}
 .failure{background:var(--card);border:1px solid var(--c1);border-left-width:4px;border-radius:8px;
 padding:10px 14px;margin:0;white-space:pre-wrap;overflow-wrap:anywhere}
 """
