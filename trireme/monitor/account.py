@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -10,6 +11,8 @@ from trireme.monitor.picture import PHASES
 from trireme.monitor.records import Record, Start
 
 __all__ = ["WorkerAccount", "accounts", "paces", "slowest", "staleness_of"]
+
+_LEAST_SECONDS = 0.3
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +47,9 @@ class WorkerAccount:
 
     @property
     def own(self) -> float:
-        """The mean milliseconds of a step in which it did not wait for others."""
-        return sum(spent for name, spent in self.milliseconds.items() if name != "wait")
+        """The mean milliseconds of a step for which nobody else is the reason."""
+        spent = self.milliseconds
+        return sum(spent.get(name, 0.0) for name in ("data", "compute", "apply"))
 
 
 def accounts(starts: Sequence[Start]) -> list[WorkerAccount]:
@@ -115,12 +119,13 @@ def paces(starts: Sequence[Start]) -> dict[str, Points]:
 
 
 def _pace_points(records: Iterable[Record]) -> list[tuple[float, float]]:
-    """Leaves the first record of each start out: it is of a single step."""
-    return [
-        (record.time, _number(record, "examples_per_second"))
-        for record in records
-        if _number(record, "step") > 1
-    ]
+    """Leaves out those that are of a moment only: the first of a start, and often its last."""
+    points, before = [], math.inf
+    for record in records:
+        if _number(record, "step") > 1 and record.time - before >= _LEAST_SECONDS:
+            points.append((record.time, _number(record, "examples_per_second")))
+        before = record.time
+    return points
 
 
 def _range(low: float, high: float) -> str:

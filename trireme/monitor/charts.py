@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from html import escape
+from itertools import pairwise
 
 from trireme.monitor.curves import Points, smoothed, thinned
 
@@ -13,6 +14,8 @@ __all__ = ["bar_chart", "line_chart", "number", "stacked_bars"]
 _WIDTH, _HEIGHT = 380, 220
 _LEFT, _RIGHT, _TOP, _BOTTOM = 46, 18, 10, 34
 _WIDEST_BAR = 44.0
+_LETTER = 6.2  # how wide one is, about
+_NOISE = 0.2
 _MOST_POINTS = 400
 _SMOOTH_FROM = 40
 _COLOURS = 6
@@ -20,28 +23,35 @@ _LOG_SPAN = 100.0
 
 
 def line_chart(
-    series: Mapping[str, Points], x_label: str, y_label: str, *, from_zero: bool = False
+    series: Mapping[str, Points],
+    x_label: str,
+    y_label: str,
+    *,
+    from_zero: bool = False,
+    may_be_log: bool = True,
 ) -> str:
     """Returns curves over a common axis; noisy ones also as their moving mean.
 
-    The vertical axis is logarithmic where all values are above 0 and span two orders.
+    The vertical axis is logarithmic where all values are above 0 and span two orders, unless it
+    may not be.
 
     Args:
         series: the points of each curve by its name; none may be empty.
         x_label: what the horizontal axis is.
         y_label: what the vertical axis is, for whoever cannot see the chart.
         from_zero: whether the vertical axis begins at 0.
+        may_be_log: whether it may be logarithmic.
     """
     values = [value for points in series.values() for _, value in points]
     low, high = min(values) if not from_zero else 0.0, max(values)
-    log = low > 0 and high / low > _LOG_SPAN
+    log = may_be_log and low > 0 and high / low > _LOG_SPAN
     scale = _Scale(low, high, log)
     steps = [step for points in series.values() for step, _ in points]
     across = _Scale(min(steps), max(steps))
     parts = [*_grid(across, scale, x_label)]
     for position, points in enumerate(series.values()):
         colour = f"s{position % _COLOURS}"
-        noisy = len(points) >= _SMOOTH_FROM
+        noisy = len(points) >= _SMOOTH_FROM and _is_noisy(points)
         drawn = _path(thinned(points, _MOST_POINTS), across, scale)
         parts.append(f'<path class="line {colour}{" faint" if noisy else ""}" d="{drawn}"/>')
         if noisy:
@@ -62,6 +72,7 @@ def bar_chart(bars: Sequence[tuple[str, float]], x_label: str, y_label: str) -> 
     scale = _Scale(0.0, max((count for _, count in bars), default=1.0) or 1.0)
     width = min((_WIDTH - _LEFT - _RIGHT) / max(len(bars), 1), _WIDEST_BAR)
     parts = [*_rules(scale), _text(_middle(), _HEIGHT - 4, x_label, "mid")]
+    taken = 0.0
     for position, (name, count) in enumerate(bars):
         x, y = _LEFT + position * width, _y(scale, count)
         height = _HEIGHT - _BOTTOM - y
@@ -69,7 +80,10 @@ def bar_chart(bars: Sequence[tuple[str, float]], x_label: str, y_label: str) -> 
             f'<rect class="fill s0" x="{x + 1:.1f}" y="{y:.1f}" width="{max(width - 2, 1):.1f}" '
             f'height="{height:.1f}"><title>{escape(name)}: {number(count)}</title></rect>'
         )
-        parts.append(_text(x + width / 2, _HEIGHT - _BOTTOM + 13, name, "mid"))
+        half = _LETTER * len(name) / 2
+        if x + width / 2 - half >= taken:  # else it would run into the one before
+            parts.append(_text(x + width / 2, _HEIGHT - _BOTTOM + 13, name, "mid"))
+            taken = x + width / 2 + half + _LETTER / 2
     return _svg(f"{y_label} by {x_label}", parts)
 
 
@@ -106,6 +120,13 @@ def number(value: float) -> str:
     if value == int(value) and abs(value) < 1e15:
         return f"{int(value):,}"
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+
+
+def _is_noisy(points: Points) -> bool:
+    """Whether a curve changes its direction at every few points."""
+    rises = [after[1] > before[1] for before, after in pairwise(points)]
+    turns = sum(before != after for before, after in pairwise(rises))
+    return turns > _NOISE * len(points)
 
 
 class _Scale:

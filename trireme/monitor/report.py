@@ -56,7 +56,7 @@ def page(material: Material) -> str:
     sections = [
         _summary(material, workers),
         _failure(material.record),
-        *_curves(material.curves),
+        _curves(material.curves),
         _time(material.starts, workers),
         _workers(workers),
         _configuration(material.record),
@@ -119,22 +119,23 @@ def _failure(record: JobRecord | None) -> str:
     return _section("Why it failed", f'<pre class="failure">{text}</pre>')
 
 
-def _curves(curves: Curves) -> Iterator[str]:
-    """Yields the section of what is learnt, and that of the rest."""
-    learnt = {tag: runs for tag, runs in curves.items() if not tag.startswith(_ASIDE)}
-    first = sorted(learnt.items(), key=lambda item: (item[0] != "loss", item[0]))
-    if first:
-        yield _section("Loss and metrics", _charts(dict(first)))
-    rates = {tag: runs for tag, runs in curves.items() if tag.startswith("learning_rate")}
-    if rates:
-        yield _section("Learning rate", _charts(rates))
-
-
-def _charts(curves: Curves) -> str:
-    return _grid(
-        _figure(tag, line_chart(_train_first(runs), "global step", tag))
-        for tag, runs in curves.items()
-    )
+def _curves(curves: Curves) -> str:
+    """Returns the loss, the metrics, then the learning rate; the rest is told further below."""
+    shown = [tag for tag in curves if not tag.startswith(("speed/", "updates/"))]
+    shown.sort(key=lambda tag: (tag.startswith("learning_rate"), tag != "loss", tag))
+    figures = [
+        _figure(
+            tag,
+            line_chart(
+                _train_first(curves[tag]),
+                "global step",
+                tag,
+                may_be_log=not tag.startswith("learning_rate"),
+            ),
+        )
+        for tag in shown
+    ]
+    return _section("Curves", _grid(figures)) if figures else ""
 
 
 def _train_first(runs: Mapping[str, Points]) -> dict[str, Points]:
@@ -233,7 +234,7 @@ def _section(title: str, content: str) -> str:
     return f"<section><h2>{escape(title)}</h2>{content}</section>"
 
 
-def _grid(figures: Sequence[str] | Iterator[str]) -> str:
+def _grid(figures: Sequence[str]) -> str:
     return f'<div class="grid">{"".join(figures)}</div>'
 
 
