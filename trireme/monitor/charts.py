@@ -197,10 +197,10 @@ def _tick(value: float) -> str:
     if abs(value) >= 10_000:
         thousands = value / 1000
         return f"{thousands / 1000:g}M" if abs(thousands) >= 1000 else f"{thousands:g}k"
-    if value == 0 or abs(value) >= 1e-3:
+    if value == 0 or abs(value) >= 1e-2:
         return f"{value:.10g}"
-    digits, _, power = f"{value:.2g}".partition("e")
-    return f"{digits}e{int(power)}" if power else digits
+    digits, _, power = f"{value:.1e}".partition("e")
+    return f"{digits.removesuffix('.0')}e{int(power)}"
 
 
 def _text(x: float, y: float, text: str, anchor: str) -> str:

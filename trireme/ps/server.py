@@ -15,6 +15,7 @@ from functools import partial
 
 import torch
 
+from trireme.clock import clock_name
 from trireme.cluster.coordinator import Coordinator
 from trireme.cluster.messages import JobOver
 from trireme.cluster.rendezvous import Member, MemberConfig
@@ -54,8 +55,11 @@ from trireme.ps.messages import (
     StopJob,
     TensorSpec,
     Thaw,
+    Trace,
+    Traced,
     Waiting,
 )
+from trireme.ps.notes import Notes
 from trireme.ps.observation import Observation, Report
 from trireme.ps.shard import Shard
 from trireme.ps.values import make_values, tensors_from
@@ -116,6 +120,7 @@ class ShardHandler:
         self.shard = Shard(index, make_values if observation is None else observation.values)
         self._now = now
         self._observation = observation
+        self._notes = Notes()
         self._intake = Intake(index, lambda: self.shard.layout, lambda: self.shard.rule.codec)
         self._servers: dict[int, Link] = {}
         self._speaking: dict[Identity, Link] = {}  # what each process last spoke over
@@ -155,6 +160,30 @@ class ShardHandler:
 
     def received(self, link: Link, incoming: Incoming) -> None:
         """Lets a message happen to the shard, and carries out what that leads to."""
+        if isinstance(incoming.message, Trace):
+            self._trace(link, incoming.sequence, incoming.message)
+        elif not self._notes.wanted:
+            self._take(link, incoming)
+        else:
+            began, name = time.monotonic(), type(incoming.message).__name__
+            self._take(link, incoming)
+            self._notes.handled(name, link.identity.task, began, time.monotonic())
+
+    def _trace(self, link: Link, sequence: int, message: Trace) -> None:
+        """Begins or ends to note what happens when, or tells it."""
+        task, payload = link.identity.task, b""
+        if message.action == "start":
+            self._notes.start(task)
+        elif message.action == "stop":
+            self._notes.stop(task)
+        else:
+            payload = self._notes.export()
+        if self._observation is not None:
+            self._observation.spectator = self._notes if self._notes.wanted else None
+        views = [memoryview(payload)] if payload else []
+        link.offer(Traced(time.monotonic(), clock_name()), views, sequence=sequence)
+
+    def _take(self, link: Link, incoming: Incoming) -> None:
         now, message = self._now(), incoming.message
         self._supersede(link)
         if isinstance(message, Push):
@@ -202,6 +231,7 @@ class ShardHandler:
 
     def closed(self, link: Link, error: WireError | None) -> None:
         """A peer is gone: the coordinator says whether for good."""
+        self._notes.stop(link.identity.task)
         if self._speaking.get(link.identity) is link:
             del self._speaking[link.identity]
         for server in [s for s, other in self._servers.items() if other is link]:

@@ -81,6 +81,7 @@ class CrewLeader(_Crew):
         self.share = client.share
         self.collect = client.collect
         self.snapshot = client.snapshot
+        self.trace = client.trace
         self.close = client.close
 
     @property
@@ -92,6 +93,11 @@ class CrewLeader(_Crew):
     def stopping(self) -> bool:
         """Whether this worker has been told to stop."""
         return self._client.stopping
+
+    @property
+    def verdicts(self) -> list[Verdict]:
+        """What each server said of the last push."""
+        return self._client.verdicts
 
     @property
     def bytes_sent(self) -> int:
