@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from trireme.session.distribute import distribute
     from trireme.session.evaluation import accuracy
     from trireme.session.options import Checkpoint
+    from trireme.session.profile import Profile
     from trireme.session.session import Session, StepResult
     from trireme.strategies import SSP, Async, Sync
 
@@ -67,6 +68,7 @@ __all__ = [
     "ModelMismatchError",
     "NonFiniteError",
     "PeerClosed",
+    "Profile",
     "Rejected",
     "RolledBack",
     "ServerError",
@@ -87,6 +89,7 @@ __all__ = [
 _HOME = {
     "Async": "trireme.strategies",
     "Checkpoint": "trireme.session.options",
+    "Profile": "trireme.session.profile",
     "SSP": "trireme.strategies",
     "Session": "trireme.session.session",
     "StepResult": "trireme.session.session",

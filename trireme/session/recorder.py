@@ -280,6 +280,10 @@ class Recorder:
         shown = " ".join(f"{key} {value:.4f}" for key, value in results.items())
         self._progress.message(f"{name} at global step {self._supervisor.global_step}: {shown}")
 
+    def say(self, text: str) -> None:
+        """Shows a line."""
+        self._progress.message(text)
+
     def checkpoint(self, path: Path) -> None:
         """Shows that a checkpoint was written."""
         self._progress.message(f"saved {path}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -68,8 +69,8 @@ class Session:
         max_steps: int | None = None,
         **options: Unpack[OptionValues],
     ) -> None:
-        self.options: Options = make_options(options)
         self.task: TaskConfig = detect()
+        self.options: Options = _with_profile(make_options(options), self.task)
         self.metrics = dict(metrics or {})
         self.run_dir = _run_dir(self.task.run_dir or run_dir)
         self.max_steps = max_steps
@@ -252,6 +253,22 @@ class Session:
         """The step of the checkpoint that this worker, as chief, restored; None for none."""
         return self._supervisor.restored_from
 
+    @property
+    def supervisor(self) -> Supervisor:
+        """This worker's life in its job; for hooks of Trireme's own."""
+        return self._supervisor
+
+    @property
+    def recorder(self) -> Recorder:
+        """What counts and shows this worker's steps; for hooks of Trireme's own."""
+        return self._recorder
+
+    @property
+    def launch_dir(self) -> Path | None:
+        """The launch's run directory, else the program's; None where there is neither."""
+        records = self.task.records
+        return self.run_dir if records is None else Path(records).parent
+
     def should_stop(self) -> bool:
         """Returns whether training should end; agreed by all workers."""
         return self._supervisor.should_stop
@@ -360,10 +377,10 @@ class Session:
             NonFiniteError: the loss is NaN or infinite, and the policy is to raise.
             JobFailed: the job has ended elsewhere; says where and why.
         """
-        began = time.monotonic()
         supervisor = self._supervisor
         for hook in self.options.hooks:
             hook.before_step(self, batch)
+        began = time.monotonic()
         if self.options.deterministic:
             torch.manual_seed(derive(self.options.seed, _SEED_STEP, self._place, self.global_step))
         spans = _spans([batch] if isinstance(batch, Batch) else self._handed_out)
@@ -531,6 +548,15 @@ def _on_device(model: nn.Module, device: str | torch.device) -> nn.Module:
             f"the model cannot be put on device {str(device)!r} ({error}): PyTorch finds {found} "
             "here; leave `device` out to train where the model is"
         ) from error
+
+
+def _with_profile(options: Options, task: TaskConfig) -> Options:
+    """Adds what the launch wants traced to the hooks."""
+    if task.profile is None:
+        return options
+    from trireme.session.profile import Profile
+
+    return replace(options, hooks=(*options.hooks, Profile(task.profile)))
 
 
 def _spans(batches: Iterable[Batch]) -> list[Span]:

@@ -15,7 +15,7 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 import torch
@@ -31,11 +31,11 @@ from trireme.launch.detect import TaskConfig
 from trireme.launch.outcome import describe
 from trireme.parallel.gang import Gang
 from trireme.parallel.part import ModelPart, join
-from trireme.ps.client import Client, ClientOptions, PushResult
+from trireme.ps.client import Client, ClientOptions, PushResult, ServerClock
 from trireme.ps.dense import FlatModel
 from trireme.ps.host_link import aggregator_address
 from trireme.ps.local import LocalClient
-from trireme.ps.messages import GroupSpec, OptimizerSpec, Span, Stale
+from trireme.ps.messages import GroupSpec, OptimizerSpec, Span, Stale, Verdict
 from trireme.ps.optim import OPTIMIZERS, groups_of, spec_of
 from trireme.ps.rule import Rule
 from trireme.ps.snapshot import ModelState
@@ -738,6 +738,17 @@ class Supervisor:
             self.leave("failed", reason, text.getvalue())
         except TriremeError as another:
             _log.warning("while failing: %s", another)
+
+    def trace(self, action: Literal["start", "stop", "read"]) -> list[ServerClock]:
+        """As `Client.trace`; nothing where this process has no connection to servers."""
+        client = self.client
+        return client.trace(action) if isinstance(client, Client | CrewLeader) else []
+
+    @property
+    def verdicts(self) -> Sequence[Verdict]:
+        """What each server said of the last push; nothing as for `trace`."""
+        client = self.client
+        return client.verdicts if isinstance(client, Client | CrewLeader) else ()
 
     @property
     def traffic(self) -> tuple[int, int]:
