@@ -133,6 +133,13 @@ class TaskConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         return 1 + self.servers + self.index * together + (self.rank if self.servers else 0)
 
     @property
+    def scrape_port(self) -> int | None:
+        """Where this task's metrics are to be had: 0 for any port, None for nowhere."""
+        if not self.metrics_port:
+            return self.metrics_port
+        return self.metrics_port + self.place
+
+    @property
     def tasks(self) -> int:
         """How many processes workers and servers of the job are."""
         return self.workers * (self.processes if self.servers else 1) + self.servers

@@ -13,6 +13,7 @@ from torch import nn
 
 from trireme.launch.detect import TaskConfig
 from trireme.metrics import COUNT_BUCKETS, Histogram, Registry
+from trireme.monitor.prometheus import expose
 from trireme.monitor.records import Record, RecordWriter, begin_here, records_directory
 from trireme.monitor.tensorboard import TensorBoard
 from trireme.ps.messages import Applied, Verdict
@@ -110,7 +111,11 @@ class Recorder:
             self.registry.counter(f"trireme_bytes_{way}_total", f"Payload bytes {way}")
             for way in ("sent", "received")
         ]
-        self._journal = _journal(supervisor.task, run_dir)
+        task = supervisor.task
+        self._journal = _journal(task, run_dir)
+        self._exposition = expose(self.registry, task.name, task.metrics_host, task.scrape_port)
+        if self._exposition is not None:
+            progress.message(f"metrics: {self._exposition.address}")
         self._count_applied = self.registry.counter(
             "trireme_pushes_total", "Pushes by verdict", verdict="applied"
         )
@@ -231,6 +236,8 @@ class Recorder:
             "staleness": (now.staleness - before.staleness) / max(made, 1),
             "memory_bytes": self._process.memory_info().rss,
         }
+        if self._exposition is not None:
+            status["metrics"] = self._exposition.address
         sent, received = self._supervisor.traffic
         for counter, total in zip(self._traffic, (sent, received), strict=True):
             counter.value = total
@@ -332,6 +339,8 @@ class Recorder:
             self._board = None
         if self._journal is not None:
             self._journal.close()
+        if self._exposition is not None:
+            self._exposition.close()
 
 
 def _journal(task: TaskConfig, run_dir: Path | None) -> RecordWriter | None:
