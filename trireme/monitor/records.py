@@ -15,6 +15,7 @@ import math
 import os
 import platform
 import socket
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -168,10 +169,8 @@ def _about_here() -> dict[str, StatusValue]:
     """Returns what this process runs on: versions, machine, cores."""
     import torch
 
-    from trireme import __version__
-
     return {
-        "trireme": __version__,
+        "trireme": str(sys.modules["trireme"].__version__),  # the layer above this one
         "python": platform.python_version(),
         "torch": str(torch.__version__),
         "system": platform.platform(),
