@@ -158,3 +158,9 @@ def test_no_records_are_none(tmp_path: Path) -> None:
     assert read_starts(tmp_path) == []
     assert from_records("x", "finished", [], 0.0) == Picture("x", "finished", 0.0, ())
     assert TaskPicture("worker:0", "new").phases() == {}
+
+
+def test_several_wait() -> None:
+    waits = {"waiting": "worker:0, worker:2", "waiting_for": "worker:1", "waiting_reason": "x"}
+    seen = picture(task("ps", 0, **waits, waiting_seconds=1.0), task("worker", 1))
+    assert findings(seen) == ["worker:0, worker:2 wait for worker:1 (x)"]

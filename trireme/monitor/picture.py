@@ -171,9 +171,9 @@ def _held_up(picture: Picture) -> Iterator[str]:
     waits: dict[str, str] = {}
     for server in picture.of("ps"):
         names, seconds = str(server.status.get("waiting_for", "")), server.number("waiting_seconds")
-        if names and seconds >= WAIT_SECONDS and server.status.get("waiting_reason") != "":
-            reason = server.status.get("waiting_reason")
-            waits[names] = f"{server.status.get('waiting')} waits for {names} ({reason})"
+        if names and seconds >= WAIT_SECONDS:
+            reason, who = server.status.get("waiting_reason"), str(server.status.get("waiting", ""))
+            waits[names] = f"{who} {'wait' if ',' in who else 'waits'} for {names} ({reason})"
     for task in picture.tasks:
         if task.live and _silent(task):
             text = f"{task.name} has said nothing for {task.quiet:.1f} s"

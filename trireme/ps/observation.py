@@ -118,7 +118,7 @@ class Observation:
             "fenced": shard.counters["fenced"],
             "apply_seconds": self._seconds / max(self._times, 1),
             "memory_bytes": memory,
-            "waiting": ", ".join(f"worker:{wait.worker}" for wait in waits[:_NAMES]),
+            "waiting": ", ".join(f"worker:{w}" for w in sorted(w.worker for w in waits)[:_NAMES]),
             "waiting_for": ", ".join(waits[0].notice.names[:_NAMES]) if waits else "",
             "waiting_reason": waits[0].notice.reason if waits else "",
             "waiting_seconds": waits[0].notice.seconds if waits else 0.0,

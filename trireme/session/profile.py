@@ -81,6 +81,8 @@ class Profile(Hook):
         self._servers: Sequence[float] = ()  # what to add to each server's times
 
     def on_start(self, session: Session) -> None:
+        if self._operators:
+            import torch.profiler  # noqa: F401  # seconds, which no step shall take
         if self._directory is not None:
             return
         run_dir = session.launch_dir
