@@ -145,7 +145,7 @@ class _Scale:
             ]
             return
         if high - low < 1e-12 * max(abs(high), 1.0):
-            low, high = min(low, 2 * low), max(high, 2 * high) or 1.0
+            low, high = min(0.0, 2 * low), max(0.0, 2 * high) or 1.0
         step = _round_step((high - low) / 4)
         self.low, self.high = low, high
         count = int(high / step + 1e-9) - math.ceil(low / step - 1e-9)
@@ -199,8 +199,8 @@ def _tick(value: float) -> str:
         return f"{thousands / 1000:g}M" if abs(thousands) >= 1000 else f"{thousands:g}k"
     if value == 0 or abs(value) >= 1e-2:
         return f"{value:.10g}"
-    digits, _, power = f"{value:.1e}".partition("e")
-    return f"{digits.removesuffix('.0')}e{int(power)}"
+    digits, _, power = f"{value:.2e}".partition("e")
+    return f"{float(digits):g}e{int(power)}"
 
 
 def _text(x: float, y: float, text: str, anchor: str) -> str:
