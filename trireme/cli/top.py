@@ -88,7 +88,11 @@ def _frames(path: Path, speed: float | None, pause: float) -> Iterator[Picture]:
 
 def _now(path: Path) -> Picture:
     """Returns the picture of a job that runs: the coordinator's, else that of the records."""
+    if not (path / RECORD).exists():
+        return Picture(str(path), "starting", 0.0, ())
     record = read_record(path)
+    if record.state != "running":  # it has just ended, or its successor has not got so far yet
+        return _last(path)
     title, seconds = _title(path, record), time.time() - record.started
     if record.coordinator:
         from trireme.cluster.control import query_status
