@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from trireme.session.hooks import EarlyStopping, Hook
     from trireme.session.options import Checkpoint
     from trireme.session.pipeline_picture import PipelinePicture
+    from trireme.session.profile import Profile
     from trireme.session.session import Session, StepResult
     from trireme.session.summaries import Summaries
     from trireme.strategies import (
@@ -90,6 +91,7 @@ __all__ = [
     "Pipeline",
     "PipelineConfig",
     "PipelinePicture",
+    "Profile",
     "Rejected",
     "RolledBack",
     "ServerError",
@@ -121,6 +123,7 @@ _HOME = {
     "Pipeline": "trireme.strategies",
     "PipelineConfig": "trireme.parallel.config",
     "PipelinePicture": "trireme.session.pipeline_picture",
+    "Profile": "trireme.session.profile",
     "SSP": "trireme.strategies",
     "Session": "trireme.session.session",
     "StepResult": "trireme.session.session",

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import socket
 import time
+from pathlib import Path
 from typing import Protocol
 
-__all__ = ["Clock", "MonotonicClock", "VirtualClock"]
+__all__ = ["Clock", "MonotonicClock", "VirtualClock", "clock_name"]
 
 
 class Clock(Protocol):
@@ -20,6 +23,19 @@ class MonotonicClock:
 
     def now(self) -> float:
         return time.monotonic()
+
+
+def clock_name() -> str:
+    """Returns which clock `time.monotonic` reads here: the same name is the same clock.
+
+    On Linux all processes since the machine was started read one. Elsewhere each has its own, as
+    far as this knows.
+    """
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        return f"{socket.gethostname()}/{os.getpid()}"
+    return f"boot/{boot}"
 
 
 class VirtualClock:

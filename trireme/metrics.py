@@ -17,9 +17,18 @@ import threading
 from bisect import bisect_left
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
-__all__ = ["COUNT_BUCKETS", "SECONDS_BUCKETS", "Counter", "Gauge", "Histogram", "Registry"]
+__all__ = [
+    "COUNT_BUCKETS",
+    "SECONDS_BUCKETS",
+    "Counter",
+    "Family",
+    "Gauge",
+    "Histogram",
+    "Registry",
+    "Sample",
+]
 
 SECONDS_BUCKETS = (
     *(1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 0.01, 0.025, 0.05),
@@ -101,6 +110,23 @@ class Histogram:
 Metric = Counter | Gauge | Histogram
 _Labels = tuple[tuple[str, str], ...]
 _M = TypeVar("_M", Counter, Gauge, Histogram)
+
+
+class Sample(NamedTuple):
+    """One number of a metric: its name with its suffix, its labels, its value."""
+
+    name: str
+    labels: dict[str, str]
+    value: float
+
+
+class Family(NamedTuple):
+    """All numbers of one name: its kind (`counter`, `gauge`, `histogram`), help text, samples."""
+
+    name: str
+    kind: str
+    help: str
+    samples: list[Sample]
 
 
 class _Family:
@@ -193,6 +219,25 @@ class Registry:
             for (suffix, further), value in member.samples().items()
         }
 
+    def families(self) -> list[Family]:
+        """Returns all metrics with their samples, for whoever writes them in a format of its own.
+
+        The further label of a histogram's ranges, `le`, is among the labels.
+        """
+        return [
+            Family(
+                name,
+                family.kind,
+                family.help,
+                [
+                    Sample(name + suffix, {**dict(labels), **_unwritten(further)}, value)
+                    for labels, member in list(family.members.items())
+                    for (suffix, further), value in member.samples().items()
+                ],
+            )
+            for name, family in list(self._families.items())
+        ]
+
     def describe(self) -> dict[str, tuple[str, str]]:
         """Returns the kind (`counter`, `gauge`, `histogram`) and help text of each name."""
         return {name: (item.kind, item.help) for name, item in list(self._families.items())}
@@ -211,6 +256,12 @@ class Registry:
 
 def _kind(metric: Metric) -> str:
     return type(metric).__name__.lower()
+
+
+def _unwritten(further: str) -> dict[str, str]:
+    """Returns a further label, which is written as `le="0.1"`, as a pair."""
+    name, _, value = further.partition("=")
+    return {name: value.strip('"')} if further else {}
 
 
 def _key(labels: dict[str, object]) -> _Labels:

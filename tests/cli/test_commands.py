@@ -19,7 +19,7 @@ from tests.launch.programs import alive, eventually
 from trireme.cli import main
 from trireme.errors import DataError
 from trireme.launch.detect import TASK_VARIABLE
-from trireme.launch.run_directory import claim, is_running, read_record
+from trireme.launch.run_directory import JobRecord, claim, is_running, read_record
 from trireme.session.checkpoint import CheckpointData, save
 
 TRIREME = [sys.executable, "-m", "trireme"]
@@ -65,7 +65,7 @@ def write(name: str, text: str) -> str:
     [
         (["rum"], "no command rum (did you mean run?)"),
         (["--hepl"], "no option --hepl (did you mean --help?)"),
-        (["top", "runs/x"], "`trireme top` is not there yet"),
+        (["scale", "runs/x"], "`trireme scale` is not there yet"),
         (["bench"], "`trireme bench` is not there yet"),
         (["run"], "name the program to run"),
         (["run", "missing.py"], "no program missing.py"),
@@ -393,3 +393,49 @@ def test_a_damaged_or_missing_checkpoint_is_said(run_dir: str, capsys, fails) ->
     assert "damaged" in fails("checkpoint", "verify", run_dir, status=1)
     assert "it has: 10, 20" in fails("checkpoint", "show", run_dir, "--step", "15", status=1)
     assert "no checkpoint in nowhere" in fails("checkpoint", "show", "nowhere", status=1)
+
+
+# top ---------------------------------------------------------------------------------------------
+
+
+def test_top_shows_a_job_that_has_only_just_been_claimed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "run"
+    directory = claim(path)
+    frames: list[float] = []
+    finished = JobRecord(
+        job="abc",
+        state="finished",
+        status=0,
+        host="here",
+        launcher=1,
+        pids={},
+        coordinator="",
+        secret_file="",
+        command=("train.py",),
+        options={},
+        origins={},
+        started=1.0,
+        ended=2.0,
+    )
+
+    def ends_soon(seconds: float) -> None:
+        frames.append(seconds)
+        directory.write_record(finished)
+        directory.release()
+
+    monkeypatch.setattr("trireme.cli.top.time.sleep", ends_soon)
+    assert main(["top", str(path)]) == 0
+    first, last = capsys.readouterr().out.splitlines()
+    assert first.startswith("0.0 s  starting  global step 0")
+    assert "finished  global step 0" in last
+    assert len(frames) == 1
+
+
+@pytest.mark.parametrize("speed", ["0", "-1", "fast", "inf"])
+def test_top_refuses_a_speed_that_is_none(
+    speed: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["top", "--speed", speed, str(tmp_path)]) == 2
+    assert f"--speed is {speed!r}: it must be a number above 0" in capsys.readouterr().err

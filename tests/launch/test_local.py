@@ -11,6 +11,7 @@ import pytest
 
 from tests.launch.programs import LISTEN, alive, eventually, run_programs
 from trireme.launch.outcome import Outcome
+from trireme.launch.run_directory import read_record
 from trireme.launch.supervision import Limits
 
 pytestmark = pytest.mark.processes
@@ -88,6 +89,7 @@ def test_a_worker_that_fails_ends_the_job_and_is_named(tmp_path: Path) -> None:
     waited = next(line for line in ran.err.splitlines() if "only waited" in line)
     assert waited.endswith("coordinator:0, ps:0, worker:0, worker:2")
     assert str(tmp_path / "logs" / "worker-1.log") in ran.err
+    assert "First worker:1 failed: ValueError: boom" in read_record(tmp_path).failure[0]
     assert (ran.record.state, ran.record.status) == ("failed", 1)
     assert_nobody_left(ran)
 

@@ -199,3 +199,41 @@ def test_norms_are_gathered_at_server_0() -> None:
     assert isinstance(close, RoundClose)
     assert close.scale == pytest.approx(0.5, rel=1e-6)
     assert answer == applied(1)
+
+
+# Who waits for whom ------------------------------------------------------------------------------
+
+
+def test_who_waits_in_a_round_and_for_whom_is_told() -> None:
+    bench = Bench(SYNC, workers=(0, 1, 2))
+    assert bench.shard.waits(bench.now) == ()
+    bench.push(1, 1, 2.0)
+    bench.now += 1.0
+    bench.push(0, 1, 2.0)
+    bench.now += 0.5
+    first, second = bench.shard.waits(bench.now)
+    assert (first.worker, first.notice.seconds) == (1, 1.5)
+    assert (second.worker, second.notice.seconds) == (0, 0.5)
+    assert first.notice.names == second.notice.names == ("worker:2",)
+    assert first.notice.reason == "round 1"
+    bench.push(2, 1, 2.0)
+    assert bench.shard.waits(bench.now) == ()
+
+
+def test_who_is_too_far_ahead_waits_for_the_slowest_and_lags_are_told() -> None:
+    bench = Bench(Rule(aggregate=1, staleness=1))
+    bench.push(0, 1, 2.0)
+    bench.push(0, 2, 2.0, pulled=1)
+    bench.now += 2.0
+    (wait,) = bench.shard.waits(bench.now)
+    assert (wait.worker, wait.notice.names) == (0, ("worker:1",))
+    assert (wait.notice.reason, wait.notice.seconds) == ("staleness bound 1", 2.0)
+    assert bench.shard.lags() == {0: 0, 1: 2}
+
+
+def test_who_waits_for_first_values_waits_for_the_chief() -> None:
+    bench = Bench(loaded=False)
+    bench.attach(1)
+    bench.pull(1)
+    (wait,) = bench.shard.waits(bench.now)
+    assert (wait.worker, wait.notice.names) == (1, ("worker:0",))

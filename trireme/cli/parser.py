@@ -11,7 +11,7 @@ from trireme.launch.settings import ENGINE_OPTIONS, GANG_OPTIONS, OPTIONS, Optio
 
 __all__ = ["COMMANDS", "NOT_BUILT", "TASK_OPTIONS", "Parser", "overview"]
 
-NOT_BUILT = ("top", "scale", "certs", "doctor", "plan", "bench")
+NOT_BUILT = ("scale", "certs", "doctor", "plan", "bench")
 NOT_BUILT_OPTIONS = ("replicas",)
 TASK_OPTIONS = tuple(
     option
@@ -206,6 +206,35 @@ def _status() -> Parser:
     return parser
 
 
+def _top() -> Parser:
+    parser = Parser(
+        "top",
+        "[--speed X] RUN",
+        "Shows the job in the run directory RUN as it goes: its tasks, their steps and phases, who "
+        "waits for whom. A job that has ended is played again from its records. Without a "
+        "terminal: a line each second. Ctrl-C ends it.",
+    )
+    parser.add_argument("run", metavar="RUN", help="a run directory")
+    parser.add_argument(
+        "--speed", metavar="X", help="how much faster to play again (default: ten seconds in all)"
+    )
+    return parser
+
+
+def _report() -> Parser:
+    parser = Parser(
+        "report",
+        "[--output FILE] RUN",
+        "Writes the run in the run directory RUN as one page of HTML that needs nothing else: "
+        "curves, where the time went, configuration, checkpoints, why it failed.",
+    )
+    parser.add_argument("run", metavar="RUN", help="a run directory")
+    parser.add_argument(
+        "--output", metavar="FILE", help="the file to write (default RUN/report.html)"
+    )
+    return parser
+
+
 def _stop() -> Parser:
     parser = Parser(
         "stop",
@@ -240,6 +269,8 @@ COMMANDS: dict[str, tuple[Callable[[], Parser], str]] = {
     "run": (_run, "start a job, on this host or on Ray: workers, parameter servers, coordinator"),
     "task": (_task, "run one task of a job, started by hand on its machine"),
     "status": (_status, "say how a job is"),
+    "top": (_top, "watch a job as it goes, or play again one that has ended"),
+    "report": (_report, "write a run as one page of HTML"),
     "stop": (_stop, "have a job save and end"),
     "checkpoint": (_checkpoint, "list, show, verify or export checkpoints"),
 }

@@ -27,6 +27,7 @@ from trireme.launch.secret import fresh_secret, read_secret
 from trireme.launch.settings import OPTIONS, Settings, check_engine, check_mesh, check_together
 from trireme.launch.supervision import Limits
 from trireme.launch.threads import thread_variables
+from trireme.monitor.records import records_directory
 
 __all__ = ["main"]
 
@@ -100,6 +101,9 @@ def _task(settings: Settings, allow_plaintext: bool) -> TaskConfig:
         transport=settings["transport"],
         compress=settings["compress"],
         overlap=settings["overlap"],
+        profile=settings["profile"],
+        metrics_port=settings["metrics-port"],
+        metrics_host=settings["metrics-host"],
         display="plain",
         join_timeout=settings["join-timeout"],
         connect_timeout=min(settings["join-timeout"], CONNECT_TIMEOUT),
@@ -129,6 +133,9 @@ def _start(settings: Settings, task: TaskConfig, script: Path, program: Sequence
         watched = console.live and task.servers > 0
         if watched:  # steps are shown in one line for all, not in each worker's own
             task = msgspec.structs.replace(task, display="events")
+        if settings["on"] == "local":  # elsewhere the directory may not be there
+            records = records_directory(directory.path.resolve())
+            task = msgspec.structs.replace(task, records=str(records))
         job = Job(
             program=tuple(program),
             task=msgspec.structs.replace(task, secret=secret),

@@ -15,6 +15,8 @@ from trireme.cluster.spec import task_name
 from trireme.errors import TriremeError
 from trireme.launch.run_directory import JobRecord, is_running, read_record
 from trireme.launch.secret import read_secret
+from trireme.monitor.picture import findings, from_cluster
+from trireme.monitor.records import read_starts
 
 __all__ = ["main"]
 
@@ -27,12 +29,12 @@ def main(arguments: Sequence[str]) -> int:
     """
     given = COMMANDS["status"][0]().read(arguments)
     path = Path(given.run)
-    status = _status(read_record(path), is_running(path))
+    status = _status(path, read_record(path), is_running(path))
     print(json.dumps(status, indent=2) if given.json else "\n".join(_lines(status)))
     return 0
 
 
-def _status(record: JobRecord, running: bool) -> dict[str, Any]:
+def _status(path: Path, record: JobRecord, running: bool) -> dict[str, Any]:
     state = record.state
     if state == "running" and not running:
         state = "lost"  # the launcher was killed: nobody wrote how the job ended
@@ -54,8 +56,20 @@ def _status(record: JobRecord, running: bool) -> dict[str, Any]:
         "tasks": [{"name": name, "pid": pid} for name, pid in record.pids.items()],
     }
     if running and record.coordinator:
-        status |= _ask_coordinator(record)
+        return status | _ask_coordinator(record)
+    recorded = _recorded(path, record)
+    for task in status["tasks"]:
+        task["status"] = recorded.get(task["name"], {})
     return status
+
+
+def _recorded(path: Path, record: JobRecord) -> dict[str, dict[str, Any]]:
+    """Returns what each task of a job recorded last, by its name."""
+    return {
+        start.begin.task: dict(start.records[-1].status)
+        for start in read_starts(path)
+        if start.begin.job == record.job and start.records
+    }
 
 
 def _ask_coordinator(record: JobRecord) -> dict[str, Any]:
@@ -71,6 +85,7 @@ def _ask_coordinator(record: JobRecord) -> dict[str, Any]:
         for task in cluster.tasks
     ]
     return {
+        "findings": findings(from_cluster("", cluster, 0.0)),
         "phase": cluster.phase,
         "reason": cluster.reason,
         "view": cluster.view,
@@ -90,6 +105,7 @@ def _lines(status: dict[str, Any]) -> list[str]:
         missing = ", ".join(status["missing"])
         waiting = f", waiting for {missing}" if missing else ""
         lines.append(f"  {status['phase']}, view {status['view']}{waiting}: {status['reason']}")
+    lines += [f"  {text}" for text in status.get("findings", ())]
     if "coordinator_error" in status:
         lines.append(f"  the coordinator does not answer: {status['coordinator_error']}")
     for task in status["tasks"]:

@@ -6,7 +6,9 @@ import argparse
 import logging
 import os
 import signal
-from collections.abc import MutableMapping, Sequence
+import time
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,6 +29,7 @@ from trireme.launch.settings import check_together, suggestion
 from trireme.launch.tether import tether
 from trireme.launch.tf_config import TF_VARIABLE, TfTask, read_tf_config
 from trireme.launch.threads import thread_variables
+from trireme.metrics import Registry
 
 if TYPE_CHECKING:
     from trireme.cluster.messages import JobOver
@@ -233,6 +236,8 @@ def _policy(config: TaskConfig) -> Policy:
 def _serve_coordinator(config: TaskConfig, place: _Place) -> JobOver | None:
     """Serves the coordinator alone until the job is over and everybody was told."""
     from trireme.cluster.coordinator import Coordinator
+    from trireme.cluster.state import cluster_status
+    from trireme.monitor.membership_metrics import MembershipMetrics
     from trireme.wire.service import Service
     from trireme.wire.transport import listen
 
@@ -240,7 +245,14 @@ def _serve_coordinator(config: TaskConfig, place: _Place) -> JobOver | None:
     coordinator = Coordinator(_policy(config), on_done=lambda: service.stop())
     service = Service(listener, [coordinator], job=config.job, secret=bytes.fromhex(config.secret))
     _tell_address(place, listener.address)
-    service.run()
+    membership = MembershipMetrics()
+    with _exposed(
+        config,
+        membership.registry,
+        place,
+        lambda: membership.take(cluster_status(time.monotonic(), coordinator.state)),
+    ):
+        service.run()
     return coordinator.over
 
 
@@ -248,19 +260,52 @@ def _serve_parameters(config: TaskConfig, place: _Place) -> JobOver | None:
     """Serves one shard of the parameters until the job is over."""
     from trireme.ps.server import ServerConfig, serve
 
-    return serve(
-        ServerConfig(
-            job=config.job,
-            secret=bytes.fromhex(config.secret),
-            index=config.index,
-            listen=place.listen,
-            coordinator=None if place.hosts_coordinator else config.coordinator,
-            policy=_policy(config),
-            allow_plaintext=config.allow_plaintext,
-            share_memory=config.transport == "auto",
-        ),
-        on_listening=lambda address: _tell_address(place, address),
+    server = ServerConfig(
+        job=config.job,
+        secret=bytes.fromhex(config.secret),
+        index=config.index,
+        listen=place.listen,
+        coordinator=None if place.hosts_coordinator else config.coordinator,
+        policy=_policy(config),
+        allow_plaintext=config.allow_plaintext,
+        share_memory=config.transport == "auto",
     )
+    registry, record = Registry(), _recorded(config)
+    with _exposed(config, registry, place):
+        return serve(
+            server,
+            on_listening=lambda address: _tell_address(place, address),
+            registry=registry,
+            report=record,
+        )
+
+
+def _exposed(
+    config: TaskConfig,
+    registry: Registry,
+    place: _Place,
+    look: Callable[[], object] = lambda: None,
+) -> AbstractContextManager[object]:
+    """Serves a task's metrics while the block runs, if that is asked for."""
+    if config.metrics_port is None:
+        return nullcontext()
+    from trireme.monitor.prometheus import expose
+
+    exposition = expose(registry, config.name, config.metrics_host, config.scrape_port, look)
+    if exposition is None:
+        return nullcontext()
+    print(f"{place.name}metrics: {exposition.address}", flush=True)
+    return exposition
+
+
+def _recorded(config: TaskConfig) -> Callable[[Mapping[str, float | str]], None]:
+    """Returns what writes a server's reports to its records, where it has some."""
+    if config.records is None:
+        return lambda status: None
+    from trireme.monitor.records import Record, RecordWriter, begin_here
+
+    writer = RecordWriter(Path(config.records), begin_here(config.name, config.job, None))
+    return lambda status: writer.write(Record(time=time.time(), status=dict(status)))
 
 
 def _serve_aggregator(config: TaskConfig, place: _Place) -> int:

@@ -177,7 +177,7 @@ class Launcher:
             )
             for line in report:
                 self._console.say(line, alarm=True)
-            self._record("failed", status)
+            self._record("failed", status, report)
         elif supervision.unsaved:
             names = ", ".join(supervision.unsaved)
             self._console.say(f"ended after {seconds:.1f} s; {names} did not save", alarm=True)
@@ -190,7 +190,7 @@ class Launcher:
             self._record("finished", status)
         return status
 
-    def _record(self, state: str, status: int | None) -> None:
+    def _record(self, state: str, status: int | None, failure: Sequence[str] = ()) -> None:
         job = self._job
         self._directory.write_record(
             JobRecord(
@@ -208,6 +208,7 @@ class Launcher:
                 origins=job.task.origins,
                 started=self._started,
                 ended=None if status is None else time.time(),
+                failure=tuple(failure),
             )
         )
 

@@ -19,6 +19,7 @@ import msgspec
 from trireme.errors import ConfigurationError
 
 __all__ = [
+    "RECORD",
     "JobRecord",
     "RunDirectory",
     "claim",
@@ -52,6 +53,7 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
         origins: where each of them came from.
         started: the time of day in seconds since 1970.
         ended: likewise; None while it runs.
+        failure: who failed first and why, line by line; nothing where nobody did.
     """
 
     job: str
@@ -68,6 +70,7 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
     started: float
     ended: float | None = None
     nodes: dict[str, str] = {}
+    failure: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

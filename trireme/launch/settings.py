@@ -100,6 +100,20 @@ def _switch(text: str) -> bool:
     return {"yes": True, "no": False, "true": True, "false": False, "1": True, "0": False}[text]
 
 
+def _steps(text: str) -> str:
+    first, _, end = text.partition(":")
+    if not (first.isdecimal() and end.isdecimal() and int(first) < int(end)):
+        raise ValueError(text)
+    return text
+
+
+def _port(text: str) -> int:
+    number = int(text)
+    if not 0 <= number < 1 << 16:
+        raise ValueError(text)
+    return number
+
+
 def _codec(text: str) -> str:
     if text not in CODECS and not text.startswith("topk:"):
         raise UsageError(
@@ -214,6 +228,12 @@ OPTIONS = (
            "sync, one server: sum the gradients of each host's workers before they leave it"),
     Option("overlap", _overlap, "auto, on or off", "auto", "WHEN",
            "pushes leave while backward runs, over tcp; auto: where it pays (default auto)"),
+    Option("profile", _steps, "FIRST:END, such as 10:15", None, "STEPS",
+           "trace these of each worker's steps, such as 10:15, into RUN/traces"),
+    Option("metrics-port", _port, "a port, or 0", None, "PORT",
+           "serve metrics for Prometheus: the coordinator here, servers and workers above; 0: any"),
+    Option("metrics-host", str, "an address of this host", "127.0.0.1", "ADDRESS",
+           "where those ports are open (default 127.0.0.1: to this host only)"),
     Option("run-dir", str, "a directory", None, "DIR",
            "where the job keeps its checkpoints, records and logs"),
     Option("max-restarts", _whole(0), "a whole number from 0", 0, "N",

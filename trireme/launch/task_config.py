@@ -62,6 +62,12 @@ class TaskConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         gang_fd: a listening socket for that, in rank 0.
         gang_prefix: of their keys there, where another launcher serves that store; empty where
             rank 0 does.
+        records: where each task records how it goes; None: workers in the session's run
+            directory, others nowhere.
+        metrics_port: where the first task of the job can be scraped; each adds its place to it.
+            0 leaves the ports to the system; None: nowhere.
+        metrics_host: the address that those ports are on.
+        profile: which of their own steps workers trace, as `10:15`; None for none.
         origins: where each value came from, by option name, for whoever prints them.
     """
 
@@ -98,6 +104,10 @@ class TaskConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     gang: str = ""
     gang_fd: int | None = None
     gang_prefix: str = ""
+    records: str | None = None
+    metrics_port: int | None = None
+    metrics_host: str = "127.0.0.1"
+    profile: str | None = None
     origins: dict[str, str] = {}
 
     def __repr__(self) -> str:
@@ -110,6 +120,23 @@ class TaskConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         """The task's name, such as `worker:1`, or `worker:1/2` within a worker of several."""
         within = f"/{self.rank}" if self.servers and self.processes > 1 and self.rank else ""
         return f"{self.role}:{self.index}{within}"
+
+    @property
+    def place(self) -> int:
+        """The task's place in the job: the coordinator's is 0, then come servers, then workers."""
+        if self.role in ("coordinator", "aggregator"):
+            return 0
+        if self.role == "ps":
+            return 1 + self.index
+        together = self.processes if self.servers else 1
+        return 1 + self.servers + self.index * together + (self.rank if self.servers else 0)
+
+    @property
+    def scrape_port(self) -> int | None:
+        """Where this task's metrics are to be had: 0 for any port, None for nowhere."""
+        if not self.metrics_port:
+            return self.metrics_port
+        return self.metrics_port + self.place
 
     @property
     def tasks(self) -> int:

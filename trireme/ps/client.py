@@ -71,6 +71,8 @@ from trireme.ps.messages import (
     StopJob,
     Stopping,
     Thaw,
+    Trace,
+    Traced,
     Verdict,
     Waiting,
 )
@@ -95,6 +97,7 @@ __all__ = [
     "Overlapping",
     "PullResult",
     "PushResult",
+    "ServerClock",
     "after_the_end",
 ]
 
@@ -190,6 +193,24 @@ class PushResult:
 
 
 @dataclass(frozen=True, slots=True)
+class ServerClock:
+    """What a server said when it was asked to trace.
+
+    Attributes:
+        now: the time there, in seconds on its monotonic clock.
+        clock: which clock that is.
+        asked, heard: between which two times here that was.
+        notes: what it did when, as JSON, where that was asked for.
+    """
+
+    now: float
+    clock: str
+    asked: float
+    heard: float
+    notes: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class _Update:
     """All that a push says of its gradients, in every server's words."""
 
@@ -277,8 +298,9 @@ class Client:
         self.options = options
         self.step = 0
         self.stopping = False
-        self.bytes_sent = 0
-        self.bytes_received = 0
+        self.verdicts: list[Verdict] = []  # what each server said of the last push
+        self.bytes_sent = 0  # gradients that were pushed, by whatever way they went
+        self.bytes_received = 0  # values that pushes brought back
         self._membership = membership
         self._flat = flat
         self._layout = flat.layout
@@ -561,6 +583,7 @@ class Client:
         assert replies is not None, "there was no push to wait for"
         self._pushed = False
         self._acknowledged = self._sequence
+        self.verdicts = [reply.verdict for reply in replies]
         first = replies[0]
         verdict = first.verdict
         if isinstance(verdict.original if isinstance(verdict, Duplicate) else verdict, Stale):
@@ -667,6 +690,19 @@ class Client:
         """Returns how each server is."""
         answers = self._ask_all(lambda server: _Request(lambda view: Status()))
         return [_expect(answer, ServerStatus) for answer in answers]
+
+    def trace(self, action: Literal["start", "stop", "read"]) -> list[ServerClock]:
+        """Asks each server in turn to note what it does when, to end that, or for its notes."""
+        self.settle()
+        answers = []
+        for link in self._links:
+            sent = time.monotonic()
+            self._start(link, _Request(lambda view: Trace(action)))
+            answer = self._finish(link)
+            message = _expect(answer, Traced)
+            notes = b"".join(answer[1])
+            answers.append(ServerClock(message.now, message.clock, sent, time.monotonic(), notes))
+        return answers
 
     # -- what workers tell each other -----------------------------------------------------------
 

@@ -6,7 +6,7 @@ with that sequence may come, which say for whom the reply is withheld.
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import msgspec
 
@@ -65,6 +65,8 @@ __all__ = [
     "TensorSpec",
     "Thaw",
     "Thawed",
+    "Trace",
+    "Traced",
     "Verdict",
     "Waiting",
     "WorkerProgress",
@@ -652,6 +654,29 @@ class ServerStatus(Message, frozen=True, array_like=True):
     counters: dict[str, float]
 
 
+class Trace(Message, frozen=True, array_like=True):
+    """Asks a server to note what it does when, to end that, or for its notes. Answered by `Traced`.
+
+    It notes while anybody wants it to; notes are dropped when somebody is the first to want them.
+    """
+
+    kind: ClassVar[int] = 112
+    action: Literal["start", "stop", "read"]
+
+
+class Traced(Message, frozen=True, array_like=True):
+    """The answer to `Trace`. Payload: the notes as JSON, if they were asked for.
+
+    Attributes:
+        now: the time at the server, in seconds on its monotonic clock.
+        clock: which clock that is: tasks that name the same one read the same one.
+    """
+
+    kind: ClassVar[int] = 113
+    now: float
+    clock: str
+
+
 PS_MESSAGES: tuple[type[Message], ...] = (
     Attach,
     Attached,
@@ -691,5 +716,7 @@ PS_MESSAGES: tuple[type[Message], ...] = (
     PushedTogether,
     Status,
     ServerStatus,
+    Trace,
+    Traced,
 )
 PS_CATALOG = Catalog(PS_MESSAGES)

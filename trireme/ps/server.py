@@ -9,18 +9,20 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 import torch
 
+from trireme.clock import clock_name
 from trireme.cluster.coordinator import Coordinator
 from trireme.cluster.messages import JobOver
 from trireme.cluster.rendezvous import Member, MemberConfig
 from trireme.cluster.state import Policy
 from trireme.cluster.view import ServerEntry, View
 from trireme.errors import FrameError, JobFailed, Rejected, TriremeError, WireError
+from trireme.metrics import Registry
 from trireme.ps.dense import as_bytes
 from trireme.ps.instructions import Instruction, Reply, Send
 from trireme.ps.intake import Intake, Staging
@@ -53,10 +55,14 @@ from trireme.ps.messages import (
     StopJob,
     TensorSpec,
     Thaw,
+    Trace,
+    Traced,
     Waiting,
 )
+from trireme.ps.notes import Notes
+from trireme.ps.observation import Observation, Report
 from trireme.ps.shard import Shard
-from trireme.ps.values import tensors_from
+from trireme.ps.values import make_values, tensors_from
 from trireme.wire.connection import Connection, Incoming
 from trireme.wire.handshake import Identity, authenticate
 from trireme.wire.message import Message
@@ -96,6 +102,7 @@ class ShardHandler:
     Args:
         index: this server's task index.
         now: the service's clock.
+        observation: who watches the shard, if anybody.
 
     Attributes:
         leader_gone: called when the connection to server 0 is lost.
@@ -103,10 +110,17 @@ class ShardHandler:
 
     messages: tuple[type[Message], ...] = PS_MESSAGES
 
-    def __init__(self, index: int, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        index: int,
+        now: Callable[[], float] = time.monotonic,
+        observation: Observation | None = None,
+    ) -> None:
         self.index = index
-        self.shard = Shard(index)
+        self.shard = Shard(index, make_values if observation is None else observation.values)
         self._now = now
+        self._observation = observation
+        self._notes = Notes()
         self._intake = Intake(index, lambda: self.shard.layout, lambda: self.shard.rule.codec)
         self._servers: dict[int, Link] = {}
         self._speaking: dict[Identity, Link] = {}  # what each process last spoke over
@@ -146,6 +160,30 @@ class ShardHandler:
 
     def received(self, link: Link, incoming: Incoming) -> None:
         """Lets a message happen to the shard, and carries out what that leads to."""
+        if isinstance(incoming.message, Trace):
+            self._trace(link, incoming.sequence, incoming.message)
+        elif not self._notes.wanted:
+            self._take(link, incoming)
+        else:
+            began, name = time.monotonic(), type(incoming.message).__name__
+            self._take(link, incoming)
+            self._notes.handled(name, link.identity.task, began, time.monotonic())
+
+    def _trace(self, link: Link, sequence: int, message: Trace) -> None:
+        """Begins or ends to note what happens when, or tells it."""
+        task, payload = link.identity.task, b""
+        if message.action == "start":
+            self._notes.start(task)
+        elif message.action == "stop":
+            self._notes.stop(task)
+        else:
+            payload = self._notes.export()
+        if self._observation is not None:
+            self._observation.spectator = self._notes if self._notes.wanted else None
+        views = [memoryview(payload)] if payload else []
+        link.offer(Traced(time.monotonic(), clock_name()), views, sequence=sequence)
+
+    def _take(self, link: Link, incoming: Incoming) -> None:
         now, message = self._now(), incoming.message
         self._supersede(link)
         if isinstance(message, Push):
@@ -193,6 +231,7 @@ class ShardHandler:
 
     def closed(self, link: Link, error: WireError | None) -> None:
         """A peer is gone: the coordinator says whether for good."""
+        self._notes.stop(link.identity.task)
         if self._speaking.get(link.identity) is link:
             del self._speaking[link.identity]
         for server in [s for s, other in self._servers.items() if other is link]:
@@ -203,6 +242,8 @@ class ShardHandler:
     def tick(self, now: float) -> None:
         """Passes time on."""
         self._carry_out(self.shard.tick(now))
+        if self._observation is not None:
+            self._observation.look(now, self.shard)
 
     # -- from the coordinator -------------------------------------------------------------------
 
@@ -360,12 +401,20 @@ class ServerConfig:
     share_memory: bool = True
 
 
-def serve(config: ServerConfig, on_listening: Callable[[str], None]) -> JobOver | None:
+def serve(
+    config: ServerConfig,
+    on_listening: Callable[[str], None],
+    *,
+    registry: Registry | None = None,
+    report: Report = lambda status: None,
+) -> JobOver | None:
     """Serves one shard until the job is over.
 
     Args:
         config: which server this is.
         on_listening: told the address that was got, before anything else.
+        registry: where the server counts; its own by default.
+        report: told how the server is, every half second, as the coordinator is.
 
     Returns:
         How the job ended; None when the service was stopped from outside.
@@ -378,15 +427,18 @@ def serve(config: ServerConfig, on_listening: Callable[[str], None]) -> JobOver 
     torch.set_grad_enabled(False)
     listener = listen(config.listen, allow_plaintext=config.allow_plaintext)
     on_listening(listener.address)
-    return _Server(config, listener).run()
+    return _Server(config, listener, registry or Registry(), report).run()
 
 
 class _Server:
     """The parts of a server process, and how they learn of each other's end."""
 
-    def __init__(self, config: ServerConfig, listener: Listener) -> None:
+    def __init__(
+        self, config: ServerConfig, listener: Listener, registry: Registry, report: Report
+    ) -> None:
         self._config = config
-        self._handler = ShardHandler(config.index)
+        self._record = report
+        self._handler = ShardHandler(config.index, observation=Observation(registry, self._report))
         handlers: list[Handler] = [self._handler]
         if config.coordinator is None:
             handlers.append(Coordinator(config.policy, on_done=self._coordinator_done))
@@ -451,6 +503,10 @@ class _Server:
 
     def _coordinator_done(self) -> None:
         self._service.stop()
+
+    def _report(self, status: Mapping[str, float | str]) -> None:
+        self._member.report(status)
+        self._record(status)
 
 
 def beside(address: str) -> list[Listener]:

@@ -20,7 +20,7 @@ values, and a repeat gets the same verdict.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -86,7 +86,7 @@ from trireme.ps.round import Decision, Follower, Judge, Leader, Round
 from trireme.ps.rule import Rule
 from trireme.ps.values import Tensors, Values, ValuesFactory, make_values
 
-__all__ = ["FREEZE_SECONDS", "NOTICE_SECONDS", "Shard"]
+__all__ = ["FREEZE_SECONDS", "NOTICE_SECONDS", "Shard", "Wait"]
 
 NOTICE_SECONDS = 5.0
 """How often a worker whose answer is withheld is told for whom it waits."""
@@ -102,6 +102,14 @@ class _Answer:
     pending: Pending
     verdict: Verdict
     staleness: int
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """A worker whose answer is withheld, and what it is told about it from time to time."""
+
+    worker: int
+    notice: Waiting
 
 
 class Shard:
@@ -712,38 +720,55 @@ class Shard:
             out += self._notices(now)
         return out
 
+    def waits(self, now: float) -> tuple[Wait, ...]:
+        """Returns whose answers are withheld, and for whom; the longest first."""
+        waits = [wait for _, wait in self._withheld_answers(now)]
+        return tuple(sorted(waits, key=lambda wait: -wait.notice.seconds))
+
+    def lags(self) -> dict[int, int]:
+        """Returns by how many pushes each training worker is behind the one that is furthest."""
+        records = self._table.records
+        clocks = {worker: records[worker].clock for worker in self._roster.live}
+        return {worker: max(clocks.values()) - clock for worker, clock in clocks.items()}
+
     def _notices(self, now: float) -> list[Instruction]:
-        chief = self._roster.view.chief
-        initialiser = () if chief is None else (f"worker:{chief}",)
         out: list[Instruction] = [
-            Reply(route, Waiting("its first values", initialiser, now - since))
-            for route, _, since in self._unloaded
+            Reply(route, wait.notice) for route, wait in self._withheld_answers(now)
         ]
-        missing = self._judge.missing(self._round, self._roster.live)
-        waiting = [pending for pending in self._round.pending.values() if not pending.answered]
-        reason = f"round {self._round.step + 1}"
-        out += [Reply(p.route, Waiting(reason, missing, now - p.since)) for p in waiting]
         training = tuple(f"worker:{worker}" for worker in sorted(self._roster.live))
         out += [
             Reply(route, Waiting("the last updates", training, now - since))
             for route, since in self._draining
         ]
-        return [*out, *self._notices_of_withheld(now)]
+        return out
 
-    def _notices_of_withheld(self, now: float) -> list[Reply]:
+    def _withheld_answers(self, now: float) -> Iterator[tuple[object, Wait]]:
+        """Yields who waits for an answer, with where it will go, why and for whom."""
+        chief = self._roster.view.chief
+        initialiser = () if chief is None else (f"worker:{chief}",)
+        for route, pull, since in self._unloaded:
+            notice = Waiting("its first values", initialiser, now - since)
+            yield route, Wait(pull.worker, notice)
+        missing = self._judge.missing(self._round, self._roster.live)
+        for pending in self._round.pending.values():
+            if not pending.answered:
+                notice = Waiting(f"round {self._round.step + 1}", missing, now - pending.since)
+                yield pending.route, Wait(pending.push.worker, notice)
+        if self._withheld:
+            yield from self._withheld_by_clock(now)
+
+    def _withheld_by_clock(self, now: float) -> Iterator[tuple[object, Wait]]:
+        """Yields those who are too far ahead, or of whom it is not known if they go on."""
         live, bound = self._roster.live, f"staleness bound {self.rule.staleness}"
         slowest = self._table.slowest(live)
         behind = tuple(f"worker:{w}" for w in live if self._table.records[w].clock == slowest)
         last = tuple(f"worker:{worker}" for worker in sorted(self._ending.under_way))
-        return [
-            Reply(
-                answer.pending.route,
-                Waiting("the last updates", last, now - answer.pending.since)
-                if self._ending.undecided(worker, self.step)
-                else Waiting(bound, behind, now - answer.pending.since),
-            )
-            for worker, answer in self._withheld.items()
-        ]
+        for worker, answer in self._withheld.items():
+            reason, names = bound, behind
+            if self._ending.undecided(worker, self.step):
+                reason, names = "the last updates", last
+            notice = Waiting(reason, names, now - answer.pending.since)
+            yield answer.pending.route, Wait(worker, notice)
 
     def status(self, now: float, route: object, request: Status) -> list[Instruction]:
         """Tells how things are."""

@@ -143,11 +143,15 @@ class Values:
 
 
 def make_values(
-    layout: Layout, server: int, optimizer: OptimizerSpec, average: Average | None
+    layout: Layout,
+    server: int,
+    optimizer: OptimizerSpec,
+    average: Average | None,
+    kind: type[Values] = Values,
 ) -> Values:
     """Returns a server's values in memory of its own, zero until they are loaded."""
     buffer = PartBuffer(layout, server)
-    return Values(
+    return kind(
         layout, server, buffer, SegmentOptimizer(optimizer, layout, server, buffer), average
     )
 

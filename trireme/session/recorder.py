@@ -5,15 +5,20 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import psutil  # type: ignore[import-untyped]
 import torch
 from torch import nn
 
-from trireme.metrics import Registry
+from trireme.launch.detect import TaskConfig
+from trireme.metrics import COUNT_BUCKETS, Histogram, Registry
+from trireme.monitor.prometheus import expose
+from trireme.monitor.records import Record, RecordWriter, begin_here, records_directory
 from trireme.monitor.tensorboard import TensorBoard
 from trireme.ps.messages import Applied, Verdict
 from trireme.session.options import Options
+from trireme.session.phases import ALONE, SERVED, Phases
 from trireme.session.progress import Progress, ProgressRow, summary_line
 from trireme.session.result import StepResult
 from trireme.session.supervisor import Supervisor
@@ -21,6 +26,28 @@ from trireme.session.supervisor import Supervisor
 __all__ = ["Recorder"]
 
 _REPORT_SECONDS = 0.5
+
+_GAUGES = {
+    "global_step": "The global step of the values",
+    "loss": "The loss of the newest batch",
+    "examples_per_second": "Examples that this worker computes each second",
+    "memory_bytes": "Resident memory of the process",
+}
+"""What a worker reports, by name, that is a gauge too."""
+
+
+class _Mark(NamedTuple):
+    """The sums at a time, from which means over what came after are made."""
+
+    time: float
+    steps: int
+    examples: int
+    staleness: int
+    seconds: dict[str, float]
+
+    def pace(self, before: _Mark) -> float:
+        """Returns the examples per second since an earlier mark."""
+        return (self.examples - before.examples) / max(self.time - before.time, 1e-9)
 
 
 class Recorder:
@@ -37,7 +64,6 @@ class Recorder:
 
     Attributes:
         applied, stale: this worker's steps by the verdict of the push that they went into.
-        data_seconds: spent waiting for batches since the last record.
     """
 
     def __init__(
@@ -54,7 +80,6 @@ class Recorder:
         self._counts = counts
         self.applied = 0
         self.stale = 0
-        self.data_seconds = 0.0
         self._supervisor = supervisor
         self._progress = progress
         self._directory = None if run_dir is None else run_dir / "tensorboard"
@@ -63,18 +88,31 @@ class Recorder:
         self._max_steps = max_steps
         self._board: TensorBoard | None = None
         self._steps = 0
+        self._last: StepResult | None = None
         self._examples = 0
         self._first_step = supervisor.global_step
-        self._began = time.perf_counter()
+        self._began = time.monotonic()
         self._ended: float | None = None
-        self._marked = (self._began, 0)
         self._report_at = 0.0
-        self._reported = (self._began, 0)
-        self._compute_seconds = 0.0
-        self._push_seconds = 0.0
-        self._staleness = 0
         self._bytes = (0, 0)  # pushed and pulled up to the last record
         self.registry = Registry()
+        alone = not supervisor.task.servers and supervisor.task.processes == 1
+        self.phases = Phases(ALONE if alone else SERVED, self.registry)
+        self._recorded = _Mark(self._began, 0, 0, 0, dict(self.phases.totals))
+        self._reported = self._recorded
+        self._staleness = 0
+        self._staleness_histogram = self.registry.histogram(
+            "trireme_push_staleness", "Updates between a pull and its push", COUNT_BUCKETS
+        )
+        self._process = psutil.Process()
+        self._gauges = {
+            name: self.registry.gauge(f"trireme_{name}", text) for name, text in _GAUGES.items()
+        }
+        task = supervisor.task
+        self._journal = _journal(task, run_dir)
+        self._exposition = expose(self.registry, task.name, task.metrics_host, task.scrape_port)
+        if self._exposition is not None:
+            progress.message(f"metrics: {self._exposition.address}")
         self._count_applied = self.registry.counter(
             "trireme_pushes_total", "Pushes by verdict", verdict="applied"
         )
@@ -82,10 +120,10 @@ class Recorder:
             "trireme_pushes_total", "Pushes by verdict", verdict="stale"
         )
         self._count_pushed = self.registry.counter(
-            "trireme_pushed_bytes_total", "Bytes of updates sent to the servers, as packed"
+            "trireme_bytes_pushed_total", "Bytes of updates sent to the servers, as packed"
         )
         self._count_pulled = self.registry.counter(
-            "trireme_pulled_bytes_total", "Bytes of values received from the servers"
+            "trireme_bytes_pulled_total", "Bytes of values received from the servers"
         )
         self._count_examples = self.registry.counter(
             "trireme_examples_total", "Examples computed by this worker"
@@ -93,18 +131,29 @@ class Recorder:
 
     # -- each step ------------------------------------------------------------------------------
 
-    def step(self, result: StepResult, compute_seconds: float, push_seconds: float) -> None:
-        """Counts a step; shows and records it where that is due."""
+    def fetched(self, began: float, ended: float) -> None:
+        """Counts a wait for a batch, between two readings of `time.monotonic`."""
+        self.phases.add("data", began, ended)
+
+    def step(self, result: StepResult, began: float, computed: float) -> None:
+        """Counts a step; shows and records it where that is due.
+
+        Args:
+            result: what it came to.
+            began: when it began, on `time.monotonic`.
+            computed: when its gradient was there.
+        """
         self._steps += 1
+        self._last = result
         self._examples += result.examples
         if result.verdict is not None:
             self.count(result.verdict, result.steps)
         self._count_examples.increment(result.examples)
         self._count_pushed.value = self._supervisor.bytes_pushed
         self._count_pulled.value = self._supervisor.bytes_pulled
-        self._compute_seconds += compute_seconds
-        self._push_seconds += push_seconds
+        self._count_phases(began, computed)
         self._staleness += result.staleness
+        self._staleness_histogram.observe(result.staleness)
         row = ProgressRow(self._steps, result.global_step, self.job_examples, result)
         self._progress.step(row)
         if self._steps % self._options.log_every == 0:
@@ -113,6 +162,17 @@ class Recorder:
         if now >= self._report_at:
             self._report_at = now + _REPORT_SECONDS
             self._report(result)
+
+    def _count_phases(self, began: float, computed: float) -> None:
+        phases, exchange = self.phases, self._supervisor.exchange
+        phases.add("compute", began, computed)
+        if "apply" in phases.totals:
+            phases.add("apply", exchange.push_began, exchange.push_ended)
+        else:
+            phases.add("push", exchange.push_began, exchange.push_ended)
+            phases.add("wait", exchange.wait_began, exchange.wait_ended)
+        if exchange.wait_began > exchange.push_ended:  # the next batch was made meanwhile
+            phases.add("data", exchange.push_ended, exchange.wait_began)
 
     def count(self, verdict: Verdict, steps: int) -> None:
         """Counts a push, and the steps that it was of, by what became of it."""
@@ -134,22 +194,24 @@ class Recorder:
         steps = self._supervisor.global_step - self._first_step
         return self._examples / self._steps * steps * self._updates_per_step
 
+    def _mark(self) -> _Mark:
+        now = time.monotonic()
+        return _Mark(now, self._steps, self._examples, self._staleness, dict(self.phases.totals))
+
     def _record(self, result: StepResult) -> None:
-        now = time.perf_counter()
-        since, steps = self._marked
-        made = max(self._steps - steps, 1)
-        pace = result.examples * made / max(now - since, 1e-9)
+        before, now = self._recorded, self._mark()
+        self._recorded = now
+        made = max(now.steps - before.steps, 1)
+        seconds = self.phases.since(before.seconds, made)
         values = self._values(result)
         if self._supervisor.is_chief:
             self.log(
                 {
                     **values,
                     **self._learning_rates(),
-                    "speed/examples_per_second": pace,
-                    "speed/data_seconds": self.data_seconds / made,
-                    "speed/compute_seconds": self._compute_seconds / made,
-                    "speed/push_seconds": self._push_seconds / made,
-                    "updates/staleness": self._staleness / made,
+                    "speed/examples_per_second": now.pace(before),
+                    **{f"speed/{name}": value for name, value in seconds.items()},
+                    "updates/staleness": (now.staleness - before.staleness) / made,
                     "updates/applied_total": float(self.applied),
                     "updates/stale_total": float(self.stale),
                     **self._bytes_per_step(made),
@@ -158,9 +220,6 @@ class Recorder:
                 "train",
             )
         self._supervisor.share_buffers()
-        self._marked = (now, self._steps)
-        self.data_seconds = self._compute_seconds = self._push_seconds = 0.0
-        self._staleness = 0
 
     def _bytes_per_step(self, steps: int) -> dict[str, float]:
         """Returns what this worker's steps since the last record took on the wire."""
@@ -180,22 +239,38 @@ class Recorder:
         own = {"loss": result.loss, **result.metrics} if self._counts else {}
         return self._supervisor.mean(own, counts=self._counts)
 
-    def _report(self, result: StepResult) -> None:
-        """Says how it goes, for whoever asks the coordinator."""
-        now = time.perf_counter()
-        since, examples = self._reported
-        self._reported = (now, self._examples)
-        self._supervisor.report(
-            step=self._steps,
-            global_step=result.global_step,
-            max_steps=self._max_steps or 0,
-            loss=result.loss,
-            examples_per_second=(self._examples - examples) / max(now - since, 1e-9),
-            applied=self.applied,
-            stale=self.stale,
-            bytes_pushed=self._supervisor.bytes_pushed,
-            bytes_pulled=self._supervisor.bytes_pulled,
-        )
+    def _report(self, result: StepResult, *, last: bool = False) -> None:
+        """Says how it goes, for whoever asks the coordinator, and for the records."""
+        before, now = self._reported, self._mark()
+        self._reported = now
+        made = now.steps - before.steps
+        status: dict[str, float | str] = {
+            "step": self._steps,
+            "global_step": result.global_step,
+            "max_steps": self._max_steps or 0,
+            "loss": result.loss,
+            "examples_per_second": now.pace(before),
+            "applied": self.applied,
+            "stale": self.stale,
+            "staleness": (now.staleness - before.staleness) / max(made, 1),
+            "memory_bytes": self._process.memory_info().rss,
+        }
+        if self._exposition is not None:
+            status["metrics"] = self._exposition.address
+        for name, gauge in self._gauges.items():
+            gauge.value = float(status[name])
+        status["bytes_pushed"] = self._supervisor.bytes_pushed
+        status["bytes_pulled"] = self._supervisor.bytes_pulled
+        status |= self.phases.since(before.seconds, made)
+        self._supervisor.report(status)
+        if self._journal is not None:
+            record = Record(
+                time=time.time(),
+                status={"state": self._supervisor.state, **status},
+                seconds=now.seconds,
+                staleness=_upper_bounds(self._staleness_histogram),
+            )
+            self._journal.write(record, due=last)
 
     def _lags(self) -> dict[str, float]:
         """Returns how far behind each worker is; nothing without servers."""
@@ -236,6 +311,10 @@ class Recorder:
         shown = " ".join(f"{key} {value:.4f}" for key, value in results.items())
         self._progress.message(f"{name} at global step {self._supervisor.global_step}: {shown}")
 
+    def say(self, text: str) -> None:
+        """Shows a line."""
+        self._progress.message(text)
+
     def checkpoint(self, path: Path) -> None:
         """Shows that a checkpoint was written."""
         self._progress.message(f"saved {path}")
@@ -253,7 +332,10 @@ class Recorder:
 
     def training_ended(self) -> None:
         """Stops the watch: what comes now is saving and evaluating."""
-        self._ended = time.perf_counter()
+        self._ended = time.monotonic()
+        if self._last is not None:
+            self._report(self._last, last=True)
+            self._last = None  # it holds what was computed
         self._progress.training_ended()
 
     def finish(self) -> None:
@@ -279,7 +361,7 @@ class Recorder:
             )
         if self._board is not None:
             say(f"curves: tensorboard --logdir {self._directory}")
-        seconds = (self._ended or time.perf_counter()) - self._began
+        seconds = (self._ended or time.monotonic()) - self._began
         say(summary_line(steps, seconds, self.job_examples))
 
     def close(self) -> None:
@@ -287,3 +369,23 @@ class Recorder:
         if self._board is not None:
             self._board.close()
             self._board = None
+        if self._journal is not None:
+            self._journal.close()
+        if self._exposition is not None:
+            self._exposition.close()
+
+
+def _journal(task: TaskConfig, run_dir: Path | None) -> RecordWriter | None:
+    """Returns where this worker's records go; None for nowhere."""
+    if task.records is None and run_dir is None:
+        return None
+    directory = (
+        Path(task.records) if task.records is not None else records_directory(Path(run_dir or "."))
+    )
+    return RecordWriter(directory, begin_here(task.name, task.job, run_dir))
+
+
+def _upper_bounds(histogram: Histogram) -> dict[str, float]:
+    """Returns how many values were at most so large, by that bound as text."""
+    samples = histogram.samples().items()
+    return {label[4:-1]: count for (suffix, label), count in samples if suffix == "_bucket"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -81,8 +82,8 @@ class Session:
         max_steps: int | None = None,
         **options: Unpack[OptionValues],
     ) -> None:
-        self.options: Options = make_options(options)
         self.task: TaskConfig = task_here()
+        self.options: Options = _with_profile(make_options(options), self.task)
         self.metrics = dict(metrics or {})
         self.run_dir = _run_dir(self.task.run_dir or run_dir)
         self.max_steps = max_steps
@@ -305,6 +306,22 @@ class Session:
             return None
         return self._loader.originals(batch, count)
 
+    @property
+    def supervisor(self) -> Supervisor:
+        """This worker's life in its job; for hooks of Trireme's own."""
+        return self._supervisor
+
+    @property
+    def recorder(self) -> Recorder:
+        """What counts and shows this worker's steps; for hooks of Trireme's own."""
+        return self._recorder
+
+    @property
+    def launch_dir(self) -> Path | None:
+        """The launch's run directory, else the program's; None where there is neither."""
+        records = self.task.records
+        return self.run_dir if records is None else Path(records).parent
+
     def should_stop(self) -> bool:
         """Returns whether training should end; agreed by all workers."""
         return self._supervisor.should_stop
@@ -383,9 +400,9 @@ class Session:
                             self._left_over.clear()
                             loader.discard()
                             batches = iter(loader)
-                        began = time.perf_counter()
+                        began = time.monotonic()
                         batch = next(batches)
-                        self._recorder.data_seconds += time.perf_counter() - began
+                        self._recorder.fetched(began, time.monotonic())
                         batch.dataset = name
                         self._handed_out.append(batch)
                         yield batch
@@ -415,10 +432,10 @@ class Session:
             NonFiniteError: the loss is NaN or infinite, and the policy is to raise.
             JobFailed: the job has ended elsewhere; says where and why.
         """
-        began = time.perf_counter()
         supervisor = self._supervisor
         for hook in self.options.hooks:
             hook.before_step(self, batch)
+        began = time.monotonic()
         if self.options.deterministic:
             torch.manual_seed(derive(self.options.seed, _SEED_STEP, self._place, self.global_step))
         supervisor.begin_step()
@@ -428,15 +445,14 @@ class Session:
         )
         if self._clip_here is not None:
             self._replica.clip(self._clip_here)
-        computed = time.perf_counter()
+        computed = time.monotonic()
         self._handed_out.clear()
         pushed = supervisor.update(float(result.examples), spans, self._prepare)
         if pushed is not None:
             result.decide(pushed)
         result.global_step = supervisor.global_step
-        ended = time.perf_counter()
-        result.seconds = ended - began
-        self._recorder.step(result, computed - began, ended - computed)
+        result.seconds = time.monotonic() - began
+        self._recorder.step(result, began, computed)
         for hook in self.options.hooks:
             hook.after_step(self, result)
         self._announce_checkpoints()
@@ -607,6 +623,15 @@ def _on_device(model: nn.Module, device: str | torch.device) -> nn.Module:
             f"the model cannot be put on device {str(device)!r} ({error}): PyTorch finds {found} "
             "here; leave `device` out to train where the model is"
         ) from error
+
+
+def _with_profile(options: Options, task: TaskConfig) -> Options:
+    """Adds what the launch wants traced to the hooks."""
+    if task.profile is None:
+        return options
+    from trireme.session.profile import Profile
+
+    return replace(options, hooks=(*options.hooks, Profile(task.profile)))
 
 
 def _spans(batches: Iterable[Batch]) -> list[Span]:

@@ -15,7 +15,7 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import msgspec
 import torch
@@ -29,11 +29,11 @@ from trireme.cluster.view import View
 from trireme.errors import CheckpointError, ConfigurationError, Fenced, JobFailed, TriremeError
 from trireme.launch.detect import TaskConfig
 from trireme.launch.outcome import describe
-from trireme.ps.client import Client, ClientOptions, PushResult
+from trireme.ps.client import Client, ClientOptions, PushResult, ServerClock
 from trireme.ps.dense import FlatModel
 from trireme.ps.host_link import aggregator_address
 from trireme.ps.local import LocalClient
-from trireme.ps.messages import GroupSpec, OptimizerSpec, Span, Stale
+from trireme.ps.messages import GroupSpec, OptimizerSpec, Span, Stale, Verdict
 from trireme.ps.optim import OPTIMIZERS, groups_of, spec_of
 from trireme.ps.rule import Rule
 from trireme.ps.snapshot import ModelState
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 
     _AnyClient = Client | Averager | LocalClient | GangClient | CrewLeader | CrewFollower
 
-__all__ = ["Supervisor", "Training"]
+__all__ = ["Exchange", "Supervisor", "Training"]
 
 _log = logging.getLogger(__name__)
 
@@ -98,6 +98,18 @@ class Training:
     outer: OptimizerSpec | None = None
 
 
+class Exchange(NamedTuple):
+    """When the parts of an update began and ended, on `time.monotonic`.
+
+    With prefetch the wait, for the push before, comes first.
+    """
+
+    push_began: float = 0.0
+    push_ended: float = 0.0
+    wait_began: float = 0.0
+    wait_ended: float = 0.0
+
+
 class _Watch:
     """A member as the parameter server's client sees it."""
 
@@ -133,6 +145,7 @@ class Supervisor:
         self._member: Member | None = None
         self._client: _AnyClient | None = None
         self._gang_client: GangClient | None = None  # the client, where a gang trains by itself
+        self._connections: Client | None = None  # to the servers, whatever the client is
         self._averager: Averager | None = None
         self._copied: CheckpointData | None = None  # not written yet: see `_save_if_due`
         self._saver: Saver | None = None
@@ -149,6 +162,7 @@ class Supervisor:
         self._hyper_then: tuple[GroupSpec, ...] = ()
         self._comes_back = False
         self._under_way = False  # a push that nobody has waited for
+        self.exchange = Exchange()  # of the last update
 
     # -- joining --------------------------------------------------------------------------------
 
@@ -210,7 +224,7 @@ class Supervisor:
         self._member.wait_for_view(
             timeout=self.task.join_timeout + 60.0, on_waiting=self._progress.waiting
         )
-        client: Client | Averager = Client(
+        self._connections = connections = Client(
             ClientOptions(
                 job=self.task.job,
                 secret=secret,
@@ -226,9 +240,9 @@ class Supervisor:
             _Watch(self._member),
             training.flat,
         )
+        client: Client | Averager = connections
         if training.outer is not None:
-            assert isinstance(client, Client)
-            client = self._averager = Averager(client, training.flat, training.optimizer)
+            client = self._averager = Averager(connections, training.flat, training.optimizer)
         self._client = client
         if gang is not None:
             from trireme.session.crew import CrewLeader
@@ -625,15 +639,22 @@ class Supervisor:
     ) -> PushResult | None:
         client = self.client
         if not isinstance(client, Client) or not self._training.prefetch:
+            began = time.monotonic()
             client.push(weight, hyper=self._hyper(), examples=examples)
+            pushed = time.monotonic()
             meanwhile()
-            return client.wait()
-        basis = client.step
+            waiting = time.monotonic()
+            result = client.wait()
+            self.exchange = Exchange(began, pushed, waiting, time.monotonic())
+            return result
+        basis, waiting = client.step, time.monotonic()
         before = client.wait() if self._under_way else None
+        began = time.monotonic()
         self._under_way = False
         if before is None or not before.stop:
             client.push(weight, hyper=self._hyper(), examples=examples, pulled=basis)
             self._under_way = True
+        self.exchange = Exchange(began, time.monotonic(), waiting, began)
         return before
 
     def _decided(self, result: PushResult | None) -> None:
@@ -857,7 +878,16 @@ class Supervisor:
         except TriremeError as another:
             _log.warning("while failing: %s", another)
 
-    def report(self, **status: float | str) -> None:
+    def trace(self, action: Literal["start", "stop", "read"]) -> list[ServerClock]:
+        """As `Client.trace`; nothing where this process has no connection to servers."""
+        return [] if self._connections is None else self._connections.trace(action)
+
+    @property
+    def verdicts(self) -> Sequence[Verdict]:
+        """What each server said of the last push; nothing as for `trace`."""
+        return () if self._connections is None else self._connections.verdicts
+
+    def report(self, status: Mapping[str, float | str]) -> None:
         """Says how it goes with the next heartbeat."""
         if self._member is not None:
             self._member.report({"state": self.state, **status})

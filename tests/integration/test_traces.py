@@ -1,0 +1,32 @@
+"""`trireme run --profile`: one timeline of processes that share nothing but the machine's clock."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.integration.shell import PROGRAMS, Shell
+from tests.tracing import arrows, read_trace, tasks_of
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
+
+
+def test_two_workers_and_a_server_on_one_timeline(shell: Shell) -> None:
+    ended = shell.run(
+        *("run", "--ps", 1, "--workers", 2, "--strategy", "sync", "--run-dir", "run"),
+        *("--profile", "5:8", PROGRAMS / "train.py", "--out", "out", "--max-steps", 20),
+    )
+    assert ended.status == 0, ended.text
+    assert "traces/steps-5-8.json.gz (https://ui.perfetto.dev opens it)" in ended.out
+    events = read_trace(shell.directory / "run" / "traces" / "steps-5-8.json.gz")
+    tasks = tasks_of(events)
+    assert tasks == {"ps:0": 1, "worker:0": 2, "worker:1": 3}
+    assert len(arrows(events)) == 2 * 3
+    for worker in ("worker:0", "worker:1"):
+        computed = [e for e in events if e["pid"] == tasks[worker] and e.get("cat") == "cpu_op"]
+        assert sum(event["name"] == "aten::addmm" for event in computed) == 2 * 3
+
+
+def test_steps_that_are_none_are_bad_usage(shell: Shell) -> None:
+    ended = shell.run("run", "--profile", "8", PROGRAMS / "train.py", "--out", "out")
+    assert ended.status == 2
+    assert "profile is '8' (command line): it must be FIRST:END, such as 10:15" in ended.err

@@ -1,0 +1,76 @@
+"""`trireme report RUN`: a run on one page of HTML."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+
+from trireme.cli.parser import COMMANDS
+from trireme.errors import CheckpointError, ConfigurationError
+from trireme.launch.run_directory import RECORD, is_running, read_record
+from trireme.monitor.curves import read_curves
+from trireme.monitor.records import Start, read_starts
+from trireme.monitor.report import CheckpointRow, Material, page
+
+__all__ = ["main"]
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Writes the page and returns 0.
+
+    Raises:
+        ConfigurationError: nothing was run in that directory, or the page cannot be written.
+    """
+    given = COMMANDS["report"][0]().read(arguments)
+    path = Path(given.run)
+    output = Path(given.output) if given.output is not None else path / "report.html"
+    text = page(_material(path))
+    try:
+        output.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigurationError(
+            f"the report cannot be written to {output}: {error}. Name another file with --output"
+        ) from error
+    print(f"{output}: {len(text.encode()) / 1000:.0f} kB")
+    return 0
+
+
+def _material(path: Path) -> Material:
+    """Returns all that is left of a run."""
+    record = read_record(path) if (path / RECORD).exists() else None
+    if record is not None and record.state == "running" and not is_running(path):
+        record = msgspec.structs.replace(record, state="lost")  # its launcher was killed
+    starts = read_starts(path)
+    if record is not None:
+        starts = [start for start in starts if start.begin.job == record.job]
+    home = _home(path, starts)
+    curves = read_curves(home / "tensorboard")
+    checkpoints = list(_checkpoints(home))
+    if record is None and not (starts or curves or checkpoints):
+        raise ConfigurationError(
+            f"nothing was run in {path}: it has no {RECORD}, no records of tasks, no curves and no "
+            "checkpoints. Give the directory that `trireme run` named, or the program's run_dir"
+        )
+    return Material(path.resolve().name, record, starts, curves, checkpoints)
+
+
+def _home(path: Path, starts: Sequence[Start]) -> Path:
+    """Returns where curves and checkpoints are: the program may have a directory of its own."""
+    if (path / "tensorboard").is_dir() or (path / "checkpoints").is_dir():
+        return path
+    told = [start.begin.run_dir for start in starts if start.begin.run_dir]
+    return Path(told[0]) if told else path
+
+
+def _checkpoints(home: Path) -> Iterator[CheckpointRow]:
+    from trireme.session.checkpoint import describe, list_checkpoints
+
+    for checkpoint in list_checkpoints(home):
+        try:
+            known = describe(checkpoint)
+        except CheckpointError as error:
+            yield CheckpointRow(checkpoint.name, "", 0, str(error))
+        else:
+            yield CheckpointRow(checkpoint.name, known.saved_at, known.nbytes)

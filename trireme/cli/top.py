@@ -1,0 +1,153 @@
+"""`trireme top RUN`: a job as it goes, or as it went."""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from trireme.cli.parser import COMMANDS
+from trireme.errors import ConfigurationError, TriremeError, UsageError
+from trireme.launch.run_directory import RECORD, JobRecord, is_running, read_record
+from trireme.launch.secret import read_secret
+from trireme.monitor.picture import Picture, from_cluster, from_records, span_of
+from trireme.monitor.records import Start, read_starts
+
+__all__ = ["main"]
+
+_FRAME_SECONDS = 0.25
+_LINE_SECONDS = 1.0
+_REPLAY_SECONDS = 10.0
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Shows the job until it has ended, or until Ctrl-C; returns 0.
+
+    Raises:
+        UsageError: `--speed` is no number above 0.
+        ConfigurationError: nothing was run in that directory.
+    """
+    given = COMMANDS["top"][0]().read(arguments)
+    path = Path(given.run)
+    from rich.console import Console
+
+    console = Console()
+    terminal = console.is_terminal and not console.is_dumb_terminal
+    frames = _frames(path, _speed(given.speed), _FRAME_SECONDS if terminal else _LINE_SECONDS)
+    if not terminal:
+        return _print_lines(frames)
+    from rich.live import Live
+
+    from trireme.monitor.top import render
+
+    picture: Picture | None = None
+    try:
+        with Live(console=console, screen=True, auto_refresh=False) as live:
+            for picture in frames:
+                live.update(render(picture, console.width), refresh=True)
+    except KeyboardInterrupt:
+        pass
+    if picture is not None:  # the screen of before is back: leave the last word on it
+        console.print(render(picture, console.width))
+    return 0
+
+
+def _speed(text: str | None) -> float | None:
+    try:
+        speed = float(text) if text is not None else None
+    except ValueError:
+        speed = 0.0
+    if speed is not None and not 0 < speed < math.inf:
+        raise UsageError(f"--speed is {text!r}: it must be a number above 0")
+    return speed
+
+
+def _print_lines(frames: Iterator[Picture]) -> int:
+    from trireme.monitor.top import line
+
+    for picture in frames:
+        print(line(picture), flush=True)
+    return 0
+
+
+def _frames(path: Path, speed: float | None, pause: float) -> Iterator[Picture]:
+    """Yields the pictures of a job, one each `pause` seconds, until it has ended."""
+    if not is_running(path):
+        yield from _replay(path, speed, pause)
+        return
+    picture: Picture | None = None
+    while is_running(path):
+        began = time.monotonic()
+        picture = _now(path)
+        yield picture
+        time.sleep(max(0.0, pause - (time.monotonic() - began)))
+    yield _last(path)
+
+
+def _now(path: Path) -> Picture:
+    """Returns the picture of a job that runs: the coordinator's, else that of the records."""
+    if not (path / RECORD).exists():
+        return Picture(str(path), "starting", 0.0, ())
+    record = read_record(path)
+    if record.state != "running":  # it has just ended, or its successor has not got so far yet
+        return _last(path)
+    title, seconds = _title(path, record), time.time() - record.started
+    if record.coordinator:
+        from trireme.cluster.control import query_status
+
+        try:
+            secret = bytes.fromhex(read_secret(Path(record.secret_file)))
+            status = query_status(record.coordinator, record.job, secret, timeout=1.0)
+        except TriremeError as error:
+            note = f"the coordinator does not answer: {error}"
+            return Picture(title, "running", seconds, (), note=note)
+        return from_cluster(title, status, seconds)
+    starts = [start for start in read_starts(path) if start.begin.job == record.job]
+    return from_records(title, "running", starts, time.time())
+
+
+def _replay(path: Path, speed: float | None, pause: float) -> Iterator[Picture]:
+    """Yields what the records say, from the beginning to the end."""
+    starts, record = _past(path)
+    title, phase = _title(path, record), _phase(record)
+    began, ended = span_of(starts)
+    speed = speed or max(1.0, (ended - began) / _REPLAY_SECONDS)
+    if sys.stdout.isatty():
+        moment = began + speed * pause
+        while moment < ended:
+            yield from_records(title, f"replay x{speed:.3g}", starts, moment)
+            time.sleep(pause)
+            moment += speed * pause
+    yield from_records(title, phase, starts, ended)
+
+
+def _last(path: Path) -> Picture:
+    """Returns the picture of a job that has just ended."""
+    starts, record = _past(path)
+    return from_records(_title(path, record), _phase(record), starts, math.inf)
+
+
+def _past(path: Path) -> tuple[list[Start], JobRecord | None]:
+    """Returns what is left of a job: records, and who started it, if a launcher has."""
+    record = read_record(path) if (path / RECORD).exists() else None
+    starts = read_starts(path)
+    if record is not None:
+        starts = [start for start in starts if start.begin.job == record.job]
+    if not starts and record is None:
+        raise ConfigurationError(
+            f"nothing was run in {path}: it has neither {RECORD} nor records of tasks. Give the "
+            "directory that `trireme run` named, or the program's run_dir"
+        )
+    return starts, record
+
+
+def _title(path: Path, record: JobRecord | None) -> str:
+    return " ".join(record.command) if record is not None else str(path)
+
+
+def _phase(record: JobRecord | None) -> str:
+    if record is None:
+        return "recorded"
+    return "lost" if record.state == "running" else record.state

@@ -1,0 +1,66 @@
+"""Curves of a run: numbers by name, run and step, read back from TensorBoard's event files."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+__all__ = ["Curves", "Points", "read_curves", "smoothed", "thinned"]
+
+Points = Sequence[tuple[float, float]]
+"""Pairs (step, value), by step."""
+
+Curves = dict[str, dict[str, Points]]
+"""By the number's name, then by run, such as `train` or `test`."""
+
+
+def read_curves(directory: Path) -> Curves:
+    """Returns every scalar under a directory of event files; none where there are none.
+
+    Of steps that were made again after a resume, the newest values; not finite ones are left out.
+    """
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    logging.getLogger("tensorboard").setLevel(logging.ERROR)
+    curves: Curves = {}
+    runs = {path.parent for path in directory.glob("**/events.out.tfevents.*")}
+    for run in sorted(runs):
+        events = EventAccumulator(str(run), size_guidance={"scalars": 0})
+        events.Reload()
+        for tag in events.Tags()["scalars"]:
+            points = {event.step: event.value for event in events.Scalars(tag)}
+            finite = [(float(s), v) for s, v in sorted(points.items()) if math.isfinite(v)]
+            if finite:
+                curves.setdefault(tag, {})[run.relative_to(directory).as_posix()] = finite
+    return curves
+
+
+def thinned(points: Points, most: int) -> Points:
+    """Returns at most about so many of the points: of each stretch its lowest and its highest."""
+    if len(points) <= most:
+        return points
+    kept: list[tuple[float, float]] = []
+    length = math.ceil(2 * len(points) / most)
+    for start in range(0, len(points), length):
+        stretch = points[start : start + length]
+        extremes = {min(stretch, key=_value), max(stretch, key=_value)}
+        kept += sorted(extremes)
+    return kept
+
+
+def smoothed(points: Points, share: float = 0.03) -> Points:
+    """Returns an exponential moving mean whose memory is a share of the points."""
+    if not points:
+        return points
+    weight = 1 / max(1.0, share * len(points))
+    mean, out = points[0][1], []
+    for step, value in points:
+        mean += weight * (value - mean)
+        out.append((step, mean))
+    return out
+
+
+def _value(point: tuple[float, float]) -> float:
+    return point[1]

@@ -1,0 +1,222 @@
+"""What each task did, in lines of JSON under `RUN/records/`: for `trireme top` and `report`.
+
+A task appends to `worker-0.jsonl` or `ps-0.jsonl`. Each start begins with a line that says who it
+is and where it runs (`Begin`); then come what it reported and its sums so far (`Record`). There is
+a line each half second at first, later one each thousandth of the time that has passed: a day's
+file has about 6,000 lines.
+
+A monitor never ends what it watches: where writing fails, a warning is logged and training goes on.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import platform
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+import msgspec
+
+__all__ = [
+    "Begin",
+    "Record",
+    "RecordWriter",
+    "Start",
+    "begin_here",
+    "read_starts",
+    "records_directory",
+]
+
+_log = logging.getLogger(__name__)
+
+_FIRST_SECONDS = 0.5
+_SHARE = 0.001
+
+StatusValue = float | int | str
+"""As in heartbeats."""
+
+
+class Begin(msgspec.Struct, frozen=True, kw_only=True, tag="begin", tag_field="line"):
+    """A task starts.
+
+    Attributes:
+        task: its name, such as `worker:0`.
+        job: the job's id.
+        time: the time of day, in seconds since 1970.
+        host: on which host.
+        pid: its process id there.
+        run_dir: where its curves and checkpoints go; "" for nowhere.
+        about: what else is worth knowing, such as versions, by name.
+    """
+
+    task: str
+    job: str
+    time: float
+    host: str
+    pid: int
+    run_dir: str = ""
+    about: dict[str, StatusValue] = {}
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True, tag="record", tag_field="line"):
+    """How a task was at a time.
+
+    Attributes:
+        time: the time of day, in seconds since 1970.
+        status: what its heartbeats said then.
+        seconds: how long it has spent so far, by phase.
+        staleness: how many of its pushes had at most so much staleness: by upper bound, as text.
+    """
+
+    time: float
+    status: dict[str, StatusValue]
+    seconds: dict[str, float] = {}
+    staleness: dict[str, float] = {}
+
+
+_Line = Begin | Record
+
+
+class Start(msgspec.Struct):
+    """One start of a task, with what it recorded."""
+
+    begin: Begin
+    records: list[Record]
+
+
+def records_directory(run_dir: Path) -> Path:
+    """Returns where the tasks of a run directory write their records."""
+    return run_dir / "records"
+
+
+class RecordWriter:
+    """Appends one task's records to its file.
+
+    Args:
+        directory: where the files of all tasks are.
+        begin: who this is.
+    """
+
+    def __init__(self, directory: Path, begin: Begin) -> None:
+        self._path = directory / f"{begin.task.replace(':', '-').replace('/', '-')}.jsonl"
+        self._begin = begin
+        self._file: IO[bytes] | None = None
+        self._failed = False
+        self._next = 0.0
+
+    def write(self, record: Record, *, due: bool = False) -> None:
+        """Appends a record if it is time for one.
+
+        Args:
+            record: how the task is.
+            due: write it even if it is not time yet: the last one.
+        """
+        if self._failed or (record.time < self._next and not due):
+            return
+        passed = record.time - self._begin.time
+        self._next = record.time + max(_FIRST_SECONDS * 0.9, _SHARE * passed)
+        try:
+            if self._file is None:
+                self._path.parent.mkdir(parents=True, exist_ok=True)
+                self._file = self._path.open("ab")
+                self._file.write(msgspec.json.encode(self._begin) + b"\n")
+            self._file.write(msgspec.json.encode(_speakable(record)) + b"\n")
+            self._file.flush()
+        except OSError as error:
+            self._failed = True
+            _log.warning("%s records nothing more: %s", self._begin.task, error)
+
+    def close(self) -> None:
+        """Closes the file. May be repeated."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+def read_starts(run_dir: Path) -> list[Start]:
+    """Returns what the tasks of a run directory's newest job recorded, by task and time.
+
+    A line that is damaged, such as the last one of a task that was killed, is passed over.
+    """
+    starts = [
+        start
+        for path in sorted(records_directory(run_dir).glob("*.jsonl"))
+        for start in _starts_of(path)
+    ]
+    newest = max(starts, key=lambda start: start.begin.time, default=None)
+    if newest is None:
+        return []
+    ours = [start for start in starts if start.begin.job == newest.begin.job]
+    return sorted(ours, key=lambda start: (_order(start.begin.task), start.begin.time))
+
+
+def _speakable(record: Record) -> Record:
+    """JSON has no NaN and no infinity: they become text."""
+    status = {
+        name: str(value) if isinstance(value, float) and not math.isfinite(value) else value
+        for name, value in record.status.items()
+    }
+    return msgspec.structs.replace(record, status=status)
+
+
+def _about_here() -> dict[str, StatusValue]:
+    """Returns what this process runs on: versions, machine, cores."""
+    import torch
+
+    return {
+        "trireme": str(sys.modules["trireme"].__version__),  # the layer above this one
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "system": platform.platform(),
+        "cores": os.cpu_count() or 0,
+        "threads": torch.get_num_threads(),
+    }
+
+
+def begin_here(task: str, job: str, run_dir: Path | None) -> Begin:
+    """Returns the first line of this process.
+
+    Args:
+        task: its name.
+        job: the job's id.
+        run_dir: where its curves and checkpoints go; None for nowhere.
+    """
+    return Begin(
+        task=task,
+        job=job,
+        time=time.time(),
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        run_dir="" if run_dir is None else str(run_dir.resolve()),
+        about=_about_here(),
+    )
+
+
+def _starts_of(path: Path) -> Iterator[Start]:
+    decoder = msgspec.json.Decoder(_Line)
+    start: Start | None = None
+    for line in path.read_bytes().splitlines():
+        try:
+            item = decoder.decode(line)
+        except msgspec.MsgspecError:
+            continue
+        if isinstance(item, Begin):
+            if start is not None:
+                yield start
+            start = Start(item, [])
+        elif start is not None:
+            start.records.append(item)
+    if start is not None:
+        yield start
+
+
+def _order(task: str) -> tuple[bool, str, int]:
+    role, _, index = task.partition(":")
+    number = index.partition("/")[0]
+    return role != "ps", role, int(number) if number.isdigit() else 0
