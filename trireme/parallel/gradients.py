@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 
 from trireme.parallel.gang import Gang, lost_peer
 from trireme.parallel.local import local
@@ -35,10 +36,27 @@ class _Shares:
 
 
 class ShardedMean(_Shares):
-    """FSDP makes the means itself, and needs only to know how much each replica counts."""
+    """FSDP makes the means itself; it is told how much each replica counts, and when.
+
+    Args:
+        gang: whose replicas.
+        modules: with shards, whose gradients are to be averaged after the last pass of a step only.
+    """
+
+    def __init__(self, gang: Gang, modules: Sequence[nn.Module] = ()) -> None:
+        super().__init__(gang)
+        self._modules = [module for module in modules if isinstance(module, FSDPModule)]
+
+    def share(self, examples: int) -> Callable[[], float]:
+        self._average(False)
+        return super().share(examples)
 
     def begin(self) -> None:
-        pass
+        self._average(True)
+
+    def _average(self, now: bool) -> None:
+        for module in self._modules:
+            module.set_requires_gradient_sync(now)
 
     def finish(self) -> None:
         pass

@@ -151,4 +151,7 @@ def _reducer(gang: Gang, part: ModelPart) -> Reducer:
     mesh: Mesh = gang.mesh
     if mesh.dp > 1 and mesh.fsdp == 1:
         return ListMean(gang, [p for p in part.parameters.values() if p.requires_grad])
-    return NoMean() if mesh.replicas == 1 else ShardedMean(gang)
+    if mesh.replicas == 1:
+        return NoMean()
+    # A pipeline says itself when its last micro-batch has passed.
+    return ShardedMean(gang, () if mesh.pp > 1 else part.modules)
