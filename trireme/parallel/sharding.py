@@ -82,7 +82,8 @@ def _units(module: nn.Module) -> Sequence[nn.Module]:
     """Returns the children worth a group of their own: those with parameters."""
     found: list[nn.Module] = []
     for child in module.children():
-        if isinstance(child, nn.ModuleList | nn.Sequential):
+        # Of a pipeline stage, what only stands for a part of a name is never called itself.
+        if isinstance(child, nn.ModuleList | nn.Sequential) or type(child) is nn.Module:
             found += _units(child)
         elif any(True for _ in child.parameters()) and not isinstance(child, nn.ParameterList):
             found.append(child)
