@@ -68,6 +68,7 @@ class Gang:
         mesh: the degrees.
         rank: this process's, from 0; rank 0 is the chief.
         place: where it stands on each axis.
+        wishes: what this process would have all do after the step, as numbers that are added up.
 
     Raises:
         WaitTimeout: not all processes came in time.
@@ -87,6 +88,8 @@ class Gang:
             backend="gloo", timeout=timedelta(seconds=config.wait_seconds)
         )
         self._replicas = self._replica_group()
+        self.wishes: Sequence[float] = ()  # what this process would have all do after the step
+        self._votes: Callable[[], list[float]] | None = None
 
     def _make_mesh(self) -> DeviceMesh:
         shape = tuple(getattr(self.mesh, axis) for axis in AXES)
@@ -160,13 +163,32 @@ class Gang:
         with lost_peer():
             work = dist.all_reduce(tensor, group=self._control, async_op=True)
 
+        sums: list[float] = []
+
         def finish() -> list[float]:
-            with lost_peer():
-                assert work is not None
-                work.wait()
-            return tensor.tolist()
+            if not sums:
+                with lost_peer():
+                    assert work is not None
+                    work.wait()
+                sums.extend(tensor.tolist())
+            return sums
 
         return finish
+
+    def count(self, examples: int) -> Callable[[], float]:
+        """Begins to add up the examples of a step; the wishes of all go along.
+
+        Returns:
+            What waits for the sum.
+        """
+        total = self.total([float(examples), *self.wishes])
+        self._votes = lambda: total()[1:]
+        return lambda: total()[0]
+
+    def vote(self) -> Callable[[], list[float]]:
+        """Returns what waits for the sums of the wishes of all, as they were at `count`, or are."""
+        votes, self._votes = self._votes, None
+        return self.total(self.wishes) if votes is None else votes
 
     def broadcast(self, data: bytes | None, source: int = 0) -> bytes:
         """Gives every process the bytes of one of them.

@@ -26,10 +26,10 @@ class _Shares:
     def share(self, examples: int) -> Callable[[], float]:
         # Each replica is held by several processes where a stage or a tensor is shared.
         per_replica = self._gang.size // self._gang.mesh.replicas
-        total = self._gang.total([float(examples)])
+        total = self._gang.count(examples)
 
         def factor() -> float:
-            everything = total()[0] / per_replica
+            everything = total() / per_replica
             return examples * self._gang.mesh.replicas / everything if everything else 0.0
 
         return factor

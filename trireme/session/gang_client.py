@@ -109,7 +109,7 @@ class GangClient:
         self.stopping = False
         self.bytes_sent = 0
         self.bytes_received = 0
-        self.wants_save = False  # set before a push: this process would save after it
+        self.wants_save = False  # set before a step: this process would save after it
         self.saves = False  # whether one of them would: then all take part
         self._gang = gang
         self._held = held
@@ -209,6 +209,7 @@ class GangClient:
     def begin_step(self) -> None:
         """Waits for the others to begin their step too."""
         self._watch.begins(self.step)
+        self._gang.wishes = [float(self._wants_stop), float(self.wants_save)]
         self._agree(_Wish.STEP)
 
     # -- training -------------------------------------------------------------------------------
@@ -241,7 +242,7 @@ class GangClient:
         skip = weight == 0
         if self._agree_on_skips:
             skip = self._gang.total([float(skip)])()[0] > 0
-        self._votes = self._gang.total([float(self._wants_stop), float(self.wants_save)])
+        self._votes = self._gang.vote()
         if not skip:
             if self._clip_norm is not None:
                 norm = self._held.gradient_norm()

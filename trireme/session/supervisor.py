@@ -587,7 +587,14 @@ class Supervisor:
     def begin_step(self) -> None:
         """Meets the other processes that make the step together with this one."""
         if self._gang_client is not None:
+            self._gang_client.wants_save = self._wants_save()
             self._gang_client.begin_step()
+
+    def _wants_save(self) -> bool:
+        """Whether to save after the step to come: all take part, and the chief's clock counts."""
+        if self._schedule is None or not self.is_chief:
+            return False
+        return self._schedule.due(time.monotonic(), self.global_step + 1)
 
     def begin_update(self, weight: float, examples: Sequence[Span]) -> None:
         """Announces the `update` that follows backward, so that gradients can leave meanwhile.
@@ -617,11 +624,8 @@ class Supervisor:
             What became of this push, with prefetch of the one before; None where there was none.
         """
         client = self.client
-        asks = self._averager or self._gang_client
-        if asks is not None and self._schedule is not None:
-            # All must take part in saving, and only the chief's clock counts.
-            due = self._schedule.due(time.monotonic(), self.global_step + 1)
-            asks.wants_save = due and self.is_chief
+        if self._averager is not None:
+            self._averager.wants_save = self._wants_save()
         try:
             result = self._exchange(weight, examples, meanwhile)
         except Fenced as fence:
