@@ -45,7 +45,7 @@ def test_scalars_of_training_and_test_on_one_chart(page: Page) -> None:
         "speed/compute_seconds",
         "speed/push_seconds",
         "bytes/pushed_per_step",
-        "speed/bytes_received",
+        "bytes/pulled_per_step",
         "updates/staleness",
         "updates/applied_total",
         "updates/stale_total",
