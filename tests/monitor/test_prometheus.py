@@ -114,7 +114,7 @@ def test_the_dashboard_asks_for_what_there_is() -> None:
     registry.histogram("trireme_push_staleness", "", COUNT_BUCKETS)
     registry.gauge("trireme_worker_lag", worker=0)
     registry.counter("trireme_examples_total")
-    for way in ("sent", "received"):
+    for way in ("pushed", "pulled"):
         registry.counter(f"trireme_bytes_{way}_total")
     for name in ("loss", "examples_per_second"):
         registry.gauge(f"trireme_{name}")

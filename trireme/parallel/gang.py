@@ -10,6 +10,7 @@ import logging
 import re
 import socket
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -88,6 +89,9 @@ class Gang:
             backend="gloo", timeout=timedelta(seconds=config.wait_seconds)
         )
         self._replicas = self._replica_group()
+        # A thread of gloo's that lets go of an exchange wants Python's lock for its tensors. Should
+        # Python end just then, the process would abort: so the last exchanges are let go of here.
+        self._recent: deque[object] = deque(maxlen=_RECENT)
         self.wishes: Sequence[float] = ()  # what this process would have all do after the step
         self._votes: Callable[[], list[float]] | None = None
 
@@ -162,6 +166,7 @@ class Gang:
         tensor = torch.tensor(numbers, dtype=torch.float64)
         with lost_peer():
             work = dist.all_reduce(tensor, group=self._control, async_op=True)
+        self._recent.append(work)
 
         sums: list[float] = []
 
@@ -259,6 +264,14 @@ class Gang:
                 )  # before anybody is started anew
             self.barrier()
         dist.destroy_process_group()
+        _LAST.append(self._recent)
+        time.sleep(_LET_GO)
+
+
+_RECENT = 64
+_LET_GO = 0.02
+_LAST: list[object] = []
+"""The last exchanges of gangs that are closed, until Python ends: see `Gang.__init__`."""
 
 
 def _store() -> Store:

@@ -114,6 +114,7 @@ class BucketedMean(_Shares):
 
     def begin(self) -> None:
         self._armed = True
+        self._works.clear()  # now, not when they are done: see `Gang.__init__`
         self._missing = list(self._sizes)
         self._next = 0
 
@@ -140,7 +141,6 @@ class BucketedMean(_Shares):
         with lost_peer():
             for work in self._works:
                 work.wait()
-        self._works.clear()
         for vector in self._vectors:
             vector.div_(self._gang.mesh.replicas)
 

@@ -24,6 +24,7 @@ BEAT_SECONDS = 1.0
 PATIENCE_SECONDS = 5.0
 SILENCE_SECONDS = 3.0
 SAY_SECONDS = 10.0
+JOIN_SECONDS = 2.0
 
 
 class Place(msgspec.Struct, frozen=True, array_like=True):
@@ -99,11 +100,13 @@ class Watch:
         self._said = float("-inf")
         self._seen: dict[int, _Seen] = {}
         self._over = threading.Event()
+        self._thread: threading.Thread | None = None
 
     def start(self) -> None:
         """Begins to watch."""
         self.look()
-        threading.Thread(target=self._run, name="gang-watch", daemon=True).start()
+        self._thread = threading.Thread(target=self._run, name="gang-watch", daemon=True)
+        self._thread.start()
 
     def begins(self, step: int) -> None:
         """This process begins a step, after having made `step` of them."""
@@ -114,8 +117,10 @@ class Watch:
         self._step, self._inside, self._since = step, False, self._clock.now()
 
     def close(self) -> None:
-        """Ends the thread; it may be in the middle of reading."""
+        """Ends the thread, and waits for that, but not for long: it may read in vain."""
         self._over.set()
+        if self._thread is not None:
+            self._thread.join(JOIN_SECONDS)
 
     def look(self) -> None:
         """Leaves where this process is, and says for whom it waits if it has waited long."""
