@@ -20,11 +20,16 @@ pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
 BATCH = 4
 
 
-def count(shell: Shell, steps: int, *words: object, faults: tuple[str, ...] = ()) -> Ended:
-    """Runs the counting program to its end."""
+def count(
+    shell: Shell, steps: int, *words: object, faults: tuple[str, ...] = (), attempts: int = 12
+) -> Ended:
+    """Runs the counting program to its end.
+
+    Where workers are started again, worker 0 waits at its step 10 for so many attempts of worker 1.
+    """
     program = (PROGRAMS / "counting.py", "--out", "out", "--max-steps", steps)
     chosen = [word for fault in faults for word in ("--fault", fault)]
-    wait = ("--wait-for", 12) if "--max-restarts" in words else ()
+    wait = ("--wait-for", attempts) if "--max-restarts" in words else ()
     ended = shell.run(
         "run", *words, "--run-dir", "run", *program, "--batch-size", BATCH, *chosen, *wait
     )
