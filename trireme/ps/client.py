@@ -510,7 +510,7 @@ class Client:
             raise after_the_end(self.options.worker)
         if self._pushed:
             raise ConfigurationError(f"worker:{self.options.worker} pushed before it waited")
-        update = replace(self._update(weight, hyper, examples, pull, pulled), steps=steps)
+        update = self._update(weight, hyper, examples, pull, pulled, steps)
         has_it = self._complete(update)
         self._flat.collect_gradients()
         self._sequence = update.sequence
@@ -544,6 +544,7 @@ class Client:
         examples: Sequence[Span],
         pull: bool,
         pulled: int | None,
+        steps: int = 1,
     ) -> _Update:
         """Returns what the next push says."""
         return _Update(
@@ -556,6 +557,7 @@ class Client:
             hyper if hyper != self._hyper else None,
             tuple(examples),
             pull,
+            steps,
         )
 
     def _packed(self, server: int, weight: float) -> Sequence[memoryview]:

@@ -149,8 +149,6 @@ class Recorder:
         if result.verdict is not None:
             self.count(result.verdict, result.steps)
         self._count_examples.increment(result.examples)
-        self._count_pushed.value = self._supervisor.bytes_pushed
-        self._count_pulled.value = self._supervisor.bytes_pulled
         self._count_phases(began, computed)
         self._staleness += result.staleness
         self._staleness_histogram.observe(result.staleness)
@@ -259,8 +257,9 @@ class Recorder:
             status["metrics"] = self._exposition.address
         for name, gauge in self._gauges.items():
             gauge.value = float(status[name])
-        status["bytes_pushed"] = self._supervisor.bytes_pushed
-        status["bytes_pulled"] = self._supervisor.bytes_pulled
+        status["bytes_pushed"] = pushed = self._supervisor.bytes_pushed
+        status["bytes_pulled"] = pulled = self._supervisor.bytes_pulled
+        self._count_pushed.value, self._count_pulled.value = pushed, pulled
         status |= self.phases.since(before.seconds, made)
         self._supervisor.report(status)
         if self._journal is not None:
