@@ -16,7 +16,8 @@ from trireme.monitor.records import Start
 
 __all__ = ["CheckpointRow", "Material", "page"]
 
-_ASIDE = ("speed/", "updates/", "learning_rate")
+_COUNTS = ("speed/", "updates/", "bytes/")
+_ASIDE = (*_COUNTS, "learning_rate")
 _SHOWN_PHASES = {"compute": "forward+backward"}
 _PHASE_COLOURS = {"data": 0, "forward+backward": 2, "push": 5, "wait": 1, "apply": 3}
 
@@ -121,7 +122,7 @@ def _failure(record: JobRecord | None) -> str:
 
 def _curves(curves: Curves) -> str:
     """Returns the loss, the metrics, then the learning rate; the rest is told further below."""
-    shown = [tag for tag in curves if not tag.startswith(("speed/", "updates/"))]
+    shown = [tag for tag in curves if not tag.startswith(_COUNTS)]
     shown.sort(key=lambda tag: (tag.startswith("learning_rate"), tag != "loss", tag))
     figures = [
         _figure(
