@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from bisect import bisect_right
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,7 @@ from trireme.session.hooks import Hook
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
+    from trireme.monitor.step_trace import StepTrace
     from trireme.session.result import StepResult
     from trireme.session.session import Session
 
@@ -71,8 +73,8 @@ class Summaries(Hook):
         projector: names of two-dimensional parameters whose rows the projector shall show; those
             of embeddings it shows anyway.
         sample_rate: samples a second, where the inputs are sounds (N, time) or (N, 1, time).
-        trace_at: global steps that torch's profiler traces, for TensorBoard's profiler plugin or
-            any viewer of Chrome traces.
+        trace_at: global steps that torch's profiler traces, for TensorBoard's profiler plugin
+            (XProf) and any viewer of Chrome traces: of each, the first step at or after it.
         hparams: hyper-parameters of the program's own.
 
     Raises:
@@ -101,17 +103,21 @@ class Summaries(Hook):
         self._kinds = frozenset(KINDS) - set(without)
         self._projector = tuple(projector)
         self._sample_rate = sample_rate
-        self._trace_at = frozenset(trace_at)
+        self._trace_at = sorted(set(trace_at))
+        self._traces_due: list[int] = []
         self._hparams = dict(hparams or {})
         self._room = threading.BoundedSemaphore(_UNWRITTEN)
         self._last: int | None = None
         self._capture: Capture | None = None
         self._watch: ForwardWatch | None = None
         self._newest: Capture | None = None
-        self._profile: torch.profiler.profile | None = None
+        self._trace: StepTrace | None = None
         self._off = False
 
     def on_start(self, session: Session) -> None:
+        if self._trace_at:
+            import trireme.monitor.step_trace  # noqa: F401  # seconds, which no step shall take
+        self._traces_due = [step for step in self._trace_at if step > session.global_step]
         if session.run_dir is None:
             self._off = True
             if session.is_chief:
@@ -128,17 +134,15 @@ class Summaries(Hook):
         if self._off:
             return
         step = session.global_step + 1
-        if step in self._trace_at and session.is_chief:
-            self._profile = torch.profiler.profile(record_shapes=True, profile_memory=True)
-            self._profile.start()
+        self._begin_trace(session, step)
         if self._last is not None and step // self._every <= self._last // self._every:
             return
         if session.is_chief:
             self._begin(session, batch)
 
     def after_step(self, session: Session, result: StepResult) -> None:
-        if self._profile is not None:
-            self._end_trace(session, self._profile, result.global_step)
+        if self._trace is not None:
+            self._end_trace(session, self._trace, result.global_step)
         if self._capture is not None:
             self._end(session, self._capture, result)
 
@@ -230,18 +234,27 @@ class Summaries(Hook):
             values = {f"evaluated/{name}/{metric}": value for metric, value in metrics.items()}
             board.scalars(session.global_step, values)
 
-    def _end_trace(self, session: Session, profile: torch.profiler.profile, step: int) -> None:
-        self._profile = None
-        profile.stop()
+    def _begin_trace(self, session: Session, step: int) -> None:
+        if self._trace is not None:  # of a step that failed
+            self._trace.stop()
+            self._trace = None
+        due = bisect_right(self._traces_due, step)
+        del self._traces_due[:due]
+        if due and session.is_chief:
+            from trireme.monitor.step_trace import StepTrace
+
+            self._trace = StepTrace()
+
+    def _end_trace(self, session: Session, trace: StepTrace, step: int) -> None:
+        self._trace = None
+        trace.stop()
         assert session.run_dir is not None
-        # The name is what the profiler plugin looks for.
-        path = session.run_dir / "tensorboard" / "train" / f"step_{step}.{step}.pt.trace.json"
-
-        def write(writer: SummaryWriter) -> None:
-            profile.export_chrome_trace(str(path))
-
+        directory = session.run_dir / "tensorboard" / "train"
+        process = f"worker_{session.task.index}"
         if session.board is not None:
-            session.board.submit(f"the trace of step {step}", write)
+            session.board.submit(
+                f"the trace of step {step}", lambda writer: trace.write(directory, process, step)
+            )
 
     # -- the end --------------------------------------------------------------------------------
 
