@@ -1,7 +1,7 @@
 """A job that has recorded everything, a TensorBoard on it, and a browser.
 
 Screenshots are left in `build/browser/`. Without Chromium, its driver or Selenium every test here
-is skipped, and says what to install.
+is skipped, and says what to install; without XProf those of the profiler are.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -90,6 +91,13 @@ def tensorboard(run_dir: Path) -> Iterator[str]:
             raise AssertionError("TensorBoard did not start: " + "".join(said))
         yield found[1].rstrip("/") + "/"
         process.terminate()
+
+
+@pytest.fixture(scope="session")
+def profiler() -> None:
+    """TensorBoard has its profiler dashboard."""
+    if find_spec("xprof") is None:
+        pytest.skip(f"no XProf: the profiler dashboard is not looked at ({INSTALL})")
 
 
 @pytest.fixture(scope="session")

@@ -18,7 +18,8 @@ _DEEP = """
 const deep = (selector) => {
   const found = [];
   const walk = (root) => {
-    for (const element of root.querySelectorAll('*')) {
+    // The trace viewer has its own way to select, which gives nothing while it is built.
+    for (const element of Array.from(root.querySelectorAll('*') || [])) {
       if (element.matches(selector)) found.push(element);
       if (element.shadowRoot) walk(element.shadowRoot);
       if (element.contentDocument) walk(element.contentDocument);
@@ -96,6 +97,20 @@ class Page:
             return next((element for element, says in found if says == text), None)
 
         self.script("arguments[0].click()", self.wait(one, f"no {selector} says {text!r}"))
+
+    def choose(self, now: str, text: str) -> None:
+        """Chooses something in the list that now says something else, in a frame too."""
+        for selector, says in (("mat-select", now), ("mat-option", text)):
+            self.wait(
+                # No element leaves the page: the driver knows only those of the frame it is in.
+                lambda what=(selector, says): self.script(
+                    "const found = deep(arguments[0])"
+                    ".find(e => e.textContent.trim() === arguments[1]);"
+                    "if (found) found.click(); return Boolean(found)",
+                    *what,
+                ),
+                f"no {selector} says {says!r}",
+            )
 
     def point_at(self, selector: str, *, twice: bool = False) -> None:
         """Clicks, once or twice, where an element is drawn."""

@@ -66,8 +66,8 @@ def _events(events: list[Any], names: dict[str, int], step: int) -> bytes:
         body = _number(1, names.setdefault(event.name, len(names) + 1))
         body += _number(2, round(start * _PICOSECONDS))
         body += _number(3, max(round((end - start) * _PICOSECONDS), 0))
-        if any(event.input_shapes or ()):
-            body += _bytes(4, _number(1, _SHAPES) + _text(5, str(event.input_shapes)))
+        if shapes := ", ".join("x".join(map(str, shape)) for shape in event.input_shapes if shape):
+            body += _bytes(4, _number(1, _SHAPES) + _text(5, shapes))
         if event.name == STEP:
             body += _bytes(4, _number(1, _STEP_NUMBER) + _number(4, step))
             body += _bytes(4, _number(1, _ROOT) + _number(4, 1))  # a step, as XProf understands it
