@@ -1,7 +1,8 @@
 """The classic MNIST program with summaries: all that TensorBoard can show of a small network.
 
 A hidden layer of 500 units, dropout that keeps 0.9 of them, Adam at 0.001, 1,000 steps. The test
-accuracy every 10 steps; distributions, pictures, and what each operation cost, every 100.
+accuracy every 10 steps; distributions, pictures, and what each operation cost, every 100; a trace of
+torch's profiler at step 150, for the dashboard of `pip install xprof`.
 
     trireme run --ps 1 --workers 2 --strategy sync examples/mnist_summaries.py --data-dir DIR
     tensorboard --logdir runs/mnist_summaries/tensorboard
@@ -77,7 +78,10 @@ def main() -> None:
         log_every=10,
         hooks=[
             trireme.Summaries(
-                every=100, projector=["layer2.weight"], hparams={"dropout": given.dropout}
+                every=100,
+                projector=["layer2.weight"],
+                trace_at=[150],
+                hparams={"dropout": given.dropout},
             ),
             TestAccuracy(test, every=10),
         ],
