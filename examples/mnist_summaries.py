@@ -1,8 +1,8 @@
 """The classic MNIST program with summaries: all that TensorBoard can show of a small network.
 
 A hidden layer of 500 units, dropout that keeps 0.9 of them, Adam at 0.001, 1,000 steps. The test
-accuracy every 10 steps; distributions, pictures, and what each operation cost, every 100; a trace of
-torch's profiler at step 150, for the dashboard of `pip install xprof`.
+accuracy every 10 steps; distributions, pictures, and what each operation cost, every 100; a trace
+of torch's profiler at step 150, which TensorBoard shows after `pip install xprof`.
 
     trireme run --ps 1 --workers 2 --strategy sync examples/mnist_summaries.py --data-dir DIR
     tensorboard --logdir runs/mnist_summaries/tensorboard
