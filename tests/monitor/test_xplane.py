@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
-from torch._C._autograd import DeviceType
+from torch.autograd import DeviceType
 from torch.autograd.profiler_util import Interval
 
 from trireme.monitor import xplane

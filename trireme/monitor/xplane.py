@@ -11,8 +11,6 @@ from collections import defaultdict
 from collections.abc import Iterable
 from typing import Any
 
-from torch._C._autograd import DeviceType
-
 __all__ = ["STEP", "encode"]
 
 STEP = "step"
@@ -32,7 +30,7 @@ def encode(events: Iterable[Any], step: int) -> bytes:
     """
     planes: dict[str, dict[int, list[Any]]] = defaultdict(lambda: defaultdict(list))
     for event in events:
-        if event.device_type == DeviceType.CPU:
+        if event.device_type.name == "CPU":
             planes["/host:CPU"][event.thread].append(event)
         else:
             planes[f"/device:GPU:{event.device_index}"][event.device_resource_id].append(event)
