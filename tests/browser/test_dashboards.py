@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 try:
-    from selenium.common.exceptions import TimeoutException
+    from selenium.common.exceptions import StaleElementReferenceException, TimeoutException
 except ModuleNotFoundError:  # the fixtures say so, and skip
     TimeoutException = TimeoutError  # type: ignore[misc, assignment]
+    StaleElementReferenceException = TimeoutError  # type: ignore[misc, assignment]
 
 if TYPE_CHECKING:
     from tests.browser.page import Page
@@ -190,8 +191,8 @@ def colour_by_compute_time(page: Page) -> None:
 def open_scope(page: Page, scope: str, inside: str) -> None:
     """Opens a scope of the graph by a double click, again if the page was still drawing."""
     for _ in range(5):
-        page.point_at(f"g.node[data-name='{scope}'] .nodeshape", twice=True)
-        with suppress(TimeoutException):
+        with suppress(TimeoutException, StaleElementReferenceException):
+            page.point_at(f"g.node[data-name='{scope}'] .nodeshape", twice=True)
             page.wait(lambda: page.elements(f"g.node[data-name='{inside}']"), seconds=5)
             return
     raise AssertionError(f"{scope} does not open")
@@ -200,8 +201,8 @@ def open_scope(page: Page, scope: str, inside: str) -> None:
 def choose_node(page: Page, name: str, operation: str) -> None:
     """Has the page tell of a node, by a click, again if the page was still moving."""
     for _ in range(5):
-        page.point_at(f"g.node[data-name='{name}'] .nodeshape")
-        with suppress(TimeoutException):
+        with suppress(TimeoutException, StaleElementReferenceException):
+            page.point_at(f"g.node[data-name='{name}'] .nodeshape")
             page.wait(lambda: page.has_text("tf-node-info", operation), seconds=5)
             return
     raise AssertionError(f"{name} cannot be chosen")
