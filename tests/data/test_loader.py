@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 from collections.abc import Callable, Sequence
+from itertools import islice
 from typing import Any
 
 import pytest
@@ -87,6 +88,24 @@ def test_batches_follow_the_order(way: dict[str, Any]) -> None:
         assert len(batch) == 4
     assert set(source.asked) == {3}
     assert source.threads == {threading.get_ident()}
+
+
+def test_more_spans_are_asked_for_where_they_do_not_last() -> None:
+    times = iter([0.0, 0.05, 0.1, 0.3, 0.35, 0.4])
+    asked: list[int] = []
+
+    def source(count: int) -> list[Span]:
+        start = 4 * sum(asked)
+        asked.append(count)
+        return [(start + 4 * i, start + 4 * i + 4) for i in range(count)]
+
+    size = 640  # a sixteenth of an epoch is ten batches
+    order = Order(size, SEED)
+    dataset = TensorDataset(torch.arange(size))
+    loader = Loader(dataset, order, source, batch_size=4, ahead=2, now=lambda: next(times))
+    batches = list(islice(loader, sum((2, 4, 8, 8, 10, 10))))
+    assert asked == [2, 4, 8, 8, 10, 10]  # those of the third time have lasted
+    assert spans_of(batches) == [(start, start + 4) for start in range(0, 4 * len(batches), 4)]
 
 
 def test_nothing_more_is_asked_after_the_end(way: dict[str, Any]) -> None:

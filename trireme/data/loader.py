@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -26,6 +27,9 @@ Source = Callable[[int], Sequence[Span]]
 BatchTransform = Callable[[Any, torch.Generator], Any]
 """Makes a batch of a batch, drawing all its randomness from the generator."""
 
+_LEASE_SECONDS = 0.1  # spans that last less are too few: asking takes time, too
+_MOST_SPANS = 256
+_EPOCH_SHARE = 16
 _STOCK = 3  # batches being transformed: one to wait for, one in the making, one in reserve
 _TRANSFORMS = 0x7472616E  # keeps these streams apart from others derived from the same seed
 
@@ -87,6 +91,7 @@ class Loader:
         ahead: int = 16,
         transform: BatchTransform | None = None,
         workers: int = 0,
+        now: Callable[[], float] = time.monotonic,
     ) -> None:
         """Makes a loader; it asks for nothing before it is iterated over.
 
@@ -95,10 +100,13 @@ class Loader:
             order: which example stands at which position.
             source: says which positions come next.
             batch_size: the most positions in one span.
-            ahead: how many spans to ask the source for at once.
+            ahead: how many spans to ask the source for at once, to begin with. Where they last
+                less than 0.1 s it asks for twice as many the next time, up to 256, and up to a
+                sixteenth of an epoch: what one worker holds, no other can take.
             transform: applied to each collated batch, with a generator seeded from the order's
                 seed and the span's start: the same batch comes out whoever makes it, and when.
             workers: processes that load examples of a data set that is not in memory.
+            now: the time in seconds.
 
         Raises:
             ValueError: a number is out of range, or the order is of another size.
@@ -118,6 +126,10 @@ class Loader:
         self.batch_size = batch_size
         self._source = source
         self._ahead = ahead
+        share = order.size // (_EPOCH_SHARE * batch_size)
+        self._most = max(ahead, min(_MOST_SPANS, share))
+        self._now = now
+        self._asked_at = float("-inf")
         self._transform = transform
         self._workers = workers
         self._tensors = _in_memory(dataset)
@@ -237,7 +249,7 @@ class Loader:
 
     def _next_span(self) -> Span | None:
         if not self._waiting:
-            for start, stop in self._source(self._ahead):
+            for start, stop in self._source(self._how_many()):
                 if not 0 < stop - start <= self.batch_size:
                     raise ValueError(
                         f"the source gave the span ({start}, {stop}) for batches of "
@@ -245,6 +257,13 @@ class Loader:
                     )
                 self._waiting.append((start, stop))
         return self._waiting.popleft() if self._waiting else None
+
+    def _how_many(self) -> int:
+        """Returns for how many spans to ask: more than the last time, where they did not last."""
+        before, self._asked_at = self._asked_at, self._now()
+        if self._asked_at - before < _LEASE_SECONDS:
+            self._ahead = min(2 * self._ahead, self._most)
+        return self._ahead
 
     def _begin_span(self) -> Span | None:
         span = self._next_span()

@@ -17,6 +17,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal, Protocol, TypeVar
 
+import msgspec
+
 from trireme.cluster.view import ServerEntry, View
 from trireme.errors import (
     AuthenticationError,
@@ -167,8 +169,7 @@ class PullResult:
     stop: bool
 
 
-@dataclass(frozen=True, slots=True)
-class PushResult:
+class PushResult(msgspec.Struct, frozen=True):
     """What became of a push.
 
     Attributes:
@@ -210,8 +211,7 @@ class ServerClock:
     notes: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class _Update:
+class _Update(msgspec.Struct, frozen=True):
     """All that a push says of its gradients, in every server's words."""
 
     worker: int

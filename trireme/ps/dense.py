@@ -107,6 +107,9 @@ class FlatModel:
         layout: where each of them lies.
         values, gradients: the flat vectors, in the layout's order.
         memory: what can be lent to servers of this host; None where there is none.
+        keeps_views: whether backward adds to the flat gradients where they lie, as whoever sends
+            them while it runs needs it. If not, it makes tensors of its own, which are copied to
+            their places when all are there: two passes over memory less than zeros and sums.
 
     Raises:
         ConfigurationError: there is nothing to train, a dtype cannot be trained, or the parameters
@@ -140,6 +143,7 @@ class FlatModel:
             parameter.data = value
             parameter.grad = gradient
             self._bound.append((parameter, gradient))
+        self.keeps_views = True
         self._copied_out = self._staged and self.device.type == "cpu"
         self._host_views: list[torch.Tensor] = []
         # Where servers are reached from: made when the first part is asked for.
@@ -165,12 +169,8 @@ class FlatModel:
         ]
 
     def zero_gradients(self) -> None:
-        """Sets the gradients to zero in place; the views stay.
-
-        Where they are copied out anyway they are dropped instead: backward's own tensors are
-        taken from where it left them, which saves two passes.
-        """
-        if self._copied_out:
+        """Sets the gradients to zero in place; or drops them, where the views need not stay."""
+        if self._copied_out or not self.keeps_views:
             for parameter, _ in self._bound:
                 parameter.grad = None
             return
@@ -242,6 +242,8 @@ class FlatModel:
         A gradient that is no longer our view (somebody set it to None, and backward made a new
         one) is copied in and the view put back.
         """
+        sources: list[torch.Tensor] = []
+        targets: list[torch.Tensor] = []
         for parameter, view in self._bound:
             gradient = parameter.grad
             if gradient is view:
@@ -249,8 +251,11 @@ class FlatModel:
             if gradient is None:
                 view.zero_()
             else:
-                view.copy_(_dense(gradient))
+                sources.append(_dense(gradient))
+                targets.append(view)
             parameter.grad = view
+        if targets:
+            torch._foreach_copy_(targets, sources)
 
     def _copy_out(self) -> None:
         """Copies each gradient to its place among those that servers read."""

@@ -154,6 +154,8 @@ class Session:
         self._overlaps = (
             gang is None and overlaps(self.task, self.options) and self._supervisor.updates_early
         )
+        if gang is None:
+            self._made.flat.keeps_views = self._overlaps
         self._place = self.task.index if gang is None or self.task.servers else gang.replica
         torch.manual_seed(derive(self.options.seed, _SEED_WORKER, self._place))
         self._recorder = Recorder(
