@@ -89,7 +89,7 @@ class AggregatorHandler:
         self._layout: Layout | None = None
         self._shown_by = ""
         self._enlisted: Enlist | None = None
-        self._intake = Intake(0, lambda: self._layout, lambda: "none")
+        self._intake = Intake(0, lambda: self._layout, Rule)
         self._links: dict[int, Link] = {}
         self._server: Link | None = None
         self._sum: PartBuffer | None = None

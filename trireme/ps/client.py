@@ -80,6 +80,7 @@ from trireme.ps.overlap import Overlap
 from trireme.ps.packing import Packer
 from trireme.ps.rule import Rule
 from trireme.ps.snapshot import ModelState, assemble, disassemble
+from trireme.ps.subscription import Subscription
 from trireme.ps.values import Tensors, tensors_from
 from trireme.wire.codec import make_codec
 from trireme.wire.connection import Connection, Incoming
@@ -308,6 +309,7 @@ class Client:
         self._values = [flat.part_values(server) for server in range(servers)]
         self._gradients = [flat.part_gradients(server) for server in range(servers)]
         self._packers: list[Packer] = []
+        self._subscription: Subscription | None = None  # where what comes back is packed too
         self._links = [_ServerLink(server) for server in range(servers)]
         self._host = self._host_link()
         self._over_host = False  # whether the push under way went to the aggregator
@@ -340,7 +342,8 @@ class Client:
         self._hyper = None  # the servers may go by what an earlier worker has shown
         codec = make_codec(rule.codec)
         if codec is not None and not self._packers:
-            self._packers = [Packer(codec, gradients) for gradients in self._gradients]
+            self._packers = [Packer(codec, g, deflates=rule.deflates) for g in self._gradients]
+            self._subscription = Subscription(codec, self._values) if rule.publishes else None
         me, start, spec = self.options.worker, self.options.incarnation, self._layout.spec
         answers = self._ask_all(
             lambda server: _Request(lambda view: Attach(me, start, view, spec, optimizer, rule))
@@ -389,8 +392,10 @@ class Client:
         replies = [_expect(answer, PullReply) for answer in answers]
         if train:
             self.stopping = replies[0].stop
+        if self._subscription is not None:
+            self._subscription.take(replies)
         self.step = self._level([reply.step for reply in replies])
-        self.bytes_received += self._layout.bytes
+        self._count_values()
         self._flat.publish_values()
         return PullResult(self.step, self.stopping)
 
@@ -592,7 +597,7 @@ class Client:
             self._hyper = None  # what a stale update brought along was dropped with it
         steps = [reply.step for reply in replies]
         self.step = first.step if len(set(steps)) == 1 else self._level(steps)
-        self.bytes_received += self._layout.bytes
+        self._count_values()
         self._flat.publish_values()
         return PushResult(first.verdict, self.step, first.staleness, self.stopping)
 
@@ -612,6 +617,8 @@ class Client:
             answers = self._finish_all(self._links)
             self._settled = [_expect(answer, PushReply) for answer in answers]
             self.stopping = self._settled[0].stop
+            if self._subscription is not None:
+                self._subscription.take(self._settled)
 
     def _settle_over_host(self) -> None:
         """Waits for what the aggregator answers; pushes to the server where it has no answer."""
@@ -634,6 +641,13 @@ class Client:
         self._links[0].request = None
         self._settled, self.stopping = [reply], reply.stop
 
+    def _count_values(self) -> None:
+        """Counts the values that the answers have brought."""
+        if self._subscription is None:
+            self.bytes_received += self._layout.bytes
+        else:
+            self.bytes_received = self._subscription.nbytes
+
     def _level(self, steps: list[int]) -> int:
         """Brings all parts of the values to the same step, in synchronous modes."""
         me, start = self.options.worker, self.options.incarnation
@@ -648,6 +662,9 @@ class Client:
                     self._start(link, _Request(partial(again, target)))
                     reply = _expect(self._finish(link), PullReply)
                     steps[link.index] = reply.step
+                    self.bytes_received += self._values[link.index].nbytes
+                    if self._subscription is not None:
+                        self._subscription.take_one(link.index, reply)
                     if link.index == 0:  # the job may have ended since its first answer
                         self.stopping = self.stopping or reply.stop
         return steps[0]
@@ -988,6 +1005,8 @@ class Client:
     def _place(self, server: int, message: Message, length: int) -> Sequence[memoryview]:
         """Says where a payload goes: values into the model's own memory."""
         if isinstance(message, (PushReply, PullReply)):
+            if isinstance(message, PushReply) and message.since is not None:
+                return self._changes(server, length)
             buffer: PartBuffer = self._values[server]
             if length != buffer.nbytes:
                 raise FrameError(
@@ -995,6 +1014,12 @@ class Client:
                 )
             return buffer.views
         return [memoryview(bytearray(length))]
+
+    def _changes(self, server: int, length: int) -> Sequence[memoryview]:
+        """Says where what has changed in the values goes."""
+        if self._subscription is None:
+            raise FrameError(f"ps:{server} sent packed values, and this job has none")
+        return self._subscription.place(server, length)
 
     def _lost(self, link: _ServerLink, error: WireError) -> None:
         """A connection failed: makes ready to try again, or gives up."""

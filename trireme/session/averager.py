@@ -228,6 +228,8 @@ class Averager:
             self._base, self._flat.values, self._flat.gradients, strict=True
         ):
             torch.sub(base, value, out=gradient)
+            if self._rule.publishes:
+                value.copy_(base)  # what comes back is what has changed since
         self._client.push(self._weight, examples=_joined(self._examples), steps=self._made)
         self._sent = True
 
