@@ -249,7 +249,7 @@ def test_schedules_and_clipping_are_those_of_the_local_steps() -> None:
     assert difference(values, train(problem, sgd()).values) > 1e-4, "that would prove nothing"
 
 
-def test_a_push_of_whole_numbers_in_int8_goes_without_loss_and_a_quarter_of_the_bytes() -> None:
+def test_in_int8_both_ways_take_a_quarter_of_the_bytes_and_the_values_are_close() -> None:
     problem = small(dtype=torch.float32)
 
     def then(session: Session) -> tuple[Values, int, int]:
@@ -265,8 +265,9 @@ def test_a_push_of_whole_numbers_in_int8_goes_without_loss_and_a_quarter_of_the_
         ran[codec][0] for codec in ("none", "int8")
     )
     bytes_of_model = sent // 4  # 20 steps: four exchanges
-    assert received == received_packed == bytes_of_model * 5, "and the first pull"
+    assert received == bytes_of_model * 5, "and the first pull"
     assert sent_packed * 3 < sent
+    assert bytes_of_model < received_packed < bytes_of_model + bytes_of_model * 4 / 3
     assert 0 < difference(whole, packed) < 0.02
 
 
@@ -458,12 +459,21 @@ def assert_same_bits(one: CheckpointData, other: CheckpointData) -> None:
 
 
 @pytest.mark.parametrize(
-    ("workers", "strategy"), [(1, "averaging"), (2, "averaging"), (1, "diloco"), (2, "diloco")]
+    ("workers", "strategy", "codec"),
+    [
+        (1, "averaging", "none"),
+        (2, "averaging", "none"),
+        (1, "diloco", "none"),
+        (2, "diloco", "none"),
+        (2, "averaging", "int8"),
+        (2, "diloco", "int8"),
+        (2, "diloco", "topk:0.1"),
+    ],
 )
 def test_a_resumed_job_is_the_very_bits_of_one_that_was_not_stopped(
-    workers: int, strategy: str, tmp_path: Path
+    workers: int, strategy: str, codec: str, tmp_path: Path
 ) -> None:
-    cluster = Cluster(workers, 1, strategy, every=6, run_dir=tmp_path / "whole")
+    cluster = Cluster(workers, 1, strategy, every=6, run_dir=tmp_path / "whole", compress=codec)
     whole = run_to(40, cluster, every_steps=9)
     assert whole.step == 40
     local = {f"{w}/{n}" for w in range(workers) for n in ("0.weight/exp_avg", "2.bias/step")}

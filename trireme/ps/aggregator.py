@@ -33,6 +33,7 @@ from trireme.ps.messages import (
     Refused,
     Waiting,
 )
+from trireme.ps.rule import Rule
 from trireme.ps.server import LeaderLink
 from trireme.wire.connection import Incoming
 from trireme.wire.handshake import Identity

@@ -78,6 +78,7 @@ from trireme.ps.messages import (
 )
 from trireme.ps.overlap import Overlap
 from trireme.ps.packing import Packer
+from trireme.ps.residuals import Residuals
 from trireme.ps.rule import Rule
 from trireme.ps.snapshot import ModelState, assemble, disassemble
 from trireme.ps.subscription import Subscription
@@ -395,7 +396,7 @@ class Client:
         if self._subscription is not None:
             self._subscription.take(replies)
         self.step = self._level([reply.step for reply in replies])
-        self._count_values()
+        self.bytes_received += self._layout.bytes
         self._flat.publish_values()
         return PullResult(self.step, self.stopping)
 
@@ -406,6 +407,11 @@ class Client:
             JobFailed: it has ended; says who ended it, and why.
         """
         self._membership.check()
+
+    @property
+    def residuals(self) -> Residuals:
+        """What packing has lost of pushes; nothing where they are not packed."""
+        return Residuals(self._layout, self._packers)
 
     @property
     def pushes_early(self) -> bool:
@@ -597,7 +603,8 @@ class Client:
             self._hyper = None  # what a stale update brought along was dropped with it
         steps = [reply.step for reply in replies]
         self.step = first.step if len(set(steps)) == 1 else self._level(steps)
-        self._count_values()
+        brought = self._layout if self._subscription is None else self._subscription
+        self.bytes_received += brought.bytes
         self._flat.publish_values()
         return PushResult(first.verdict, self.step, first.staleness, self.stopping)
 
@@ -640,13 +647,6 @@ class Client:
             return
         self._links[0].request = None
         self._settled, self.stopping = [reply], reply.stop
-
-    def _count_values(self) -> None:
-        """Counts the values that the answers have brought."""
-        if self._subscription is None:
-            self.bytes_received += self._layout.bytes
-        else:
-            self.bytes_received = self._subscription.nbytes
 
     def _level(self, steps: list[int]) -> int:
         """Brings all parts of the values to the same step, in synchronous modes."""
@@ -1005,8 +1005,9 @@ class Client:
     def _place(self, server: int, message: Message, length: int) -> Sequence[memoryview]:
         """Says where a payload goes: values into the model's own memory."""
         if isinstance(message, (PushReply, PullReply)):
-            if isinstance(message, PushReply) and message.since is not None:
-                return self._changes(server, length)
+            packed = isinstance(message, PushReply) and message.since is not None
+            if packed and self._subscription is not None:
+                return self._subscription.place(server, length)
             buffer: PartBuffer = self._values[server]
             if length != buffer.nbytes:
                 raise FrameError(
@@ -1014,12 +1015,6 @@ class Client:
                 )
             return buffer.views
         return [memoryview(bytearray(length))]
-
-    def _changes(self, server: int, length: int) -> Sequence[memoryview]:
-        """Says where what has changed in the values goes."""
-        if self._subscription is None:
-            raise FrameError(f"ps:{server} sent packed values, and this job has none")
-        return self._subscription.place(server, length)
 
     def _lost(self, link: _ServerLink, error: WireError) -> None:
         """A connection failed: makes ready to try again, or gives up."""

@@ -87,6 +87,7 @@ class Packer:
     def __init__(self, codec: Codec, gradients: PartBuffer, *, deflates: bool = False) -> None:
         self._memory = Packed(codec, gradients, deflates=deflates)
         self._feedback = [ErrorFeedback(codec, v.numel()) for v in self._memory.vectors]
+        self.residuals = tuple(feedback.residual for feedback in self._feedback)
 
     @property
     def views(self) -> Sequence[memoryview]:

@@ -25,11 +25,11 @@ class Subscription:
         values: where each server's values are received.
 
     Attributes:
-        nbytes: how many bytes of values answers have brought.
+        bytes: how many bytes of values the last answers of all servers have brought.
     """
 
     def __init__(self, codec: Codec, values: Sequence[PartBuffer]) -> None:
-        self.nbytes = 0
+        self.bytes = 0
         self._codec = codec
         self._values = values
         self._packed = [Packed(codec, part, deflates=True) for part in values]
@@ -49,30 +49,27 @@ class Subscription:
             )
         return packed.place(length)
 
-    def take(self, replies: Sequence[PushReply] | Sequence[PullReply]) -> None:
+    def take(self, replies: Sequence[PushReply | PullReply]) -> None:
         """Takes the answers of all servers: after it the published values are at hand.
 
         Raises:
             FrameError: as `take_one`.
         """
-        for server, reply in enumerate(replies):
-            self.take_one(server, reply)
+        self.bytes = sum(self.take_one(server, reply) for server, reply in enumerate(replies))
 
-    def take_one(self, server: int, reply: PushReply | PullReply) -> None:
-        """Takes an answer whose payload has come.
+    def take_one(self, server: int, reply: PushReply | PullReply) -> int:
+        """Takes one server's answer, whose payload has come; returns how many bytes that was.
 
         Raises:
             FrameError: it makes no sense, or is a change of other values than those at hand.
         """
         since = reply.since if isinstance(reply, PushReply) else None
-        if since is None:
-            self.nbytes += self._values[server].nbytes
-        else:
-            self._add(server, since)
+        size = self._values[server].nbytes if since is None else self._add(server, since)
         self._steps[server] = reply.step
+        return size
 
-    def _add(self, server: int, since: int) -> None:
-        """Adds what has changed."""
+    def _add(self, server: int, since: int) -> int:
+        """Adds what has changed; returns of how many bytes it was."""
         packed = self._packed[server]
         if since != self._steps[server]:
             raise FrameError(
@@ -85,4 +82,4 @@ class Subscription:
                 add_packed(self._codec, change, vector)
         except ValueError as error:
             raise FrameError(f"what ps:{server} sent of its values: {error}") from error
-        self.nbytes += sum(view.nbytes for view in packed.views)
+        return sum(view.nbytes for view in packed.views)

@@ -123,10 +123,10 @@ class Values:
         covered = fill(self.buffer, self._parts, tensors, "values")
         if covered != sum(part.length for part in self._parts):
             raise Rejected(f"the values to load cover {covered} elements of this server's part")
-        if self._average is not None:
-            if not fill(self._average, self._parts, tensors, "average"):
-                for average, value in zip(self._average.vectors, self.buffer.vectors, strict=True):
-                    average.copy_(value)
+        averages = self._average
+        if averages is not None and not fill(averages, self._parts, tensors, "average"):
+            for average, value in zip(averages.vectors, self.buffer.vectors, strict=True):
+                average.copy_(value)
         state = [
             (spec, tensor)
             for spec, tensor in tensors
