@@ -146,8 +146,10 @@ def test_a_run_says_how_many_bytes_it_took(shell: Shell) -> None:
         ended = shell.run("run", "--ps", 1, "--workers", 2, "--strategy", *words, *program)
         assert ended.status == 0, ended.text
         lines = re.findall(r"^worker:\d \| bytes: ([\d,]+) pushed, ([\d,]+) p", ended.out, re.M)
-        assert len(lines) == 2 and len(set(lines)) == 1
-        found[words[0]] = [int(number.replace(",", "")) for number in lines[0]]
+        assert len(lines) == 2
+        assert "int8" in words or len(set(lines)) == 1, "what is deflated is as long as it gets"
+        counts = [[int(number.replace(",", "")) for number in line] for line in lines]
+        found[words[0]] = [max(each) for each in zip(*counts, strict=True)]
     size = found["sync"][0] // 64  # of the model
     assert found["sync"] == [64 * size, 65 * size], "and the first pull"
     assert found["averaging"] == [4 * size, 5 * size]
