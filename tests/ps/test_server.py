@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -11,9 +12,10 @@ import torch
 from torch import nn
 
 from trireme.cluster.view import ServerEntry, View, WorkerEntry
+from trireme.errors import WireError
 from trireme.ps.client import Client, ClientOptions
 from trireme.ps.dense import FlatModel
-from trireme.ps.messages import Applied
+from trireme.ps.messages import Applied, Push
 from trireme.ps.optim import spec_of
 from trireme.ps.rule import Rule
 from trireme.ps.server import ShardHandler, beside
@@ -171,3 +173,51 @@ def test_a_broken_connection_is_made_again_and_nothing_applied_twice() -> None:
         assert any(not torch.equal(before[n], p) for n, p in flat.parameters.items())
         assert client.status()[0].step == 4
         client.close()
+
+
+PACKED = Rule(aggregate=0, staleness=0, every=1, codec="int8")
+
+
+def test_published_values_are_the_same_after_an_answer_was_lost() -> None:
+    """What has changed is added once, and to the values that it has changed from."""
+    with servers(1) as view:
+        client, flat = joined(view, shared=False, rule=PACKED)
+        before = client.bytes_received
+        train(client, flat, 3)
+        assert 0 < client.bytes_received - before < 3 * flat.layout.bytes / 3.5
+        client.push(1.0)
+        connection = client._links[0].connection
+        assert connection is not None
+        connection.stream.close()  # the answer is lost with it
+        assert client.wait().step == 4
+        values = [value.clone() for value in flat.values]
+        assert client.status()[0].step == 4
+        client.pull()  # whole
+        assert all(map(torch.equal, flat.values, values))
+        client.close()
+
+
+@pytest.mark.parametrize(
+    ("payload", "message"),
+    [
+        (b"x" * 100, "a packed gradient makes no sense: what was deflated"),
+        (zlib.compress(bytes(1 << 18)), "not one whole stream of"),
+        (b"x" * 4000, "pushed 4000 bytes where this server's part has"),
+    ],
+    ids=["noise", "too much", "too long"],
+)
+def test_a_push_that_nobody_packed_ends_its_connection_with_one_clear_error(
+    payload: bytes, message: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with servers(1) as view:
+        client, _ = joined(view, shared=False, rule=PACKED)
+        connection = client._links[0].connection
+        assert connection is not None
+        push = Push(0, 1, view.number, 1, 0, 0, 1.0)
+        connection.send(push, [payload], sequence=77, timeout=5.0)
+        with pytest.raises(WireError):
+            connection.receive(timeout=5.0)
+        assert client.status()[0].step == 0, "the server goes on"
+        client.close()
+    assert message in caplog.text
+    assert "Traceback" not in caplog.text

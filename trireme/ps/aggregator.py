@@ -33,6 +33,7 @@ from trireme.ps.messages import (
     Refused,
     Waiting,
 )
+from trireme.ps.rule import Rule
 from trireme.ps.server import LeaderLink
 from trireme.wire.connection import Incoming
 from trireme.wire.handshake import Identity
@@ -89,7 +90,7 @@ class AggregatorHandler:
         self._layout: Layout | None = None
         self._shown_by = ""
         self._enlisted: Enlist | None = None
-        self._intake = Intake(0, lambda: self._layout, lambda: "none")
+        self._intake = Intake(0, lambda: self._layout, Rule)
         self._links: dict[int, Link] = {}
         self._server: Link | None = None
         self._sum: PartBuffer | None = None

@@ -80,8 +80,10 @@ from trireme.ps.messages import (
 )
 from trireme.ps.overlap import Overlap
 from trireme.ps.packing import Packer
+from trireme.ps.residuals import Residuals
 from trireme.ps.rule import Rule
 from trireme.ps.snapshot import ModelState, assemble, disassemble
+from trireme.ps.subscription import Subscription
 from trireme.ps.values import Tensors, tensors_from
 from trireme.wire.codec import make_codec
 from trireme.wire.connection import Connection, Incoming
@@ -308,6 +310,7 @@ class Client:
         self._values = [flat.part_values(server) for server in range(servers)]
         self._gradients = [flat.part_gradients(server) for server in range(servers)]
         self._packers: list[Packer] = []
+        self._subscription: Subscription | None = None  # where what comes back is packed too
         self._links = [_ServerLink(server) for server in range(servers)]
         self._host = self._host_link()
         self._over_host = False  # whether the push under way went to the aggregator
@@ -340,7 +343,8 @@ class Client:
         self._hyper = None  # the servers may go by what an earlier worker has shown
         codec = make_codec(rule.codec)
         if codec is not None and not self._packers:
-            self._packers = [Packer(codec, gradients) for gradients in self._gradients]
+            self._packers = [Packer(codec, g, deflates=rule.deflates) for g in self._gradients]
+            self._subscription = Subscription(codec, self._values) if rule.publishes else None
         me, start, spec = self.options.worker, self.options.incarnation, self._layout.spec
         answers = self._ask_all(
             lambda server: _Request(lambda view: Attach(me, start, view, spec, optimizer, rule))
@@ -389,6 +393,8 @@ class Client:
         replies = [_expect(answer, PullReply) for answer in answers]
         if train:
             self.stopping = replies[0].stop
+        if self._subscription is not None:
+            self._subscription.take(replies)
         self.step = self._level([reply.step for reply in replies])
         self.bytes_received += self._layout.bytes
         self._flat.publish_values()
@@ -401,6 +407,11 @@ class Client:
             JobFailed: it has ended; says who ended it, and why.
         """
         self._membership.check()
+
+    @property
+    def residuals(self) -> Residuals:
+        """What packing has lost of pushes; nothing where they are not packed."""
+        return Residuals(self._layout, self._packers)
 
     @property
     def pushes_early(self) -> bool:
@@ -592,7 +603,8 @@ class Client:
             self._hyper = None  # what a stale update brought along was dropped with it
         steps = [reply.step for reply in replies]
         self.step = first.step if len(set(steps)) == 1 else self._level(steps)
-        self.bytes_received += self._layout.bytes
+        brought = self._layout if self._subscription is None else self._subscription
+        self.bytes_received += brought.bytes
         self._flat.publish_values()
         return PushResult(first.verdict, self.step, first.staleness, self.stopping)
 
@@ -612,6 +624,8 @@ class Client:
             answers = self._finish_all(self._links)
             self._settled = [_expect(answer, PushReply) for answer in answers]
             self.stopping = self._settled[0].stop
+            if self._subscription is not None:
+                self._subscription.take(self._settled)
 
     def _settle_over_host(self) -> None:
         """Waits for what the aggregator answers; pushes to the server where it has no answer."""
@@ -648,6 +662,9 @@ class Client:
                     self._start(link, _Request(partial(again, target)))
                     reply = _expect(self._finish(link), PullReply)
                     steps[link.index] = reply.step
+                    self.bytes_received += self._values[link.index].nbytes
+                    if self._subscription is not None:
+                        self._subscription.take_one(link.index, reply)
                     if link.index == 0:  # the job may have ended since its first answer
                         self.stopping = self.stopping or reply.stop
         return steps[0]
@@ -988,6 +1005,9 @@ class Client:
     def _place(self, server: int, message: Message, length: int) -> Sequence[memoryview]:
         """Says where a payload goes: values into the model's own memory."""
         if isinstance(message, (PushReply, PullReply)):
+            packed = isinstance(message, PushReply) and message.since is not None
+            if packed and self._subscription is not None:
+                return self._subscription.place(server, length)
             buffer: PartBuffer = self._values[server]
             if length != buffer.nbytes:
                 raise FrameError(

@@ -16,6 +16,7 @@ from trireme.ps.dense import PartBuffer, dtype_of
 from trireme.ps.layout import Layout
 from trireme.ps.messages import LendMemory
 from trireme.ps.packing import Unpacker
+from trireme.ps.rule import Rule
 from trireme.wire.codec import make_codec
 from trireme.wire.lending import Lending
 from trireme.wire.service import Link
@@ -50,15 +51,15 @@ class Intake:
     Args:
         server: of which server's part they are.
         layout: says what lies where; None before the first worker has shown its model.
-        codec: says what they are packed with.
+        rule: says what they are packed with.
     """
 
     def __init__(
-        self, server: int, layout: Callable[[], Layout | None], codec: Callable[[], str]
+        self, server: int, layout: Callable[[], Layout | None], rule: Callable[[], Rule]
     ) -> None:
         self._server = server
         self._layout = layout
-        self._codec = codec
+        self._rule = rule
 
     def place(self, link: Link, length: int, order: Sequence[int] = ()) -> Sequence[memoryview]:
         """Returns where a gradient is received: memory that nobody else uses.
@@ -74,16 +75,18 @@ class Intake:
         staging = link.context
         if not isinstance(staging, Staging) or staging.busy:
             gradients = PartBuffer(self._known(link), self._server)
-            codec = make_codec(self._codec())
-            unpacker = None if codec is None else Unpacker(codec, gradients)
+            rule = self._rule()
+            codec, deflates = make_codec(rule.codec), rule.deflates
+            unpacker = None if codec is None else Unpacker(codec, gradients, deflates=deflates)
             staging = link.context = Staging(gradients, (), unpacker)
-        expected = (staging.unpacker or staging.gradients).nbytes
-        if length != expected:
+        unpacker = staging.unpacker
+        expected = (unpacker or staging.gradients).nbytes
+        if length != expected and (unpacker is None or not unpacker.fits(length)):
             raise FrameError(
                 f"{link.identity.task} pushed {length} bytes where this server's part has "
                 f"{expected}"
             )
-        staging.views = _in_order(staging, order, link.identity.task)
+        staging.views = _in_order(staging, length, order, link.identity.task)
         return staging.views
 
     def take(self, link: Link, payload: Sequence[memoryview]) -> Staging:
@@ -138,8 +141,10 @@ class Intake:
         return PartBuffer(layout, self._server, vectors)
 
 
-def _in_order(staging: Staging, order: Sequence[int], task: str) -> Sequence[memoryview]:
-    """Returns where a payload goes whose chunks come in this order.
+def _in_order(
+    staging: Staging, length: int, order: Sequence[int], task: str
+) -> Sequence[memoryview]:
+    """Returns where a payload of so many bytes goes whose chunks come in this order.
 
     Raises:
         FrameError: it is no order of all chunks, or what comes is packed and has none.
@@ -147,7 +152,7 @@ def _in_order(staging: Staging, order: Sequence[int], task: str) -> Sequence[mem
     if staging.unpacker is not None:
         if order:
             raise FrameError(f"{task} pushed packed gradients in chunks")
-        return staging.unpacker.views
+        return staging.unpacker.place(length)
     if not order:
         return staging.gradients.views
     chunks = staging.gradients.chunk_views

@@ -227,6 +227,8 @@ class PushReply(Message, frozen=True, array_like=True):
         step: the global step of the values in the payload.
         staleness: how many updates were applied between this worker's pull and its push.
         stop: whether the worker should stop training: the job's end is reached or was asked for.
+        since: where the payload is what has changed, packed: of which global step the values are
+            to which it is to be added. None where the values are whole.
     """
 
     kind: ClassVar[int] = 67
@@ -234,6 +236,7 @@ class PushReply(Message, frozen=True, array_like=True):
     step: int
     staleness: int
     stop: bool
+    since: int | None = None
 
 
 class Pull(Message, frozen=True, array_like=True):

@@ -67,6 +67,16 @@ class Rule(msgspec.Struct, frozen=True):
         """Whether updates are gathered in rounds, and those that come too late are dropped."""
         return self.staleness == 0
 
+    @property
+    def deflates(self) -> bool:
+        """Whether packed pushes are deflated: deltas in int8, which are rare enough for it."""
+        return self.every is not None and self.codec == "int8"
+
+    @property
+    def publishes(self) -> bool:
+        """Whether what comes back is packed too: where rounds of such deltas change the values."""
+        return self.deflates and self.synchronous
+
     def check(self) -> None:
         """Checks that the values make sense together.
 

@@ -121,7 +121,7 @@ class ShardHandler:
         self._now = now
         self._observation = observation
         self._notes = Notes()
-        self._intake = Intake(index, lambda: self.shard.layout, lambda: self.shard.rule.codec)
+        self._intake = Intake(index, lambda: self.shard.layout, lambda: self.shard.rule)
         self._servers: dict[int, Link] = {}
         self._speaking: dict[Identity, Link] = {}  # what each process last spoke over
         self._values: Sequence[torch.Tensor] = ()

@@ -80,11 +80,13 @@ from trireme.ps.messages import (
     Waiting,
 )
 from trireme.ps.optim import misfit
+from trireme.ps.publication import Publication
 from trireme.ps.push_table import Pending, PushTable, Together, WorkerRecord
 from trireme.ps.roster import Roster
 from trireme.ps.round import Decision, Follower, Judge, Leader, Round
 from trireme.ps.rule import Rule
 from trireme.ps.values import Tensors, Values, ValuesFactory, make_values
+from trireme.wire.codec import make_codec
 
 __all__ = ["FREEZE_SECONDS", "NOTICE_SECONDS", "Shard", "Wait"]
 
@@ -129,6 +131,7 @@ class Shard:
         self.counters: Counter[str] = Counter()
         self._factory = factory
         self._values: Values | None = None
+        self._publication: Publication | None = None
         self._scratch: PartBuffer | None = None
         self._optimizer = OptimizerSpec("", ())
         self._shown_by = ""
@@ -242,6 +245,9 @@ class Shard:
         rule = request.rule
         rule.check()
         self._values = self._factory(layout, self.server, request.optimizer, rule.average)
+        codec = make_codec(rule.codec) if rule.publishes else None
+        if codec is not None:
+            self._publication = Publication(codec, layout, self.server, self._buffer)
         self.layout, self.rule = layout, rule
         self._optimizer, self._shown_by = request.optimizer, f"worker:{request.worker}"
         self._ending.synchronous = rule.synchronous
@@ -270,6 +276,8 @@ class Shard:
         except (TriremeError, RuntimeError) as error:
             return [self._refused(route, "rejected", str(error))]
         self.step, self.loaded = request.step, True
+        if self._publication is not None:
+            self._publication.begin(self.step, tensors)
         self._round = Round(self.step, lambda: self._spare)
         self._table.restore(request.workers)
         for worker, incarnation in self._roster.incarnations.items():
@@ -295,7 +303,8 @@ class Shard:
             stop = not self._ending.grant(request.worker, self.step)
         else:
             stop = self._ending.reached(self.step)
-        return Reply(route, PullReply(self.step, stop), self._buffer.vectors)
+        values = self._buffer if self._publication is None else self._publication.published
+        return Reply(route, PullReply(self.step, stop), values.vectors)
 
     def push(
         self, now: float, route: object, push: Push, gradients: PartBuffer
@@ -503,6 +512,8 @@ class Shard:
         steps = max(pending.push.steps for pending in members)
         self.step += steps
         self._values.apply(mean, hyper, self.step, steps)
+        if self._publication is not None:
+            self._publication.publish(self.step)
         self.counters["rounds"] += 1
         self._round = Round(self.step, lambda: self._spare)
         self._judge.begin()
@@ -556,8 +567,11 @@ class Shard:
     def _answer(self, answer: _Answer) -> Reply:
         push, route = answer.pending.push, answer.pending.route
         stop = not self._ending.grant(push.worker, self.step)
-        payload = self._buffer.vectors if push.pull else ()
-        message = PushReply(answer.verdict, self.step, answer.staleness, stop)
+        since: int | None = None
+        payload: Sequence[torch.Tensor] = self._buffer.vectors if push.pull else ()
+        if self._publication is not None and push.pull:
+            since, payload = self._publication.since(push.pulled)
+        message = PushReply(answer.verdict, self.step, answer.staleness, stop, since)
         return Reply(route, message, payload)
 
     def _release(self) -> list[Reply]:
@@ -697,6 +711,8 @@ class Shard:
             return []
         assert self._values is not None
         tensors = self._values.copy(state=cut.state)
+        if self._publication is not None and cut.state:
+            tensors += self._publication.export()
         snapshot = Snapshot(
             self.step,
             tuple(spec for spec, _ in tensors),

@@ -15,12 +15,15 @@ from trireme.ps.optim import PartOptimizer, SegmentOptimizer
 from trireme.ps.rule import Average
 
 __all__ = [
+    "PUBLISHED",
     "Contribution",
     "Tensors",
     "Values",
     "ValuesFactory",
+    "fill",
     "make_values",
     "mean_of",
+    "ranges",
     "squared_norm",
     "sum_of",
     "tensors_from",
@@ -28,6 +31,10 @@ __all__ = [
 
 Tensors = Sequence[tuple[TensorSpec, torch.Tensor]]
 """What a snapshot's payload holds, in order."""
+
+PUBLISHED = "state/published"
+"""The values that workers have, where those are others: see `trireme.ps.publication`. In snapshots
+and checkpoints they go where the optimizer's state goes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,9 +107,9 @@ class Values:
 
     def copy(self, *, state: bool) -> list[tuple[TensorSpec, torch.Tensor]]:
         """Returns copies of the values and the average, with `state` of the optimizer's too."""
-        live = self._ranges("values", self.buffer)
+        live = ranges("values", self._parts, self.buffer)
         if self._average is not None:
-            live += self._ranges("average", self._average)
+            live += ranges("average", self._parts, self._average)
         if state:
             live += self.optimizer.export()
         return [(spec, tensor.detach().clone()) for spec, tensor in live]
@@ -113,33 +120,43 @@ class Values:
         Raises:
             Rejected: the values do not cover this part exactly.
         """
-        covered = self._fill(self.buffer, tensors, "values")
+        covered = fill(self.buffer, self._parts, tensors, "values")
         if covered != sum(part.length for part in self._parts):
             raise Rejected(f"the values to load cover {covered} elements of this server's part")
-        if self._average is not None and not self._fill(self._average, tensors, "average"):
-            for average, value in zip(self._average.vectors, self.buffer.vectors, strict=True):
+        averages = self._average
+        if averages is not None and not fill(averages, self._parts, tensors, "average"):
+            for average, value in zip(averages.vectors, self.buffer.vectors, strict=True):
                 average.copy_(value)
-        state = [(spec, tensor) for spec, tensor in tensors if spec.key.startswith("state/")]
+        state = [
+            (spec, tensor)
+            for spec, tensor in tensors
+            if spec.key.startswith("state/") and spec.key != PUBLISHED
+        ]
         if state:
             self.optimizer.restore(state)
 
-    def _ranges(self, key: str, buffer: PartBuffer) -> list[tuple[TensorSpec, torch.Tensor]]:
-        return [
-            (TensorSpec(key, part.vector.dtype, part.vector.dtype, part.start, part.stop), tensor)
-            for part, tensor in zip(self._parts, buffer.vectors, strict=True)
-        ]
 
-    def _fill(self, buffer: PartBuffer, tensors: Tensors, key: str) -> int:
-        """Copies the ranges of `key` that lie in this part; returns how many elements."""
-        covered = 0
-        for spec, tensor in tensors:
-            for part, target in zip(self._parts, buffer.vectors, strict=True):
-                low, high = max(spec.start, part.start), min(spec.stop, part.stop)
-                if spec.key == key and spec.vector == part.vector.dtype and low < high:
-                    source = tensor[low - spec.start : high - spec.start]
-                    target[low - part.start : high - part.start] = source
-                    covered += high - low
-        return covered
+def ranges(
+    key: str, parts: Sequence[Part], buffer: PartBuffer
+) -> list[tuple[TensorSpec, torch.Tensor]]:
+    """Returns a buffer's vectors, with what they are."""
+    return [
+        (TensorSpec(key, part.vector.dtype, part.vector.dtype, part.start, part.stop), tensor)
+        for part, tensor in zip(parts, buffer.vectors, strict=True)
+    ]
+
+
+def fill(buffer: PartBuffer, parts: Sequence[Part], tensors: Tensors, key: str) -> int:
+    """Copies the ranges of `key` that lie in a buffer's parts; returns how many elements."""
+    covered = 0
+    for spec, tensor in tensors:
+        for part, target in zip(parts, buffer.vectors, strict=True):
+            low, high = max(spec.start, part.start), min(spec.stop, part.stop)
+            if spec.key == key and spec.vector == part.vector.dtype and low < high:
+                source = tensor[low - spec.start : high - spec.start]
+                target[low - part.start : high - part.start] = source
+                covered += high - low
+    return covered
 
 
 def make_values(

@@ -30,6 +30,8 @@ _SAVING = "saving"  # the chief: after which step it saves
 _LOCAL = ("local optimizer, even", "local optimizer, odd")
 """Each worker: its optimizer's state after an exchange. What was left after one exchange is wanted
 until the next is over, and so must outlast what is left there."""
+_UNSENT = "/unsent"
+"""Behind a parameter's name, beside the optimizer's state: what packing has lost of its deltas."""
 _RESTORED = "restored optimizer of worker:"  # the chief: what the checkpoint has for a worker
 
 
@@ -228,6 +230,8 @@ class Averager:
             self._base, self._flat.values, self._flat.gradients, strict=True
         ):
             torch.sub(base, value, out=gradient)
+            if self._rule.publishes:
+                value.copy_(base)  # what comes back is what has changed since
         self._client.push(self._weight, examples=_joined(self._examples), steps=self._made)
         self._sent = True
 
@@ -246,6 +250,9 @@ class Averager:
         """Leaves the state of this worker's optimizer for the chief's checkpoint."""
         if not self._made:  # else it would be of steps that no server has
             state = export_state(self._optimizer, self._flat)
+            if self._rule.codec != "none":
+                for name, residual in self._client.residuals.export().items():
+                    state[f"{name}{_UNSENT}"] = residual
             self._client.share(_LOCAL[self._parity(self.step)], _encoded(self.step, state))
 
     def states(self, step: int) -> dict[str, torch.Tensor]:
@@ -290,7 +297,12 @@ class Averager:
         for data in found.values():
             left = msgspec.msgpack.decode(data, type=_Left)
             if left.step == self.step:
-                restore_state(self._optimizer, self._flat, load_bytes(left.state))
+                tensors = load_bytes(left.state)
+                unsent = [name for name in tensors if name.endswith(_UNSENT)]
+                self._client.residuals.restore(
+                    {name.removesuffix(_UNSENT): tensors.pop(name) for name in unsent}
+                )
+                restore_state(self._optimizer, self._flat, tensors)
                 return True
         return False
 

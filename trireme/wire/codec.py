@@ -166,11 +166,14 @@ class ErrorFeedback:
         codec: what is lossy.
         count: how many numbers each message has.
         dtype: theirs.
+
+    Attributes:
+        residual: what was lost so far, and goes with the next message.
     """
 
     def __init__(self, codec: Codec, count: int, dtype: torch.dtype = torch.float32) -> None:
         self._codec = codec
-        self._residual = torch.zeros(count, dtype=dtype)
+        self.residual = torch.zeros(count, dtype=dtype)
         self._sent = torch.zeros(count, dtype=dtype)
 
     def encode(self, values: torch.Tensor, out: torch.Tensor) -> None:
@@ -178,10 +181,10 @@ class ErrorFeedback:
 
         Of what is not finite nothing is remembered: it would never end.
         """
-        self._residual.add_(values)
-        self._codec.encode(self._residual, out)
+        self.residual.add_(values)
+        self._codec.encode(self.residual, out)
         self._codec.decode(out, self._sent)
-        self._residual.sub_(self._sent).nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
+        self.residual.sub_(self._sent).nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
 
 
 CODECS: Mapping[str, Callable[[], Codec]] = {
