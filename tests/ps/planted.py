@@ -6,7 +6,6 @@ Some are mistakes that anybody could make; some were in the real code until the 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -56,7 +55,7 @@ class AnswersFirst(Shard):
         self.postponed: list[Pending] = []
 
     def _apply_one(self, pending: Pending) -> None:
-        self.postponed.append(replace(pending, gradients=pending.gradients.copy()))
+        self.postponed.append(msgspec.structs.replace(pending, gradients=pending.gradients.copy()))
         self.step += 1
         self._decide(pending, Applied(self.step))
         self._withheld[pending.push.worker] = _Answer(pending, Applied(self.step), 0)

@@ -9,11 +9,11 @@ from trireme.session.phases import SERVED, Phases
 def test_phases_are_summed_counted_and_told() -> None:
     registry, told = Registry(), []
     phases = Phases(SERVED, registry)
-    phases.add("push", 1.0, 1.5)
+    phases.add(("push", 1.0, 1.5))
     before = dict(phases.totals)
     phases.spectator = lambda *span: told.append(span)
-    phases.add("push", 2.0, 2.25)
-    phases.add("wait", 2.25, 3.25)
+    phases.add(("push", 2.0, 2.25))
+    phases.add(("wait", 2.25, 3.25))
     assert phases.totals == {"data": 0.0, "compute": 0.0, "push": 0.75, "wait": 1.0}
     assert phases.since(before, 2) == {
         "data_seconds": 0.0,
@@ -26,5 +26,7 @@ def test_phases_are_summed_counted_and_told() -> None:
 
 
 def test_a_phase_that_there_is_not_is_an_error() -> None:
+    phases = Phases(SERVED, Registry())
+    phases.add(("apply", 0.0, 1.0))
     with pytest.raises(KeyError):
-        Phases(SERVED, Registry()).add("apply", 0.0, 1.0)
+        phases.settle()

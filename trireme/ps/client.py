@@ -37,6 +37,7 @@ from trireme.ps.dense import FlatModel, PartBuffer, as_bytes
 from trireme.ps.host_link import HostLink
 from trireme.ps.messages import (
     PS_CATALOG,
+    Applied,
     Attach,
     Attached,
     Collect,
@@ -191,8 +192,7 @@ class PushResult(msgspec.Struct, frozen=True):
     @property
     def decided(self) -> Verdict:
         """The verdict; of a push that was repeated, the first one's."""
-        verdict = self.verdict
-        return verdict.original if isinstance(verdict, Duplicate) else verdict
+        return _decided(self.verdict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,16 +244,14 @@ class _Update(msgspec.Struct, frozen=True):
         )
 
 
-@dataclass(slots=True)
-class _Request:
+class _Request(msgspec.Struct):
     """One server's share of a request: how to say it under a view, and with which payload."""
 
     build: Callable[[int], Message]
     payload: Sequence[memoryview] = ()
 
 
-@dataclass(slots=True)
-class _Patience:
+class _Patience(msgspec.Struct):
     """Since when an answer is waited for, and on whom it depends as far as was said."""
 
     since: float
@@ -300,7 +298,7 @@ class Client:
         self.options = options
         self.step = 0
         self.stopping = False
-        self.verdicts: list[Verdict] = []  # what each server said of the last push
+        self._replies: Sequence[PushReply] = ()  # to the last push
         self.bytes_sent = 0  # gradients that were pushed, by whatever way they went
         self.bytes_received = 0  # values that pushes brought back
         self._membership = membership
@@ -309,6 +307,10 @@ class Client:
         servers = flat.layout.spec.servers
         self._values = [flat.part_values(server) for server in range(servers)]
         self._gradients = [flat.part_gradients(server) for server in range(servers)]
+        # What a push carries to each server where nothing is packed: no need to ask every time.
+        self._carried: list[tuple[Sequence[memoryview], int]] = [
+            (part.views, part.nbytes) for part in self._gradients
+        ]
         self._packers: list[Packer] = []
         self._subscription: Subscription | None = None  # where what comes back is packed too
         self._links = [_ServerLink(server) for server in range(servers)]
@@ -324,6 +326,11 @@ class Client:
         self._settled: list[PushReply] | None = None
         self._overlap: Overlap | None = None  # made when it is first of use
         self._early: _Update | None = None  # what is on its way while backward runs
+
+    @property
+    def verdicts(self) -> list[Verdict]:
+        """What each server said of the last push."""
+        return [reply.verdict for reply in self._replies]
 
     # -- joining the job ------------------------------------------------------------------------
 
@@ -522,31 +529,35 @@ class Client:
         if self._pushed:
             raise ConfigurationError(f"worker:{self.options.worker} pushed before it waited")
         update = self._update(weight, hyper, examples, pull, pulled, steps)
-        has_it = self._complete(update)
+        has_it = self._complete(update) if self._early is not None else ()
         self._flat.collect_gradients()
         self._sequence = update.sequence
         self._hyper = hyper if hyper is not None else self._hyper
         for link in self._links:
             index = link.index
-            request = _Request(partial(update.message, index), self._packed(index, weight))
-            self.bytes_sent += sum(view.nbytes for view in request.payload)
-            self._over_host = self._push_over_host(request)
-            if self._over_host:
-                continue
+            if self._packers:
+                payload = self._packed(index, weight)
+                nbytes = sum(view.nbytes for view in payload)
+            else:
+                payload, nbytes = self._carried[index]
+            request = _Request(partial(update.message, index), payload)
+            self.bytes_sent += nbytes
+            if self._host is not None:
+                self._over_host = self._push_over_host(self._host, request)
+                if self._over_host:
+                    continue
             if index in has_it:
                 link.request = request  # what breaks from now on is sent again, as it lies
             else:
                 self._start(link, request)
         self._pushed = True
 
-    def _push_over_host(self, request: _Request) -> bool:
+    def _push_over_host(self, host: HostLink, request: _Request) -> bool:
         """Hands a push to the aggregator of this host; returns whether it has taken it."""
-        if self._host is None:
-            return False
         message = request.build(self._view().number)
         assert isinstance(message, Push)
         self._links[0].request = request  # for when this worker shall push by itself
-        return self._host.push(message)
+        return host.push(message)
 
     def _update(
         self,
@@ -572,12 +583,10 @@ class Client:
         )
 
     def _packed(self, server: int, weight: float) -> Sequence[memoryview]:
-        """Returns what a push sends to a server: the gradients themselves, or packed.
+        """Returns the packed gradients that a push sends to a server.
 
         What weighs nothing is not looked at there, and must not use up what packing lost before.
         """
-        if not self._packers:
-            return self._gradients[server].views
         if weight > 0:
             self._packers[server].pack()
         return self._packers[server].views
@@ -596,13 +605,14 @@ class Client:
         assert replies is not None, "there was no push to wait for"
         self._pushed = False
         self._acknowledged = self._sequence
-        self.verdicts = [reply.verdict for reply in replies]
+        self._replies = replies
         first = replies[0]
         verdict = first.verdict
-        if isinstance(verdict.original if isinstance(verdict, Duplicate) else verdict, Stale):
+        if type(verdict) is not Applied and isinstance(_decided(verdict), Stale):
             self._hyper = None  # what a stale update brought along was dropped with it
-        steps = [reply.step for reply in replies]
-        self.step = first.step if len(set(steps)) == 1 else self._level(steps)
+        self.step = first.step
+        if len(replies) > 1:
+            self.step = self._level([reply.step for reply in replies])
         brought = self._layout if self._subscription is None else self._subscription
         self.bytes_received += brought.bytes
         self._flat.publish_values()
@@ -619,11 +629,16 @@ class Client:
         """
         if self._over_host:
             self._settle_over_host()
-        self._abandon()
+        if self._early is not None:
+            self._abandon()
         if self._pushed and self._settled is None:
-            answers = self._finish_all(self._links)
-            self._settled = [_expect(answer, PushReply) for answer in answers]
-            self.stopping = self._settled[0].stop
+            replies = []
+            for message, _ in self._finish_all(self._links):
+                if not isinstance(message, PushReply):
+                    raise _unexpected(message, PushReply)
+                replies.append(message)
+            self._settled = replies
+            self.stopping = replies[0].stop
             if self._subscription is not None:
                 self._subscription.take(self._settled)
 
@@ -884,8 +899,8 @@ class Client:
         """
         answers: dict[int, tuple[Message, Sequence[memoryview]]] = {}
         patience = _Patience(time.monotonic())
-        while len(answers) < len(links):
-            waiting = [link for link in links if link.index not in answers]
+        waiting = links
+        while waiting:
             heard = False
             for link in waiting:
                 incoming = self._poll(link, blocking=len(waiting) == 1)
@@ -897,7 +912,9 @@ class Client:
             if not heard and not _readable(waiting):
                 self._membership.check()
                 self._check_patience(patience)
-        return [answers[link.index] for link in links]
+            if heard:
+                waiting = [link for link in links if link.index not in answers]
+        return [answers[link.index] for link in links] if len(links) > 1 else [*answers.values()]
 
     def _poll(self, link: _ServerLink, *, blocking: bool) -> Incoming | None:
         """Returns what a link has received, if anything; connects again where it has broken."""
@@ -923,6 +940,9 @@ class Client:
         message = incoming.message
         if incoming.sequence != link.sequence:
             return None  # a late notice or answer of an earlier request
+        if type(message) is PushReply and type(message.verdict) is Applied:
+            link.request = None  # as nearly all answers are
+            return message, incoming.payload
         if isinstance(message, Waiting):
             self._notice(message, patience)
             self._membership.check()
@@ -1122,8 +1142,16 @@ def _refuse_unless_busy(message: Message) -> None:
 def _expect(answer: tuple[Message, Sequence[memoryview]], wanted: type[_M]) -> _M:
     message = answer[0]
     if not isinstance(message, wanted):
-        raise FrameError(
-            f"a parameter server answered with {type(message).__name__} where "
-            f"{wanted.__name__} was due"
-        )
+        raise _unexpected(message, wanted)
     return message
+
+
+def _unexpected(message: Message, wanted: type[Message]) -> FrameError:
+    return FrameError(
+        f"a parameter server answered with {type(message).__name__} where {wanted.__name__} was due"
+    )
+
+
+def _decided(verdict: Verdict) -> Verdict:
+    """Returns a verdict; of a push that was repeated, the first one's."""
+    return verdict.original if isinstance(verdict, Duplicate) else verdict

@@ -68,7 +68,8 @@ class ExampleBook:
 
         It is on the way of every push: the ledgers hear of many spans at once, later.
         """
-        self._finished += [(worker, span.dataset, span.start, span.stop) for span in spans]
+        for span in spans:
+            self._finished.append((worker, span.dataset, span.start, span.stop))
         if len(self._finished) >= _MANY:
             self._settle()
 

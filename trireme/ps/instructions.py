@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+import msgspec
 import torch
 
 from trireme.wire.message import Message
@@ -12,8 +12,7 @@ from trireme.wire.message import Message
 __all__ = ["Instruction", "Reply", "Send"]
 
 
-@dataclass(frozen=True, slots=True)
-class Reply:
+class Reply(msgspec.Struct, frozen=True):
     """Send an answer where a request came from.
 
     Attributes:
@@ -28,8 +27,7 @@ class Reply:
     payload: Sequence[torch.Tensor] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Send:
+class Send(msgspec.Struct, frozen=True):
     """Send a message to another server."""
 
     server: int

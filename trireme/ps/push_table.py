@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+import msgspec
+
 from trireme.ps.dense import PartBuffer
 from trireme.ps.messages import Applied, Push, Stale, WorkerProgress
 
@@ -26,8 +28,7 @@ class Together:
     parts: list[Pending]
 
 
-@dataclass(slots=True)
-class Pending:
+class Pending(msgspec.Struct, eq=False):
     """A request whose answer is withheld.
 
     Attributes:
@@ -122,8 +123,9 @@ class PushTable:
     def forget_acknowledged(self, push: Push) -> None:
         """Drops the answers that the worker says it has."""
         verdicts = self.records[push.worker].verdicts
-        for sequence in [s for s in verdicts if s <= push.acknowledged]:
-            del verdicts[sequence]
+        for sequence in [*verdicts]:
+            if sequence <= push.acknowledged:
+                del verdicts[sequence]
 
     def decided(self, workers: Iterable[int]) -> tuple[tuple[int, int], ...]:
         """Returns (worker, last decided sequence) of those among `workers` that have a record."""

@@ -15,8 +15,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Protocol
+
+import msgspec
 
 from trireme.ps.dense import PartBuffer
 from trireme.ps.instructions import Send
@@ -70,7 +72,9 @@ class Round:
     def keep(self, member: Member) -> None:
         """Keeps an update in memory of its own: its worker is out, and will write to it again."""
         pending = self.pending[member]
-        self.pending[member] = replace(pending, gradients=pending.gradients.copy(), answered=True)
+        self.pending[member] = msgspec.structs.replace(
+            pending, gradients=pending.gradients.copy(), answered=True
+        )
         self._mean = (), None  # it may be that very memory
 
     def held(self, live: Live) -> tuple[Member, ...]:

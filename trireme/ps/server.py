@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+import msgspec
 import torch
 
 from trireme.clock import clock_name
@@ -79,8 +80,7 @@ _RETRY_SECONDS = 0.2
 _SHARE_BYTES = 1 << 32
 
 
-@dataclass(frozen=True, slots=True)
-class _Route:
+class _Route(msgspec.Struct, frozen=True, eq=False):
     """Where an answer goes.
 
     Attributes:
@@ -124,6 +124,7 @@ class ShardHandler:
         self._intake = Intake(index, lambda: self.shard.layout, lambda: self.shard.rule)
         self._servers: dict[int, Link] = {}
         self._speaking: dict[Identity, Link] = {}  # what each process last spoke over
+        self._current: set[Link] = set()  # those of them of a process: quicker to look up
         self._values: Sequence[torch.Tensor] = ()
         self._value_bytes: tuple[memoryview, ...] = ()
         self._untold: dict[int, Message] = {}
@@ -185,7 +186,8 @@ class ShardHandler:
 
     def _take(self, link: Link, incoming: Incoming) -> None:
         now, message = self._now(), incoming.message
-        self._supersede(link)
+        if link not in self._current:
+            self._supersede(link)
         if isinstance(message, Push):
             staging = self._intake.take(link, incoming.payload)
             route = _Route(link, incoming.sequence, staging)
@@ -226,12 +228,15 @@ class ShardHandler:
         before = self._speaking.get(link.identity)
         if before is not link:
             self._speaking[link.identity] = link
+            self._current.add(link)
             if before is not None:
+                self._current.discard(before)
                 before.close()
 
     def closed(self, link: Link, error: WireError | None) -> None:
         """A peer is gone: the coordinator says whether for good."""
         self._notes.stop(link.identity.task)
+        self._current.discard(link)
         if self._speaking.get(link.identity) is link:
             del self._speaking[link.identity]
         for server in [s for s, other in self._servers.items() if other is link]:

@@ -23,6 +23,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import msgspec
 import torch
 
 from trireme.cluster.view import View
@@ -97,8 +98,7 @@ FREEZE_SECONDS = 60.0
 """After this long a cut that was not completed is given up, and training goes on."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Answer:
+class _Answer(msgspec.Struct, frozen=True):
     """The answer to a push, but for what is only known when it goes out."""
 
     pending: Pending
@@ -312,7 +312,7 @@ class Shard:
         """A worker's update. `gradients` must stay as they are until the answer is out."""
         refusal = self._refuse(push)
         if refusal is not None:
-            self.counters[_counter(refusal)] += 1
+            self.counters[_COUNTERS[type(refusal)]] += 1
             return [Reply(route, PushReply(refusal, self.step, 0, False))]
         record = self._table.records[push.worker]
         self._table.forget_acknowledged(push)
@@ -454,7 +454,8 @@ class Shard:
         push = pending.push
         if self._table.records[push.worker].pending is not pending:
             return  # it was held back, and its worker is out by now
-        if any(self._hold.holds(part.push) for part in pending.parts):
+        held = self._hold.token is not None
+        if held and any(self._hold.holds(part.push) for part in pending.parts):
             self._hold.later.append(pending)
         elif self._ending.reached(self.step):
             self._decide_stale(pending)
@@ -480,9 +481,9 @@ class Shard:
     def _decide(self, pending: Pending, verdict: Applied | Stale) -> None:
         push = pending.push
         self._table.decide(push, verdict)
-        if self._roster.holds(*pending.member):
+        if self._roster.holds(push.worker, push.incarnation):
             self._ending.done(push.worker)
-        self.counters[_counter(verdict)] += 1
+        self.counters[_COUNTERS[type(verdict)]] += 1
         if isinstance(verdict, Applied):
             self._examples.finish(push.worker, push.examples)
         else:
@@ -495,7 +496,7 @@ class Shard:
 
     def _close_round(self) -> tuple[Sequence[Send], bool]:
         """Takes the open round as far as it goes; returns what to tell, and whether it closed."""
-        if not self.rule.synchronous or self._hold.stops_round(self.step):
+        if self._hold.stops_round(self.step):
             return (), False
         told, decision = self._judge.judge(self._round, self._roster.live)
         if decision is not None:
@@ -547,8 +548,8 @@ class Shard:
         """
         out: list[Instruction] = []
         while True:
-            told, closed = self._close_round()
-            copied = self._complete_cut()
+            told, closed = self._close_round() if self.rule.synchronous else ((), False)
+            copied = self._complete_cut() if self._hold.cut is not None else []
             if not closed and not copied:
                 out += told
                 break
@@ -582,11 +583,11 @@ class Shard:
         else:
             most = self._table.slowest(self._roster.live) + bound
             ready = [w for w in self._withheld if self._table.records[w].clock <= most]
-        return [
-            self._answer(self._withheld.pop(worker))
-            for worker in ready
-            if not self._ending.undecided(worker, self.step)  # an answer may let its worker go on
-        ]
+        out: list[Reply] = []
+        for worker in ready:
+            if not self._ending.undecided(worker, self.step):  # an answer may let its worker go on
+                out.append(self._answer(self._withheld.pop(worker)))
+        return out
 
     def _catch_up(self) -> list[Reply]:
         """Answers pulls for a step that is reached, of whom it is known if they go on."""
@@ -807,8 +808,10 @@ class Shard:
         return self._scratch
 
 
-def _counter(verdict: Verdict) -> str:
-    return type(verdict).__name__.removesuffix("Verdict").lower()
+_COUNTERS: dict[type[Verdict], str] = {
+    kind: kind.__name__.removesuffix("Verdict").lower()
+    for kind in (Applied, Stale, Duplicate, FencedVerdict, RejectedVerdict)
+}
 
 
 def _shown(rule: Rule) -> str:

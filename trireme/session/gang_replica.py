@@ -108,6 +108,7 @@ class PipelineReplica(GangReplica):
                 "a pipeline takes batches of one tensor of inputs and one of targets"
             )
         examples = examples_in(inputs)
+        assert self._reducer is not None
         share = self._reducer.share(examples)()
         with torch.autocast(self.flat.device.type, torch.bfloat16, enabled=self._autocast):
             loss, outputs = self.pipeline.step(inputs, targets, examples, share)

@@ -26,27 +26,56 @@ class Phases:
         names: the phases.
         registry: where the histograms are.
 
+    What is added is counted when somebody asks, or `settle`s: where steps take a millisecond, to
+    count each of them as it comes costs more than many at once.
+
     Attributes:
-        totals: the seconds spent so far, by phase.
         spectator: told of each phase of each step besides, while somebody looks.
     """
 
     def __init__(self, names: Sequence[str], registry: Registry) -> None:
-        self.totals = dict.fromkeys(names, 0.0)
-        self.spectator: Span | None = None
+        self.names = tuple(names)
+        self._totals = dict.fromkeys(names, 0.0)
+        self._waiting: list[tuple[str, float, float]] = []
+        self._spectator: Span | None = None
         self._observe = {
             name: registry.histogram(
                 "trireme_phase_seconds", "Seconds by phase of a step", phase=name
             ).observe
             for name in names
         }
+        self.add = self._waiting.append
+        """Takes a phase of a step, as a tuple with two readings of `time.monotonic`."""
 
-    def add(self, phase: str, began: float, ended: float) -> None:
-        """Counts a phase of a step between two readings of `time.monotonic`."""
-        self.totals[phase] += ended - began
-        self._observe[phase](ended - began)
-        if self.spectator is not None:
-            self.spectator(phase, began, ended)
+    @property
+    def totals(self) -> dict[str, float]:
+        """The seconds spent so far, by phase.
+
+        Raises:
+            KeyError: a phase was added that there is not.
+        """
+        self.settle()
+        return self._totals
+
+    @property
+    def spectator(self) -> Span | None:
+        """Who is told of each phase: of those that are added from now on."""
+        return self._spectator
+
+    @spectator.setter
+    def spectator(self, spectator: Span | None) -> None:
+        self.settle()
+        self._spectator = spectator
+
+    def settle(self) -> None:
+        """Counts what was added."""
+        waiting = self._waiting[:]
+        self._waiting.clear()
+        for phase, began, ended in waiting:
+            self._totals[phase] += ended - began
+            self._observe[phase](ended - began)
+            if self._spectator is not None:
+                self._spectator(phase, began, ended)
 
     def since(self, before: Mapping[str, float], steps: int) -> dict[str, float]:
         """Returns the mean seconds per step, by phase, since `totals` was `before`."""

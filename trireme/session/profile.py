@@ -195,6 +195,7 @@ class _Tracing:
 
     def end_step(self, number: int, result: StepResult) -> None:
         self._steps.append(Span(f"step {number}", self._began, time.monotonic()))
+        self._recorder.phases.settle()
         exchange = self._supervisor.exchange
         # With prefetch the newest push is not decided yet.
         decided = len(self._undecided) - (exchange.push_began >= exchange.wait_ended)

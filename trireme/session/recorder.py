@@ -26,6 +26,7 @@ from trireme.session.supervisor import Supervisor
 __all__ = ["Recorder"]
 
 _REPORT_SECONDS = 0.5
+_SHOW_SECONDS = 0.1
 
 _GAUGES = {
     "global_step": "The global step of the values",
@@ -96,11 +97,15 @@ class Recorder:
         self._report_at = 0.0
         self._bytes = (0, 0)  # pushed and pulled up to the last record
         self.registry = Registry()
-        alone = not supervisor.task.servers and supervisor.task.processes == 1
-        self.phases = Phases(ALONE if alone else SERVED, self.registry)
+        self._alone = not supervisor.task.servers and supervisor.task.processes == 1
+        self.phases = Phases(ALONE if self._alone else SERVED, self.registry)
         self._recorded = _Mark(self._began, 0, 0, 0, dict(self.phases.totals))
         self._reported = self._recorded
         self._staleness = 0
+        self._stalenesses: list[int] = []  # those that the histogram has not seen yet
+        self._pushes_applied = self._pushes_stale = 0
+        self._show_at = 0.0
+        self._shown = 0  # the last step that was shown
         self._staleness_histogram = self.registry.histogram(
             "trireme_push_staleness", "Updates between a pull and its push", COUNT_BUCKETS
         )
@@ -133,7 +138,7 @@ class Recorder:
 
     def fetched(self, began: float, ended: float) -> None:
         """Counts a wait for a batch, between two readings of `time.monotonic`."""
-        self.phases.add("data", began, ended)
+        self.phases.add(("data", began, ended))
 
     def step(self, result: StepResult, began: float, computed: float) -> None:
         """Counts a step; shows and records it where that is due.
@@ -148,38 +153,54 @@ class Recorder:
         self._examples += result.examples
         if result.verdict is not None:
             self.count(result.verdict, result.steps)
-        self._count_examples.increment(result.examples)
-        self._count_phases(began, computed)
         self._staleness += result.staleness
-        self._staleness_histogram.observe(result.staleness)
-        row = ProgressRow(self._steps, result.global_step, self.job_examples, result)
-        self._progress.step(row)
-        if self._steps % self._options.log_every == 0:
+        self._stalenesses.append(result.staleness)
+        self._add_phases(began, computed)
+        now, due = time.monotonic(), self._steps % self._options.log_every == 0
+        if due or now >= self._show_at:
+            self._show_at = now + _SHOW_SECONDS
+            self._show(result)
+        if due:
             self._record(result)
-        now = time.monotonic()
         if now >= self._report_at:
             self._report_at = now + _REPORT_SECONDS
             self._report(result)
 
-    def _count_phases(self, began: float, computed: float) -> None:
-        phases, exchange = self.phases, self._supervisor.exchange
-        phases.add("compute", began, computed)
-        if "apply" in phases.totals:
-            phases.add("apply", exchange.push_began, exchange.push_ended)
+    def _show(self, result: StepResult) -> None:
+        self._settle()
+        self._shown = self._steps
+        self._progress.step(ProgressRow(self._steps, result.global_step, self.job_examples, result))
+
+    def _add_phases(self, began: float, computed: float) -> None:
+        add, exchange = self.phases.add, self._supervisor.exchange
+        add(("compute", began, computed))
+        if self._alone:
+            add(("apply", exchange.push_began, exchange.push_ended))
         else:
-            phases.add("push", exchange.push_began, exchange.push_ended)
-            phases.add("wait", exchange.wait_began, exchange.wait_ended)
+            add(("push", exchange.push_began, exchange.push_ended))
+            add(("wait", exchange.wait_began, exchange.wait_ended))
         if exchange.wait_began > exchange.push_ended:  # the next batch was made meanwhile
-            phases.add("data", exchange.push_ended, exchange.wait_began)
+            add(("data", exchange.push_ended, exchange.wait_began))
 
     def count(self, verdict: Verdict, steps: int) -> None:
         """Counts a push, and the steps that it was of, by what became of it."""
         if isinstance(verdict, Applied):
             self.applied += steps
-            self._count_applied.increment()
+            self._pushes_applied += 1
         else:
             self.stale += steps
-            self._count_stale.increment()
+            self._pushes_stale += 1
+
+    def _settle(self) -> None:
+        """Brings what was counted to where others read it; step by step that would cost more."""
+        self.phases.settle()
+        stalenesses = self._stalenesses[:]
+        self._stalenesses.clear()
+        for staleness in stalenesses:
+            self._staleness_histogram.observe(staleness)
+        self._count_examples.value = self._examples
+        self._count_applied.value = self._pushes_applied
+        self._count_stale.value = self._pushes_stale
 
     @property
     def job_examples(self) -> float:
@@ -202,7 +223,7 @@ class Recorder:
         made = max(now.steps - before.steps, 1)
         seconds = self.phases.since(before.seconds, made)
         values = self._values(result)
-        if self._supervisor.is_chief:
+        if self._supervisor.is_chief and self._directory is not None:
             self.log(
                 {
                     **values,
@@ -239,6 +260,7 @@ class Recorder:
 
     def _report(self, result: StepResult, *, last: bool = False) -> None:
         """Says how it goes, for whoever asks the coordinator, and for the records."""
+        self._settle()
         before, now = self._reported, self._mark()
         self._reported = now
         made = now.steps - before.steps
@@ -333,6 +355,8 @@ class Recorder:
         """Stops the watch: what comes now is saving and evaluating."""
         self._ended = time.monotonic()
         if self._last is not None:
+            if self._shown < self._steps:
+                self._show(self._last)
             self._report(self._last, last=True)
             self._last = None  # it holds what was computed
         self._progress.training_ended()

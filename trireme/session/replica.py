@@ -9,9 +9,10 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
+from trireme.data.loader import Batch
 from trireme.errors import ConfigurationError, NonFiniteError
 from trireme.parallel.local import local
-from trireme.parallel.reducer import NoMean, Reducer
+from trireme.parallel.reducer import Reducer
 from trireme.session.batch import examples_in, inputs_and_targets, move, pieces
 from trireme.session.options import Options
 from trireme.session.result import Metric, StepResult
@@ -91,7 +92,9 @@ class Replica:
         self._loss = loss
         self._options = options
         self._metrics = metrics
-        self._reducer = reducer or NoMean()
+        self._reducer = reducer
+        self._moves = flat.device.type != "cpu"
+        self._ignores = options.nan == "ignore"
         self._autocast = options.precision == "bfloat16"
         self._penalised = (
             [p for p in flat.parameters.values() if p.dim() >= 2 and p.requires_grad]
@@ -119,12 +122,21 @@ class Replica:
             ConfigurationError: the loss is not a scalar tensor.
         """
         self.flat.zero_gradients()
-        before = [buffer.clone() for buffer in self._kept]
-        result = self._compute(self._split(batch), begin)
-        self._reducer.finish()
+        before = [buffer.clone() for buffer in self._kept] if self._kept else []
+        data = batch.data if type(batch) is Batch else batch
+        # Nearly all batches are pairs, and need not be looked at more closely.
+        pair = data if type(data) is tuple and len(data) == 2 else inputs_and_targets(data)
+        if self._moves:
+            pair = move(pair[0], self.flat.device), move(pair[1], self.flat.device)
+        if self._options.accumulate > 1:
+            result = self._accumulate(pair)
+        else:
+            result = self._compute(pair, begin)
+        if self._reducer is not None:
+            self._reducer.finish()
         if self._penalised:
             self._penalise()
-        if not self._good(result._loss):
+        if not self._ignores and not math.isfinite(result._loss.item()):
             self._not_finite(result)
             with torch.no_grad():
                 for buffer, value in zip(self._kept, before, strict=True):
@@ -133,17 +145,21 @@ class Replica:
 
     def _compute(self, batch: tuple[Any, Any], begin: Callable[[float], None] | None) -> StepResult:
         """Computes the gradients of a batch's mean loss."""
-        if self._options.accumulate > 1:
-            return self._accumulate(batch)
         inputs, targets = batch
-        examples = examples_in(inputs)
-        factor = self._reducer.share(examples)
-        loss, outputs = self.forward(inputs, targets)
-        share = factor()
+        plain = type(inputs) is torch.Tensor and inputs.dim()
+        examples = inputs.shape[0] if plain else examples_in(inputs)
+        if self._reducer is None:
+            loss, outputs = self.forward(inputs, targets)
+            scaled = loss
+        else:
+            factor = self._reducer.share(examples)
+            loss, outputs = self.forward(inputs, targets)
+            share = factor()
+            scaled = loss if share == 1.0 else loss * share
+            self._reducer.begin()
         if begin is not None and not self._penalised and self._good(loss):
             begin(float(examples))
-        self._reducer.begin()
-        torch.autograd.backward(loss if share == 1.0 else loss * share)
+        torch.autograd.backward(scaled)
         return StepResult(loss.detach(), [(outputs, targets)], self._metrics, examples)
 
     def forward(self, inputs: Any, targets: Any) -> tuple[torch.Tensor, Any]:
@@ -153,7 +169,8 @@ class Replica:
                 outputs = _call(self.model, inputs)
                 loss = self._loss(outputs, targets)
         else:
-            outputs = _call(self.model, inputs)
+            plain = type(inputs) is torch.Tensor
+            outputs = self.model(inputs) if plain else _call(self.model, inputs)
             loss = self._loss(outputs, targets)
         if isinstance(loss, dict):
             loss = loss.get("loss")
@@ -162,29 +179,24 @@ class Replica:
                 f"the loss is {type(loss).__name__}: it must be one number as a tensor, or a dict "
                 'whose "loss" is that'
             )
-        return loss, _detach(outputs)
+        plain = type(outputs) is torch.Tensor
+        return loss, outputs.detach() if plain else _detach(outputs)
 
     def clip(self, limit: float) -> None:
         """Scales the gradient down to an L2 norm of at most `limit`."""
         norm = self.flat.gradient_norm()
         self.flat.scale_gradients(torch.clamp(limit / (norm + 1e-6), max=1.0))
 
-    def _split(self, batch: Any) -> tuple[Any, Any]:
-        inputs, targets = inputs_and_targets(batch)
-        if self.flat.device.type != "cpu":
-            return move(inputs, self.flat.device), move(targets, self.flat.device)
-        return inputs, targets
-
     def _accumulate(self, batch: tuple[Any, Any]) -> StepResult:
         total = examples_in(batch)
         outputs: list[tuple[object, object]] = []
         mean = torch.zeros((), device=self.flat.device)
-        share = self._reducer.share(total)()
+        share = 1.0 if self._reducer is None else self._reducer.share(total)()
         left = total
         for (inputs, targets), size in pieces(batch, self._options.accumulate):
             loss, out = self.forward(inputs, targets)
             left -= size
-            if not left:
+            if not left and self._reducer is not None:
                 self._reducer.begin()
             torch.autograd.backward(loss * (share * size / total))
             mean += loss.detach() * (size / total)
@@ -198,7 +210,7 @@ class Replica:
 
     def _good(self, loss: torch.Tensor) -> bool:
         """Returns whether an update may be made from a loss."""
-        return self._options.nan == "ignore" or math.isfinite(loss.item())
+        return self._ignores or math.isfinite(loss.item())
 
     def _not_finite(self, result: StepResult) -> None:
         if self._options.nan == "skip":

@@ -390,21 +390,22 @@ class Session:
 
     def _iterate(self, loader: Loader, name: str) -> Iterator[Batch]:
         if not self.should_stop():
+            supervisor, client, recorder = self._supervisor, self._supervisor.client, self._recorder
             batches = iter(loader)
             self._loader = loader
-            rejoined = self._supervisor.rejoined
+            rejoined = supervisor.rejoined
             try:
                 with suppress(StopIteration):
-                    while not self.should_stop():
-                        if rejoined != self._supervisor.rejoined:
+                    while not client.stopping:
+                        if rejoined != supervisor.rejoined:
                             # Taken for lost: what it had been dealt was dealt to others.
-                            rejoined = self._supervisor.rejoined
+                            rejoined = supervisor.rejoined
                             self._left_over.clear()
                             loader.discard()
                             batches = iter(loader)
                         began = time.monotonic()
                         batch = next(batches)
-                        self._recorder.fetched(began, time.monotonic())
+                        recorder.fetched(began, time.monotonic())
                         batch.dataset = name
                         self._handed_out.append(batch)
                         yield batch
@@ -452,12 +453,13 @@ class Session:
         pushed = supervisor.update(float(result.examples), spans, self._prepare)
         if pushed is not None:
             result.decide(pushed)
-        result.global_step = supervisor.global_step
+        result.global_step = supervisor.client.step
         result.seconds = time.monotonic() - began
         self._recorder.step(result, began, computed)
         for hook in self.options.hooks:
             hook.after_step(self, result)
-        self._announce_checkpoints()
+        if supervisor.saves:
+            self._announce_checkpoints()
         return result
 
     def _announce_checkpoints(self) -> None:

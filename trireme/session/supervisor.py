@@ -149,6 +149,7 @@ class Supervisor:
         self._averager: Averager | None = None
         self._copied: CheckpointData | None = None  # not written yet: see `_save_if_due`
         self._saver: Saver | None = None
+        self.saves = False
         self._schedule: Schedule | None = None
         self._saved_step = -1
         self._interrupted: str | None = None
@@ -158,7 +159,7 @@ class Supervisor:
         # Counted here: not every scheduler counts for itself.
         self._scheduled = getattr(self._scheduler, "last_epoch", 0)
         self._left = False
-        self._groups_then: list[list[Any]] = []
+        self._groups_then: list[tuple[Any, ...]] = []
         self._hyper_then: tuple[GroupSpec, ...] = ()
         self._comes_back = False
         self._under_way = False  # a push that nobody has waited for
@@ -279,7 +280,8 @@ class Supervisor:
             self._set_constants(load_bytes(told))
         if client.stopping:
             self._retire()
-        self._advance_scheduler()
+        if self._scheduler is not None:
+            self._advance_scheduler(self._scheduler)
 
     def _optimizer_spec(self) -> OptimizerSpec:
         optimizer = self._training.optimizer
@@ -623,7 +625,8 @@ class Supervisor:
         Returns:
             What became of this push, with prefetch of the one before; None where there was none.
         """
-        client = self.client
+        client = self._client
+        assert client is not None, "the supervisor was not started"
         if self._averager is not None:
             self._averager.wants_save = self._wants_save()
         try:
@@ -632,10 +635,13 @@ class Supervisor:
             self._under_way = False
             result = self._rejoin(fence)
         self._decided(result)
-        if self.interrupted is not None and not self._stop_sent and not client.stopping:
-            self._stop_sent = True
-            client.stop(self.interrupted)
-        self._save_if_due(exchanged=result is not None)
+        if not self._stop_sent and not client.stopping:
+            reason = self.interrupted
+            if reason is not None:
+                self._stop_sent = True
+                client.stop(reason)
+        if self._schedule is not None:
+            self._save_if_due(self._schedule, exchanged=result is not None)
         return result
 
     def _exchange(
@@ -663,7 +669,8 @@ class Supervisor:
 
     def _decided(self, result: PushResult | None) -> None:
         """Does what follows from a push that was decided."""
-        self._advance_scheduler()
+        if self._scheduler is not None:
+            self._advance_scheduler(self._scheduler)
         if result is not None and result.stop:
             self._retire()
 
@@ -717,22 +724,22 @@ class Supervisor:
         if self._member is None or self._training.outer is not None:
             return None
         groups = self._training.optimizer.param_groups
-        now = [[value for key, value in group.items() if key != "params"] for group in groups]
+        now = [tuple(group.values()) for group in groups]  # the parameters are the same objects
         if now != self._groups_then:
             self._groups_then = now
             name = type(self._training.optimizer).__name__
             self._hyper_then = groups_of(self._training.optimizer, name)
         return self._hyper_then
 
-    def _advance_scheduler(self) -> None:
+    def _advance_scheduler(self, scheduler: Any) -> None:
         """Brings the learning rate to the global step: schedules count the job's steps."""
-        while self._scheduler is not None and self._scheduled < self.global_step:
-            self._scheduler.step()
+        while self._scheduled < self.global_step:
+            scheduler.step()
             self._scheduled += 1
 
     # -- saving ---------------------------------------------------------------------------------
 
-    def _save_if_due(self, *, exchanged: bool) -> None:
+    def _save_if_due(self, schedule: Schedule, *, exchanged: bool) -> None:
         """Saves where that is due.
 
         Of workers that train by themselves, each leaves the state of its optimizer right after the
@@ -740,16 +747,15 @@ class Supervisor:
         was made of that step is written.
 
         Args:
+            schedule: says when.
             exchanged: whether the servers have answered since the last time.
         """
         now, asks = time.monotonic(), self._averager or self._gang_client
-        if self._schedule is None:
-            return
         if exchanged:
             self._write()
-        due = self._schedule.due(now, self.global_step) if asks is None else asks.saves
+        due = schedule.due(now, self.global_step) if asks is None else asks.saves
         if due:
-            self._schedule.saved(now, self.global_step)
+            schedule.saved(now, self.global_step)
             if self.is_chief or self.together:
                 self._copy()
         if self._averager is None:
@@ -784,6 +790,7 @@ class Supervisor:
         assert training.run_dir is not None and training.options.checkpoint is not None
         if self._saver is None:
             self._saver = Saver(training.run_dir, training.options.checkpoint)
+            self.saves = True
         if self._averager is not None:
             data = replace(data, local=self._averager.states(data.step))
         self._saver.submit(data)

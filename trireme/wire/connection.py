@@ -216,7 +216,8 @@ class Connection:
         """
         if self._send_failure is not None:
             raise _again(self._send_failure)
-        self._must_be_between_frames()
+        if self._given or self._due:
+            self._must_be_between_frames()
         views = self._frame(message, payload, sequence)
         rest = views if self._queue else self._write(views)
         if rest:
@@ -244,7 +245,8 @@ class Connection:
         """
         if self._send_failure is not None:
             raise _again(self._send_failure)
-        self._must_be_between_frames()
+        if self._given or self._due:
+            self._must_be_between_frames()
         views = self._frame(message, payload, sequence)
         rest = views if self._queue and not self.flush() else self._write(views)
         if rest:
