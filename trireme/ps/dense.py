@@ -251,25 +251,26 @@ class FlatModel:
             if gradient is None:
                 view.zero_()
             else:
-                sources.append(_dense(gradient))
+                sources.append(gradient)
                 targets.append(view)
             parameter.grad = view
         if targets:
-            torch._foreach_copy_(targets, sources)
+            _copy(targets, sources)
 
     def _copy_out(self) -> None:
         """Copies each gradient to its place among those that servers read."""
-        self._stage()
+        if not self._host_views:
+            self._stage()
         sources: list[torch.Tensor] = []
         targets: list[torch.Tensor] = []
         for (parameter, _), target in zip(self._bound, self._host_views, strict=True):
             if parameter.grad is None:
                 target.zero_()
             else:
-                sources.append(_dense(parameter.grad))
+                sources.append(parameter.grad)
                 targets.append(target)
         if targets:
-            torch._foreach_copy_(targets, sources)
+            _copy(targets, sources)
 
     def publish_values(self) -> None:
         """Brings values that were received beside the module into it."""
@@ -356,13 +357,19 @@ def _teller(final: Callable[[int], None], position: int) -> Callable[[torch.Tens
     return lambda _: final(position)
 
 
-def _dense(gradient: torch.Tensor) -> torch.Tensor:
-    if gradient.layout is not torch.strided:
-        raise ConfigurationError(
-            "a gradient is sparse, and sparse gradients are not built yet: make the embedding "
-            "with sparse=False"
-        )
-    return gradient
+def _copy(targets: list[torch.Tensor], gradients: list[torch.Tensor]) -> None:
+    """Copies gradients to their places.
+
+    Raises:
+        ConfigurationError: one is sparse.
+    """
+    for gradient in gradients:
+        if gradient.layout is not torch.strided:
+            raise ConfigurationError(
+                "a gradient is sparse, and sparse gradients are not built yet: make the embedding "
+                "with sparse=False"
+            )
+    torch._foreach_copy_(targets, gradients)
 
 
 def _specs(groups: Sequence[Sequence[tuple[str, nn.Parameter]]]) -> list[ParameterSpec]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from trireme.ps.messages import Verdict
+from trireme.ps.messages import Duplicate, Verdict
 
 if TYPE_CHECKING:
     import torch
@@ -88,7 +88,9 @@ class StepResult:
 
     def decide(self, pushed: PushResult) -> None:
         """Takes what became of a push."""
-        self.verdict, self.staleness, self.steps = pushed.decided, pushed.staleness, pushed.steps
+        self.verdict, self.staleness, self.steps = pushed.verdict, pushed.staleness, pushed.steps
+        if type(self.verdict) is Duplicate:
+            self.verdict = pushed.decided
 
     def __repr__(self) -> str:
         return (

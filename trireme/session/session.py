@@ -639,7 +639,11 @@ def _with_profile(options: Options, task: TaskConfig) -> Options:
 
 
 def _spans(batches: Iterable[Batch]) -> list[Span]:
-    return [Span(batch.dataset, a, b) for batch in batches for a, b in batch.spans]
+    spans = []
+    for batch in batches:
+        for start, stop in batch.spans:
+            spans.append(Span(batch.dataset, start, stop))
+    return spans
 
 
 def _size_of(dataset: Dataset[Any]) -> int:

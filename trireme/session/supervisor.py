@@ -15,7 +15,7 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 import torch
@@ -98,7 +98,7 @@ class Training:
     outer: OptimizerSpec | None = None
 
 
-class Exchange(NamedTuple):
+class Exchange(msgspec.Struct, frozen=True):
     """When the parts of an update began and ended, on `time.monotonic`.
 
     With prefetch the wait, for the push before, comes first.
