@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import threading
 import tracemalloc
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
@@ -350,6 +351,37 @@ def test_no_time_at_all_still_gives_what_is_there(
         ours.receive(timeout=timeout)
     theirs.send(Note("there"), [b"payload"], timeout=PATIENCE)
     assert ours.receive(timeout=timeout).message == Note("there")
+
+
+def test_who_spins_takes_what_comes_meanwhile(
+    pair: tuple[Connection, Connection], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours, theirs = pair
+    looked: list[int] = []
+
+    def give_away() -> None:
+        looked.append(len(looked))
+        if len(looked) == 3:
+            theirs.send(Note("meanwhile"), timeout=PATIENCE)
+
+    monkeypatch.setattr("trireme.wire.connection.os.sched_yield", give_away)
+    ours.spin_seconds = PATIENCE
+    assert ours.receive(timeout=PATIENCE).message == Note("meanwhile")
+    assert looked == [0, 1, 2]
+
+
+def test_who_spins_gives_up_in_time_and_sleeps_after_it(
+    pair: tuple[Connection, Connection],
+) -> None:
+    ours, theirs = pair
+    ours.spin_seconds = PATIENCE
+    with pytest.raises(WireTimeout):
+        ours.receive(timeout=0.01)
+    ours.spin_seconds = 0.001
+    later = threading.Timer(0.05, theirs.send, (Note("late"),), {"timeout": PATIENCE})
+    later.start()
+    assert ours.receive(timeout=PATIENCE).message == Note("late")
+    later.join()
 
 
 def test_leaving_the_block_closes(pair: tuple[Connection, Connection]) -> None:

@@ -116,6 +116,8 @@ OVERLAP_BYTES = 6 << 20
 """Pushes of fewer bytes leave after backward where the choice is `auto`: a thread more a step costs
 more then than sending early saves, even where the network is as fast as loopback."""
 
+_SPIN_SECONDS = 0.0005  # an answer through memory is mostly there by then
+
 _BACK_OFF = 0.02  # seconds before a request that met another view, or a cut, is sent again
 
 
@@ -1021,6 +1023,7 @@ class Client:
         answer = connection.receive(timeout=self.options.retry_seconds).message
         if isinstance(answer, MemoryLent) and answer.accepted:
             connection.lending = Lending.of_lender(outbound, inbound)
+            connection.spin_seconds = _SPIN_SECONDS
 
     def _place(self, server: int, message: Message, length: int) -> Sequence[memoryview]:
         """Says where a payload goes: values into the model's own memory."""
