@@ -29,8 +29,8 @@ def test_the_servers_optimizer_over_deltas() -> None:
     assert Averaging().outer(3) == {"lr": 1.0}
     assert Averaging(staleness=1).outer(4) == {"lr": 0.25}
     assert Averaging(staleness=1, share=0.5).outer(4) == {"lr": 0.5}
-    assert DiLoCo().outer(4) == {"lr": 0.7, "momentum": 0.9, "nesterov": True}
-    assert DiLoCo(outer_momentum=0.0).outer(4) == {"lr": 0.7, "momentum": 0.0, "nesterov": False}
+    assert DiLoCo().outer(4) == {"lr": 0.9, "momentum": 0.5, "nesterov": True}
+    assert DiLoCo(outer_momentum=0.0).outer(4) == {"lr": 0.9, "momentum": 0.0, "nesterov": False}
     assert Sync().outer(4) is None
 
 

@@ -11,7 +11,6 @@ Sources: McMahan et al., Communication-Efficient Learning of Deep Networks from 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import msgspec
 import torch
@@ -201,7 +200,7 @@ class Averager:
         self.saves = False
         if not self._sent:
             return None
-        result = replace(self._client.wait(), steps=self._made)
+        result = msgspec.structs.replace(self._client.wait(), steps=self._made)
         self._begin()
         self._agree_to_save()
         return result

@@ -18,7 +18,8 @@ class DiLoCo(Strategy):
     """As `Averaging`, but the mean delta is the gradient of a Nesterov step on the servers.
 
     Source: Douillard et al., DiLoCo: Distributed Low-Communication Training of Language Models
-    (2023), algorithm 1 and section 3 for the outer optimizer's numbers.
+    (2023), algorithm 1. The outer optimizer's numbers there (section 3: 0.7 and 0.9) are for jobs
+    of hundreds of outer rounds; of the ones here see docs/strategies.md.
 
     Attributes:
         every: how many steps a worker makes between two exchanges, at least 1.
@@ -32,8 +33,8 @@ class DiLoCo(Strategy):
     name: ClassVar[str] = "diloco"
     every: int = 100
     aggregate: int | None = None
-    outer_lr: float = 0.7
-    outer_momentum: float = 0.9
+    outer_lr: float = 0.9
+    outer_momentum: float = 0.5
 
     def rule(self) -> Rule:
         """Returns the rule: rounds of deltas.
