@@ -93,7 +93,7 @@ def averaged() -> OptimizerFactory:
 
 
 def nesterov() -> OptimizerFactory:
-    return lambda params: torch.optim.SGD(params, lr=0.7, momentum=0.9, nesterov=True)
+    return lambda params: torch.optim.SGD(params, lr=0.9, momentum=0.5, nesterov=True)
 
 
 # What it is equal to ---------------------------------------------------------------------------
