@@ -258,6 +258,26 @@ def test_a_known_peer_that_sends_nonsense(caplog: pytest.LogCaptureFixture) -> N
     assert "closed the connection of worker:1 at" in caplog.text
 
 
+@pytest.mark.parametrize("departing", [False, True])
+def test_a_peer_that_has_said_that_it_goes_may_break_off(
+    departing: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Parting(EchoHandler):
+        def received(self, link: Link, incoming: Incoming) -> None:
+            link.departing = departing
+            super().received(link, incoming)
+
+    handler = Parting()
+    with running(handler) as run:
+        client = run.client("worker:1")
+        client.send(Echo("bye"), timeout=PATIENCE)
+        wait_readable(client)
+        client.close()  # with an answer that was not read: the other side sees a reset
+        _, error = handler.closings.get(timeout=PATIENCE)
+        assert isinstance(error, ConnectionBroken)
+    assert ("closed the connection of worker:1" in caplog.text) is not departing
+
+
 def test_a_known_peer_that_sends_too_much() -> None:
     handler = EchoHandler()
     with running(handler, limits=Limits(payload=1000)) as run, run.client() as client:

@@ -30,6 +30,7 @@ from trireme.cluster.messages import (
     Heartbeat,
     JobOver,
     Join,
+    Leave,
     StatusQuery,
     Stop,
 )
@@ -103,6 +104,7 @@ class Coordinator:
         message = incoming.message
         if isinstance(message, Join):
             _check_identity(link, message)
+        link.departing = link.departing or isinstance(message, Leave)
         if not isinstance(message, StatusQuery):
             self._feed(Received(self._connections[link], message))
         if isinstance(message, StatusQuery | Stop):

@@ -53,11 +53,14 @@ class Link:
     Attributes:
         identity: who the peer has proven to be.
         context: for the handler that serves this peer; the service never looks at it.
+        departing: whether the peer has said that it goes. It need not read what it is still sent,
+            and if its connection breaks then, that is no news.
     """
 
     def __init__(self, connection: Connection, identity: Identity, owner: Peer) -> None:
         self.identity = identity
         self.context: Any = None
+        self.departing = False
         self._connection = connection
         self._owner = owner
 

@@ -17,7 +17,7 @@ from functools import partial
 from typing import Protocol
 
 from trireme.clock import Clock, MonotonicClock
-from trireme.errors import AuthenticationError, PeerClosed, WireError
+from trireme.errors import AuthenticationError, ConnectionBroken, PeerClosed, WireError
 from trireme.wire.connection import Connection, Incoming
 from trireme.wire.handshake import HANDSHAKE_CATALOG, Identity, ServerHandshake
 from trireme.wire.link import Bounds, Link, Peer
@@ -303,5 +303,9 @@ class Service:
         if peer.link is not None:
             self._departed.append((peer.link, error))
         if error is not None:
-            level = logging.DEBUG if isinstance(error, PeerClosed) else logging.WARNING
+            departing = peer.link is not None and peer.link.departing
+            routine = isinstance(error, PeerClosed) or (
+                departing and isinstance(error, ConnectionBroken)
+            )
+            level = logging.DEBUG if routine else logging.WARNING
             _log.log(level, "closed the connection of %s: %s", peer.name, error)
