@@ -104,7 +104,8 @@ class Coordinator:
         message = incoming.message
         if isinstance(message, Join):
             _check_identity(link, message)
-        link.departing = link.departing or isinstance(message, Leave)
+        if isinstance(message, Leave):
+            link.departing = True
         if not isinstance(message, StatusQuery):
             self._feed(Received(self._connections[link], message))
         if isinstance(message, StatusQuery | Stop):
