@@ -22,19 +22,19 @@ Span = Callable[[str, float, float], object]
 class Phases:
     """Sums and histograms of the phases of one worker's steps.
 
+    What is added is counted when somebody asks, or `settle`s: where steps take a millisecond, to
+    count each of them as it comes costs more than many at once.
+
     Args:
         names: the phases.
         registry: where the histograms are.
 
-    What is added is counted when somebody asks, or `settle`s: where steps take a millisecond, to
-    count each of them as it comes costs more than many at once.
-
     Attributes:
+        add: takes a phase of a step, as a tuple with two readings of `time.monotonic`.
         spectator: told of each phase of each step besides, while somebody looks.
     """
 
     def __init__(self, names: Sequence[str], registry: Registry) -> None:
-        self.names = tuple(names)
         self._totals = dict.fromkeys(names, 0.0)
         self._waiting: list[tuple[str, float, float]] = []
         self._spectator: Span | None = None
@@ -45,7 +45,6 @@ class Phases:
             for name in names
         }
         self.add = self._waiting.append
-        """Takes a phase of a step, as a tuple with two readings of `time.monotonic`."""
 
     @property
     def totals(self) -> dict[str, float]:
