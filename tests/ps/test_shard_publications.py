@@ -217,8 +217,9 @@ class PublicationMachine(RuleBasedStateMachine):
 
     @rule(worker=st.integers(0, 2))
     def dies_and_comes_back(self, worker: int) -> None:
+        incarnation = 1 + max(before.incarnation for before in self.workers)
         model = self.workers[worker] = Model(self.bench)
-        model.incarnation = 1 + max(i for _, i in self.entries)
+        model.incarnation = incarnation
         for each in self.bench.view(*self.entries):
             fenced = isinstance(each, Reply) and not each.payload
             if not fenced:
