@@ -92,6 +92,13 @@ class Histogram:
         self._counts[bisect_left(self.bounds, value)] += 1
         self.sum += value
 
+    def observe_all(self, values: Sequence[float]) -> None:
+        """Counts several values."""
+        counts, bounds = self._counts, self.bounds
+        for value in values:
+            counts[bisect_left(bounds, value)] += 1
+        self.sum += sum(values)
+
     @property
     def value(self) -> float:
         """How many values were counted."""

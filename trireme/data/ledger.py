@@ -96,6 +96,12 @@ class Ledger:
             raise ValueError(f"cannot deal {count} spans of {batch} positions: both start at 1")
         if self.interleave:
             self._rounds.agree(worker, batch)
+        elif not self._open and self._done.end <= self._frontier:
+            # As nearly always: nothing came back, and nothing that is fresh is finished.
+            start, stop = self._frontier, self._frontier + batch * count
+            self._frontier = stop
+            self._hold(worker, (start, stop))
+            return [(low, low + batch) for low in range(start, stop, batch)]
         spans: list[tuple[int, int]] = []
         while len(spans) < count:
             span = self._reopened(batch) or self._fresh(worker, batch)

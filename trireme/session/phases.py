@@ -38,10 +38,10 @@ class Phases:
         self._totals = dict.fromkeys(names, 0.0)
         self._waiting: list[tuple[str, float, float]] = []
         self._spectator: Span | None = None
-        self._observe = {
+        self._histograms = {
             name: registry.histogram(
                 "trireme_phase_seconds", "Seconds by phase of a step", phase=name
-            ).observe
+            )
             for name in names
         }
         self.add = self._waiting.append
@@ -70,11 +70,14 @@ class Phases:
         """Counts what was added."""
         waiting = self._waiting[:]
         self._waiting.clear()
+        durations: dict[str, list[float]] = {name: [] for name in self._totals}
         for phase, began, ended in waiting:
-            self._totals[phase] += ended - began
-            self._observe[phase](ended - began)
+            durations[phase].append(ended - began)
             if self._spectator is not None:
                 self._spectator(phase, began, ended)
+        for phase, seconds in durations.items():
+            self._totals[phase] += sum(seconds)
+            self._histograms[phase].observe_all(seconds)
 
     def since(self, before: Mapping[str, float], steps: int) -> dict[str, float]:
         """Returns the mean seconds per step, by phase, since `totals` was `before`."""

@@ -196,8 +196,7 @@ class Recorder:
         self.phases.settle()
         stalenesses = self._stalenesses[:]
         self._stalenesses.clear()
-        for staleness in stalenesses:
-            self._staleness_histogram.observe(staleness)
+        self._staleness_histogram.observe_all(stalenesses)
         self._count_examples.value = self._examples
         self._count_applied.value = self._pushes_applied
         self._count_stale.value = self._pushes_stale
