@@ -264,7 +264,7 @@ class Proxies:
         self._mean = mean_lifetime
         self._lock = threading.Lock()
         self.by_server: dict[str, Proxy] = {}
-        self._patch = mock.patch("trireme.ps.client.connect", self._connect)
+        self._patch = mock.patch("trireme.ps.server_links.connect", self._connect)
 
     def __enter__(self) -> Proxies:
         self._patch.start()

@@ -12,8 +12,8 @@ from tests.tracing import arrows, check_nesting, read_trace, tasks_of
 from trireme.clock import clock_name
 from trireme.errors import ConfigurationError
 from trireme.monitor.trace import PushSpan, ServerPart, Span, WorkerPart, merge, pack, unpack
-from trireme.ps.client import ServerClock
 from trireme.ps.notes import Note, Notes
+from trireme.ps.results import ServerClock
 from trireme.session.profile import Profile, _offsets, offset_of
 from trireme.session.session import Session
 

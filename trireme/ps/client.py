@@ -1,42 +1,30 @@
 """A worker's side of the parameter server: push, pull, wait.
 
-One connection to each server, used from one thread. A request goes to all servers at once and is
-answered by each; what breaks on the way is sent again, with the same sequence number, until there
-is an answer or the deadline is reached. Values are received into, and gradients sent from, the
-flat buffers of the worker's model.
+A request goes to all servers at once and is answered by each. Values are received into, and
+gradients sent from, the flat buffers of the worker's model.
 """
 
 from __future__ import annotations
 
 import random
-import select
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import Literal, Protocol, TypeVar
+from typing import Literal, TypeVar
 
 import msgspec
 
-from trireme.cluster.view import ServerEntry, View
 from trireme.errors import (
-    AuthenticationError,
     ConfigurationError,
-    Fenced,
     FrameError,
-    JobFailed,
-    ModelMismatchError,
-    Rejected,
-    UnsupportedOptimizerError,
     WaitTimeout,
-    WireError,
-    WireTimeout,
 )
 from trireme.ps.dense import FlatModel, PartBuffer, as_bytes
+from trireme.ps.ending import after_the_end
 from trireme.ps.host_link import HostLink
+from trireme.ps.loan import Loan
 from trireme.ps.messages import (
-    PS_CATALOG,
     Applied,
     Attach,
     Attached,
@@ -44,25 +32,20 @@ from trireme.ps.messages import (
     Collected,
     Cut,
     Drain,
-    Duplicate,
     Enlist,
-    FencedVerdict,
     Freeze,
     Frozen,
     GroupSpec,
     Lease,
     Leased,
-    LendMemory,
     Load,
     Loaded,
-    MemoryLent,
     OptimizerSpec,
     Pull,
     PullReply,
     Push,
     PushReply,
     Refused,
-    RejectedVerdict,
     Retire,
     ServerStatus,
     SetEnd,
@@ -82,137 +65,34 @@ from trireme.ps.messages import (
 from trireme.ps.overlap import Overlap
 from trireme.ps.packing import Packer
 from trireme.ps.residuals import Residuals
+from trireme.ps.results import PullResult, PushResult, ServerClock, decided
 from trireme.ps.rule import Rule
+from trireme.ps.server_links import (
+    BACK_OFF,
+    SLICE,
+    Answer,
+    ClientOptions,
+    Membership,
+    Overlapping,
+    Patience,
+    Request,
+    ServerLink,
+    ServerLinks,
+)
 from trireme.ps.snapshot import ModelState, assemble, disassemble
 from trireme.ps.subscription import Subscription
 from trireme.ps.values import Tensors, tensors_from
 from trireme.wire.codec import make_codec
-from trireme.wire.connection import Connection, Incoming
-from trireme.wire.handshake import Identity, authenticate
-from trireme.wire.lending import Lending
+from trireme.wire.handshake import Identity
 from trireme.wire.message import Message
-from trireme.wire.shm import ShmStream, shm_address
-from trireme.wire.transport import Stream, connect
 
-__all__ = [
-    "OVERLAP_BYTES",
-    "Client",
-    "ClientOptions",
-    "Membership",
-    "Overlapping",
-    "PullResult",
-    "PushResult",
-    "ServerClock",
-    "after_the_end",
-]
-
-Overlapping = Literal["auto", "on", "off"]
-"""Whether pushes leave while backward runs: where that is possible, and where `auto`, also pays."""
+__all__ = ["OVERLAP_BYTES", "Client", "ClientOptions", "Membership", "Overlapping"]
 
 _M = TypeVar("_M", bound=Message)
 
-_SLICE = 0.5  # seconds between two looks at whether the job is over
 OVERLAP_BYTES = 6 << 20
 """Pushes of fewer bytes leave after backward where the choice is `auto`: a thread more a step costs
 more then than sending early saves, even where the network is as fast as loopback."""
-
-_SPIN_SECONDS = 0.0005  # an answer through memory is mostly there by then
-
-_BACK_OFF = 0.02  # seconds before a request that met another view, or a cut, is sent again
-
-
-class Membership(Protocol):
-    """Where a client learns who serves, and whether the job still runs."""
-
-    @property
-    def view(self) -> View | None:
-        """The newest view."""
-
-    def check(self) -> None:
-        """Returns while the job runs.
-
-        Raises:
-            JobFailed: it has ended; says who ended it, and why.
-        """
-
-
-@dataclass(frozen=True, slots=True)
-class ClientOptions:
-    """Who a client is, and how long it waits.
-
-    Attributes:
-        job: the job's id.
-        secret: the job's.
-        worker: the worker's index.
-        incarnation: which start of this worker it is.
-        retry_seconds: how long a server may be out of reach before that is an error.
-        patience_seconds: how long an answer may be withheld, for instance until a slow worker's
-            update is in, before that is an error.
-        share_memory: whether to lend memory to servers of this host.
-        aggregator: where the aggregator of this host listens; None where there is none.
-        overlap: whether pushes that `begin` announces leave while backward runs.
-        waiting: told why and for whom the answer is withheld, and since how many seconds.
-    """
-
-    job: str
-    secret: bytes
-    worker: int
-    incarnation: int
-    retry_seconds: float = 30.0
-    patience_seconds: float = 1800.0
-    share_memory: bool = True
-    aggregator: str | None = None
-    overlap: Overlapping = "auto"
-    waiting: Callable[[str, Sequence[str], float], None] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class PullResult:
-    """What a pull brought: the step of the values, and whether the job has reached its end."""
-
-    step: int
-    stop: bool
-
-
-class PushResult(msgspec.Struct, frozen=True):
-    """What became of a push.
-
-    Attributes:
-        verdict: server 0's; all servers decide alike.
-        step: the global step of the values that came back.
-        staleness: how many updates were applied between this worker's pull and its push.
-        stop: whether this worker should stop training.
-        steps: of how many of the worker's steps the push was.
-    """
-
-    verdict: Verdict
-    step: int
-    staleness: int
-    stop: bool
-    steps: int = 1
-
-    @property
-    def decided(self) -> Verdict:
-        """The verdict; of a push that was repeated, the first one's."""
-        return _decided(self.verdict)
-
-
-@dataclass(frozen=True, slots=True)
-class ServerClock:
-    """What a server said when it was asked to trace.
-
-    Attributes:
-        now: the time there, in seconds on its monotonic clock.
-        clock: which clock that is.
-        asked, heard: between which two times here that was.
-        notes: what it did when, as JSON, where that was asked for.
-    """
-
-    now: float
-    clock: str
-    asked: float
-    heard: float
-    notes: bytes
 
 
 class _Update(msgspec.Struct, frozen=True):
@@ -244,36 +124,6 @@ class _Update(msgspec.Struct, frozen=True):
             order,
             self.steps,
         )
-
-
-class _Request(msgspec.Struct):
-    """One server's share of a request: how to say it under a view, and with which payload."""
-
-    build: Callable[[int], Message]
-    payload: Sequence[memoryview] = ()
-
-
-class _Patience(msgspec.Struct):
-    """Since when an answer is waited for, and on whom it depends as far as was said."""
-
-    since: float
-    names: Sequence[str] = ()
-
-
-class _ServerLink:
-    """One server: its connection, and the request that waits for its answer."""
-
-    def __init__(self, index: int) -> None:
-        self.index = index
-        self.connection: Connection | None = None
-        self.request: _Request | None = None
-        self.sequence = 0
-        self.failing_since: float | None = None
-
-    def close(self) -> None:
-        if self.connection is not None:
-            self.connection.close()
-            self.connection = None
 
 
 class Client:
@@ -315,7 +165,13 @@ class Client:
         ]
         self._packers: list[Packer] = []
         self._subscription: Subscription | None = None  # where what comes back is packed too
-        self._links = [_ServerLink(server) for server in range(servers)]
+        self._servers = ServerLinks(options, membership, servers, self._place)
+        self._links = self._servers.links
+        if flat.memory is not None and options.share_memory:
+            self._servers.loans = [
+                Loan(flat.memory, gradients.views, values.views)
+                for gradients, values in zip(self._gradients, self._values, strict=True)
+            ]
         self._host = self._host_link()
         self._over_host = False  # whether the push under way went to the aggregator
         self._sequence = 0
@@ -354,13 +210,14 @@ class Client:
         if codec is not None and not self._packers:
             self._packers = [Packer(codec, g, deflates=rule.deflates) for g in self._gradients]
             self._subscription = Subscription(codec, self._values) if rule.publishes else None
+            self._servers.loans = ()  # what is packed lies elsewhere
         me, start, spec = self.options.worker, self.options.incarnation, self._layout.spec
         answers = self._ask_all(
-            lambda server: _Request(lambda view: Attach(me, start, view, spec, optimizer, rule))
+            lambda server: Request(lambda view: Attach(me, start, view, spec, optimizer, rule))
         )
         loaded = all(_expect(answer, Attached).loaded for answer in answers)
         if self._host is not None:
-            self._host.enlist(Enlist(me, start, spec, rule, self._entry(0).address))
+            self._host.enlist(Enlist(me, start, spec, rule, self._servers.entry(0).address))
         return loaded
 
     def load(self, state: ModelState) -> None:
@@ -371,12 +228,12 @@ class Client:
         """
         me, start = self.options.worker, self.options.incarnation
 
-        def request(server: int) -> _Request:
+        def request(server: int) -> Request:
             tensors = disassemble(self._layout, state, server)
             specs = tuple(spec for spec, _ in tensors)
             payload = [as_bytes(tensor) for _, tensor in tensors if tensor.numel()]
             consumed = state.consumed if server == 0 else ()
-            return _Request(
+            return Request(
                 lambda view: Load(me, start, view, state.step, specs, state.workers, consumed),
                 payload,
             )
@@ -397,7 +254,7 @@ class Client:
         """
         me, start = self.options.worker, self.options.incarnation
         answers = self._ask_all(
-            lambda server: _Request(lambda view: Pull(me, start, view, train)), fenced=not train
+            lambda server: Request(lambda view: Pull(me, start, view, train)), fenced=not train
         )
         replies = [_expect(answer, PullReply) for answer in answers]
         if train:
@@ -460,7 +317,7 @@ class Client:
         if self._overlap.ruled_out:
             return
         update = self._update(weight, hyper, examples, True, None)
-        view = self._view().number
+        view = self._servers.view().number
         frames = []
         for link in chosen:
             assert link.connection is not None
@@ -471,7 +328,7 @@ class Client:
         self._overlap.begin(frames)
         self._early = update
 
-    def _leaves_early(self, link: _ServerLink) -> bool:
+    def _leaves_early(self, link: ServerLink) -> bool:
         """Returns whether a push can leave early by this link, as it is now."""
         connection = link.connection
         if connection is None or connection.lending is not None or connection.wants_write:
@@ -542,7 +399,7 @@ class Client:
                 nbytes = sum(view.nbytes for view in payload)
             else:
                 payload, nbytes = self._carried[index]
-            request = _Request(partial(update.message, index), payload)
+            request = Request(partial(update.message, index), payload)
             self.bytes_sent += nbytes
             if self._host is not None:
                 self._over_host = self._push_over_host(self._host, request)
@@ -551,12 +408,12 @@ class Client:
             if index in has_it:
                 link.request = request  # what breaks from now on is sent again, as it lies
             else:
-                self._start(link, request)
+                self._servers.start(link, request)
         self._pushed = True
 
-    def _push_over_host(self, host: HostLink, request: _Request) -> bool:
+    def _push_over_host(self, host: HostLink, request: Request) -> bool:
         """Hands a push to the aggregator of this host; returns whether it has taken it."""
-        message = request.build(self._view().number)
+        message = request.build(self._servers.view().number)
         assert isinstance(message, Push)
         self._links[0].request = request  # for when this worker shall push by itself
         return host.push(message)
@@ -610,7 +467,7 @@ class Client:
         self._replies = replies
         first = replies[0]
         verdict = first.verdict
-        if type(verdict) is not Applied and isinstance(_decided(verdict), Stale):
+        if type(verdict) is not Applied and isinstance(decided(verdict), Stale):
             self._hyper = None  # what a stale update brought along was dropped with it
         self.step = first.step
         if len(replies) > 1:
@@ -635,7 +492,7 @@ class Client:
             self._abandon()
         if self._pushed and self._settled is None:
             replies = []
-            for message, _ in self._finish_all(self._links):
+            for message, _ in self._servers.finish_all(self._links):
                 if not isinstance(message, PushReply):
                     raise _unexpected(message, PushReply)
                 replies.append(message)
@@ -647,20 +504,20 @@ class Client:
     def _settle_over_host(self) -> None:
         """Waits for what the aggregator answers; pushes to the server where it has no answer."""
         assert self._host is not None
-        patience = _Patience(time.monotonic())
+        patience = Patience(time.monotonic())
 
         def meanwhile(notice: Waiting | None) -> None:
             if notice is not None:
-                self._notice(notice, patience)
+                self._servers.notice(notice, patience)
             self._membership.check()
-            self._check_patience(patience)
+            self._servers.check_patience(patience)
 
-        reply = self._host.wait(_SLICE, meanwhile)
+        reply = self._host.wait(SLICE, meanwhile)
         self._over_host = False
         request = self._links[0].request
         assert request is not None
         if reply is None:
-            self._start(self._links[0], request)
+            self._servers.start(self._links[0], request)
             return
         self._links[0].request = None
         self._settled, self.stopping = [reply], reply.stop
@@ -676,8 +533,8 @@ class Client:
             target = max(steps)
             for link in self._links:
                 if steps[link.index] < target:
-                    self._start(link, _Request(partial(again, target)))
-                    reply = _expect(self._finish(link), PullReply)
+                    self._servers.start(link, Request(partial(again, target)))
+                    reply = _expect(self._servers.finish(link), PullReply)
                     steps[link.index] = reply.step
                     self.bytes_received += self._values[link.index].nbytes
                     if self._subscription is not None:
@@ -692,7 +549,7 @@ class Client:
         self.settle()
         if self._host is not None:
             self._host.leave()
-        self._ask_all(lambda server: _Request(lambda view: Retire(me, start)))
+        self._ask_all(lambda server: Request(lambda view: Retire(me, start)))
 
     # -- what server 0 decides for all ----------------------------------------------------------
 
@@ -724,7 +581,7 @@ class Client:
 
     def status(self) -> list[ServerStatus]:
         """Returns how each server is."""
-        answers = self._ask_all(lambda server: _Request(lambda view: Status()))
+        answers = self._ask_all(lambda server: Request(lambda view: Status()))
         return [_expect(answer, ServerStatus) for answer in answers]
 
     def trace(self, action: Literal["start", "stop", "read"]) -> list[ServerClock]:
@@ -733,8 +590,8 @@ class Client:
         answers = []
         for link in self._links:
             sent = time.monotonic()
-            self._start(link, _Request(lambda view: Trace(action)))
-            answer = self._finish(link)
+            self._servers.start(link, Request(lambda view: Trace(action)))
+            answer = self._servers.finish(link)
             message = _expect(answer, Traced)
             notes = b"".join(answer[1])
             answers.append(ServerClock(message.now, message.clock, sent, time.monotonic(), notes))
@@ -780,15 +637,15 @@ class Client:
                     f"{self.options.patience_seconds:.0f} s: other copies or changes of membership "
                     "came in between each time"
                 )
-            time.sleep(_BACK_OFF * (1 + random.random()))
+            time.sleep(BACK_OFF * (1 + random.random()))
 
     def _try_cut(self, state: bool) -> list[tuple[Snapshot, Tensors]] | None:
         self.settle()
         token = random.getrandbits(53)
         frozen: list[Frozen] = []
         for link in self._links:  # server 0 first: whoever holds it goes on, the others wait
-            self._start(link, _Request(lambda view: Freeze(token)))
-            answer = self._finish(link)[0]
+            self._servers.start(link, Request(lambda view: Freeze(token)))
+            answer = self._servers.finish(link)[0]
             if not isinstance(answer, Frozen):
                 _refuse_unless_busy(answer)
                 self._thaw(token, self._links[: link.index])
@@ -804,17 +661,17 @@ class Client:
                 decided[worker] = max(sequence, decided.get(worker, 0))
         cut = Cut(token, step, tuple(sorted(decided.items())), state)
         parts: list[tuple[Snapshot, Tensors]] = []
-        for message, payload in self._ask_all(lambda server: _Request(lambda view: cut)):
+        for message, payload in self._ask_all(lambda server: Request(lambda view: cut)):
             if not isinstance(message, Snapshot):
                 _refuse_unless_busy(message)
                 continue
             parts.append((message, tensors_from(message.tensors, payload)))
         return parts if len(parts) == len(self._links) else None
 
-    def _thaw(self, token: int, links: Sequence[_ServerLink]) -> None:
+    def _thaw(self, token: int, links: Sequence[ServerLink]) -> None:
         for link in links:
-            self._start(link, _Request(lambda view: Thaw(token)))
-            self._finish(link)
+            self._servers.start(link, Request(lambda view: Thaw(token)))
+            self._servers.finish(link)
 
     def renew(self, incarnation: int) -> None:
         """Begins again as another incarnation: this worker had been taken for lost.
@@ -823,7 +680,7 @@ class Client:
         it had been applied.
         """
         self.close()
-        self.options = replace(self.options, incarnation=incarnation)
+        self.options = self._servers.options = replace(self.options, incarnation=incarnation)
         self._sequence = self._acknowledged = 0
         self._pushed = self._over_host = False
         self._settled = None
@@ -837,21 +694,18 @@ class Client:
         if self._overlap is not None:
             self._overlap.close()
             self._overlap = None
-        for link in self._links:
-            link.close()
+        self._servers.close()
 
-    # -- requests, and what goes wrong with them --------------------------------------------------
+    # -- requests ---------------------------------------------------------------------------------
 
     def _ask_first(
         self, build: Callable[[int], Message], payload: Sequence[memoryview] = ()
-    ) -> tuple[Message, Sequence[memoryview]]:
+    ) -> Answer:
         self.settle()
-        self._start(self._links[0], _Request(build, payload))
-        return self._finish(self._links[0])
+        self._servers.start(self._links[0], Request(build, payload))
+        return self._servers.finish(self._links[0])
 
-    def _ask_all(
-        self, request: Callable[[int], _Request], *, fenced: bool = True
-    ) -> list[tuple[Message, Sequence[memoryview]]]:
+    def _ask_all(self, request: Callable[[int], Request], *, fenced: bool = True) -> list[Answer]:
         """Sends to all servers, then waits for all.
 
         Args:
@@ -860,170 +714,24 @@ class Client:
         """
         self.settle()
         for link in self._links:
-            self._start(link, request(link.index))
-        return self._finish_all(self._links, again=fenced)
-
-    def _start(self, link: _ServerLink, request: _Request) -> None:
-        """Sends a request; what goes wrong shows again, and is repaired, in `_finish`."""
-        link.request = request
-        link.sequence += 1
-        try:
-            self._send(link)
-        except AuthenticationError:
-            raise
-        except WireError as error:
-            self._lost(link, error)
-
-    def _send(self, link: _ServerLink) -> None:
-        connection = link.connection or self._connect(link)
-        assert link.request is not None
-        view = self._view()
-        connection.send(
-            link.request.build(view.number),
-            link.request.payload,
-            sequence=link.sequence,
-            timeout=self.options.retry_seconds,
-        )
-
-    def _finish(
-        self, link: _ServerLink, *, again: bool = True
-    ) -> tuple[Message, Sequence[memoryview]]:
-        """Waits for the answer to a link's request, sending it again where that is needed."""
-        return self._finish_all([link], again=again)[0]
-
-    def _finish_all(
-        self, links: Sequence[_ServerLink], *, again: bool = True
-    ) -> list[tuple[Message, Sequence[memoryview]]]:
-        """Waits for the answers to the requests of several links.
-
-        All are kept going meanwhile: a server may withhold its answer until another one has what
-        broke, or was fenced off, on the way there.
-        """
-        answers: dict[int, tuple[Message, Sequence[memoryview]]] = {}
-        patience = _Patience(time.monotonic())
-        waiting = links
-        while waiting:
-            heard = False
-            for link in waiting:
-                incoming = self._poll(link, blocking=len(waiting) == 1)
-                if incoming is not None:
-                    heard = True
-                    answer = self._hear(link, incoming, patience, again=again)
-                    if answer is not None:
-                        answers[link.index] = answer
-            if not heard and not _readable(waiting):
-                self._membership.check()
-                self._check_patience(patience)
-            if heard:
-                waiting = [link for link in links if link.index not in answers]
-        return [answers[link.index] for link in links] if len(links) > 1 else [*answers.values()]
-
-    def _poll(self, link: _ServerLink, *, blocking: bool) -> Incoming | None:
-        """Returns what a link has received, if anything; connects again where it has broken."""
-        try:
-            if link.connection is None:
-                self._send(link)
-            assert link.connection is not None
-            return link.connection.receive(timeout=_SLICE) if blocking else link.connection.poll()
-        except WireTimeout:
-            return None
-        except (AuthenticationError, FrameError):
-            raise
-        except WireError as error:
-            self._membership.check()
-            self._lost(link, error)
-            return None
-
-    def _hear(
-        self, link: _ServerLink, incoming: Incoming, patience: _Patience, *, again: bool
-    ) -> tuple[Message, Sequence[memoryview]] | None:
-        """Takes a message; returns the answer to the link's request if it is that."""
-        link.failing_since = None
-        message = incoming.message
-        if incoming.sequence != link.sequence:
-            return None  # a late notice or answer of an earlier request
-        if type(message) is PushReply and type(message.verdict) is Applied:
-            link.request = None  # as nearly all answers are
-            return message, incoming.payload
-        if isinstance(message, Waiting):
-            self._notice(message, patience)
-            self._membership.check()
-            return None
-        if _was_fenced(message) and again:
-            self._fenced(message)
-            link.sequence += 1
-            self._resend(link)
-            return None
-        if isinstance(message, Refused) and message.code == "apart":  # it was part of a sum
-            link.sequence += 1
-            self._resend(link)
-            return None
-        _raise_refusal(message)
-        link.request = None
-        return message, incoming.payload
-
-    def _notice(self, message: Waiting, patience: _Patience) -> None:
-        """Notes for whom an answer waits, and says so."""
-        patience.names = message.names
-        if self.options.waiting is not None:
-            self.options.waiting(message.reason, message.names, message.seconds)
-
-    def _resend(self, link: _ServerLink) -> None:
-        try:
-            self._send(link)
-        except WireError as error:
-            self._lost(link, error)
-
-    def _connect(self, link: _ServerLink) -> Connection:
-        """Connects to a server as the newest view has it."""
-        entry = self._entry(link.index)
-        options = self.options
-        stream = self._nearest(entry.address)
-        connection = Connection(stream, PS_CATALOG)
-        connection.peer = f"ps:{link.index} at {entry.address}"
-        identity = Identity(options.job, f"worker:{options.worker}", options.incarnation)
-        authenticate(connection, identity, options.secret)
-        connection.destination = lambda message, length: self._place(link.index, message, length)
-        if isinstance(stream, ShmStream):
-            self._lend(link.index, connection, stream)
-        link.connection = connection
-        return connection
+            self._servers.start(link, request(link.index))
+        return self._servers.finish_all(self._links, again=fenced)
 
     def _host_link(self) -> HostLink | None:
         """Returns a link to the aggregator of this host, which connects when it is needed."""
         options = self.options
         if options.aggregator is None:
             return None
+        memory = self._flat.memory if options.share_memory else None
         return HostLink(
             options.aggregator,
             Identity(options.job, f"worker:{options.worker}", options.incarnation),
             options.secret,
             self._gradients[0],
             self._values[0],
-            memory=self._flat.memory if options.share_memory else None,
+            loan=None if memory is None else Loan(memory, self._gradients[0].views),
             silence=options.retry_seconds,
         )
-
-    def _nearest(self, address: str) -> Stream:
-        """Connects to a server by shared memory where it is on this host, else as it says."""
-        if self._flat.memory is not None and self.options.share_memory and not self._packers:
-            with suppress(WireError):
-                return connect(shm_address(address), timeout=1.0)
-        return connect(address, timeout=min(5.0, self.options.retry_seconds))
-
-    def _lend(self, server: int, connection: Connection, stream: ShmStream) -> None:
-        """Lends the server the flat buffers: what lies there need not cross the socket."""
-        memory = self._flat.memory
-        assert memory is not None
-        outbound, inbound = self._gradients[server].views, self._values[server].views
-        stream.pass_descriptor(memory.fileno())
-        places = [tuple(memory.place_of(view) for view in views) for views in (outbound, inbound)]
-        request = LendMemory(memory.nbytes, *places)
-        connection.send(request, timeout=self.options.retry_seconds)
-        answer = connection.receive(timeout=self.options.retry_seconds).message
-        if isinstance(answer, MemoryLent) and answer.accepted:
-            connection.lending = Lending.of_lender(outbound, inbound)
-            connection.spin_seconds = _SPIN_SECONDS
 
     def _place(self, server: int, message: Message, length: int) -> Sequence[memoryview]:
         """Says where a payload goes: values into the model's own memory."""
@@ -1039,110 +747,13 @@ class Client:
             return buffer.views
         return [memoryview(bytearray(length))]
 
-    def _lost(self, link: _ServerLink, error: WireError) -> None:
-        """A connection failed: makes ready to try again, or gives up."""
-        link.close()
-        now = time.monotonic()
-        if link.failing_since is None:
-            link.failing_since = now
-        elif now - link.failing_since > self.options.retry_seconds:
-            raise type(error)(
-                f"worker:{self.options.worker} could not reach ps:{link.index} for "
-                f"{self.options.retry_seconds:.0f} s: {error}"
-            ) from error
-        else:
-            time.sleep(_BACK_OFF)
-
-    def _check_patience(self, waiting: _Patience) -> None:
-        patience = self.options.patience_seconds
-        if time.monotonic() - waiting.since > patience:
-            whom = ", ".join(waiting.names) or "the server itself"
-            raise WaitTimeout(
-                f"worker:{self.options.worker} waited {patience:.0f} s for an answer that was "
-                f"withheld until {whom} had pushed: see whether it still runs"
-            )
-
-    def _view(self) -> View:
-        view = self._membership.view
-        if view is None:
-            raise WaitTimeout(f"worker:{self.options.worker} has no view of the cluster yet")
-        return view
-
-    def _entry(self, server: int) -> ServerEntry:
-        for entry in self._view().servers:
-            if entry.index == server:
-                return entry
-        raise JobFailed(f"ps:{server} is not part of the job any longer")
-
-    def _fenced(self, message: Message) -> None:
-        """Another view: finds out whether this worker is still in it."""
-        self._membership.check()
-        view = self._view()
-        me = (self.options.worker, self.options.incarnation)
-        known = {(entry.index, entry.incarnation) for entry in view.workers}
-        number, reason = _fence_of(message)
-        if me not in known and view.number >= number:
-            raise Fenced(
-                f"worker:{me[0]} is no longer part of the job ({reason}): it was taken for lost, "
-                "or another process took its place",
-                number,
-            )
-        time.sleep(_BACK_OFF)  # either side learns the newest view within moments
-
-
-def after_the_end(worker: int) -> ConfigurationError:
-    """Returns what is wrong where a worker trains on after it was told to stop."""
-    return ConfigurationError(
-        f"worker:{worker} made an update after training had ended: leave the loop when "
-        "should_stop says so; the batches of session.loader end by themselves"
-    )
-
-
-def _readable(links: Sequence[_ServerLink]) -> bool:
-    """Waits a little for something to read on any of several links; returns whether there is."""
-    connections = [link.connection for link in links if link.connection is not None]
-    if len(connections) < len(links) or len(links) == 1:
-        return False  # one waits to be made again; or one alone has been waited on already
-    poller = select.poll()
-    for connection in connections:
-        poller.register(connection, select.POLLIN)
-    return bool(poller.poll(_SLICE * 1000))
-
-
-def _was_fenced(message: Message) -> bool:
-    if isinstance(message, PushReply):
-        return isinstance(message.verdict, FencedVerdict)
-    return isinstance(message, Refused) and message.code == "fenced"
-
-
-def _fence_of(message: Message) -> tuple[int, str]:
-    if isinstance(message, PushReply) and isinstance(message.verdict, FencedVerdict):
-        return message.verdict.view, message.verdict.reason
-    assert isinstance(message, Refused)
-    return message.view, message.reason
-
-
-def _raise_refusal(message: Message) -> None:
-    """Raises what a refusal means; `busy` is left to who asked."""
-    if isinstance(message, PushReply) and isinstance(message.verdict, RejectedVerdict):
-        raise Rejected(f"the parameter server rejected a push: {message.verdict.reason}")
-    if not isinstance(message, Refused) or message.code == "busy":
-        return
-    if message.code == "fenced":
-        raise Fenced(message.reason, message.view)
-    kinds: Mapping[str, type[Exception]] = {
-        "mismatch": ModelMismatchError,
-        "optimizer": UnsupportedOptimizerError,
-    }
-    raise kinds.get(message.code, Rejected)(message.reason)
-
 
 def _refuse_unless_busy(message: Message) -> None:
     if not (isinstance(message, Refused) and message.code == "busy"):
         raise FrameError(f"a server answered a cut with {type(message).__name__}")
 
 
-def _expect(answer: tuple[Message, Sequence[memoryview]], wanted: type[_M]) -> _M:
+def _expect(answer: Answer, wanted: type[_M]) -> _M:
     message = answer[0]
     if not isinstance(message, wanted):
         raise _unexpected(message, wanted)
@@ -1153,8 +764,3 @@ def _unexpected(message: Message, wanted: type[Message]) -> FrameError:
     return FrameError(
         f"a parameter server answered with {type(message).__name__} where {wanted.__name__} was due"
     )
-
-
-def _decided(verdict: Verdict) -> Verdict:
-    """Returns a verdict; of a push that was repeated, the first one's."""
-    return verdict.original if isinstance(verdict, Duplicate) else verdict

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-__all__ = ["Ending"]
+from trireme.errors import ConfigurationError
+
+__all__ = ["Ending", "after_the_end"]
 
 
 class Ending:
@@ -94,3 +96,11 @@ class Ending:
     def _soonest(self, step: int) -> int:
         count = len(self.under_way)
         return step + (min(1, count) if self.synchronous else count * self.period)
+
+
+def after_the_end(worker: int) -> ConfigurationError:
+    """Returns what is wrong where a worker trains on after it was told to stop."""
+    return ConfigurationError(
+        f"worker:{worker} made an update after training had ended: leave the loop when "
+        "should_stop says so; the batches of session.loader end by themselves"
+    )

@@ -18,13 +18,12 @@ from trireme.errors import (
     WireTimeout,
 )
 from trireme.ps.dense import PartBuffer
+from trireme.ps.loan import Loan
 from trireme.ps.messages import (
     PS_CATALOG,
     Applied,
     Enlist,
     Enlisted,
-    LendMemory,
-    MemoryLent,
     Push,
     PushReply,
     Refused,
@@ -33,9 +32,7 @@ from trireme.ps.messages import (
 )
 from trireme.wire.connection import Connection
 from trireme.wire.handshake import Identity, authenticate
-from trireme.wire.lending import Lending
 from trireme.wire.message import Message
-from trireme.wire.shared_memory import SharedMemory
 from trireme.wire.shm import ShmStream
 from trireme.wire.transport import connect
 
@@ -72,7 +69,7 @@ class HostLink:
         secret: the job's.
         gradients: what a push sends.
         values: where its answer's values are received.
-        memory: where they lie; None where it cannot be lent.
+        loan: the gradients' memory; None where it cannot be lent.
         silence: so many seconds without a word from it, and it is taken for lost.
     """
 
@@ -84,7 +81,7 @@ class HostLink:
         gradients: PartBuffer,
         values: PartBuffer,
         *,
-        memory: SharedMemory | None,
+        loan: Loan | None,
         silence: float,
     ) -> None:
         self.address = address
@@ -92,7 +89,7 @@ class HostLink:
         self._secret = secret
         self._gradients = gradients
         self._values = values
-        self._memory = memory
+        self._loan = loan
         self._silence = silence
         self._enlist: Enlist | None = None
         self._connection: Connection | None = None
@@ -212,21 +209,12 @@ class HostLink:
             answer = connection.receive(timeout=self._silence).message
             if not isinstance(answer, Enlisted):
                 _raise_refusal(answer)
-            if isinstance(stream, ShmStream) and self._memory is not None:
-                self._lend(connection, stream, self._memory)
+            if isinstance(stream, ShmStream) and self._loan is not None:
+                self._loan.offer(connection, stream, timeout=self._silence)
         except BaseException:
             connection.close()
             raise
         return connection
-
-    def _lend(self, connection: Connection, stream: ShmStream, memory: SharedMemory) -> None:
-        outbound = self._gradients.views
-        stream.pass_descriptor(memory.fileno())
-        places = tuple(memory.place_of(view) for view in outbound)
-        connection.send(LendMemory(memory.nbytes, places, ()), timeout=self._silence)
-        answer = connection.receive(timeout=self._silence).message
-        if isinstance(answer, MemoryLent) and answer.accepted:
-            connection.lending = Lending.of_lender(outbound, ())
 
     def _place(self, message: Message, length: int) -> Sequence[memoryview]:
         if isinstance(message, PushReply) and length == self._values.nbytes:

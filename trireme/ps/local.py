@@ -16,8 +16,8 @@ import torch
 
 from trireme.cluster.view import ServerEntry, View, WorkerEntry
 from trireme.errors import Rejected, UnsupportedOptimizerError
-from trireme.ps.client import PullResult, PushResult, after_the_end
 from trireme.ps.dense import FlatModel, PartBuffer
+from trireme.ps.ending import after_the_end
 from trireme.ps.instructions import Instruction, Reply
 from trireme.ps.layout import Layout
 from trireme.ps.messages import (
@@ -45,6 +45,7 @@ from trireme.ps.messages import (
     TensorSpec,
 )
 from trireme.ps.optim import OPTIMIZERS
+from trireme.ps.results import PullResult, PushResult
 from trireme.ps.rule import Average, Rule
 from trireme.ps.shard import Shard
 from trireme.ps.snapshot import ModelState, assemble, disassemble

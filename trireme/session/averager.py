@@ -17,10 +17,12 @@ import torch
 from safetensors.torch import load as load_bytes
 from safetensors.torch import save as save_bytes
 
-from trireme.ps.client import Client, ClientOptions, PullResult, PushResult, after_the_end
+from trireme.ps.client import Client, ClientOptions
 from trireme.ps.dense import FlatModel
+from trireme.ps.ending import after_the_end
 from trireme.ps.local import check_optimizer, export_state, restore_state
 from trireme.ps.messages import GroupSpec, OptimizerSpec, Span
+from trireme.ps.results import PullResult, PushResult
 from trireme.ps.rule import Rule
 
 __all__ = ["Averager", "period_length"]

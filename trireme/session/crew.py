@@ -12,9 +12,10 @@ import msgspec
 
 from trireme.parallel.gang import Gang
 from trireme.parallel.part import ModelPart
-from trireme.ps.client import Client, PullResult, PushResult
+from trireme.ps.client import Client
 from trireme.ps.dense import FlatModel
 from trireme.ps.messages import GroupSpec, OptimizerSpec, Span, Verdict
+from trireme.ps.results import PullResult, PushResult
 from trireme.ps.rule import Rule
 from trireme.ps.snapshot import ModelState
 from trireme.session.averager import Averager

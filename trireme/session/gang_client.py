@@ -26,9 +26,9 @@ from trireme.parallel.local import local
 from trireme.parallel.part import join
 from trireme.parallel.sharding import take, whole
 from trireme.parallel.watch import Watch
-from trireme.ps.client import PullResult, PushResult
 from trireme.ps.local import check_complete, check_optimizer
 from trireme.ps.messages import Applied, GroupSpec, OptimizerSpec, Span
+from trireme.ps.results import PullResult, PushResult
 from trireme.ps.rule import Rule
 from trireme.ps.snapshot import ModelState
 

@@ -34,9 +34,9 @@ from trireme.monitor.trace import (
     unpack,
     write_trace,
 )
-from trireme.ps.client import ServerClock
 from trireme.ps.messages import Applied, Duplicate, Verdict
 from trireme.ps.notes import Note
+from trireme.ps.results import ServerClock
 from trireme.session.hooks import Hook
 
 if TYPE_CHECKING:

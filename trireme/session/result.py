@@ -10,7 +10,7 @@ from trireme.ps.messages import Duplicate, Verdict
 if TYPE_CHECKING:
     import torch
 
-    from trireme.ps.client import PushResult
+    from trireme.ps.results import PushResult
 
 __all__ = ["Metric", "StepResult"]
 

@@ -29,12 +29,13 @@ from trireme.cluster.view import View
 from trireme.errors import CheckpointError, ConfigurationError, Fenced, JobFailed, TriremeError
 from trireme.launch.detect import TaskConfig
 from trireme.launch.outcome import describe
-from trireme.ps.client import Client, ClientOptions, PushResult, ServerClock
+from trireme.ps.client import Client, ClientOptions
 from trireme.ps.dense import FlatModel
 from trireme.ps.host_link import aggregator_address
 from trireme.ps.local import LocalClient
 from trireme.ps.messages import GroupSpec, OptimizerSpec, Span, Stale, Verdict
 from trireme.ps.optim import OPTIMIZERS, groups_of, spec_of
+from trireme.ps.results import PushResult, ServerClock
 from trireme.ps.rule import Rule
 from trireme.ps.snapshot import ModelState
 from trireme.session.averager import Averager
