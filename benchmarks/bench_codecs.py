@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import time
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +13,7 @@ from benchmarks.context import Context
 from benchmarks.pairs import Plan, Sample, interleave
 from benchmarks.report import figure
 from benchmarks.results import Kind, Result
+from trireme.wire.codec import CODECS, ErrorFeedback
 
 __all__ = ["pays_below", "run"]
 
@@ -40,11 +41,6 @@ def run(context: Context) -> Result:
         references=(COPY,),
         work="call",
     )
-    if importlib.util.find_spec("trireme.wire.codec") is None:
-        result.skipped.append("codecs: this version of Trireme has none")
-        return result
-    from trireme.wire.codec import CODECS
-
     torch.set_num_threads(1)
     values = torch.randn(NUMBERS, generator=torch.Generator().manual_seed(0)) * 1e-3
     turns: list[_Turn] = [_Copy(COPY, values)]
@@ -80,7 +76,7 @@ def _pays(result: Result, name: str, nbytes: int) -> str:
 
 
 @dataclass
-class _Turn:
+class _Turn(ABC):
     """Something that is called again and again on the same numbers."""
 
     name: str
@@ -94,9 +90,9 @@ class _Turn:
             self.codec.encode(self.values, self.data)
         self.out = torch.zeros_like(self.values)
 
+    @abstractmethod
     def call(self) -> None:
         """Does it once."""
-        raise NotImplementedError
 
     def measure(self) -> Sample:
         """Returns the gigabytes of numbers a second."""
@@ -126,8 +122,6 @@ class _Decode(_Turn):
 
 class _Feedback(_Turn):
     def __post_init__(self) -> None:
-        from trireme.wire.codec import ErrorFeedback
-
         super().__post_init__()
         self._feedback = ErrorFeedback(self.codec, NUMBERS)
 

@@ -69,14 +69,12 @@ def _setups(context: Context) -> list[Setup]:
         Setup(LOOPS, "limit", 2, loops()),
         Setup(ASYNC, "trireme", 2, trireme_job("async")),
         Setup(PREFETCH, "trireme", 2, trireme_job("async", options=["--prefetch"])),
+        Setup(ASYNC_TCP, "trireme", 2, trireme_job("async", options=["--transport", "tcp"])),
         Setup(SYNC, "trireme", 2, trireme_job("sync")),
         Setup(ALLREDUCE, "trireme", 2, trireme_job("allreduce", servers=0)),
         Setup(DDP, "peer", 2, ddp),
         Setup(FUSED, "limit", 2, loops(options=["--fused"])),
     ]
-    if context.has_transport_option:
-        tcp = trireme_job("async", options=["--transport", "tcp"])
-        found.insert(3, Setup(ASYNC_TCP, "trireme", 2, tcp))
     python = context.peers.python("tensorflow")
     if python is not None:
         found += [

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from benchmarks.machine import ROOT
 from benchmarks.peers import Peers
-from trireme.launch.settings import OPTIONS
 
 __all__ = ["Context", "real_data"]
 
@@ -39,11 +38,6 @@ class Context:
         if self.data is None or not (self.data / name).is_dir():
             return None
         return self.data / name
-
-    @property
-    def has_transport_option(self) -> bool:
-        """Whether `trireme run` can be told to leave shared memory alone."""
-        return any(option.name == "transport" for option in OPTIONS)
 
 
 def real_data() -> Path | None:
