@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 
 __all__ = ["DIRECT", "Kernel"]
@@ -24,14 +23,14 @@ States = Sequence[Mapping[str, Any]]
 def _counters(states: States) -> tuple[Values, Callable[[], None]]:
     """Returns the step counters, and what adds one to each.
 
-    They are single numbers: through numpy that takes a tenth of the time of a call of torch's.
+    They are single numbers, and these views of their memory are quicker than any call of torch's.
     """
     steps: Values = [state["step"] for state in states]
-    numbers = [step.numpy() for step in steps]
+    numbers = [step.reshape(1).numpy().data for step in steps]
 
     def advance() -> None:
         for number in numbers:
-            np.add(number, 1, out=number)
+            number[0] += 1
 
     return steps, advance
 
