@@ -128,6 +128,7 @@ class Shard:
         self.loaded = False
         self.layout: Layout | None = None
         self.rule = Rule()
+        self._synchronous = False  # the rule's: asked several times a push
         self.counters: Counter[str] = Counter()
         self._factory = factory
         self._values: Values | None = None
@@ -248,7 +249,7 @@ class Shard:
         codec = make_codec(rule.codec) if rule.publishes else None
         if codec is not None:
             self._publication = Publication(codec, layout, self.server, self._buffer)
-        self.layout, self.rule = layout, rule
+        self.layout, self.rule, self._synchronous = layout, rule, rule.synchronous
         self._optimizer, self._shown_by = request.optimizer, f"worker:{request.worker}"
         self._ending.synchronous = rule.synchronous
         self._ending.period = rule.period
@@ -346,7 +347,7 @@ class Shard:
             return f"a push weighs {push.weight}: it must be finite and 0 or more"
         if not 1 <= push.steps <= self.rule.period:
             return f"a push is of {push.steps} steps, and may be of 1 to {self.rule.period}"
-        if self.rule.synchronous and push.pulled > self.step:
+        if self._synchronous and push.pulled > self.step:
             return (
                 f"a push for step {push.pulled}, and ps:{self.server} is at {self.step}: pull the "
                 "values of one step from all servers"
@@ -396,7 +397,7 @@ class Shard:
         if not workers or workers != sorted(set(workers)):
             return "a sum is of the updates of some workers, one of each, in their order"
         servers = 0 if self.layout is None else self.layout.spec.servers
-        if not self.rule.synchronous or self.rule.aggregate or servers != 1:
+        if not self._synchronous or self.rule.aggregate or servers != 1:
             return "only one server that waits for every worker takes updates as a sum"
         if self._ending.reached(self.step):
             return "the job is over"
@@ -459,7 +460,7 @@ class Shard:
             self._hold.later.append(pending)
         elif self._ending.reached(self.step):
             self._decide_stale(pending)
-        elif not self.rule.synchronous:
+        elif not self._synchronous:
             self._apply_one(pending)
         elif push.pulled < self.step:
             self._decide_stale(pending)
@@ -548,7 +549,7 @@ class Shard:
         """
         out: list[Instruction] = []
         while True:
-            told, closed = self._close_round() if self.rule.synchronous else ((), False)
+            told, closed = self._close_round() if self._synchronous else ((), False)
             copied = self._complete_cut() if self._hold.cut is not None else []
             if not closed and not copied:
                 out += told
@@ -705,7 +706,7 @@ class Shard:
 
     def _complete_cut(self) -> list[Reply]:
         cut, route = self._hold.cut, self._hold.route
-        if cut is None or (self.rule.synchronous and self.step < cut.step):
+        if cut is None or (self._synchronous and self.step < cut.step):
             return []  # asynchronous, a worker that died between two pushes leaves steps unequal
         decided = dict(self._table.decided(self._roster.incarnations))
         if any(decided[w] < sequence for w, sequence in cut.decided if w in decided):

@@ -91,6 +91,7 @@ class Connection:
             microseconds, which is much where the answer takes a hundred.
         peer: who is at the other end, for messages; the stream's address until somebody knows
             better.
+        unsent: how many offered bytes the stream has not taken.
         bytes_sent: how many bytes the stream has taken.
         bytes_received: how many bytes came from the stream.
 
@@ -138,7 +139,7 @@ class Connection:
         # Copies of what was offered and the stream has not taken yet; the last large one's memory
         # is kept for the next: pages that are new each time take longer than the copy itself.
         self._queue: deque[memoryview] = deque()
-        self._unsent = 0
+        self.unsent = 0
         self._kept = bytearray()
         # The frame that `begin` has opened: what it was given and the stream has not taken, and
         # how many bytes it was not given yet.
@@ -163,12 +164,7 @@ class Connection:
     @property
     def wants_write(self) -> bool:
         """Whether something offered has not been taken by the stream: see `flush`."""
-        return self._unsent > 0
-
-    @property
-    def unsent(self) -> int:
-        """How many offered bytes the stream has not taken."""
-        return self._unsent
+        return self.unsent > 0
 
     @property
     def buffered(self) -> bool:
@@ -276,7 +272,7 @@ class Connection:
             waiting = list(islice(self._queue, _FLUSH_PIECES))
             before = self.bytes_sent
             rest = self._write(waiting)
-            self._unsent -= self.bytes_sent - before
+            self.unsent -= self.bytes_sent - before
             for _ in range(len(waiting) - len(rest)):
                 self._queue.popleft()
             if rest:
@@ -400,7 +396,7 @@ class Connection:
                 copy[offset : offset + len(view)] = view
                 offset += len(view)
         self._queue.append(copy)
-        self._unsent += size
+        self.unsent += size
 
     def _wait_to_send(self, deadline: float, timeout: float) -> None:
         if not self._wait(select.POLLOUT, deadline - self.clock.now()):
@@ -414,7 +410,7 @@ class Connection:
 
     def _drop_queue(self) -> None:
         self._queue.clear()
-        self._unsent = 0
+        self.unsent = 0
 
     # Receiving ---------------------------------------------------------------------------------
 
@@ -437,7 +433,7 @@ class Connection:
         # Waiting first is cheaper than a read in vain, and mostly it is too early to read.
         ready = self._start != self._stop or timeout <= 0 or self._wait(select.POLLIN, timeout)
         while ready:
-            if self._unsent:
+            if self.unsent:
                 self._flush_aside()
             incoming = self.poll()
             if incoming is not None:
@@ -607,7 +603,7 @@ class Connection:
         """Waits until the stream is ready; returns whether it is, within that time."""
         if seconds <= 0:
             return False
-        if self._unsent:
+        if self.unsent:
             events |= select.POLLOUT
         if events != self._polled:
             self._polled = events
