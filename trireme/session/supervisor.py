@@ -13,15 +13,12 @@ import logging
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 import torch
-from safetensors.torch import load as load_bytes
-from safetensors.torch import save as save_bytes
-from torch import nn
 
 from trireme.cluster.messages import Outcome
 from trireme.cluster.rendezvous import Member, MemberConfig
@@ -30,14 +27,13 @@ from trireme.errors import CheckpointError, ConfigurationError, Fenced, JobFaile
 from trireme.launch.detect import TaskConfig
 from trireme.launch.outcome import describe
 from trireme.ps.client import Client, ClientOptions, PushResult, ServerClock
-from trireme.ps.dense import FlatModel
 from trireme.ps.host_link import aggregator_address
 from trireme.ps.local import LocalClient
 from trireme.ps.messages import GroupSpec, OptimizerSpec, Span, Stale, Verdict
 from trireme.ps.optim import OPTIMIZERS, groups_of, spec_of
-from trireme.ps.rule import Rule
 from trireme.ps.snapshot import ModelState
 from trireme.session.averager import Averager
+from trireme.session.buffers import Buffers
 from trireme.session.checkpoint import (
     CheckpointData,
     Saver,
@@ -47,55 +43,21 @@ from trireme.session.checkpoint import (
     load,
     step_of,
 )
-from trireme.session.options import Options
 from trireme.session.progress import Progress
+from trireme.session.training import Training
 
 if TYPE_CHECKING:
-    from trireme.parallel.gang import Gang
-    from trireme.parallel.part import ModelPart
     from trireme.session.crew import CrewFollower, CrewLeader
     from trireme.session.gang_client import GangClient
 
     _AnyClient = Client | Averager | LocalClient | GangClient | CrewLeader | CrewFollower
 
-__all__ = ["Exchange", "Supervisor", "Training"]
+__all__ = ["Exchange", "Supervisor"]
 
 _log = logging.getLogger(__name__)
 
 _SAVE_SECONDS = 600.0
 _WAIT_SHOWN = 1.0  # seconds: servers tell all who wait, and nobody wants to read of milliseconds
-_INITIAL = "initial"
-_BUFFERS = "buffers"
-
-
-@dataclass(frozen=True)
-class Training:
-    """What is trained.
-
-    Attributes:
-        model: its trained parameters lie in `flat`.
-        optimizer: the user's.
-        flat: the flat buffers.
-        rule: by which updates become steps.
-        options: the session's.
-        run_dir: where checkpoints and records go; None for nowhere.
-        prefetch: whether a push is waited for only after the next gradient is there.
-        gang: the processes that hold the model with this one; None for one process.
-        part: what this process holds of it; None where that is all.
-        outer: the servers' optimizer over deltas, where workers train by themselves; None where
-            servers apply gradients by the user's.
-    """
-
-    model: nn.Module
-    optimizer: torch.optim.Optimizer
-    flat: FlatModel
-    rule: Rule
-    options: Options
-    run_dir: Path | None
-    prefetch: bool = False
-    gang: Gang | None = None
-    part: ModelPart | None = None
-    outer: OptimizerSpec | None = None
 
 
 class Exchange(msgspec.Struct, frozen=True):
@@ -175,6 +137,7 @@ class Supervisor:
         """
         try:
             self._join()
+            self.buffers = Buffers(self.task, self._training, self.client)
             self._initialise()
         except TriremeError as error:
             self.fail(error)
@@ -272,12 +235,9 @@ class Supervisor:
                 self._renew()
                 loaded = client.attach(self._optimizer_spec(), training.rule)
         if not self.is_chief:
-            self._take_constants()
+            self.buffers.take()
         self._take_local_state()
-        if training.gang is not None and self.task.servers:
-            leads = training.gang.is_chief
-            told = training.gang.broadcast(save_bytes(self._constants()) if leads else None)
-            self._set_constants(load_bytes(told))
+        self.buffers.spread()
         if client.stopping:
             self._retire()
         if self._scheduler is not None:
@@ -320,7 +280,7 @@ class Supervisor:
             self._enter("restoring", f"step {checkpoint.step}")
             self.restored_from = checkpoint.step
             state = self._from_checkpoint(checkpoint)
-        self.client.share(_INITIAL, save_bytes(self._constants()))
+        self.buffers.hand_out()
         return state
 
     def _make_run_dir(self) -> None:
@@ -371,7 +331,7 @@ class Supervisor:
                 f"the checkpoint of step {data.step} has no parameter {missing[0]!r}: it is of "
                 "another model; choose another run directory"
             )
-        self._set_constants(data.model)
+        self.buffers.set_constants(data.model)
         self._hand_out_local_state(data)
         return ModelState(
             step=data.step,
@@ -426,83 +386,6 @@ class Supervisor:
             self._progress.message(
                 f"this worker's optimizer begins with fresh state at step {self.global_step}"
             )
-
-    # -- what is not trained ----------------------------------------------------------------------
-
-    def _constants(self) -> dict[str, torch.Tensor]:
-        """Returns buffers and frozen parameters: all of the model that is not trained."""
-        model = self._training.model
-        # By identity: a tied parameter has several names, and is trained under one of them.
-        trained = {id(parameter) for parameter in self._training.flat.parameters.values()}
-        return {
-            name: tensor.detach().cpu().contiguous().clone()
-            for name, tensor in model.state_dict(keep_vars=True).items()
-            if id(tensor) not in trained
-        }
-
-    def _aliases(self) -> dict[str, str]:
-        """Returns the further names of tied parameters, and under which each is trained."""
-        trained = {id(p): name for name, p in self._training.flat.parameters.items()}
-        return {
-            name: trained[id(tensor)]
-            for name, tensor in self._training.model.state_dict(keep_vars=True).items()
-            if id(tensor) in trained and name not in self._training.flat.parameters
-        }
-
-    def _set_constants(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        own = self._training.model.state_dict(keep_vars=True)
-        with torch.no_grad():
-            for name, tensor in tensors.items():
-                if name in own and name not in self._training.flat.parameters:
-                    own[name].copy_(tensor)
-
-    def _take_constants(self) -> None:
-        left = self.client.collect(_INITIAL)
-        if left:
-            self._set_constants(load_bytes(left[min(left)]))
-
-    def share_buffers(self) -> None:
-        """Leaves this worker's buffers for whoever evaluates or saves."""
-        if self._alone or not self._floating_buffers():
-            return
-        own, gang = self._own_buffers(), self._training.gang
-        if gang is not None and self.task.servers:
-            from trireme.parallel.part import join
-
-            own = join(gang, own)
-        self.client.share(_BUFFERS, save_bytes(own))
-
-    @property
-    def _alone(self) -> bool:
-        """Whether there is nobody else in this job."""
-        return self._member is None and self._training.gang is None
-
-    def _own_buffers(self) -> dict[str, torch.Tensor]:
-        """Returns the buffers that this process keeps up to date."""
-        part, everything = self._training.part, self._floating_buffers()
-        if part is None:
-            return everything
-        return {name: b for name, b in everything.items() if name in part.buffer_names}
-
-    def average_buffers(self) -> dict[str, torch.Tensor]:
-        """Returns the mean over the workers of each floating buffer, as they were last shared."""
-        everything = self._floating_buffers()
-        if self._alone or not everything:
-            return everything
-        shared = {w: load_bytes(data) for w, data in self.client.collect(_BUFFERS).items()}
-        shared[self.task.index] = {**shared.get(self.task.index, {}), **self._own_buffers()}
-        averages: dict[str, torch.Tensor] = {}
-        for name, tensor in everything.items():
-            found = [s[name].double() for s in shared.values() if name in s] or [tensor.double()]
-            averages[name] = torch.stack(found).mean(0).to(tensor.dtype)
-        return averages
-
-    def _floating_buffers(self) -> dict[str, torch.Tensor]:
-        return {
-            name: buffer.detach().cpu().contiguous().clone()
-            for name, buffer in self._training.model.named_buffers()
-            if buffer.is_floating_point()
-        }
 
     # -- training -------------------------------------------------------------------------------
 
@@ -697,7 +580,7 @@ class Supervisor:
 
     def _retire(self) -> None:
         """This worker makes no more updates: what the others want of it, it leaves them first."""
-        self.share_buffers()
+        self.buffers.share()
         if self._averager is not None:
             self._averager.leave_state()
         self.client.retire()
@@ -816,18 +699,27 @@ class Supervisor:
                 for group in optimizer.param_groups
             ],
         }
-        constants = self._constants()
+        constants = self.buffers.constants()
         # Only what `state_dict` has: not the buffers that the model does not want saved.
-        averages = {n: mean for n, mean in self.average_buffers().items() if n in constants}
+        averages = {n: mean for n, mean in self.buffers.average().items() if n in constants}
         aliases = {name: state.values[first] for name, first in self._aliases().items()}
         model = {**constants, **averages, **state.values, **aliases}
         return CheckpointData(state.step, model, state.optimizer, state.average, described)
+
+    def _aliases(self) -> dict[str, str]:
+        """Returns the further names of tied parameters, and under which each is trained."""
+        trained = {id(p): name for name, p in self._training.flat.parameters.items()}
+        return {
+            name: trained[id(tensor)]
+            for name, tensor in self._training.model.state_dict(keep_vars=True).items()
+            if id(tensor) in trained and name not in self._training.flat.parameters
+        }
 
     def finish_training(self) -> None:
         """Training has ended: waits until it has for everybody; the chief saves."""
         self._chief_at_end = self.is_chief
         if not self.should_stop:
-            self.share_buffers()
+            self.buffers.share()
         if self.should_stop or self.together:
             self.client.drain()
         if self.is_chief and self._training.run_dir is not None:
