@@ -23,7 +23,7 @@ import torch
 from trireme.cluster.messages import Outcome
 from trireme.cluster.rendezvous import Member, MemberConfig
 from trireme.cluster.view import View
-from trireme.errors import CheckpointError, ConfigurationError, Fenced, JobFailed, TriremeError
+from trireme.errors import ConfigurationError, Fenced, JobFailed, TriremeError
 from trireme.launch.detect import TaskConfig
 from trireme.launch.outcome import describe
 from trireme.ps.client import Client, ClientOptions, PushResult, ServerClock
@@ -34,15 +34,8 @@ from trireme.ps.optim import OPTIMIZERS, groups_of, spec_of
 from trireme.ps.snapshot import ModelState
 from trireme.session.averager import Averager
 from trireme.session.buffers import Buffers
-from trireme.session.checkpoint import (
-    CheckpointData,
-    Saver,
-    Schedule,
-    latest,
-    list_checkpoints,
-    load,
-    step_of,
-)
+from trireme.session.checkpoint import CheckpointData, Saver, Schedule
+from trireme.session.checkpointer import Checkpointer
 from trireme.session.progress import Progress
 from trireme.session.training import Training
 
@@ -138,6 +131,9 @@ class Supervisor:
         try:
             self._join()
             self.buffers = Buffers(self.task, self._training, self.client)
+            self._checkpointer = Checkpointer(
+                self.task, self._training, self.buffers, self._progress
+            )
             self._initialise()
         except TriremeError as error:
             self.fail(error)
@@ -268,8 +264,8 @@ class Supervisor:
     def _first_state(self) -> ModelState:
         """Returns the chief's own first values, or the newest good checkpoint's."""
         training = self._training
-        self._make_run_dir()
-        checkpoint = self._find_checkpoint()
+        self._checkpointer.make_run_dir()
+        checkpoint = self._checkpointer.find()
         if checkpoint is None:
             self._enter("initialising")
             training.flat.collect_values()
@@ -279,107 +275,9 @@ class Supervisor:
         else:
             self._enter("restoring", f"step {checkpoint.step}")
             self.restored_from = checkpoint.step
-            state = self._from_checkpoint(checkpoint)
+            state = self._checkpointer.restore(checkpoint, self._averager)
         self.buffers.hand_out()
         return state
-
-    def _make_run_dir(self) -> None:
-        """Finds out before training, not after it, whether there is a place to save."""
-        run_dir = self._training.run_dir
-        if run_dir is None or self._training.options.checkpoint is None:
-            return
-        try:
-            run_dir.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise ConfigurationError(
-                f"the run directory {run_dir} cannot be made: {error.strerror}; choose another "
-                "(run_dir= or --run-dir), or save nothing (checkpoint=None)"
-            ) from error
-
-    def _find_checkpoint(self) -> CheckpointData | None:
-        resume, run_dir = self._training.options.resume, self._training.run_dir
-        if resume not in ("auto", "never"):
-            return self._named_checkpoint(Path(resume))
-        if run_dir is None:
-            return None
-        if resume == "never":
-            if list_checkpoints(run_dir):
-                raise ConfigurationError(
-                    f"{run_dir} has checkpoints and resume is 'never': choose another run "
-                    "directory, or move them away"
-                )
-            return None
-        return latest(run_dir, self._say_damaged)
-
-    def _named_checkpoint(self, path: Path) -> CheckpointData:
-        data, run_dir = load(path), self._training.run_dir
-        if run_dir is not None and any(step_of(p) > data.step for p in list_checkpoints(run_dir)):
-            raise ConfigurationError(
-                f"{run_dir} has checkpoints newer than step {data.step} of {path}, and the next "
-                "resume would pick those: choose another run directory for what begins there"
-            )
-        return data
-
-    def _say_damaged(self, path: Path, error: CheckpointError) -> None:
-        self._progress.warn(f"passing over the checkpoint {path}: {error}")
-
-    def _from_checkpoint(self, data: CheckpointData) -> ModelState:
-        flat = self._training.flat
-        missing = [name for name in flat.parameters if name not in data.model]
-        if missing:
-            raise CheckpointError(
-                f"the checkpoint of step {data.step} has no parameter {missing[0]!r}: it is of "
-                "another model; choose another run directory"
-            )
-        self.buffers.set_constants(data.model)
-        self._hand_out_local_state(data)
-        return ModelState(
-            step=data.step,
-            values={name: data.model[name] for name in flat.parameters},
-            average=dict(data.average),
-            optimizer=self._optimizer_of(data),
-            consumed=tuple(
-                Span(name, start, stop)
-                for name, ranges in data.state.get("consumed", {}).items()
-                for start, stop in ranges
-            ),
-        )
-
-    # -- optimizers of workers that train by themselves ---------------------------------------
-
-    def _optimizer_of(self, data: CheckpointData) -> dict[str, torch.Tensor]:
-        """Returns the state of a checkpoint with which the servers' optimizer goes on."""
-        now = "gradients" if self._training.outer is None else _outer_name(self._training.outer)
-        then = data.state.get("applies", "gradients")
-        if now == then:
-            return dict(data.optimizer)
-        if then != "gradients" and (data.optimizer or self._training.outer is None):
-            self._progress.warn(
-                f"the checkpoint is of a job whose servers applied {then}, and here they apply "
-                f"{now}: their optimizer begins with fresh state"
-            )
-        return {}
-
-    def _hand_out_local_state(self, data: CheckpointData) -> None:
-        """Leaves each worker the state of its own optimizer."""
-        averager = self._averager
-        if averager is None:
-            return
-        workers, then = range(self.task.workers), data.state.get("workers")
-        if data.state.get("applies", "gradients") == "gradients":
-            # Until now the servers ran the same optimizer: every worker goes on from there.
-            averager.hand_out(data.step, {worker: dict(data.optimizer) for worker in workers})
-        elif then == self.task.workers:
-            states: dict[int, dict[str, torch.Tensor]] = {worker: {} for worker in workers}
-            for name, tensor in data.local.items():
-                worker, _, key = name.partition("/")
-                states[int(worker)][key] = tensor
-            averager.hand_out(data.step, states)
-        else:
-            self._progress.warn(
-                f"the checkpoint has the optimizers of {then} workers, and this job has "
-                f"{self.task.workers}: each worker's optimizer begins with fresh state"
-            )
 
     def _take_local_state(self) -> None:
         if self._averager is not None and not self._averager.take_state() and self.global_step:
@@ -662,7 +560,7 @@ class Supervisor:
             return
         self._saved_step = state.step
         if self.is_chief:  # else it has only taken part in the copy
-            self._copied = self._to_checkpoint(state)
+            self._copied = self._checkpointer.checkpoint_of(state)
 
     def _write(self) -> None:
         """Has what was copied written in the background."""
@@ -677,43 +575,6 @@ class Supervisor:
         if self._averager is not None:
             data = replace(data, local=self._averager.states(data.step))
         self._saver.submit(data)
-
-    def _to_checkpoint(self, state: ModelState) -> CheckpointData:
-        training = self._training
-        consumed: dict[str, list[list[int]]] = {}
-        for span in state.consumed:
-            consumed.setdefault(span.dataset, []).append([span.start, span.stop])
-        optimizer = training.optimizer
-        described: dict[str, Any] = {
-            "job": self.task.job,
-            "seed": training.options.seed,
-            "consumed": consumed,
-            "pushes": [msgspec.to_builtins(row) for row in state.workers],
-            "rule": msgspec.to_builtins(training.rule),
-            "applies": "gradients" if training.outer is None else _outer_name(training.outer),
-            "workers": self.task.workers,
-            "servers": self.task.servers,
-            "optimizer": type(optimizer).__name__,
-            "groups": [
-                {k: v for k, v in group.items() if isinstance(v, (int, float, bool, str))}
-                for group in optimizer.param_groups
-            ],
-        }
-        constants = self.buffers.constants()
-        # Only what `state_dict` has: not the buffers that the model does not want saved.
-        averages = {n: mean for n, mean in self.buffers.average().items() if n in constants}
-        aliases = {name: state.values[first] for name, first in self._aliases().items()}
-        model = {**constants, **averages, **state.values, **aliases}
-        return CheckpointData(state.step, model, state.optimizer, state.average, described)
-
-    def _aliases(self) -> dict[str, str]:
-        """Returns the further names of tied parameters, and under which each is trained."""
-        trained = {id(p): name for name, p in self._training.flat.parameters.items()}
-        return {
-            name: trained[id(tensor)]
-            for name, tensor in self._training.model.state_dict(keep_vars=True).items()
-            if id(tensor) in trained and name not in self._training.flat.parameters
-        }
 
     def finish_training(self) -> None:
         """Training has ended: waits until it has for everybody; the chief saves."""
@@ -800,12 +661,6 @@ class Supervisor:
         self._progress.state(state, detail)
         if self._member is not None:
             self._member.report({"state": state})
-
-
-def _outer_name(outer: OptimizerSpec) -> str:
-    """Returns what servers apply, in words that a checkpoint keeps."""
-    momentum = any(group.values.get("momentum") for group in outer.groups)
-    return "deltas by momentum" if momentum else "deltas"
 
 
 def _scheduler(training: Training) -> Any:
