@@ -19,7 +19,8 @@ from trireme.session.progress import make_progress
 from trireme.session.replica import named_groups
 from trireme.session.rules import outer_of, prefetches, rule_of
 from trireme.session.signals import Signals
-from trireme.session.supervisor import Supervisor, Training
+from trireme.session.supervisor import Supervisor
+from trireme.session.training import Training
 
 __all__ = ["DistributedOptimizer", "distribute"]
 

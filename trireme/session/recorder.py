@@ -237,7 +237,7 @@ class Recorder:
                 },
                 "train",
             )
-        self._supervisor.share_buffers()
+        self._supervisor.buffers.share()
 
     def _bytes_per_step(self, steps: int) -> dict[str, float]:
         """Returns what this worker's steps since the last record took on the wire."""

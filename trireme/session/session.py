@@ -41,7 +41,8 @@ from trireme.session.rules import (
     updates_per_step,
 )
 from trireme.session.signals import Signals
-from trireme.session.supervisor import Supervisor, Training
+from trireme.session.supervisor import Supervisor
+from trireme.session.training import Training
 
 if TYPE_CHECKING:
     from trireme.parallel.gang import Gang
@@ -491,7 +492,7 @@ class Session:
         values = self._supervisor.client.snapshot(state=False).values
         for name, parameter in self._made.flat.parameters.items():
             parameter.copy_(values[name])
-        buffers = self._supervisor.average_buffers()
+        buffers = self._supervisor.buffers.average()
         for name, buffer in self.model.named_buffers():
             if name in buffers:
                 buffer.copy_(buffers[name])
@@ -540,7 +541,7 @@ class Session:
             return
         state = supervisor.client.snapshot(state=False)
         chosen = state.average or state.values
-        buffers = supervisor.average_buffers()
+        buffers = supervisor.buffers.average()
         kept = [value.clone() for value in flat.values]
         own = {name: b.clone() for name, b in self.model.named_buffers() if name in buffers}
         with torch.no_grad():

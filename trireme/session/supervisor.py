@@ -13,90 +13,45 @@ import logging
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 import torch
-from safetensors.torch import load as load_bytes
-from safetensors.torch import save as save_bytes
-from torch import nn
 
 from trireme.cluster.messages import Outcome
 from trireme.cluster.rendezvous import Member, MemberConfig
 from trireme.cluster.view import View
-from trireme.errors import CheckpointError, ConfigurationError, Fenced, JobFailed, TriremeError
+from trireme.errors import ConfigurationError, Fenced, JobFailed, TriremeError
 from trireme.launch.detect import TaskConfig
 from trireme.launch.outcome import describe
 from trireme.ps.client import Client, ClientOptions
-from trireme.ps.dense import FlatModel
 from trireme.ps.host_link import aggregator_address
 from trireme.ps.local import LocalClient
 from trireme.ps.messages import GroupSpec, OptimizerSpec, Span, Stale, Verdict
 from trireme.ps.optim import OPTIMIZERS, groups_of, spec_of
 from trireme.ps.results import PushResult, ServerClock
-from trireme.ps.rule import Rule
 from trireme.ps.snapshot import ModelState
 from trireme.session.averager import Averager
-from trireme.session.checkpoint import (
-    CheckpointData,
-    Saver,
-    Schedule,
-    latest,
-    list_checkpoints,
-    load,
-    step_of,
-)
-from trireme.session.options import Options
+from trireme.session.buffers import Buffers
+from trireme.session.checkpoint import CheckpointData, Saver, Schedule
+from trireme.session.checkpointer import Checkpointer
 from trireme.session.progress import Progress
+from trireme.session.training import Training
 
 if TYPE_CHECKING:
-    from trireme.parallel.gang import Gang
-    from trireme.parallel.part import ModelPart
     from trireme.session.crew import CrewFollower, CrewLeader
     from trireme.session.gang_client import GangClient
 
     _AnyClient = Client | Averager | LocalClient | GangClient | CrewLeader | CrewFollower
 
-__all__ = ["Exchange", "Supervisor", "Training"]
+__all__ = ["Exchange", "Supervisor"]
 
 _log = logging.getLogger(__name__)
 
 _SAVE_SECONDS = 600.0
 _WAIT_SHOWN = 1.0  # seconds: servers tell all who wait, and nobody wants to read of milliseconds
-_INITIAL = "initial"
-_BUFFERS = "buffers"
-
-
-@dataclass(frozen=True)
-class Training:
-    """What is trained.
-
-    Attributes:
-        model: its trained parameters lie in `flat`.
-        optimizer: the user's.
-        flat: the flat buffers.
-        rule: by which updates become steps.
-        options: the session's.
-        run_dir: where checkpoints and records go; None for nowhere.
-        prefetch: whether a push is waited for only after the next gradient is there.
-        gang: the processes that hold the model with this one; None for one process.
-        part: what this process holds of it; None where that is all.
-        outer: the servers' optimizer over deltas, where workers train by themselves; None where
-            servers apply gradients by the user's.
-    """
-
-    model: nn.Module
-    optimizer: torch.optim.Optimizer
-    flat: FlatModel
-    rule: Rule
-    options: Options
-    run_dir: Path | None
-    prefetch: bool = False
-    gang: Gang | None = None
-    part: ModelPart | None = None
-    outer: OptimizerSpec | None = None
 
 
 class Exchange(msgspec.Struct, frozen=True):
@@ -176,6 +131,10 @@ class Supervisor:
         """
         try:
             self._join()
+            self.buffers = Buffers(self.task, self._training, self.client)
+            self._checkpointer = Checkpointer(
+                self.task, self._training, self.buffers, self._progress
+            )
             self._initialise()
         except TriremeError as error:
             self.fail(error)
@@ -273,12 +232,9 @@ class Supervisor:
                 self._renew()
                 loaded = client.attach(self._optimizer_spec(), training.rule)
         if not self.is_chief:
-            self._take_constants()
+            self.buffers.take()
         self._take_local_state()
-        if training.gang is not None and self.task.servers:
-            leads = training.gang.is_chief
-            told = training.gang.broadcast(save_bytes(self._constants()) if leads else None)
-            self._set_constants(load_bytes(told))
+        self.buffers.spread()
         if client.stopping:
             self._retire()
         if self._scheduler is not None:
@@ -309,8 +265,8 @@ class Supervisor:
     def _first_state(self) -> ModelState:
         """Returns the chief's own first values, or the newest good checkpoint's."""
         training = self._training
-        self._make_run_dir()
-        checkpoint = self._find_checkpoint()
+        self._checkpointer.make_run_dir()
+        checkpoint = self._checkpointer.find()
         if checkpoint is None:
             self._enter("initialising")
             training.flat.collect_values()
@@ -320,190 +276,15 @@ class Supervisor:
         else:
             self._enter("restoring", f"step {checkpoint.step}")
             self.restored_from = checkpoint.step
-            state = self._from_checkpoint(checkpoint)
-        self.client.share(_INITIAL, save_bytes(self._constants()))
+            state = self._checkpointer.restore(checkpoint, self._averager)
+        self.buffers.hand_out()
         return state
-
-    def _make_run_dir(self) -> None:
-        """Finds out before training, not after it, whether there is a place to save."""
-        run_dir = self._training.run_dir
-        if run_dir is None or self._training.options.checkpoint is None:
-            return
-        try:
-            run_dir.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise ConfigurationError(
-                f"the run directory {run_dir} cannot be made: {error.strerror}; choose another "
-                "(run_dir= or --run-dir), or save nothing (checkpoint=None)"
-            ) from error
-
-    def _find_checkpoint(self) -> CheckpointData | None:
-        resume, run_dir = self._training.options.resume, self._training.run_dir
-        if resume not in ("auto", "never"):
-            return self._named_checkpoint(Path(resume))
-        if run_dir is None:
-            return None
-        if resume == "never":
-            if list_checkpoints(run_dir):
-                raise ConfigurationError(
-                    f"{run_dir} has checkpoints and resume is 'never': choose another run "
-                    "directory, or move them away"
-                )
-            return None
-        return latest(run_dir, self._say_damaged)
-
-    def _named_checkpoint(self, path: Path) -> CheckpointData:
-        data, run_dir = load(path), self._training.run_dir
-        if run_dir is not None and any(step_of(p) > data.step for p in list_checkpoints(run_dir)):
-            raise ConfigurationError(
-                f"{run_dir} has checkpoints newer than step {data.step} of {path}, and the next "
-                "resume would pick those: choose another run directory for what begins there"
-            )
-        return data
-
-    def _say_damaged(self, path: Path, error: CheckpointError) -> None:
-        self._progress.warn(f"passing over the checkpoint {path}: {error}")
-
-    def _from_checkpoint(self, data: CheckpointData) -> ModelState:
-        flat = self._training.flat
-        missing = [name for name in flat.parameters if name not in data.model]
-        if missing:
-            raise CheckpointError(
-                f"the checkpoint of step {data.step} has no parameter {missing[0]!r}: it is of "
-                "another model; choose another run directory"
-            )
-        self._set_constants(data.model)
-        self._hand_out_local_state(data)
-        return ModelState(
-            step=data.step,
-            values={name: data.model[name] for name in flat.parameters},
-            average=dict(data.average),
-            optimizer=self._optimizer_of(data),
-            consumed=tuple(
-                Span(name, start, stop)
-                for name, ranges in data.state.get("consumed", {}).items()
-                for start, stop in ranges
-            ),
-        )
-
-    # -- optimizers of workers that train by themselves ---------------------------------------
-
-    def _optimizer_of(self, data: CheckpointData) -> dict[str, torch.Tensor]:
-        """Returns the state of a checkpoint with which the servers' optimizer goes on."""
-        now = "gradients" if self._training.outer is None else _outer_name(self._training.outer)
-        then = data.state.get("applies", "gradients")
-        if now == then:
-            return dict(data.optimizer)
-        if then != "gradients" and (data.optimizer or self._training.outer is None):
-            self._progress.warn(
-                f"the checkpoint is of a job whose servers applied {then}, and here they apply "
-                f"{now}: their optimizer begins with fresh state"
-            )
-        return {}
-
-    def _hand_out_local_state(self, data: CheckpointData) -> None:
-        """Leaves each worker the state of its own optimizer."""
-        averager = self._averager
-        if averager is None:
-            return
-        workers, then = range(self.task.workers), data.state.get("workers")
-        if data.state.get("applies", "gradients") == "gradients":
-            # Until now the servers ran the same optimizer: every worker goes on from there.
-            averager.hand_out(data.step, {worker: dict(data.optimizer) for worker in workers})
-        elif then == self.task.workers:
-            states: dict[int, dict[str, torch.Tensor]] = {worker: {} for worker in workers}
-            for name, tensor in data.local.items():
-                worker, _, key = name.partition("/")
-                states[int(worker)][key] = tensor
-            averager.hand_out(data.step, states)
-        else:
-            self._progress.warn(
-                f"the checkpoint has the optimizers of {then} workers, and this job has "
-                f"{self.task.workers}: each worker's optimizer begins with fresh state"
-            )
 
     def _take_local_state(self) -> None:
         if self._averager is not None and not self._averager.take_state() and self.global_step:
             self._progress.message(
                 f"this worker's optimizer begins with fresh state at step {self.global_step}"
             )
-
-    # -- what is not trained ----------------------------------------------------------------------
-
-    def _constants(self) -> dict[str, torch.Tensor]:
-        """Returns buffers and frozen parameters: all of the model that is not trained."""
-        model = self._training.model
-        # By identity: a tied parameter has several names, and is trained under one of them.
-        trained = {id(parameter) for parameter in self._training.flat.parameters.values()}
-        return {
-            name: tensor.detach().cpu().contiguous().clone()
-            for name, tensor in model.state_dict(keep_vars=True).items()
-            if id(tensor) not in trained
-        }
-
-    def _aliases(self) -> dict[str, str]:
-        """Returns the further names of tied parameters, and under which each is trained."""
-        trained = {id(p): name for name, p in self._training.flat.parameters.items()}
-        return {
-            name: trained[id(tensor)]
-            for name, tensor in self._training.model.state_dict(keep_vars=True).items()
-            if id(tensor) in trained and name not in self._training.flat.parameters
-        }
-
-    def _set_constants(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        own = self._training.model.state_dict(keep_vars=True)
-        with torch.no_grad():
-            for name, tensor in tensors.items():
-                if name in own and name not in self._training.flat.parameters:
-                    own[name].copy_(tensor)
-
-    def _take_constants(self) -> None:
-        left = self.client.collect(_INITIAL)
-        if left:
-            self._set_constants(load_bytes(left[min(left)]))
-
-    def share_buffers(self) -> None:
-        """Leaves this worker's buffers for whoever evaluates or saves."""
-        if self._alone or not self._floating_buffers():
-            return
-        own, gang = self._own_buffers(), self._training.gang
-        if gang is not None and self.task.servers:
-            from trireme.parallel.part import join
-
-            own = join(gang, own)
-        self.client.share(_BUFFERS, save_bytes(own))
-
-    @property
-    def _alone(self) -> bool:
-        """Whether there is nobody else in this job."""
-        return self._member is None and self._training.gang is None
-
-    def _own_buffers(self) -> dict[str, torch.Tensor]:
-        """Returns the buffers that this process keeps up to date."""
-        part, everything = self._training.part, self._floating_buffers()
-        if part is None:
-            return everything
-        return {name: b for name, b in everything.items() if name in part.buffer_names}
-
-    def average_buffers(self) -> dict[str, torch.Tensor]:
-        """Returns the mean over the workers of each floating buffer, as they were last shared."""
-        everything = self._floating_buffers()
-        if self._alone or not everything:
-            return everything
-        shared = {w: load_bytes(data) for w, data in self.client.collect(_BUFFERS).items()}
-        shared[self.task.index] = {**shared.get(self.task.index, {}), **self._own_buffers()}
-        averages: dict[str, torch.Tensor] = {}
-        for name, tensor in everything.items():
-            found = [s[name].double() for s in shared.values() if name in s] or [tensor.double()]
-            averages[name] = torch.stack(found).mean(0).to(tensor.dtype)
-        return averages
-
-    def _floating_buffers(self) -> dict[str, torch.Tensor]:
-        return {
-            name: buffer.detach().cpu().contiguous().clone()
-            for name, buffer in self._training.model.named_buffers()
-            if buffer.is_floating_point()
-        }
 
     # -- training -------------------------------------------------------------------------------
 
@@ -698,7 +479,7 @@ class Supervisor:
 
     def _retire(self) -> None:
         """This worker makes no more updates: what the others want of it, it leaves them first."""
-        self.share_buffers()
+        self.buffers.share()
         if self._averager is not None:
             self._averager.leave_state()
         self.client.retire()
@@ -780,7 +561,7 @@ class Supervisor:
             return
         self._saved_step = state.step
         if self.is_chief:  # else it has only taken part in the copy
-            self._copied = self._to_checkpoint(state)
+            self._copied = self._checkpointer.checkpoint_of(state)
 
     def _write(self) -> None:
         """Has what was copied written in the background."""
@@ -796,39 +577,11 @@ class Supervisor:
             data = replace(data, local=self._averager.states(data.step))
         self._saver.submit(data)
 
-    def _to_checkpoint(self, state: ModelState) -> CheckpointData:
-        training = self._training
-        consumed: dict[str, list[list[int]]] = {}
-        for span in state.consumed:
-            consumed.setdefault(span.dataset, []).append([span.start, span.stop])
-        optimizer = training.optimizer
-        described: dict[str, Any] = {
-            "job": self.task.job,
-            "seed": training.options.seed,
-            "consumed": consumed,
-            "pushes": [msgspec.to_builtins(row) for row in state.workers],
-            "rule": msgspec.to_builtins(training.rule),
-            "applies": "gradients" if training.outer is None else _outer_name(training.outer),
-            "workers": self.task.workers,
-            "servers": self.task.servers,
-            "optimizer": type(optimizer).__name__,
-            "groups": [
-                {k: v for k, v in group.items() if isinstance(v, (int, float, bool, str))}
-                for group in optimizer.param_groups
-            ],
-        }
-        constants = self._constants()
-        # Only what `state_dict` has: not the buffers that the model does not want saved.
-        averages = {n: mean for n, mean in self.average_buffers().items() if n in constants}
-        aliases = {name: state.values[first] for name, first in self._aliases().items()}
-        model = {**constants, **averages, **state.values, **aliases}
-        return CheckpointData(state.step, model, state.optimizer, state.average, described)
-
     def finish_training(self) -> None:
         """Training has ended: waits until it has for everybody; the chief saves."""
         self._chief_at_end = self.is_chief
         if not self.should_stop:
-            self.share_buffers()
+            self.buffers.share()
         if self.should_stop or self.together:
             self.client.drain()
         if self.is_chief and self._training.run_dir is not None:
@@ -909,12 +662,6 @@ class Supervisor:
         self._progress.state(state, detail)
         if self._member is not None:
             self._member.report({"state": state})
-
-
-def _outer_name(outer: OptimizerSpec) -> str:
-    """Returns what servers apply, in words that a checkpoint keeps."""
-    momentum = any(group.values.get("momentum") for group in outer.groups)
-    return "deltas by momentum" if momentum else "deltas"
 
 
 def _scheduler(training: Training) -> Any:

@@ -1,0 +1,208 @@
+"""Which checkpoint a job begins from, and what of a job is in the ones that it saves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+
+from trireme.errors import CheckpointError, ConfigurationError
+from trireme.launch.detect import TaskConfig
+from trireme.ps.messages import OptimizerSpec, Span
+from trireme.ps.snapshot import ModelState
+from trireme.session.averager import Averager
+from trireme.session.buffers import Buffers
+from trireme.session.checkpoint import CheckpointData, latest, list_checkpoints, load, step_of
+from trireme.session.progress import Progress
+from trireme.session.training import Training
+
+__all__ = ["Checkpointer"]
+
+
+class Checkpointer:
+    """Finds the checkpoint of a job, restores from it, and describes the job in the next one.
+
+    When one is saved, and by whom, is the supervisor's business.
+
+    Args:
+        task: who this process is.
+        training: what is trained.
+        buffers: what is not.
+        progress: warned of what a checkpoint lacks.
+    """
+
+    def __init__(
+        self, task: TaskConfig, training: Training, buffers: Buffers, progress: Progress
+    ) -> None:
+        self._task = task
+        self._training = training
+        self._buffers = buffers
+        self._progress = progress
+
+    # -- finding --------------------------------------------------------------------------------
+
+    def make_run_dir(self) -> None:
+        """Finds out before training, not after it, whether there is a place to save.
+
+        Raises:
+            ConfigurationError: there is none.
+        """
+        run_dir = self._training.run_dir
+        if run_dir is None or self._training.options.checkpoint is None:
+            return
+        try:
+            run_dir.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigurationError(
+                f"the run directory {run_dir} cannot be made: {error.strerror}; choose another "
+                "(run_dir= or --run-dir), or save nothing (checkpoint=None)"
+            ) from error
+
+    def find(self) -> CheckpointData | None:
+        """Returns the checkpoint to begin from, the newest good one unless another is named.
+
+        Raises:
+            CheckpointError: the one that is named cannot be read.
+            ConfigurationError: the run directory has checkpoints, and they are in the way.
+        """
+        resume, run_dir = self._training.options.resume, self._training.run_dir
+        if resume not in ("auto", "never"):
+            return self._named(Path(resume))
+        if run_dir is None:
+            return None
+        if resume == "never":
+            if list_checkpoints(run_dir):
+                raise ConfigurationError(
+                    f"{run_dir} has checkpoints and resume is 'never': choose another run "
+                    "directory, or move them away"
+                )
+            return None
+        return latest(run_dir, self._say_damaged)
+
+    def _named(self, path: Path) -> CheckpointData:
+        data, run_dir = load(path), self._training.run_dir
+        if run_dir is not None and any(step_of(p) > data.step for p in list_checkpoints(run_dir)):
+            raise ConfigurationError(
+                f"{run_dir} has checkpoints newer than step {data.step} of {path}, and the next "
+                "resume would pick those: choose another run directory for what begins there"
+            )
+        return data
+
+    def _say_damaged(self, path: Path, error: CheckpointError) -> None:
+        self._progress.warn(f"passing over the checkpoint {path}: {error}")
+
+    # -- restoring ------------------------------------------------------------------------------
+
+    def restore(self, data: CheckpointData, averager: Averager | None) -> ModelState:
+        """Returns the state with which the servers go on; the rest is put in its place.
+
+        Args:
+            data: the checkpoint.
+            averager: hands out the optimizers of workers that train by themselves; None where
+                they do not.
+
+        Raises:
+            CheckpointError: it is of another model.
+        """
+        flat = self._training.flat
+        missing = [name for name in flat.parameters if name not in data.model]
+        if missing:
+            raise CheckpointError(
+                f"the checkpoint of step {data.step} has no parameter {missing[0]!r}: it is of "
+                "another model; choose another run directory"
+            )
+        self._buffers.set_constants(data.model)
+        if averager is not None:
+            self._hand_out_local_state(data, averager)
+        return ModelState(
+            step=data.step,
+            values={name: data.model[name] for name in flat.parameters},
+            average=dict(data.average),
+            optimizer=self._optimizer_of(data),
+            consumed=tuple(
+                Span(name, start, stop)
+                for name, ranges in data.state.get("consumed", {}).items()
+                for start, stop in ranges
+            ),
+        )
+
+    def _optimizer_of(self, data: CheckpointData) -> dict[str, torch.Tensor]:
+        """Returns the state of a checkpoint with which the servers' optimizer goes on."""
+        now = _applied(self._training.outer)
+        then = data.state.get("applies", "gradients")
+        if now == then:
+            return dict(data.optimizer)
+        if then != "gradients" and (data.optimizer or self._training.outer is None):
+            self._progress.warn(
+                f"the checkpoint is of a job whose servers applied {then}, and here they apply "
+                f"{now}: their optimizer begins with fresh state"
+            )
+        return {}
+
+    def _hand_out_local_state(self, data: CheckpointData, averager: Averager) -> None:
+        """Leaves each worker the state of its own optimizer."""
+        workers, then = range(self._task.workers), data.state.get("workers")
+        if data.state.get("applies", "gradients") == "gradients":
+            # Until now the servers ran the same optimizer: every worker goes on from there.
+            averager.hand_out(data.step, {worker: dict(data.optimizer) for worker in workers})
+        elif then == self._task.workers:
+            states: dict[int, dict[str, torch.Tensor]] = {worker: {} for worker in workers}
+            for name, tensor in data.local.items():
+                worker, _, key = name.partition("/")
+                states[int(worker)][key] = tensor
+            averager.hand_out(data.step, states)
+        else:
+            self._progress.warn(
+                f"the checkpoint has the optimizers of {then} workers, and this job has "
+                f"{self._task.workers}: each worker's optimizer begins with fresh state"
+            )
+
+    # -- describing -----------------------------------------------------------------------------
+
+    def checkpoint_of(self, state: ModelState) -> CheckpointData:
+        """Returns a checkpoint of a state, with all that goes with it but workers' optimizers."""
+        task, training = self._task, self._training
+        consumed: dict[str, list[list[int]]] = {}
+        for span in state.consumed:
+            consumed.setdefault(span.dataset, []).append([span.start, span.stop])
+        optimizer = training.optimizer
+        described: dict[str, Any] = {
+            "job": task.job,
+            "seed": training.options.seed,
+            "consumed": consumed,
+            "pushes": [msgspec.to_builtins(row) for row in state.workers],
+            "rule": msgspec.to_builtins(training.rule),
+            "applies": _applied(training.outer),
+            "workers": task.workers,
+            "servers": task.servers,
+            "optimizer": type(optimizer).__name__,
+            "groups": [
+                {k: v for k, v in group.items() if isinstance(v, (int, float, bool, str))}
+                for group in optimizer.param_groups
+            ],
+        }
+        constants = self._buffers.constants()
+        # Only what `state_dict` has: not the buffers that the model does not want saved.
+        averages = {n: mean for n, mean in self._buffers.average().items() if n in constants}
+        aliases = {name: state.values[first] for name, first in self._aliases().items()}
+        model = {**constants, **averages, **state.values, **aliases}
+        return CheckpointData(state.step, model, state.optimizer, state.average, described)
+
+    def _aliases(self) -> dict[str, str]:
+        """Returns the further names of tied parameters, and under which each is trained."""
+        trained = {id(p): name for name, p in self._training.flat.parameters.items()}
+        return {
+            name: trained[id(tensor)]
+            for name, tensor in self._training.model.state_dict(keep_vars=True).items()
+            if id(tensor) in trained and name not in self._training.flat.parameters
+        }
+
+
+def _applied(outer: OptimizerSpec | None) -> str:
+    """Returns what servers apply, in words that a checkpoint keeps."""
+    if outer is None:
+        return "gradients"
+    momentum = any(group.values.get("momentum") for group in outer.groups)
+    return "deltas by momentum" if momentum else "deltas"
