@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
 from torch.optim import lr_scheduler
 from torch.utils.data import TensorDataset
 
 from tests.harness import Cluster
-from tests.parity.plain import Batch, OptimizerFactory, Recipe, difference, loss_of, train
+from tests.parity.plain import Batch, OptimizerFactory, Problem, Recipe, difference, loss_of, train
 from tests.parity.problems import EXACT, adam, same_everywhere, sgd, small, trained
 from trireme.ps.rule import Average
 from trireme.session.checkpoint import latest
@@ -38,8 +40,14 @@ def cluster(request: pytest.FixtureRequest) -> Cluster:
     return request.param
 
 
-def assert_equal(cluster: Cluster, make: OptimizerFactory, recipe: Recipe, **options: Any) -> None:
-    problem = small()
+def assert_equal(
+    cluster: Cluster,
+    make: OptimizerFactory,
+    recipe: Recipe,
+    problem: Problem | None = None,
+    **options: Any,
+) -> None:
+    problem = problem or small()
     expected = train(problem, make, recipe)
     values = same_everywhere(trained(problem, make, cluster, **options))
     assert difference(values, expected.values) < EXACT
@@ -123,6 +131,24 @@ def test_a_schedule_moves_every_group_by_its_own(cluster: Cluster) -> None:
 
 def test_l2_is_added_to_the_loss_of_the_weights(cluster: Cluster) -> None:
     assert_equal(cluster, sgd(), Recipe(l2=0.05), l2=0.05)
+
+
+class WithIdle(nn.Module):
+    """A network with a layer that no batch uses."""
+
+    def __init__(self, used: nn.Module) -> None:
+        super().__init__()
+        self.used = used
+        self.idle = nn.Linear(3, 3)
+
+    def forward(self, inputs: torch.Tensor) -> Any:
+        return self.used(inputs)
+
+
+def test_l2_reaches_weights_that_no_batch_uses(cluster: Cluster) -> None:
+    problem = small()
+    problem = replace(problem, model=WithIdle(problem.model))
+    assert_equal(cluster, sgd(), Recipe(l2=0.05), problem, l2=0.05)
 
 
 @pytest.mark.parametrize("pieces", [2, 5])

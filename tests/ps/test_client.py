@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import socket
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -12,12 +14,14 @@ import torch
 from torch import nn
 
 from trireme.cluster.view import ServerEntry, View, WorkerEntry
+from trireme.errors import WaitTimeout, WireTimeout
 from trireme.ps.client import Client, ClientOptions
 from trireme.ps.dense import FlatModel
 from trireme.ps.messages import Applied, GroupSpec, Stale
 from trireme.ps.optim import groups_of, spec_of
 from trireme.ps.rule import Rule
 from trireme.ps.server import LeaderLink, ShardHandler
+from trireme.ps.server_links import Patience, ServerLinks
 from trireme.ps.snapshot import ModelState
 from trireme.wire.handshake import Identity
 from trireme.wire.service import Service
@@ -209,3 +213,29 @@ def test_a_lease_that_is_sent_again_gets_the_same_examples() -> None:
         assert worker.client.lease("data", 100, 4, 1) == one
         assert worker.client.lease("data", 100, 4, 1) != one
         worker.client.close()
+
+
+def test_a_server_that_accepts_and_says_nothing_is_out_of_reach() -> None:
+    with servers(1) as made, socket.create_server(("127.0.0.1", 0)) as silent:
+        worker = Worker(made, 0, Rule(), retry_seconds=0.2)
+        worker.begin()
+        address = f"tcp://127.0.0.1:{silent.getsockname()[1]}"
+        worker.membership.view = View(1, (ServerEntry(0, 2, address),), made.first_view.workers)
+        worker.client._links[0].close()
+        worker.push()
+        began = time.monotonic()
+        with pytest.raises(WireTimeout, match="worker:0 could not reach ps:0 for 0 s"):
+            worker.client.wait()
+        assert time.monotonic() - began < 5, "it was waited for like an answer that is withheld"
+        worker.client.close()
+
+
+def test_who_is_waited_for_too_long_is_named() -> None:
+    options = ClientOptions(JOB, SECRET, 3, 1, patience_seconds=10.0)
+    links = ServerLinks(options, Membership(View(1, (), ())), 2, lambda *_: [])
+    now = time.monotonic()
+    links.check_patience(Patience(now), links.links)
+    with pytest.raises(WaitTimeout, match="withheld until worker:1, worker:2 had pushed"):
+        links.check_patience(Patience(now - 11, ["worker:1", "worker:2"]), links.links)
+    with pytest.raises(WaitTimeout, match="worker:3 waited 10 s for an answer of ps:1, which said"):
+        links.check_patience(Patience(now - 11), links.links[1:])

@@ -95,10 +95,23 @@ def test_more_bytes_than_the_packed_form_has_never_fit(deflates: bool) -> None:
     assert not unpacker.fits(0)
 
 
+PACKED = Unpacker(BlockInt8(), buffer(), deflates=True).nbytes
+
+
+def test_what_was_deflated_whole_is_taken() -> None:
+    receive(zlib.compress(bytes(PACKED)), buffer())
+
+
 @pytest.mark.parametrize(
     "data",
-    [b"x" * 50, zlib.compress(b""), zlib.compress(bytes(1 << 20)), zlib.compress(bytes(800))[:-1]],
-    ids=["noise", "empty", "too much", "cut"],
+    [
+        b"x" * 50,
+        zlib.compress(b""),
+        zlib.compress(bytes(1 << 20)),
+        zlib.compress(bytes(PACKED))[:-1],
+        zlib.compress(bytes(PACKED)) + b"x",
+    ],
+    ids=["noise", "empty", "too much", "cut", "more behind"],
 )
 def test_what_nobody_deflated_is_one_clear_error(data: bytes) -> None:
     with pytest.raises(FrameError, match="a packed gradient makes no sense: what was deflated"):

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import socket
-import threading
 import tracemalloc
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -370,18 +370,40 @@ def test_who_spins_takes_what_comes_meanwhile(
     assert looked == [0, 1, 2]
 
 
-def test_who_spins_gives_up_in_time_and_sleeps_after_it(
-    pair: tuple[Connection, Connection],
+def test_who_spins_looks_no_longer_than_it_may_and_sleeps_after_it(
+    pair: tuple[Connection, Connection], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ours, theirs = pair
-    ours.spin_seconds = PATIENCE
-    with pytest.raises(WireTimeout):
-        ours.receive(timeout=0.01)
-    ours.spin_seconds = 0.001
-    later = threading.Timer(0.05, theirs.send, (Note("late"),), {"timeout": PATIENCE})
-    later.start()
+    now, slept = [0.0], list[float]()
+
+    class Sleeping:
+        """Counts who sleeps: it is then that the message comes."""
+
+        def __init__(self, poller: Any) -> None:
+            self._poller = poller
+
+        def poll(self, milliseconds: int) -> Any:
+            if milliseconds and not slept:
+                slept.append(now[0])
+                theirs.send(Note("late"), timeout=PATIENCE)
+            return self._poller.poll(milliseconds)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._poller, name)
+
+    def give_away() -> None:
+        now[0] += 0.25
+
+    monkeypatch.setattr("trireme.wire.connection.os.sched_yield", give_away)
+    monkeypatch.setattr("trireme.wire.connection.time.monotonic", lambda: now[0])
+    monkeypatch.setattr(ours, "_poller", Sleeping(ours._poller))
+    ours.spin_seconds = 2.0
     assert ours.receive(timeout=PATIENCE).message == Note("late")
-    later.join()
+    assert slept == [2.0]
+    now[0] = 0.0
+    with pytest.raises(WireTimeout):
+        ours.receive(timeout=0.5)  # less than it may look
+    assert now[0] == 0.5
 
 
 def test_leaving_the_block_closes(pair: tuple[Connection, Connection]) -> None:

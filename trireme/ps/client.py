@@ -147,12 +147,11 @@ class Client:
     """
 
     def __init__(self, options: ClientOptions, membership: Membership, flat: FlatModel) -> None:
-        self.options = options
         self.step = 0
         self.stopping = False
         self._replies: Sequence[PushReply] = ()  # to the last push
         self.bytes_sent = 0  # gradients that were pushed, by whatever way they went
-        self.bytes_received = 0  # values that pushes brought back
+        self.bytes_received = 0  # values that pulls and pushes have brought
         self._membership = membership
         self._flat = flat
         self._layout = flat.layout
@@ -184,6 +183,11 @@ class Client:
         self._settled: list[PushReply] | None = None
         self._overlap: Overlap | None = None  # made when it is first of use
         self._early: _Update | None = None  # what is on its way while backward runs
+
+    @property
+    def options(self) -> ClientOptions:
+        """Who this is; `renew` changes it."""
+        return self._servers.options
 
     @property
     def verdicts(self) -> list[Verdict]:
@@ -428,9 +432,10 @@ class Client:
         steps: int = 1,
     ) -> _Update:
         """Returns what the next push says."""
+        options = self._servers.options
         return _Update(
-            self.options.worker,
-            self.options.incarnation,
+            options.worker,
+            options.incarnation,
             self._sequence + 1,
             self._acknowledged,
             self.step if pulled is None else pulled,
@@ -510,7 +515,7 @@ class Client:
             if notice is not None:
                 self._servers.notice(notice, patience)
             self._membership.check()
-            self._servers.check_patience(patience)
+            self._servers.check_patience(patience, self._links)
 
         reply = self._host.wait(SLICE, meanwhile)
         self._over_host = False
@@ -680,7 +685,7 @@ class Client:
         it had been applied.
         """
         self.close()
-        self.options = self._servers.options = replace(self.options, incarnation=incarnation)
+        self._servers.options = replace(self.options, incarnation=incarnation)
         self._sequence = self._acknowledged = 0
         self._pushed = self._over_host = False
         self._settled = None

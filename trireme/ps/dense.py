@@ -109,7 +109,8 @@ class FlatModel:
         memory: what can be lent to servers of this host; None where there is none.
         keeps_views: whether backward adds to the flat gradients where they lie, as whoever sends
             them while it runs needs it. If not, it makes tensors of its own, which are copied to
-            their places when all are there: two passes over memory less than zeros and sums.
+            their places when all are there: two passes over memory less than zeros and sums, and
+            at the end of backward as much memory again as the gradients take.
 
     Raises:
         ConfigurationError: there is nothing to train, a dtype cannot be trained, or the parameters
@@ -239,8 +240,8 @@ class FlatModel:
     def gather_gradients(self) -> None:
         """Makes the flat gradients hold what backward left.
 
-        A gradient that is no longer our view (somebody set it to None, and backward made a new
-        one) is copied in and the view put back.
+        A gradient that is not our view (it was dropped before backward, which made a new one) is
+        copied in, and the view put back.
         """
         sources: list[torch.Tensor] = []
         targets: list[torch.Tensor] = []

@@ -39,7 +39,7 @@ from trireme.ps.messages import (
     Waiting,
 )
 from trireme.wire.connection import Connection, Incoming
-from trireme.wire.handshake import Identity, authenticate
+from trireme.wire.handshake import HANDSHAKE_TIMEOUT, Identity, authenticate
 from trireme.wire.message import Message
 from trireme.wire.shm import ShmStream, shm_address
 from trireme.wire.transport import Stream, connect
@@ -145,6 +145,11 @@ class ServerLink:
         self.sequence = 0
         self.failing_since: float | None = None
 
+    @property
+    def name(self) -> str:
+        """Which server it is, for messages; and where, while there is a connection."""
+        return f"ps:{self.index}" if self.connection is None else self.connection.peer
+
     def close(self) -> None:
         """Closes the connection, if there is one. May be repeated."""
         if self.connection is not None:
@@ -182,11 +187,13 @@ class ServerLinks:
             link.close()
 
     def start(self, link: ServerLink, request: Request) -> None:
-        """Sends a request; what goes wrong shows again, and is repaired, in `finish`.
+        """Sends a request; most of what goes wrong shows again, and is repaired, in `finish`.
 
         Raises:
             AuthenticationError: the server does not know this job's secret.
             WaitTimeout: there is no view of the cluster yet.
+            JobFailed: the server is not part of the job any longer.
+            WireError: it has been out of reach too long.
         """
         link.request = request
         link.sequence += 1
@@ -233,7 +240,7 @@ class ServerLinks:
                         answers[link.index] = answer
             if not heard and not _readable(waiting):
                 self._membership.check()
-                self.check_patience(patience)
+                self.check_patience(patience, waiting)
             if heard:
                 waiting = [link for link in links if link.index not in answers]
         return [answers[link.index] for link in links] if len(links) > 1 else [*answers.values()]
@@ -243,10 +250,12 @@ class ServerLinks:
         try:
             if link.connection is None:
                 self._send(link)
-            assert link.connection is not None
-            return link.connection.receive(timeout=SLICE) if blocking else link.connection.poll()
-        except WireTimeout:
-            return None
+            connection = link.connection
+            assert connection is not None
+            try:
+                return connection.receive(timeout=SLICE) if blocking else connection.poll()
+            except WireTimeout:
+                return None  # of connecting and sending, it is a failure
         except (AuthenticationError, FrameError):
             raise
         except WireError as error:
@@ -312,13 +321,18 @@ class ServerLinks:
         stream = self._nearest(entry.address)
         connection = Connection(stream, PS_CATALOG)
         connection.peer = f"ps:{link.index} at {entry.address}"
-        identity = Identity(options.job, f"worker:{options.worker}", options.incarnation)
-        authenticate(connection, identity, options.secret)
         connection.destination = lambda message, length: self._place(link.index, message, length)
-        if isinstance(stream, ShmStream):
-            loan = self.loans[link.index]
-            if loan.offer(connection, stream, timeout=options.retry_seconds):
-                connection.spin_seconds = _SPIN_SECONDS
+        try:
+            identity = Identity(options.job, f"worker:{options.worker}", options.incarnation)
+            patience = min(HANDSHAKE_TIMEOUT, options.retry_seconds)
+            authenticate(connection, identity, options.secret, timeout=patience)
+            if isinstance(stream, ShmStream):
+                loan = self.loans[link.index]
+                if loan.offer(connection, stream, timeout=options.retry_seconds):
+                    connection.spin_seconds = _SPIN_SECONDS
+        except BaseException:
+            connection.close()
+            raise
         link.connection = connection
         return connection
 
@@ -343,19 +357,29 @@ class ServerLinks:
         else:
             time.sleep(BACK_OFF)
 
-    def check_patience(self, waiting: Patience) -> None:
-        """Returns while an answer may still be waited for.
+    def check_patience(self, waiting: Patience, links: Sequence[ServerLink]) -> None:
+        """Returns while answers may still be waited for.
+
+        Args:
+            waiting: since when, and for whom as far as was said.
+            links: the servers whose answers are missing.
 
         Raises:
-            WaitTimeout: no longer; names those it was withheld for.
+            WaitTimeout: no longer; names those it was withheld for, else who did not answer.
         """
-        patience = self.options.patience_seconds
-        if time.monotonic() - waiting.since > patience:
-            whom = ", ".join(waiting.names) or "the server itself"
+        patience, who = self.options.patience_seconds, f"worker:{self.options.worker}"
+        if time.monotonic() - waiting.since <= patience:
+            return
+        if waiting.names:
             raise WaitTimeout(
-                f"worker:{self.options.worker} waited {patience:.0f} s for an answer that was "
-                f"withheld until {whom} had pushed: see whether it still runs"
+                f"{who} waited {patience:.0f} s for an answer that was withheld until "
+                f"{', '.join(waiting.names)} had pushed: see whether it still runs"
             )
+        silent = ", ".join(link.name for link in links)
+        raise WaitTimeout(
+            f"{who} waited {patience:.0f} s for an answer of {silent}, which said nothing: see "
+            "whether it still runs"
+        )
 
     def view(self) -> View:
         """Returns the newest view.

@@ -69,12 +69,12 @@ class Phases:
     def settle(self) -> None:
         """Counts what was added."""
         waiting = self._waiting[:]
-        self._waiting.clear()
         durations: dict[str, list[float]] = {name: [] for name in self._totals}
         for phase, began, ended in waiting:
             durations[phase].append(ended - began)
             if self._spectator is not None:
                 self._spectator(phase, began, ended)
+        del self._waiting[: len(waiting)]
         for phase, seconds in durations.items():
             self._totals[phase] += sum(seconds)
             self._histograms[phase].observe_all(seconds)

@@ -34,9 +34,9 @@ from trireme.monitor.trace import (
     unpack,
     write_trace,
 )
-from trireme.ps.messages import Applied, Duplicate, Verdict
+from trireme.ps.messages import Applied, Verdict
 from trireme.ps.notes import Note
-from trireme.ps.results import ServerClock
+from trireme.ps.results import ServerClock, decided
 from trireme.session.hooks import Hook
 
 if TYPE_CHECKING:
@@ -300,8 +300,8 @@ def _offsets(servers: Sequence[Sequence[ServerClock]]) -> tuple[float, list[floa
 
 
 def _step_of(verdict: Verdict) -> int:
-    decided = verdict.original if isinstance(verdict, Duplicate) else verdict
-    return decided.step if isinstance(decided, Applied) else -1
+    first = decided(verdict)
+    return first.step if isinstance(first, Applied) else -1
 
 
 def _range(text: str) -> tuple[int, int]:

@@ -111,7 +111,10 @@ class Progress(ABC):
 
     @abstractmethod
     def step(self, row: ProgressRow) -> None:
-        """A step is done. Costs a microsecond or two where nothing is shown."""
+        """Shows how far this worker is; called some ten times a second, and where a record is due.
+
+        Costs a microsecond or two where nothing is shown.
+        """
 
     @abstractmethod
     def training_ended(self) -> None:

@@ -44,6 +44,8 @@ class _Mark(NamedTuple):
     steps: int
     examples: int
     staleness: int
+    pushed: int
+    pulled: int
     seconds: dict[str, float]
 
     def pace(self, before: _Mark) -> float:
@@ -95,11 +97,10 @@ class Recorder:
         self._began = time.monotonic()
         self._ended: float | None = None
         self._report_at = 0.0
-        self._bytes = (0, 0)  # pushed and pulled up to the last record
         self.registry = Registry()
         self._alone = not supervisor.task.servers and supervisor.task.processes == 1
         self.phases = Phases(ALONE if self._alone else SERVED, self.registry)
-        self._recorded = _Mark(self._began, 0, 0, 0, dict(self.phases.totals))
+        self._recorded = _Mark(self._began, 0, 0, 0, 0, 0, dict(self.phases.totals))
         self._reported = self._recorded
         self._staleness = 0
         self._stalenesses: list[int] = []  # those that the histogram has not seen yet
@@ -213,8 +214,9 @@ class Recorder:
         return self._examples / self._steps * steps * self._updates_per_step
 
     def _mark(self) -> _Mark:
-        now = time.monotonic()
-        return _Mark(now, self._steps, self._examples, self._staleness, dict(self.phases.totals))
+        pushed, pulled = self._supervisor.bytes_pushed, self._supervisor.bytes_pulled
+        sums = (self._steps, self._examples, self._staleness, pushed, pulled)
+        return _Mark(time.monotonic(), *sums, dict(self.phases.totals))
 
     def _record(self, result: StepResult) -> None:
         before, now = self._recorded, self._mark()
@@ -232,22 +234,21 @@ class Recorder:
                     "updates/staleness": (now.staleness - before.staleness) / made,
                     "updates/applied_total": float(self.applied),
                     "updates/stale_total": float(self.stale),
-                    **self._bytes_per_step(made),
+                    **self._bytes_per_step(before, now),
                     **self._lags(),
                 },
                 "train",
             )
         self._supervisor.buffers.share()
 
-    def _bytes_per_step(self, steps: int) -> dict[str, float]:
-        """Returns what this worker's steps since the last record took on the wire."""
+    def _bytes_per_step(self, before: _Mark, now: _Mark) -> dict[str, float]:
+        """Returns what this worker's steps between two marks took on the wire."""
         if not self._supervisor.task.servers:
             return {}
-        before, now = self._bytes, (self._supervisor.bytes_pushed, self._supervisor.bytes_pulled)
-        self._bytes = now
+        steps = max(now.steps - before.steps, 1)
         return {
-            "bytes/pushed_per_step": (now[0] - before[0]) / steps,
-            "bytes/pulled_per_step": (now[1] - before[1]) / steps,
+            "bytes/pushed_per_step": (now.pushed - before.pushed) / steps,
+            "bytes/pulled_per_step": (now.pulled - before.pulled) / steps,
         }
 
     def _values(self, result: StepResult) -> dict[str, float]:
@@ -278,9 +279,8 @@ class Recorder:
             status["metrics"] = self._exposition.address
         for name, gauge in self._gauges.items():
             gauge.value = float(status[name])
-        status["bytes_pushed"] = pushed = self._supervisor.bytes_pushed
-        status["bytes_pulled"] = pulled = self._supervisor.bytes_pulled
-        self._count_pushed.value, self._count_pulled.value = pushed, pulled
+        status["bytes_pushed"], status["bytes_pulled"] = now.pushed, now.pulled
+        self._count_pushed.value, self._count_pulled.value = now.pushed, now.pulled
         status |= self.phases.since(before.seconds, made)
         self._supervisor.report(status)
         if self._journal is not None:

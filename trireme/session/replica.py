@@ -204,8 +204,11 @@ class Replica:
         return StepResult(mean, outputs, self._metrics, total)
 
     def _penalise(self) -> None:
+        for parameter in self._penalised:
+            if parameter.grad is None:  # this batch did not use it, and it decays all the same
+                parameter.grad = torch.zeros_like(parameter)
         gradients = [local(p.grad) for p in self._penalised if p.grad is not None]
-        values = [local(p.detach()) for p in self._penalised if p.grad is not None]
+        values = [local(p.detach()) for p in self._penalised]
         torch._foreach_add_(gradients, values, alpha=self._options.l2)
 
     def _good(self, loss: torch.Tensor) -> bool:

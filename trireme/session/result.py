@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from trireme.ps.messages import Duplicate, Verdict
-
 if TYPE_CHECKING:
     import torch
 
+    from trireme.ps.messages import Verdict
     from trireme.ps.results import PushResult
 
 __all__ = ["Metric", "StepResult"]
@@ -88,9 +87,7 @@ class StepResult:
 
     def decide(self, pushed: PushResult) -> None:
         """Takes what became of a push."""
-        self.verdict, self.staleness, self.steps = pushed.verdict, pushed.staleness, pushed.steps
-        if type(self.verdict) is Duplicate:
-            self.verdict = pushed.decided
+        self.verdict, self.staleness, self.steps = pushed.decided, pushed.staleness, pushed.steps
 
     def __repr__(self) -> str:
         return (

@@ -156,7 +156,8 @@ class Session:
             gang is None and overlaps(self.task, self.options) and self._supervisor.updates_early
         )
         if gang is None:
-            self._made.flat.keeps_views = self._overlaps
+            flat = self._made.flat
+            flat.keeps_views = self._overlaps or flat.device.type != "cpu"  # memory is short there
         self._place = self.task.index if gang is None or self.task.servers else gang.replica
         torch.manual_seed(derive(self.options.seed, _SEED_WORKER, self._place))
         self._recorder = Recorder(
