@@ -307,6 +307,63 @@ def test_a_server_without_elements_does_nothing() -> None:
     assert optimizer.export() == []
 
 
+# Numbers too small to be normal ------------------------------------------------------------------
+
+SMALLEST_NORMAL = torch.finfo(torch.float32).tiny
+
+
+def run_dry(name: str, hyper: Hyper, *, flushes: bool) -> tuple[torch.Tensor, State]:
+    """Trains by a few gradients, many of them tiny, and then by none; returns values and state."""
+    layout = layout_of(1, "float32")
+    groups = GroupSpec(hyper), GroupSpec(hyper)
+    values, gradients = PartBuffer(layout, 0), PartBuffer(layout, 0)
+    generator = torch.Generator().manual_seed(7)
+    values.vectors[0].copy_(torch.randn(values.vectors[0].numel(), generator=generator))
+    optimizer = SegmentOptimizer(OptimizerSpec(name, groups), layout, 0, values)
+    assert optimizer._flushes
+    optimizer._flushes = flushes
+    for step in range(1200):
+        gradients.vectors[0].zero_()
+        if step < 5:
+            count = gradients.vectors[0].numel()
+            scale = 10.0 ** (-30 * torch.rand(count, generator=generator))
+            gradients.vectors[0].copy_(torch.randn(count, generator=generator) * scale)
+        optimizer.step(gradients)
+    return values.vectors[0], [(spec, tensor.clone()) for spec, tensor in optimizer.export()]
+
+
+def denormal(state: State) -> int:
+    return sum(int(((t != 0) & (t.abs() < SMALLEST_NORMAL)).sum()) for _, t in state)
+
+
+@pytest.mark.parametrize(("name", "hyper"), CASES.values(), ids=CASES)
+def test_numbers_too_small_to_be_normal_count_as_zero_and_change_no_value(
+    name: str, hyper: Hyper
+) -> None:
+    values, state = run_dry(name, hyper, flushes=True)
+    expected, plain = run_dry(name, hyper, flushes=False)
+    assert torch.allclose(values, expected, rtol=0, atol=1e-30)
+    assert not denormal(state)
+    if (name, hyper) in (CASES["Adam"], CASES["SGD momentum"]):
+        assert denormal(plain), "nothing became too small"
+    assert torch.full((64,), 1e-40).mul(0.5).all(), "everything else goes on as before"
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["from the start", "later"])
+def test_what_would_be_divided_by_stays_as_small_as_it_is(late: bool) -> None:
+    layout = layout_of(1, "float32")
+    values, gradients = PartBuffer(layout, 0), PartBuffer(layout, 0)
+    small = tuple(GroupSpec({"lr": 0.1, "eps": 1e-30}) for _ in range(2))
+    usual = tuple(GroupSpec({"lr": 0.1, "eps": 1e-8}) for _ in range(2))
+    optimizer = SegmentOptimizer(OptimizerSpec("Adam", usual if late else small), layout, 0, values)
+    optimizer.set_hyper(small)
+    gradients.vectors[0].fill_(1e-20)
+    optimizer.step(gradients)
+    moved = gradients.segments[0]
+    assert moved.numel()
+    assert torch.allclose(values.segments[0], torch.full_like(moved, -0.1), rtol=0.02)
+
+
 # What cannot be ----------------------------------------------------------------------------------
 
 

@@ -430,9 +430,6 @@ def serve(
     """
     # One BLAS thread a process is the launcher's business; autograd is of no use here.
     torch.set_grad_enabled(False)
-    # Where a gradient has become zero, moments decay into numbers too small for the fast way of
-    # many processors: Adam's kernel takes nearly twice as long. As zeros they change no value.
-    torch.set_flush_denormal(True)
     listener = listen(config.listen, allow_plaintext=config.allow_plaintext)
     on_listening(listener.address)
     return _Server(config, listener, registry or Registry(), report).run()
