@@ -43,15 +43,15 @@ class Benchmark:
 
 
 BENCHMARKS = (
-    Benchmark("a", "replica", "benchmarks.bench_replica", 100),
-    Benchmark("b", "push_pull", "benchmarks.bench_push_pull", 105),
-    Benchmark("c", "scaling", "benchmarks.bench_scaling", 100),
-    Benchmark("d", "stragglers", "benchmarks.bench_stragglers", 100),
+    Benchmark("a", "replica", "benchmarks.bench_replica", 75),
+    Benchmark("b", "push_pull", "benchmarks.bench_push_pull", 70),
+    Benchmark("c", "scaling", "benchmarks.bench_scaling", 60),
+    Benchmark("d", "stragglers", "benchmarks.bench_stragglers", 75),
     Benchmark("e", "codecs", "benchmarks.bench_codecs", 20),
-    Benchmark("f", "networks", "benchmarks.bench_networks", 105),
+    Benchmark("f", "networks", "benchmarks.bench_networks", 80),
     Benchmark("g", "gpu", "benchmarks.bench_gpu", 40),
-    Benchmark("h", "overlap", "benchmarks.bench_overlap", 70),
-    Benchmark("i", "summaries", "benchmarks.bench_summaries", 60),
+    Benchmark("h", "overlap", "benchmarks.bench_overlap", 45),
+    Benchmark("i", "summaries", "benchmarks.bench_summaries", 40),
 )
 """All of them, in order."""
 
