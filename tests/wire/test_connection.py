@@ -19,6 +19,7 @@ from trireme.errors import FrameError, PeerClosed, WireTimeout
 from trireme.wire.connection import Connection, Incoming
 from trireme.wire.message import Header, Limits, Message, pack_header
 from trireme.wire.sockets import BUFFER_BYTES, SocketStream
+from trireme.wire.spin import Spin
 from trireme.wire.transport import Stream
 
 
@@ -365,7 +366,7 @@ def test_who_spins_takes_what_comes_meanwhile(
             theirs.send(Note("meanwhile"), timeout=PATIENCE)
 
     monkeypatch.setattr("trireme.wire.connection.os.sched_yield", give_away)
-    ours.spin_seconds = PATIENCE
+    ours.spin = Spin(least=PATIENCE, most=PATIENCE)
     assert ours.receive(timeout=PATIENCE).message == Note("meanwhile")
     assert looked == [0, 1, 2]
 
@@ -397,13 +398,24 @@ def test_who_spins_looks_no_longer_than_it_may_and_sleeps_after_it(
     monkeypatch.setattr("trireme.wire.connection.os.sched_yield", give_away)
     monkeypatch.setattr("trireme.wire.connection.time.monotonic", lambda: now[0])
     monkeypatch.setattr(ours, "_poller", Sleeping(ours._poller))
-    ours.spin_seconds = 2.0
+    ours.spin = Spin(least=2.0, most=4.0, share=0.5)
+    theirs.send(Note("early"), timeout=PATIENCE)
+    assert ours.receive(timeout=PATIENCE).message == Note("early")
+    now[0] += 6.0
     assert ours.receive(timeout=PATIENCE).message == Note("late")
-    assert slept == [2.0]
-    now[0] = 0.0
+    assert slept == [9.0]
+    slept.clear()
+    now[0] += 1.0
+    assert ours.receive(timeout=PATIENCE).message == Note("late")
+    assert slept == [12.0]
     with pytest.raises(WireTimeout):
         ours.receive(timeout=0.5)  # less than it may look
-    assert now[0] == 0.5
+    assert now[0] == 12.5
+
+
+@pytest.mark.parametrize(("apart", "seconds"), [(0.0, 1.0), (3.0, 1.0), (8.0, 2.0), (1e9, 5.0)])
+def test_who_computes_long_looks_long(apart: float, seconds: float) -> None:
+    assert Spin(least=1.0, most=5.0, share=0.25).seconds(apart) == seconds
 
 
 def test_leaving_the_block_closes(pair: tuple[Connection, Connection]) -> None:

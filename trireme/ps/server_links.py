@@ -42,6 +42,7 @@ from trireme.wire.connection import Connection, Incoming
 from trireme.wire.handshake import HANDSHAKE_TIMEOUT, Identity, authenticate
 from trireme.wire.message import Message
 from trireme.wire.shm import ShmStream, shm_address
+from trireme.wire.spin import Spin
 from trireme.wire.transport import Stream, connect
 
 __all__ = [
@@ -73,7 +74,9 @@ SLICE = 0.5
 BACK_OFF = 0.02
 """Seconds before a request that met another view, or a cut, is sent again."""
 
-_SPIN_SECONDS = 0.0005  # an answer through memory is mostly there by then
+_SPIN = Spin(least=0.0005, most=0.005, share=0.25)
+"""An answer through memory is mostly there by then. Workers that sleep when a round is over are
+woken on whatever core was free, often the same one: the system takes milliseconds to part them."""
 
 
 class Membership(Protocol):
@@ -329,7 +332,7 @@ class ServerLinks:
             if isinstance(stream, ShmStream):
                 loan = self.loans[link.index]
                 if loan.offer(connection, stream, timeout=options.retry_seconds):
-                    connection.spin_seconds = _SPIN_SECONDS
+                    connection.spin = _SPIN
         except BaseException:
             connection.close()
             raise

@@ -39,6 +39,7 @@ from trireme.wire.message import (
     pack_header,
     unpack_header,
 )
+from trireme.wire.spin import Spin
 from trireme.wire.transport import Stream
 
 if TYPE_CHECKING:
@@ -86,8 +87,8 @@ class Connection:
             raise `FrameError` to refuse it. None allocates one `bytearray` a payload.
         lending: memory that both sides see; payloads that lie there do not cross the stream.
         clock: what the deadlines are measured with.
-        spin_seconds: how long a receive looks again and again for what has not come, letting
-            others have the core in between, before it sleeps. To be woken takes some ten
+        spin: how long a receive looks again and again for what has not come, letting others have
+            the core in between, before it sleeps; None for not at all. To be woken takes some ten
             microseconds, which is much where the answer takes a hundred.
         peer: who is at the other end, for messages; the stream's address until somebody knows
             better.
@@ -112,11 +113,12 @@ class Connection:
         self.destination = destination
         self.lending: Lending | None = None
         self.clock = clock or MonotonicClock()
-        self.spin_seconds = 0.0
+        self.spin: Spin | None = None
         self.peer = stream.peer
         self.bytes_sent = 0
         self.bytes_received = 0
         self._stream = stream
+        self._waited = time.monotonic()  # when the last wait of one who spins was over
         self._poller = select.poll()
         self._polled = 0  # the events that it waits for
         # What every later call in that direction raises.
@@ -608,18 +610,28 @@ class Connection:
         if events != self._polled:
             self._polled = events
             self._poller.register(self._stream.fileno(), events)
-        if self.spin_seconds and events == select.POLLIN and self._spin(seconds):
-            return True
-        return bool(self._poller.poll(math.ceil(seconds * 1000)))
+        spin = self.spin
+        if spin is None or events != select.POLLIN:
+            return bool(self._poller.poll(math.ceil(seconds * 1000)))
+        return self._look(spin, seconds) or self._sleep(seconds)
 
-    def _spin(self, seconds: float) -> bool:
+    def _look(self, spin: Spin, seconds: float) -> bool:
         """Looks again and again, the others first; returns whether there is something to read."""
-        end = time.monotonic() + min(self.spin_seconds, seconds)
+        now = time.monotonic()
+        end = now + min(spin.seconds(now - self._waited), seconds)
         while not self._poller.poll(0):
-            if time.monotonic() >= end:
+            now = time.monotonic()
+            if now >= end:
                 return False
             os.sched_yield()
+        self._waited = now
         return True
+
+    def _sleep(self, seconds: float) -> bool:
+        """Sleeps until there is something to read; returns whether there is, within that time."""
+        readable = bool(self._poller.poll(math.ceil(seconds * 1000)))
+        self._waited = time.monotonic()
+        return readable
 
 
 def _again(failure: WireError) -> WireError:
