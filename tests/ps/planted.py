@@ -30,7 +30,7 @@ from trireme.ps.messages import (
 from trireme.ps.push_table import Pending, PushTable, WorkerRecord
 from trireme.ps.round import Decision, Follower, Leader, Live, Member, Round
 from trireme.ps.shard import Shard, _Answer
-from trireme.ps.values import ValuesFactory, make_values
+from trireme.ps.values import Total, ValuesFactory, make_values
 from trireme.simulate.client import Client, Lane
 from trireme.simulate.server import Route, Server
 
@@ -63,7 +63,7 @@ class AnswersFirst(Shard):
     def tick(self, now: float) -> list[Instruction]:
         for pending in self.postponed:
             assert self._values is not None
-            self._values.apply(pending.gradients, None, self.step)
+            self._values.apply(Total(pending.gradients), None, self.step)
         self.postponed.clear()
         return super().tick(now)
 

@@ -307,6 +307,32 @@ def test_a_server_without_elements_does_nothing() -> None:
     assert optimizer.export() == []
 
 
+# A sum, and what to divide it by ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtypes", [("float32",), ("float32", "float64"), ("bfloat16",)], ids=str)
+@pytest.mark.parametrize("divisor", [2.0, 3.0, 0.1])
+@pytest.mark.parametrize(("name", "hyper"), CASES.values(), ids=CASES)
+def test_a_sum_is_divided_as_precisely_on_the_way(
+    name: str, hyper: Hyper, divisor: float, dtypes: tuple[str, ...]
+) -> None:
+    parameters = [ParameterSpec(f"p{i}", (50,), dtype, 0) for i, dtype in enumerate(dtypes)]
+    layout = Layout.of(parameters, servers=1, slots=4)
+    spec = OptimizerSpec(name, (GroupSpec(hyper),))
+    ours, theirs = PartBuffer(layout, 0), PartBuffer(layout, 0)
+    on_the_way, before = (SegmentOptimizer(spec, layout, 0, values) for values in (ours, theirs))
+    torch.manual_seed(3)
+    for _ in range(4):
+        total, mean = PartBuffer(layout, 0), PartBuffer(layout, 0)
+        for one, other in zip(total.vectors, mean.vectors, strict=True):
+            other.copy_(one.normal_()).div_(divisor)
+        on_the_way.step(total, divisor)
+        before.step(mean)
+    for one, other in zip(ours.vectors, theirs.vectors, strict=True):
+        assert torch.equal(one, other)
+        assert one.abs().sum() > 0
+
+
 # Numbers too small to be normal ------------------------------------------------------------------
 
 SMALLEST_NORMAL = torch.finfo(torch.float32).tiny

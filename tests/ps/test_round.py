@@ -14,6 +14,7 @@ from trireme.ps.messages import ParameterSpec, Push, RoundClose, RoundReady
 from trireme.ps.push_table import Pending
 from trireme.ps.round import Decision, Follower, Leader, Member, Round, clip_factor
 from trireme.ps.rule import Rule
+from trireme.ps.values import Total
 
 LAYOUT = Layout.of([ParameterSpec("a", (16,), "float32", 0)], servers=1)
 ALL = Rule(aggregate=0, staleness=0)
@@ -81,18 +82,37 @@ def test_those_that_weigh_nothing_are_members_without_a_part_in_the_mean() -> No
     assert (mean.vectors[0] == 1.0).all()
     assert current.mean((B,)) is None
     assert current.square((B,)) == 0.0
-    assert current.scaled_mean(Decision((B,), 0.5)) is None
+    assert current.update(Decision((B,), 0.5)) is None
+    assert current.update(Decision((B,), 1.0)) is None
 
 
 def test_scaling_leaves_the_gradients_alone() -> None:
     current = round_of(A, B)
-    scaled = current.scaled_mean(Decision((B,), 0.25))
+    scaled = current.update(Decision((B,), 0.25))
     assert scaled is not None
-    assert (scaled.vectors[0] == 0.5).all()
+    assert scaled.divisor == 1.0
+    assert (scaled.gradients.vectors[0] == 0.5).all()
     assert (current.pending[B].gradients.vectors[0] == 2.0).all()
     again = current.mean((A, B))
     assert again is not None
     assert (again.vectors[0] == 1.5).all()
+
+
+def test_what_nobody_measures_is_left_to_the_optimizer_to_divide() -> None:
+    current = round_of(A, B, C)
+    total = current.update(Decision((A, C), 1.0))
+    assert total is not None
+    assert total.divisor == 2.0
+    assert (total.gradients.vectors[0] == 4.0).all()
+    assert current.square((A, C)) > 0  # in the same memory
+    measured = current.update(Decision((A, C), 1.0))
+    assert measured is not None
+    assert measured.divisor == 1.0
+    assert measured.gradients is current.mean((A, C))
+    assert (measured.gradients.vectors[0] == 2.0).all()
+    alone = current.update(Decision((B,), 1.0))
+    assert alone is not None
+    assert alone == Total(current.pending[B].gradients)
 
 
 def test_an_update_that_is_kept_is_a_copy() -> None:

@@ -18,6 +18,7 @@ from trireme.ps.rule import Average
 from trireme.ps.values import (
     Contribution,
     Tensors,
+    Total,
     Values,
     make_values,
     mean_of,
@@ -66,7 +67,7 @@ def values_of(
 
 def test_an_update_is_the_optimizers_with_each_groups_learning_rate() -> None:
     values = values_of()
-    values.apply(buffer_of(2.0), None, step=1)
+    values.apply(Total(buffer_of(2.0)), None, step=1)
     expected = torch.arange(64, dtype=torch.float32) - 2.0
     expected[48:] += 1.0
     assert torch.equal(values.buffer.vectors[0], expected)
@@ -76,8 +77,8 @@ def test_an_update_is_the_optimizers_with_each_groups_learning_rate() -> None:
 def test_hyper_parameters_come_with_an_update_and_stay() -> None:
     values = values_of()
     faster = (GroupSpec({"lr": 10.0}), GroupSpec({"lr": 0.5}))
-    values.apply(buffer_of(1.0), faster, step=1)
-    values.apply(buffer_of(1.0), None, step=2)
+    values.apply(Total(buffer_of(1.0)), faster, step=1)
+    values.apply(Total(buffer_of(1.0)), None, step=2)
     assert values.buffer.vectors[0][0] == -20.0
     assert values.buffer.vectors[0][48] == 47.0
 
@@ -86,8 +87,8 @@ def test_the_average_follows_the_values() -> None:
     average = Average(0.5, warm_up=False)
     values = values_of(average=average)
     start = values.buffer.vectors[0].clone()
-    values.apply(buffer_of(2.0), None, step=1)
-    values.apply(buffer_of(2.0), None, step=2)
+    values.apply(Total(buffer_of(2.0)), None, step=1)
+    values.apply(Total(buffer_of(2.0)), None, step=2)
     copied = {s.key: t for s, t in values.copy(state=False) if s.vector == "float32"}
     # 0.5 (0.5 x + 0.5 (x - 2)) + 0.5 (x - 4) = x - 2.5
     assert torch.equal(copied["average"][:48], start[:48] - 2.5)
@@ -102,10 +103,10 @@ def test_the_average_begins_at_the_first_values() -> None:
 
 def test_a_copy_does_not_follow_the_values() -> None:
     values = values_of(MOMENTUM)
-    values.apply(buffer_of(1.0), None, step=1)
+    values.apply(Total(buffer_of(1.0)), None, step=1)
     copied = values.copy(state=True)
     before = [tensor.clone() for _, tensor in copied]
-    values.apply(buffer_of(1.0), None, step=2)
+    values.apply(Total(buffer_of(1.0)), None, step=2)
     assert all(torch.equal(t, b) for (_, t), b in zip(copied, before, strict=True))
     assert {spec.key for spec, _ in copied} == {"values", "state/momentum_buffer"}
     assert {spec.key for spec, _ in values.copy(state=False)} == {"values"}
@@ -119,16 +120,16 @@ def test_a_copy_of_some_servers_is_loaded_by_others(counts: tuple[int, int]) -> 
     for server in range(before):
         values = make_values(old, server, MOMENTUM, average)
         values.load(whole(old))
-        values.apply(buffer_of(3.0, old, server), None, step=1)
+        values.apply(Total(buffer_of(3.0, old, server)), None, step=1)
         copied += values.copy(state=True)
     new = layout_of(after)
     loaded = [make_values(new, server, MOMENTUM, average) for server in range(after)]
     for server, values in enumerate(loaded):
         values.load(copied)
-        values.apply(buffer_of(3.0, new, server), None, step=2)
+        values.apply(Total(buffer_of(3.0, new, server)), None, step=2)
     reference = values_of(MOMENTUM, average)
     for step in (1, 2):
-        reference.apply(buffer_of(3.0), None, step=step)
+        reference.apply(Total(buffer_of(3.0)), None, step=step)
     for key in ("values", "average", "state/momentum_buffer"):
         for dtype in ("float32", "float64"):
             assert torch.equal(
@@ -236,7 +237,7 @@ def payload_of(tensors: Tensors) -> list[memoryview]:
 def test_a_payload_becomes_tensors_again() -> None:
     values = make_values(layout_of(), 0, OptimizerSpec("Adam", PLAIN.groups), None)
     values.load(whole(layout_of()))
-    values.apply(buffer_of(1.0), None, step=1)
+    values.apply(Total(buffer_of(1.0)), None, step=1)
     copied = values.copy(state=True)
     assert any(spec.group >= 0 for spec, _ in copied), "Adam counts steps"
     for payload in (payload_of(copied), [memoryview(bytearray().join(payload_of(copied)))]):

@@ -13,9 +13,11 @@ import torch
 
 __all__ = ["DIRECT", "Kernel"]
 
-Kernel = Callable[[Mapping[str, Any], list[torch.Tensor]], None]
-"""(hyper-parameters of a group, its gradients) -> None; values and state change in place."""
+Kernel = Callable[[Mapping[str, Any], list[torch.Tensor], torch.Tensor | None], None]
+"""(hyper-parameters of a group, its gradients, what to divide them by: a float32 scalar) -> None;
+values and state change in place, and gradients that are to be divided."""
 
+Group = Mapping[str, Any]
 Values = list[torch.Tensor]
 States = Sequence[Mapping[str, Any]]
 
@@ -41,7 +43,7 @@ def _adam(function: Callable[..., Any], values: Values, states: States) -> Kerne
     second = [state["exp_avg_sq"] for state in states]
     largest = [state["max_exp_avg_sq"] for state in states if "max_exp_avg_sq" in state]
 
-    def update(group: Mapping[str, Any], gradients: list[torch.Tensor]) -> None:
+    def update(group: Group, gradients: Values, divisor: torch.Tensor | None) -> None:
         beta1, beta2 = group["betas"]
         advance()
         function(
@@ -58,7 +60,7 @@ def _adam(function: Callable[..., Any], values: Values, states: States) -> Kerne
             weight_decay=group["weight_decay"],
             eps=group["eps"],
             maximize=group["maximize"],
-            grad_scale=None,
+            grad_scale=divisor,
             found_inf=None,
         )
 
@@ -69,9 +71,9 @@ def _bind_adam(values: Values, states: States) -> Kernel:
     plain = _adam(torch._fused_adam_, values, states)
     decoupled = _adam(torch._fused_adamw_, values, states)
 
-    def update(group: Mapping[str, Any], gradients: list[torch.Tensor]) -> None:
+    def update(group: Group, gradients: Values, divisor: torch.Tensor | None) -> None:
         kernel = decoupled if group.get("decoupled_weight_decay") else plain
-        kernel(group, gradients)
+        kernel(group, gradients, divisor)
 
     return update
 
@@ -79,7 +81,7 @@ def _bind_adam(values: Values, states: States) -> Kernel:
 def _bind_sgd(values: Values, states: States) -> Kernel:
     momenta = [state["momentum_buffer"] for state in states if "momentum_buffer" in state]
 
-    def update(group: Mapping[str, Any], gradients: list[torch.Tensor]) -> None:
+    def update(group: Group, gradients: Values, divisor: torch.Tensor | None) -> None:
         torch._fused_sgd_(
             values,
             gradients,
@@ -91,7 +93,7 @@ def _bind_sgd(values: Values, states: States) -> Kernel:
             nesterov=group["nesterov"],
             maximize=group["maximize"],
             is_first_step=False,
-            grad_scale=None,
+            grad_scale=divisor,
             found_inf=None,
         )
 
@@ -102,7 +104,7 @@ def _bind_adagrad(values: Values, states: States) -> Kernel:
     sums = [state["sum"] for state in states]
     steps, advance = _counters(states)
 
-    def update(group: Mapping[str, Any], gradients: list[torch.Tensor]) -> None:
+    def update(group: Group, gradients: Values, divisor: torch.Tensor | None) -> None:
         advance()
         torch._fused_adagrad_(
             values,
@@ -114,7 +116,7 @@ def _bind_adagrad(values: Values, states: States) -> Kernel:
             weight_decay=group["weight_decay"],
             eps=group["eps"],
             maximize=group["maximize"],
-            grad_scale=None,
+            grad_scale=divisor,
             found_inf=None,
         )
 

@@ -221,8 +221,9 @@ class _UserOptimizer:
         check_optimizer(optimizer)
         self._optimizer = optimizer
 
-    def step(self, gradients: PartBuffer) -> None:
+    def step(self, gradients: PartBuffer, divisor: float = 1.0) -> None:
         """Updates the parameters; the gradients are in their `.grad` already."""
+        assert divisor == 1.0, "one worker makes one gradient"
         self._optimizer.step()
 
     def set_hyper(self, groups: Sequence[GroupSpec]) -> None:

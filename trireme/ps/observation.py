@@ -13,12 +13,11 @@ from typing import Protocol
 import psutil  # type: ignore[import-untyped]
 
 from trireme.metrics import Histogram, Registry
-from trireme.ps.dense import PartBuffer
 from trireme.ps.layout import Layout
 from trireme.ps.messages import GroupSpec, OptimizerSpec
 from trireme.ps.rule import Average
 from trireme.ps.shard import Shard
-from trireme.ps.values import Values, make_values
+from trireme.ps.values import Total, Values, make_values
 
 __all__ = ["Observation", "Report", "Spectator"]
 
@@ -134,11 +133,11 @@ class _ObservedValues(Values):
 
     def apply(
         self,
-        gradients: PartBuffer | None,
+        update: Total | None,
         hyper: Sequence[GroupSpec] | None,
         step: int,
         steps: int = 1,
     ) -> None:
         began = time.monotonic()
-        super().apply(gradients, hyper, step, steps)
+        super().apply(update, hyper, step, steps)
         self.observation.applied(step, began, time.monotonic())

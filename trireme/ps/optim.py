@@ -161,8 +161,11 @@ def misfit(spec: OptimizerSpec, groups: Sequence[GroupSpec]) -> str | None:
 class PartOptimizer(Protocol):
     """What a shard asks of an optimizer over one server's part."""
 
-    def step(self, gradients: PartBuffer) -> None:
-        """Updates the values in place by these gradients."""
+    def step(self, gradients: PartBuffer, divisor: float = 1.0) -> None:
+        """Updates the values in place by gradients, divided by `divisor`.
+
+        Where that is not 1 the gradients themselves may be divided.
+        """
 
     def set_hyper(self, groups: Sequence[GroupSpec]) -> None:
         """Takes new hyper-parameters, group by group."""
@@ -200,6 +203,8 @@ class SegmentOptimizer:
         self._entry = entry
         # By the whole model's dtypes: the number of servers must not change how one computes.
         self._fused = bool(entry.fused) and {v.dtype for v in layout.vectors} <= entry.fused
+        self._wide = {v.dtype for v in layout.vectors} <= set(_WIDE)
+        self._divisor = torch.tensor(1.0)  # the last one
         self._segments = layout.segments(server)
         self._tensors = values.segments
         self._direct: list[_Direct] | None = None
@@ -235,8 +240,11 @@ class SegmentOptimizer:
         except (ValueError, TypeError, RuntimeError) as error:
             raise ConfigurationError(f"{spec.name}: {error}") from error
 
-    def step(self, gradients: PartBuffer) -> None:
-        """Updates the values in place by these gradients.
+    def step(self, gradients: PartBuffer, divisor: float = 1.0) -> None:
+        """Updates the values in place by gradients, divided by `divisor`.
+
+        Where that is not 1 the gradients themselves are divided: by the fused kernel on its way,
+        which spares a pass over memory, where it does that as precisely.
 
         Once there is state to work on, the fused kernel is called without the bookkeeping of
         `Optimizer.step`, which takes longer than the kernel does for a small model.
@@ -249,7 +257,7 @@ class SegmentOptimizer:
             return
         torch.set_flush_denormal(self._flushes)
         try:
-            self._update(gradients)
+            self._update(gradients, divisor)
         finally:
             torch.set_flush_denormal(False)
 
@@ -258,8 +266,12 @@ class SegmentOptimizer:
         groups = [] if self._optimizer is None else self._optimizer.param_groups
         return all(group.get("eps", 1.0) >= _LEAST_EPS for group in groups)
 
-    def _update(self, gradients: PartBuffer) -> None:
+    def _update(self, gradients: PartBuffer, divisor: float) -> None:
         assert self._optimizer is not None
+        scale = None if divisor == 1.0 or self._direct is None else self._scale(divisor)
+        if divisor != 1.0 and scale is None:
+            for vector in gradients.vectors:
+                vector.div_(divisor)
         if self._direct is None:
             for tensor, gradient in zip(self._tensors, gradients.segments, strict=True):
                 tensor.grad = gradient
@@ -267,7 +279,16 @@ class SegmentOptimizer:
             self._direct = self._find_direct()
             return
         for kernel, group, positions in self._direct:
-            kernel(group, [gradients.segments[position] for position in positions])
+            kernel(group, [gradients.segments[position] for position in positions], scale)
+
+    def _scale(self, divisor: float) -> torch.Tensor | None:
+        """Returns a divisor for the kernels, which take a float32; None where that is not enough.
+
+        Of narrow types they round the quotient later than `div_` does.
+        """
+        if self._divisor.item() != divisor:
+            self._divisor = torch.tensor(divisor, dtype=torch.float32)
+        return self._divisor if self._wide and self._divisor.item() == divisor else None
 
     def _find_direct(self) -> list[_Direct] | None:
         """Returns how to update each group directly; None where there is no way."""

@@ -25,7 +25,7 @@ from trireme.ps.instructions import Send
 from trireme.ps.messages import RoundClose, RoundReady
 from trireme.ps.push_table import Pending
 from trireme.ps.rule import Rule
-from trireme.ps.values import Contribution, mean_of, squared_norm
+from trireme.ps.values import Contribution, Total, mean_of, squared_norm, total_of
 
 __all__ = ["Decision", "Follower", "Judge", "Leader", "Member", "Round", "clip_factor"]
 
@@ -87,9 +87,12 @@ class Round:
         It stays as it is until the mean of others is asked for.
         """
         if self._mean[0] != members:
-            parts = [each for each in self._contributions(members) if each.weighty]
+            parts = self._weighty(members)
             self._mean = members, mean_of(parts, self.spare()) if parts else None
         return self._mean[1]
+
+    def _weighty(self, members: tuple[Member, ...]) -> list[Contribution]:
+        return [each for each in self._contributions(members) if each.weighty]
 
     def _contributions(self, members: tuple[Member, ...]) -> Iterator[Contribution]:
         """Yields what the members' updates bring: a sum once, in the place of its first one."""
@@ -99,16 +102,23 @@ class Round:
                 weights = tuple(part.push.weight for part in pending.parts)
                 yield Contribution(weights, pending.gradients)
 
-    def scaled_mean(self, decision: Decision) -> PartBuffer | None:
-        """Returns the mean that a decision asks for. A gradient itself is never written to."""
+    def update(self, decision: Decision) -> Total | None:
+        """Returns what a decision asks for; None where it weighs nothing.
+
+        A gradient itself is never written to. Means that were asked for before are no more.
+        """
+        if decision.scale == 1.0 and self._mean[0] != decision.members:
+            parts = self._weighty(decision.members)
+            self._mean = (), None
+            return total_of(parts, self.spare()) if parts else None
         mean = self.mean(decision.members)
         if mean is None or decision.scale == 1.0:
-            return mean
+            return None if mean is None else Total(mean)
         scaled = self.spare()
         for source, target in zip(mean.vectors, scaled.vectors, strict=True):
             target.copy_(source).mul_(decision.scale)
         self._mean = (), None
-        return scaled
+        return Total(scaled)
 
     def square(self, members: tuple[Member, ...]) -> float:
         """Returns the squared L2 norm of this server's part of the members' mean gradient."""

@@ -86,7 +86,7 @@ from trireme.ps.push_table import Pending, PushTable, Together, WorkerRecord
 from trireme.ps.roster import Roster
 from trireme.ps.round import Decision, Follower, Judge, Leader, Round
 from trireme.ps.rule import Rule
-from trireme.ps.values import Tensors, Values, ValuesFactory, make_values
+from trireme.ps.values import Tensors, Total, Values, ValuesFactory, make_values
 from trireme.wire.codec import make_codec
 
 __all__ = ["FREEZE_SECONDS", "NOTICE_SECONDS", "Shard", "Wait"]
@@ -472,9 +472,9 @@ class Shard:
         push = pending.push
         staleness = self.step - push.pulled
         self.counters["staleness"] += staleness
-        gradients = pending.gradients if push.weight > 0 else None
+        update = Total(pending.gradients) if push.weight > 0 else None
         self.step += push.steps
-        self._values.apply(gradients, push.hyper, self.step, push.steps)
+        self._values.apply(update, push.hyper, self.step, push.steps)
         verdict = Applied(self.step)
         self._decide(pending, verdict)
         self._withheld[push.worker] = _Answer(pending, verdict, staleness)
@@ -508,12 +508,12 @@ class Shard:
         """Applies the round; what came too late for it is stale."""
         assert self._values is not None
         current = self._round
-        mean = current.scaled_mean(decision)
+        update = current.update(decision)
         members = [current.pending.pop(member) for member in decision.members]
         hyper = next((p.push.hyper for p in members if p.push.hyper is not None), None)
         steps = max(pending.push.steps for pending in members)
         self.step += steps
-        self._values.apply(mean, hyper, self.step, steps)
+        self._values.apply(update, hyper, self.step, steps)
         if self._publication is not None:
             self._publication.publish(self.step)
         self.counters["rounds"] += 1

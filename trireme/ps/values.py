@@ -18,6 +18,7 @@ __all__ = [
     "PUBLISHED",
     "Contribution",
     "Tensors",
+    "Total",
     "Values",
     "ValuesFactory",
     "fill",
@@ -27,6 +28,7 @@ __all__ = [
     "squared_norm",
     "sum_of",
     "tensors_from",
+    "total_of",
 ]
 
 Tensors = Sequence[tuple[TensorSpec, torch.Tensor]]
@@ -53,6 +55,20 @@ class Contribution:
     def weighty(self) -> tuple[float, ...]:
         """The weights of those that weigh anything: of which the sum is."""
         return tuple(weight for weight in self.weights if weight > 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Total:
+    """A weighted sum of gradients, and what to divide it by for their mean.
+
+    Attributes:
+        gradients: the sum, in memory that may be written to; where `divisor` is 1 a gradient
+            itself, which may not.
+        divisor: the sum of the weights.
+    """
+
+    gradients: PartBuffer
+    divisor: float = 1.0
 
 
 class Values:
@@ -82,7 +98,7 @@ class Values:
 
     def apply(
         self,
-        gradients: PartBuffer | None,
+        update: Total | None,
         hyper: Sequence[GroupSpec] | None,
         step: int,
         steps: int = 1,
@@ -90,16 +106,17 @@ class Values:
         """Updates the values in place.
 
         Args:
-            gradients: by which; None if nothing weighs anything: the values stay as they are.
+            update: by the mean of which gradients; None if nothing weighs anything: the values
+                stay as they are.
             hyper: the optimizer's hyper-parameters from now on, where they have changed.
             step: the global step that this makes.
             steps: how many steps it makes at once; the moving average decays once for each.
         """
         if hyper is not None:
             self.optimizer.set_hyper(hyper)
-        if gradients is None:
+        if update is None:
             return
-        self.optimizer.step(gradients)
+        self.optimizer.step(update.gradients, update.divisor)
         if self._average_rule is not None and self._average is not None:
             weight = 1 - self._average_rule.decay_at(step) ** steps
             for average, value in zip(self._average.vectors, self.buffer.vectors, strict=True):
@@ -186,15 +203,22 @@ def mean_of(contributions: Sequence[Contribution], out: PartBuffer) -> PartBuffe
         contributions: at least one of weight above zero.
         out: where the mean goes.
     """
+    total = total_of(contributions, out)
+    if total.divisor != 1.0:
+        for target in total.gradients.vectors:
+            target.div_(total.divisor)
+    return total.gradients
+
+
+def total_of(contributions: Sequence[Contribution], out: PartBuffer) -> Total:
+    """Returns what `mean_of` returns, but not divided yet: an optimizer can do that on its way."""
     weighty = [each for each in contributions if each.weighty]
     weights = [weight for each in weighty for weight in each.weighty]
     if len(weights) == 1:
-        return weighty[0].gradients
+        return Total(weighty[0].gradients)
     equal = len(set(weights)) == 1
     _add_up(weighty, out, equal=equal)
-    for target in out.vectors:
-        target.div_(float(len(weights)) if equal else sum(weights))
-    return out
+    return Total(out, float(len(weights)) if equal else sum(weights))
 
 
 def sum_of(contributions: Sequence[Contribution], out: PartBuffer) -> PartBuffer:

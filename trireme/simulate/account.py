@@ -215,10 +215,10 @@ class Watched:
         self._inner = inner
         self._account = account
 
-    def step(self, gradients: PartBuffer) -> None:
-        """Updates the values in place by these gradients."""
-        self._account.give(gradients.vectors)
-        self._inner.step(gradients)
+    def step(self, gradients: PartBuffer, divisor: float = 1.0) -> None:
+        """Updates the values in place by gradients, divided by `divisor`."""
+        self._account.give([vector / divisor for vector in gradients.vectors])
+        self._inner.step(gradients, divisor)
 
     def set_hyper(self, groups: Sequence[GroupSpec]) -> None:
         """Takes new hyper-parameters, group by group."""
