@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trireme.data.intervals import IntervalSet
+from trireme.data.intervals import IntervalSet, joined
 
 NUMBERS = st.integers(-5, 40)
 RANGES = st.tuples(NUMBERS, st.integers(0, 12)).map(lambda r: (r[0], r[0] + r[1]))
@@ -58,12 +58,60 @@ def test_within_and_gaps_part_a_range(
     assert all(start < stop for start, stop in intervals.within(*part) + intervals.gaps(*part))
 
 
+@given(st.lists(RANGES, max_size=8))
+def test_ranges_are_joined(ranges: list[tuple[int, int]]) -> None:
+    whole = joined(ranges)
+    assert members(whole) == sorted(set(members(ranges)))
+    bounds = [bound for pair in whole for bound in pair]
+    assert bounds == sorted(set(bounds))
+
+
+@given(OPERATIONS, st.lists(RANGES, max_size=8), st.integers(0, 40), st.booleans())
+def test_many_ranges_at_once_are_as_many_one_by_one(
+    operations: list[tuple[bool, tuple[int, int]]],
+    ranges: list[tuple[int, int]],
+    beyond: int,
+    adds: bool,
+) -> None:
+    intervals, model = build(operations)
+    whole = joined([(start + beyond, stop + beyond) for start, stop in ranges])
+    numbers = set(members(whole))
+    if adds:
+        assert intervals.add_all(whole) == len(numbers - model)
+        model |= numbers
+    else:
+        assert intervals.remove_all(whole) == len(numbers & model)
+        model -= numbers
+    assert members(list(intervals.ranges())) == sorted(model)
+    assert intervals.total == len(model)
+    assert IntervalSet(intervals.ranges()) == intervals
+
+
+@given(OPERATIONS, st.integers(0, 5))
+def test_its_own_first_ranges_are_removed(
+    operations: list[tuple[bool, tuple[int, int]]], count: int
+) -> None:
+    intervals, model = build(operations)
+    first = [*intervals.ranges()[:count]]
+    assert intervals.remove_all(first) == len(members(first))
+    assert members(list(intervals.ranges())) == sorted(model - set(members(first)))
+
+
+@given(OPERATIONS, RANGES)
+def test_meets_what_it_shares_a_number_with(
+    operations: list[tuple[bool, tuple[int, int]]], part: tuple[int, int]
+) -> None:
+    intervals, model = build(operations)
+    assert intervals.meets(*part) == bool(model & set(range(*part)))
+
+
 def test_a_range_that_ends_before_it_begins_is_refused() -> None:
     for change in (IntervalSet().add, IntervalSet().remove):
         with pytest.raises(ValueError, match=r"\[3, 2\) is not a range"):
             change(3, 2)
-    with pytest.raises(ValueError, match="not a range"):
-        IntervalSet([(3, 2)])
+    for take in (IntervalSet, joined):
+        with pytest.raises(ValueError, match="not a range"):
+            take([(3, 2)])
 
 
 def test_prints_and_compares_by_content() -> None:

@@ -65,6 +65,24 @@ class LedgerMachine(RuleBasedStateMachine):
             del self.holder[position]
             self.done.add(position)
 
+    @precondition(lambda self: self.members)
+    @rule(said=st.lists(st.tuples(st.integers(0, 9), st.integers(0, 60)), max_size=4))
+    def finish_many(self, said: list[tuple[int, int]]) -> None:
+        """Of several workers at once, some of it twice."""
+        finished: list[tuple[int, int, int]] = []
+        for choice, at in said:
+            worker = self.some_worker(choice)
+            start, _ = self.some_held(worker, at, 1)
+            stop = start
+            while self.holder.get(stop) == worker and stop < start + BATCH:
+                stop += 1
+            finished.append((worker, start, stop))
+        self.ledger.finish_all(finished)
+        for _, start, stop in finished:
+            self.done.update(range(start, stop))
+            for position in range(start, stop):
+                self.holder.pop(position, None)
+
     @rule(worker=st.integers(0, 5), at=st.integers(0, 80), length=st.integers(1, 6))
     def finish_what_nobody_holds(self, worker: int, at: int, length: int) -> None:
         """An update of a lost worker, or from before a rollback, turns out to have counted."""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
-__all__ = ["IntervalSet"]
+__all__ = ["IntervalSet", "joined"]
 
 
 class IntervalSet:
@@ -84,6 +84,41 @@ class IntervalSet:
         self._total -= gone
         return gone
 
+    def add_all(self, ranges: Sequence[tuple[int, int]]) -> int:
+        """Adds ranges that are `joined`; returns how many numbers were new.
+
+        Raises:
+            ValueError: a range ends before it begins.
+        """
+        if len(ranges) > 1 and (not self._stops or self._stops[-1] < ranges[0][0]):
+            starts, stops = _columns(ranges)  # all of them lie behind all that is there
+            self._starts += starts
+            self._stops += stops
+            new = sum(stops) - sum(starts)
+            self._total += new
+            return new
+        return sum([self.add(start, stop) for start, stop in ranges])
+
+    def remove_all(self, ranges: Sequence[tuple[int, int]]) -> int:
+        """Removes ranges that are `joined`; returns how many numbers were there.
+
+        Raises:
+            ValueError: a range ends before it begins.
+        """
+        starts, stops = _columns(ranges)
+        count = len(starts)
+        if count > 1 and self._starts[:count] == starts and self._stops[:count] == stops:
+            del self._starts[:count], self._stops[:count]  # the common case: the first ones
+            gone = sum(stops) - sum(starts)
+            self._total -= gone
+            return gone
+        return sum([self.remove(start, stop) for start, stop in ranges])
+
+    def meets(self, start: int, stop: int) -> bool:
+        """Whether any number from start to stop - 1 is in the set."""
+        low = bisect_right(self._stops, start)
+        return start < stop and low < len(self._starts) and self._starts[low] < stop
+
     def within(self, start: int, stop: int) -> list[tuple[int, int]]:
         """Returns the ranges of this set that lie in [start, stop), cut to it."""
         if start >= stop:
@@ -141,6 +176,26 @@ class IntervalSet:
 
     def __repr__(self) -> str:
         return f"IntervalSet({list(self)})"
+
+
+def joined(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Returns the same numbers as sorted ranges that neither overlap nor touch, none of them empty.
+
+    Raises:
+        ValueError: a range ends before it begins.
+    """
+    found: list[tuple[int, int]] = []
+    for start, stop in sorted(ranges):
+        _check(start, stop)
+        if found and start <= found[-1][1]:
+            found[-1] = (found[-1][0], max(found[-1][1], stop))
+        elif start < stop:
+            found.append((start, stop))
+    return found
+
+
+def _columns(ranges: Sequence[tuple[int, int]]) -> tuple[list[int], list[int]]:
+    return [start for start, _ in ranges], [stop for _, stop in ranges]
 
 
 def _check(start: int, stop: int) -> None:

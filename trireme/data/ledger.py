@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from trireme.data.intervals import IntervalSet
+from trireme.data.intervals import IntervalSet, joined
 
 __all__ = ["Ledger"]
 
@@ -96,13 +96,7 @@ class Ledger:
             raise ValueError(f"cannot deal {count} spans of {batch} positions: both start at 1")
         if self.interleave:
             self._rounds.agree(worker, batch)
-        elif not self._open and self._done.end <= self._frontier:
-            # As nearly always: nothing came back, and nothing that is fresh is finished.
-            start, stop = self._frontier, self._frontier + batch * count
-            self._frontier = stop
-            self._hold(worker, (start, stop))
-            return [(low, low + batch) for low in range(start, stop, batch)]
-        spans: list[tuple[int, int]] = []
+        spans = [] if self._open else self._all_fresh(worker, batch, count)
         while len(spans) < count:
             span = self._reopened(batch) or self._fresh(worker, batch)
             if span is not None:
@@ -110,17 +104,46 @@ class Ledger:
                 spans.append(span)
         return spans
 
+    def _all_fresh(self, worker: int, batch: int, count: int) -> list[tuple[int, int]]:
+        """Deals all spans as fresh ones at once, or none where some of that is finished already."""
+        first = self._frontier
+        fresh = range(first, first + batch * count, batch)
+        if self.interleave:
+            fresh = self._rounds.ahead(worker, count)
+        spans = [(start, start + batch) for start in fresh]
+        if self._done.end > fresh[0] and any([self._done.meets(*span) for span in spans]):
+            return []
+        if self.interleave:
+            self._rounds.pass_by(worker, count)
+        self._frontier = max(self._frontier, spans[-1][1])
+        self._held[worker].add_all(joined(spans))
+        self.dealt += batch * count
+        return spans
+
     def finish(self, worker: int, start: int, stop: int) -> None:
-        """Notes that the positions start to stop - 1 are in the parameters.
+        """Notes that the positions start to stop - 1 are in the parameters; see `finish_all`."""
+        self.finish_all([(worker, start, stop)])
+
+    def finish_all(self, finished: Sequence[tuple[int, int, int]]) -> None:
+        """Notes that positions are in the parameters.
 
         It counts no matter who holds them, and once however often it is said: a worker that was
         given up for lost may have had its update applied.
+
+        Args:
+            finished: of each span the worker that says so, the first position, and the last + 1.
         """
-        self.finished += self._done.add(start, stop)
-        held = self._held.get(worker)
-        if held is not None:
-            held.remove(start, stop)
-        self._open.remove(start, stop)
+        said: dict[int, list[tuple[int, int]]] = {}
+        for worker, start, stop in finished:
+            said.setdefault(worker, []).append((start, stop))
+        for worker, spans in said.items():
+            held = self._held.get(worker)
+            if held is not None:
+                held.remove_all(joined(spans))
+        for start, stop in joined([(start, stop) for _, start, stop in finished]):
+            self.finished += self._done.add(start, stop)
+            if self._open:
+                self._open.remove(start, stop)
 
     def give_back(self, worker: int, start: int, stop: int) -> None:
         """Takes back what `worker` holds of start to stop - 1; it is dealt again, first."""
@@ -163,7 +186,10 @@ class Ledger:
 
     def _fresh(self, worker: int, batch: int) -> tuple[int, int] | None:
         """The next fresh span; None when all of it had been finished before it was dealt."""
-        start = self._rounds.next(worker) if self.interleave else self._frontier
+        start = self._frontier
+        if self.interleave:
+            start = self._rounds.ahead(worker, 1)[0]
+            self._rounds.pass_by(worker, 1)
         self._frontier = max(self._frontier, start + batch)
         pieces = self._done.gaps(start, start + batch)
         for piece in pieces[1:]:
@@ -195,8 +221,13 @@ class _Rounds:
                 f"of {self._batch[0]}: a synchronous job needs the same batch size everywhere"
             )
 
-    def next(self, worker: int) -> int:
+    def ahead(self, worker: int, count: int) -> range:
+        """Returns where a worker's next batches begin."""
         assert self._batch is not None
-        turn = self._next[worker]
-        self._next[worker] = turn + len(self._members)
-        return self._base + turn * self._batch[0]
+        size = self._batch[0]
+        start, apart = self._base + self._next[worker] * size, len(self._members) * size
+        return range(start, start + count * apart, apart)
+
+    def pass_by(self, worker: int, count: int) -> None:
+        """A worker has taken its next batches."""
+        self._next[worker] += count * len(self._members)

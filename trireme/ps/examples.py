@@ -74,14 +74,14 @@ class ExampleBook:
             self._settle()
 
     def _settle(self) -> None:
-        """Brings into the ledgers what was finished; spans that touch go as one."""
-        finished, self._finished = sorted(self._finished), []
-        while finished:
-            worker, dataset, start, stop = finished.pop()
-            while finished and finished[-1][:2] == (worker, dataset) and finished[-1][3] == start:
-                start = finished.pop()[2]
+        """Brings into the ledgers what was finished."""
+        finished, self._finished = self._finished, []
+        by_dataset: dict[str, list[tuple[int, int, int]]] = {}
+        for worker, dataset, start, stop in finished:
+            by_dataset.setdefault(dataset, []).append((worker, start, stop))
+        for dataset, spans in by_dataset.items():
             if dataset in self._ledgers:
-                self._ledgers[dataset].finish(worker, start, stop)
+                self._ledgers[dataset].finish_all(spans)
 
     def give_back(self, worker: int, spans: Iterable[Span]) -> None:
         """Takes back examples whose update was not applied; they are dealt again."""

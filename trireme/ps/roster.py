@@ -13,17 +13,14 @@ class Roster:
     Attributes:
         view: the newest.
         incarnations: each worker's, by index.
+        live: the same of the workers that still train.
     """
 
     def __init__(self) -> None:
         self.view = View(0, (), ())
         self.incarnations: dict[int, int] = {}
+        self.live: dict[int, int] = {}
         self._retired: set[int] = set()
-
-    @property
-    def live(self) -> dict[int, int]:
-        """The workers that still train, by index, with their incarnations."""
-        return {w: i for w, i in self.incarnations.items() if w not in self._retired}
 
     def take(self, view: View) -> set[int]:
         """Takes a newer view; returns the workers that were there before and go on."""
@@ -32,11 +29,16 @@ class Roster:
         self.incarnations = {entry.index: entry.incarnation for entry in view.workers}
         staying = {w for w, i in self.incarnations.items() if before.get(w) == i}
         self._retired &= staying
+        self._count_live()
         return staying
 
     def retire(self, worker: int) -> None:
         """A worker trains no more, though it stays."""
         self._retired.add(worker)
+        self._count_live()
+
+    def _count_live(self) -> None:
+        self.live = {w: i for w, i in self.incarnations.items() if w not in self._retired}
 
     def holds(self, worker: int, incarnation: int) -> bool:
         """Returns whether this start of a worker takes part."""

@@ -14,7 +14,7 @@ of what it holds. If server 0 settles on other members, it proposes them and ask
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -79,7 +79,7 @@ class Round:
 
     def held(self, live: Live) -> tuple[Member, ...]:
         """Returns whose updates are here and count, by worker."""
-        return tuple(sorted(m for m in self.pending if live.get(m[0]) == m[1]))
+        return tuple(sorted([m for m in self.pending if live.get(m[0]) == m[1]]))
 
     def mean(self, members: tuple[Member, ...]) -> PartBuffer | None:
         """Returns the weighted mean of the members' gradients; None if they weigh nothing.
@@ -92,15 +92,20 @@ class Round:
         return self._mean[1]
 
     def _weighty(self, members: tuple[Member, ...]) -> list[Contribution]:
-        return [each for each in self._contributions(members) if each.weighty]
-
-    def _contributions(self, members: tuple[Member, ...]) -> Iterator[Contribution]:
-        """Yields what the members' updates bring: a sum once, in the place of its first one."""
-        for pending in (self.pending[member] for member in members):
-            if pending is pending.parts[0]:
-                assert all(part.member in members for part in pending.parts), "half of a sum"
-                weights = tuple(part.push.weight for part in pending.parts)
-                yield Contribution(weights, pending.gradients)
+        """Returns what the members' updates bring: a sum once, in the place of its first one."""
+        found: list[Contribution] = []
+        for member in members:
+            pending = self.pending[member]
+            weights: tuple[float, ...] = (pending.push.weight,)
+            if pending.together is not None:
+                parts = pending.together.parts
+                if pending is not parts[0]:
+                    continue
+                assert all(part.member in members for part in parts), "half of a sum"
+                weights = tuple(part.push.weight for part in parts)
+            if max(weights) > 0:
+                found.append(Contribution(weights, pending.gradients))
+        return found
 
     def update(self, decision: Decision) -> Total | None:
         """Returns what a decision asks for; None where it weighs nothing.
@@ -175,11 +180,14 @@ class Leader:
         return []
 
     def judge(self, current: Round, live: Live) -> tuple[list[Send], Decision | None]:
-        common = self._common(current, live)
-        if not _enough(self._rule, len(common), live):
+        needed = _needed(self._rule, live)
+        if not 0 < needed <= len(current.pending):  # as mostly, when one of several has come
             return [], None
-        members = _first(current, common, _needed(self._rule, live))
-        if set(self._proposed) <= set(common) and _enough(self._rule, len(self._proposed), live):
+        common = self._common(current, live)
+        if len(common) < needed:
+            return [], None
+        members = _first(current, common, needed)
+        if len(self._proposed) >= needed and set(self._proposed) <= set(common):
             members = self._proposed  # of which the norms are known already, or on their way
         if self._rule.clip_norm is None:
             return self._close(current, Decision(members, 1.0))
@@ -257,7 +265,7 @@ class Follower:
         if self._decision is not None:
             return [], self._decision
         held = current.held(live)
-        if not self._proposed and not _enough(self._rule, len(held), live):
+        if not self._proposed and not 0 < _needed(self._rule, live) <= len(held):
             return [], None
         measured = () if self._rule.clip_norm is None else self._proposed or held
         said = self._said
@@ -279,10 +287,6 @@ class Follower:
 
 def _needed(rule: Rule, live: Collection[int]) -> int:
     return min(rule.aggregate, len(live)) if rule.aggregate else len(live)
-
-
-def _enough(rule: Rule, present: int, live: Collection[int]) -> bool:
-    return present >= _needed(rule, live) > 0
 
 
 def _first(current: Round, members: Collection[Member], count: int) -> tuple[Member, ...]:

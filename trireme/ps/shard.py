@@ -51,6 +51,7 @@ from trireme.ps.messages import (
     FencedVerdict,
     Freeze,
     Frozen,
+    GroupSpec,
     Lease,
     Leased,
     Load,
@@ -138,7 +139,7 @@ class Shard:
         self._shown_by = ""
         self._roster = Roster()
         self._table = PushTable()
-        self._round = Round(0, lambda: self._spare)
+        self._round = Round(0, self._spare)
         self._judge: Judge = Leader(self.rule, 1)
         self._ending = Ending(decides=server == 0)
         self._examples = ExampleBook()
@@ -279,7 +280,7 @@ class Shard:
         self.step, self.loaded = request.step, True
         if self._publication is not None:
             self._publication.begin(self.step, tensors)
-        self._round = Round(self.step, lambda: self._spare)
+        self._round = Round(self.step, self._spare)
         self._table.restore(request.workers)
         for worker, incarnation in self._roster.incarnations.items():
             self._table.admit(worker, incarnation, 0)
@@ -345,8 +346,8 @@ class Shard:
             )
         if not 0 <= push.weight < float("inf"):
             return f"a push weighs {push.weight}: it must be finite and 0 or more"
-        if not 1 <= push.steps <= self.rule.period:
-            return f"a push is of {push.steps} steps, and may be of 1 to {self.rule.period}"
+        if not 1 <= push.steps <= self._ending.period:
+            return f"a push is of {push.steps} steps, and may be of 1 to {self._ending.period}"
         if self._synchronous and push.pulled > self.step:
             return (
                 f"a push for step {push.pulled}, and ps:{self.server} is at {self.step}: pull the "
@@ -497,7 +498,7 @@ class Shard:
 
     def _close_round(self) -> tuple[Sequence[Send], bool]:
         """Takes the open round as far as it goes; returns what to tell, and whether it closed."""
-        if self._hold.stops_round(self.step):
+        if self._hold.token is not None and self._hold.stops_round(self.step):
             return (), False
         told, decision = self._judge.judge(self._round, self._roster.live)
         if decision is not None:
@@ -509,15 +510,20 @@ class Shard:
         assert self._values is not None
         current = self._round
         update = current.update(decision)
-        members = [current.pending.pop(member) for member in decision.members]
-        hyper = next((p.push.hyper for p in members if p.push.hyper is not None), None)
-        steps = max(pending.push.steps for pending in members)
+        members: list[Pending] = []
+        hyper: Sequence[GroupSpec] | None = None
+        steps = 0
+        for member in decision.members:
+            pending = current.pending.pop(member)
+            members.append(pending)
+            hyper = pending.push.hyper if hyper is None else hyper
+            steps = max(steps, pending.push.steps)
         self.step += steps
         self._values.apply(update, hyper, self.step, steps)
         if self._publication is not None:
             self._publication.publish(self.step)
         self.counters["rounds"] += 1
-        self._round = Round(self.step, lambda: self._spare)
+        self._round = Round(self.step, self._spare)
         self._judge.begin()
         for pending in members:
             self._decide(pending, Applied(self.step))
@@ -800,7 +806,6 @@ class Shard:
         assert self._values is not None
         return self._values.buffer
 
-    @property
     def _spare(self) -> PartBuffer:
         """Memory for the mean of a round: made when the first round needs it."""
         if self._scratch is None:

@@ -54,6 +54,8 @@ class Contribution:
     @property
     def weighty(self) -> tuple[float, ...]:
         """The weights of those that weigh anything: of which the sum is."""
+        if min(self.weights) > 0:
+            return self.weights
         return tuple(weight for weight in self.weights if weight > 0)
 
 
@@ -212,8 +214,12 @@ def mean_of(contributions: Sequence[Contribution], out: PartBuffer) -> PartBuffe
 
 def total_of(contributions: Sequence[Contribution], out: PartBuffer) -> Total:
     """Returns what `mean_of` returns, but not divided yet: an optimizer can do that on its way."""
-    weighty = [each for each in contributions if each.weighty]
-    weights = [weight for each in weighty for weight in each.weighty]
+    weighty: list[Contribution] = []
+    weights: list[float] = []
+    for each in contributions:
+        if found := each.weighty:
+            weighty.append(each)
+            weights += found
     if len(weights) == 1:
         return Total(weighty[0].gradients)
     equal = len(set(weights)) == 1
