@@ -55,6 +55,7 @@ def test_a_stopped_worker_is_named_within_two_seconds_and_the_run_played_again(
     told = {task["name"]: task["status"] for task in status["tasks"]}
     assert told["worker:1"]["wait_seconds"] > 0
     assert told["ps:0"]["applied"] > 0
+    assert told["ps:0"]["global_step"] == told["worker:1"]["global_step"], "as all ended"
 
 
 def test_a_directory_in_which_nothing_ran_is_said_to_be_so(shell: Shell) -> None:

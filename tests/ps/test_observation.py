@@ -59,6 +59,19 @@ def test_it_tells_each_half_second_and_not_more_often() -> None:
     assert len(watched.told) == 2
 
 
+def test_it_tells_how_it_was_at_the_end_whenever_that_is() -> None:
+    watched = Watched()
+    status = watched.look()
+    assert status["global_step"] == 0
+    assert not [name for name in status if name.startswith("waiting")], "nobody waits"
+    watched.bench.push(0, 1, 2.0)
+    watched.bench.push(1, 1, 4.0)
+    last = watched.observation.status(watched.bench.now, watched.bench.shard)
+    assert last["global_step"] == 1
+    again = watched.observation.status(watched.bench.now, watched.bench.shard)
+    assert again["apply_seconds"] == last["apply_seconds"], "nothing newer is known"
+
+
 def test_steps_are_noted_for_whoever_looks() -> None:
     watched, notes = Watched(), Notes()
     bench = watched.bench

@@ -276,7 +276,7 @@ def _serve_parameters(config: TaskConfig, place: _Place) -> JobOver | None:
             server,
             on_listening=lambda address: _tell_address(place, address),
             registry=registry,
-            report=record,
+            record=record,
         )
 
 
@@ -298,14 +298,18 @@ def _exposed(
     return exposition
 
 
-def _recorded(config: TaskConfig) -> Callable[[Mapping[str, float | str]], None]:
+def _recorded(config: TaskConfig) -> Callable[[Mapping[str, float | str], bool], None]:
     """Returns what writes a server's reports to its records, where it has some."""
     if config.records is None:
-        return lambda status: None
+        return lambda status, last: None
     from trireme.monitor.records import Record, RecordWriter, begin_here
 
     writer = RecordWriter(Path(config.records), begin_here(config.name, config.job, None))
-    return lambda status: writer.write(Record(time=time.time(), status=dict(status)))
+
+    def record(status: Mapping[str, float | str], last: bool) -> None:
+        writer.write(Record(time=time.time(), status=dict(status)), due=last)
+
+    return record
 
 
 def _serve_aggregator(config: TaskConfig, place: _Place) -> int:

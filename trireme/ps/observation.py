@@ -54,6 +54,7 @@ class Observation:
         self._due = 0.0
         self._seconds = 0.0  # spent in applying, and how often, since the last report
         self._times = 0
+        self._mean = 0.0  # of the newest report in whose time there were any
         self._histogram: Histogram = registry.histogram(
             "trireme_apply_seconds", "How long it took to apply the updates of a step"
         )
@@ -98,9 +99,12 @@ class Observation:
         if now < self._due:
             return
         self._due = now + _SECONDS
-        self._report(self._status(now, shard))
+        self._report(self.status(now, shard))
 
-    def _status(self, now: float, shard: Shard) -> dict[str, float | str]:
+    def status(self, now: float, shard: Shard) -> dict[str, float | str]:
+        """Returns how the shard is, and counts it. As `look`."""
+        if self._times:
+            self._mean = self._seconds / self._times
         waits, lags, memory = shard.waits(now), shard.lags(), self._process.memory_info().rss
         for verdict, counter in self._pushes.items():
             counter.value = shard.counters[verdict]
@@ -115,13 +119,17 @@ class Observation:
             "applied": shard.counters["applied"],
             "stale": shard.counters["stale"],
             "fenced": shard.counters["fenced"],
-            "apply_seconds": self._seconds / max(self._times, 1),
+            "apply_seconds": self._mean,
             "memory_bytes": memory,
-            "waiting": ", ".join(f"worker:{w}" for w in sorted(w.worker for w in waits)[:_NAMES]),
-            "waiting_for": ", ".join(waits[0].notice.names[:_NAMES]) if waits else "",
-            "waiting_reason": waits[0].notice.reason if waits else "",
-            "waiting_seconds": waits[0].notice.seconds if waits else 0.0,
         }
+        if waits:
+            workers, longest = sorted(wait.worker for wait in waits)[:_NAMES], waits[0].notice
+            status |= {
+                "waiting": ", ".join(f"worker:{worker}" for worker in workers),
+                "waiting_for": ", ".join(longest.names[:_NAMES]),
+                "waiting_reason": longest.reason,
+                "waiting_seconds": longest.seconds,
+            }
         self._seconds, self._times = 0.0, 0
         return status | {f"lag/worker:{worker}": lag for worker, lag in sorted(lags.items())}
 

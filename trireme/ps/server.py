@@ -61,7 +61,7 @@ from trireme.ps.messages import (
     Waiting,
 )
 from trireme.ps.notes import Notes
-from trireme.ps.observation import Observation, Report
+from trireme.ps.observation import Observation
 from trireme.ps.shard import Shard
 from trireme.ps.values import make_values, tensors_from
 from trireme.wire.connection import Connection, Incoming
@@ -72,9 +72,12 @@ from trireme.wire.shared_memory import available
 from trireme.wire.shm import shm_address
 from trireme.wire.transport import Listener, connect, listen
 
-__all__ = ["LeaderLink", "ServerConfig", "ShardHandler", "beside", "serve"]
+__all__ = ["LeaderLink", "Recording", "ServerConfig", "ShardHandler", "beside", "serve"]
 
 _log = logging.getLogger(__name__)
+
+Recording = Callable[[Mapping[str, float | str], bool], object]
+"""Takes how a server is, by name; and whether it is for the last time."""
 
 _RETRY_SECONDS = 0.2
 _SHARE_BYTES = 1 << 32
@@ -250,6 +253,11 @@ class ShardHandler:
         if self._observation is not None:
             self._observation.look(now, self.shard)
 
+    def status(self) -> Mapping[str, float | str]:
+        """Returns how the shard is, where it is watched. In the service's thread, or after it."""
+        observation = self._observation
+        return {} if observation is None else observation.status(self._now(), self.shard)
+
     # -- from the coordinator -------------------------------------------------------------------
 
     def view(self, view: View) -> None:
@@ -411,7 +419,7 @@ def serve(
     on_listening: Callable[[str], None],
     *,
     registry: Registry | None = None,
-    report: Report = lambda status: None,
+    record: Recording = lambda status, last: None,
 ) -> JobOver | None:
     """Serves one shard until the job is over.
 
@@ -419,7 +427,8 @@ def serve(
         config: which server this is.
         on_listening: told the address that was got, before anything else.
         registry: where the server counts; its own by default.
-        report: told how the server is, every half second, as the coordinator is.
+        record: told how the server is, every half second, as the coordinator is; and once more
+            when all is over, with True.
 
     Returns:
         How the job ended; None when the service was stopped from outside.
@@ -432,17 +441,17 @@ def serve(
     torch.set_grad_enabled(False)
     listener = listen(config.listen, allow_plaintext=config.allow_plaintext)
     on_listening(listener.address)
-    return _Server(config, listener, registry or Registry(), report).run()
+    return _Server(config, listener, registry or Registry(), record).run()
 
 
 class _Server:
     """The parts of a server process, and how they learn of each other's end."""
 
     def __init__(
-        self, config: ServerConfig, listener: Listener, registry: Registry, report: Report
+        self, config: ServerConfig, listener: Listener, registry: Registry, record: Recording
     ) -> None:
         self._config = config
-        self._record = report
+        self._record = record
         self._handler = ShardHandler(config.index, observation=Observation(registry, self._report))
         handlers: list[Handler] = [self._handler]
         if config.coordinator is None:
@@ -478,6 +487,7 @@ class _Server:
         joining.start()
         try:
             self._service.run()
+            self._record(self._handler.status(), True)
         finally:
             self._leader.close()
             self._member.close()
@@ -511,7 +521,7 @@ class _Server:
 
     def _report(self, status: Mapping[str, float | str]) -> None:
         self._member.report(status)
-        self._record(status)
+        self._record(status, False)
 
 
 def beside(address: str) -> list[Listener]:
