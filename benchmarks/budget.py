@@ -22,7 +22,7 @@ from benchmarks.processes import THREADS
 
 os.environ.update(THREADS)
 
-import psutil  # type: ignore[import-untyped]
+import psutil
 
 from benchmarks.context import Context, real_data
 from benchmarks.data import prepare

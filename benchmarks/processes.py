@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-import psutil  # type: ignore[import-untyped]
+import psutil
 
 from benchmarks.machine import ROOT
 

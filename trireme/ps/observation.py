@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Protocol
 
-import psutil  # type: ignore[import-untyped]
+import psutil
 
 from trireme.metrics import Histogram, Registry
 from trireme.ps.layout import Layout

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import psutil  # type: ignore[import-untyped]
+import psutil
 import torch
 from torch import nn
 

@@ -8,7 +8,7 @@ import socket
 import time
 from typing import Any
 
-import psutil  # type: ignore[import-untyped]
+import psutil
 
 from trireme.errors import (
     AddressInUse,
@@ -218,7 +218,8 @@ def _holder(port: int) -> str:
     """Returns who listens at a port, as far as this user may know."""
     try:
         for entry in psutil.net_connections(kind="tcp"):
-            if entry.status == psutil.CONN_LISTEN and entry.laddr.port == port and entry.pid:
+            here = entry.laddr and entry.laddr.port == port
+            if here and entry.status == psutil.CONN_LISTEN and entry.pid:
                 command = " ".join(psutil.Process(entry.pid).cmdline())[:200]
                 return f"process {entry.pid} ({command})"
     except (psutil.Error, OSError):
