@@ -87,6 +87,12 @@ def test_many_ranges_at_once_are_as_many_one_by_one(
     assert IntervalSet(intervals.ranges()) == intervals
 
 
+def test_ranges_that_begin_where_the_last_one_ends_are_one_with_it() -> None:
+    intervals = IntervalSet([(0, 5)])
+    assert intervals.add_all([(5, 7), (9, 10)]) == 3
+    assert intervals.ranges() == ((0, 7), (9, 10))
+
+
 @given(OPERATIONS, st.integers(0, 5))
 def test_its_own_first_ranges_are_removed(
     operations: list[tuple[bool, tuple[int, int]]], count: int

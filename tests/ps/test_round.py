@@ -100,11 +100,13 @@ def test_scaling_leaves_the_gradients_alone() -> None:
 
 def test_what_nobody_measures_is_left_to_the_optimizer_to_divide() -> None:
     current = round_of(A, B, C)
+    before = current.square((A, B))
     total = current.update(Decision((A, C), 1.0))
     assert total is not None
     assert total.divisor == 2.0
     assert (total.gradients.vectors[0] == 4.0).all()
-    assert current.square((A, C)) > 0  # in the same memory
+    assert current.square((A, B)) == before, "made anew: the sum took its memory"
+    assert current.square((A, C)) > 0
     measured = current.update(Decision((A, C), 1.0))
     assert measured is not None
     assert measured.divisor == 1.0

@@ -160,6 +160,7 @@ def singles(weights: Sequence[float], gradients: Sequence[PartBuffer]) -> list[C
 def test_one_gradient_is_its_own_mean_without_a_copy() -> None:
     gradient, out = buffer_of(3.0), buffer_of(0.0)
     assert mean_of(singles((0.0, 2.5), (buffer_of(9.0), gradient)), out) is gradient
+    assert all((vector == 3.0).all() for vector in gradient.vectors)
 
 
 def test_equal_weights_keep_whole_numbers_exact() -> None:

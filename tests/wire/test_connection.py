@@ -6,7 +6,6 @@ import socket
 import tracemalloc
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import pytest
@@ -365,57 +364,10 @@ def test_who_spins_takes_what_comes_meanwhile(
         if len(looked) == 3:
             theirs.send(Note("meanwhile"), timeout=PATIENCE)
 
-    monkeypatch.setattr("trireme.wire.connection.os.sched_yield", give_away)
+    monkeypatch.setattr("trireme.wire.spin.os.sched_yield", give_away)
     ours.spin = Spin(least=PATIENCE, most=PATIENCE)
     assert ours.receive(timeout=PATIENCE).message == Note("meanwhile")
     assert looked == [0, 1, 2]
-
-
-def test_who_spins_looks_no_longer_than_it_may_and_sleeps_after_it(
-    pair: tuple[Connection, Connection], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ours, theirs = pair
-    now, slept = [0.0], list[float]()
-
-    class Sleeping:
-        """Counts who sleeps: it is then that the message comes."""
-
-        def __init__(self, poller: Any) -> None:
-            self._poller = poller
-
-        def poll(self, milliseconds: int) -> Any:
-            if milliseconds and not slept:
-                slept.append(now[0])
-                theirs.send(Note("late"), timeout=PATIENCE)
-            return self._poller.poll(milliseconds)
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(self._poller, name)
-
-    def give_away() -> None:
-        now[0] += 0.25
-
-    monkeypatch.setattr("trireme.wire.connection.os.sched_yield", give_away)
-    monkeypatch.setattr("trireme.wire.connection.time.monotonic", lambda: now[0])
-    monkeypatch.setattr(ours, "_poller", Sleeping(ours._poller))
-    ours.spin = Spin(least=2.0, most=4.0, share=0.5)
-    theirs.send(Note("early"), timeout=PATIENCE)
-    assert ours.receive(timeout=PATIENCE).message == Note("early")
-    now[0] += 6.0
-    assert ours.receive(timeout=PATIENCE).message == Note("late")
-    assert slept == [9.0]
-    slept.clear()
-    now[0] += 1.0
-    assert ours.receive(timeout=PATIENCE).message == Note("late")
-    assert slept == [12.0]
-    with pytest.raises(WireTimeout):
-        ours.receive(timeout=0.5)  # less than it may look
-    assert now[0] == 12.5
-
-
-@pytest.mark.parametrize(("apart", "seconds"), [(0.0, 1.0), (3.0, 1.0), (8.0, 2.0), (1e9, 5.0)])
-def test_who_computes_long_looks_long(apart: float, seconds: float) -> None:
-    assert Spin(least=1.0, most=5.0, share=0.25).seconds(apart) == seconds
 
 
 def test_leaving_the_block_closes(pair: tuple[Connection, Connection]) -> None:

@@ -85,11 +85,7 @@ class IntervalSet:
         return gone
 
     def add_all(self, ranges: Sequence[tuple[int, int]]) -> int:
-        """Adds ranges that are `joined`; returns how many numbers were new.
-
-        Raises:
-            ValueError: a range ends before it begins.
-        """
+        """Adds ranges, which must be `joined`; returns how many numbers were new."""
         if len(ranges) > 1 and (not self._stops or self._stops[-1] < ranges[0][0]):
             starts, stops = _columns(ranges)  # all of them lie behind all that is there
             self._starts += starts
@@ -100,11 +96,7 @@ class IntervalSet:
         return sum([self.add(start, stop) for start, stop in ranges])
 
     def remove_all(self, ranges: Sequence[tuple[int, int]]) -> int:
-        """Removes ranges that are `joined`; returns how many numbers were there.
-
-        Raises:
-            ValueError: a range ends before it begins.
-        """
+        """Removes ranges, which must be `joined`; returns how many numbers were there."""
         starts, stops = _columns(ranges)
         count = len(starts)
         if count > 1 and self._starts[:count] == starts and self._stops[:count] == stops:

@@ -54,7 +54,6 @@ class Observation:
         self._due = 0.0
         self._seconds = 0.0  # spent in applying, and how often, since the last report
         self._times = 0
-        self._mean = 0.0  # of the newest report in whose time there were any
         self._histogram: Histogram = registry.histogram(
             "trireme_apply_seconds", "How long it took to apply the updates of a step"
         )
@@ -103,8 +102,6 @@ class Observation:
 
     def status(self, now: float, shard: Shard) -> dict[str, float | str]:
         """Returns how the shard is, and counts it. As `look`."""
-        if self._times:
-            self._mean = self._seconds / self._times
         waits, lags, memory = shard.waits(now), shard.lags(), self._process.memory_info().rss
         for verdict, counter in self._pushes.items():
             counter.value = shard.counters[verdict]
@@ -119,7 +116,7 @@ class Observation:
             "applied": shard.counters["applied"],
             "stale": shard.counters["stale"],
             "fenced": shard.counters["fenced"],
-            "apply_seconds": self._mean,
+            "apply_seconds": self._seconds / max(self._times, 1),
             "memory_bytes": memory,
         }
         if waits:

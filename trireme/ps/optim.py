@@ -244,7 +244,8 @@ class SegmentOptimizer:
         """Updates the values in place by gradients, divided by `divisor`.
 
         Where that is not 1 the gradients themselves are divided: by the fused kernel on its way,
-        which spares a pass over memory, where it does that as precisely.
+        which spares a pass over memory, where it does that as precisely. Only quotients too small
+        to be normal count as zero there.
 
         Once there is state to work on, the fused kernel is called without the bookkeeping of
         `Optimizer.step`, which takes longer than the kernel does for a small model.
@@ -255,9 +256,13 @@ class SegmentOptimizer:
         """
         if self._optimizer is None:
             return
+        scale = None if divisor == 1.0 or self._direct is None else self._scale(divisor)
+        if divisor != 1.0 and scale is None:
+            for vector in gradients.vectors:
+                vector.div_(divisor)
         torch.set_flush_denormal(self._flushes)
         try:
-            self._update(gradients, divisor)
+            self._update(gradients, scale)
         finally:
             torch.set_flush_denormal(False)
 
@@ -266,12 +271,8 @@ class SegmentOptimizer:
         groups = [] if self._optimizer is None else self._optimizer.param_groups
         return all(group.get("eps", 1.0) >= _LEAST_EPS for group in groups)
 
-    def _update(self, gradients: PartBuffer, divisor: float) -> None:
+    def _update(self, gradients: PartBuffer, scale: torch.Tensor | None) -> None:
         assert self._optimizer is not None
-        scale = None if divisor == 1.0 or self._direct is None else self._scale(divisor)
-        if divisor != 1.0 and scale is None:
-            for vector in gradients.vectors:
-                vector.div_(divisor)
         if self._direct is None:
             for tensor, gradient in zip(self._tensors, gradients.segments, strict=True):
                 tensor.grad = gradient

@@ -50,7 +50,7 @@ class Round:
 
     Attributes:
         step: the global step of the values that its gradients are computed from.
-        spare: gives the memory for a mean; asked only when one is needed.
+        spare: gives the memory for a sum or a mean; asked only when one is needed.
         pending: the updates that are here, by whose they are.
     """
 
@@ -84,7 +84,7 @@ class Round:
     def mean(self, members: tuple[Member, ...]) -> PartBuffer | None:
         """Returns the weighted mean of the members' gradients; None if they weigh nothing.
 
-        It stays as it is until the mean of others is asked for.
+        It stays as it is until the mean of others is asked for, or an `update`.
         """
         if self._mean[0] != members:
             parts = self._weighty(members)

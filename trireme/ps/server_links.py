@@ -74,10 +74,6 @@ SLICE = 0.5
 BACK_OFF = 0.02
 """Seconds before a request that met another view, or a cut, is sent again."""
 
-_SPIN = Spin(least=0.0005, most=0.005, share=0.25)
-"""An answer through memory is mostly there by then. Workers that sleep when a round is over are
-woken on whatever core was free, often the same one: the system takes milliseconds to part them."""
-
 
 class Membership(Protocol):
     """Where a client learns who serves, and whether the job still runs."""
@@ -181,6 +177,9 @@ class ServerLinks:
         self.options = options
         self.links = [ServerLink(server) for server in range(servers)]
         self.loans: Sequence[Loan] = ()
+        # An answer through memory is mostly there by then. Workers that sleep when a round is over
+        # are woken together, often on one core: the system takes milliseconds to part them.
+        self._spin = Spin(least=0.0005, most=0.005, share=0.25)
         self._membership = membership
         self._place = place
 
@@ -241,7 +240,7 @@ class ServerLinks:
                     answer = self._hear(link, incoming, patience, again=again)
                     if answer is not None:
                         answers[link.index] = answer
-            if not heard and not _readable(waiting):
+            if not heard and not self._readable(waiting):
                 self._membership.check()
                 self.check_patience(patience, waiting)
             if heard:
@@ -294,6 +293,20 @@ class ServerLinks:
         link.request = None
         return message, incoming.payload
 
+    def _readable(self, links: Sequence[ServerLink]) -> bool:
+        """Waits a little for something to read on any of several links; returns whether there is.
+
+        They are looked at first where all of them lead through memory.
+        """
+        connections = [link.connection for link in links if link.connection is not None]
+        if len(connections) < len(links) or len(links) == 1:
+            return False  # one waits to be made again; or one alone has been waited on already
+        poller = select.poll()
+        for connection in connections:
+            poller.register(connection, select.POLLIN)
+        through_memory = all([connection.spin is not None for connection in connections])
+        return self._spin.wait(poller.poll, SLICE, look=through_memory)
+
     def notice(self, message: Waiting, patience: Patience) -> None:
         """Notes for whom an answer waits, and says so."""
         patience.names = message.names
@@ -332,7 +345,7 @@ class ServerLinks:
             if isinstance(stream, ShmStream):
                 loan = self.loans[link.index]
                 if loan.offer(connection, stream, timeout=options.retry_seconds):
-                    connection.spin = _SPIN
+                    connection.spin = self._spin
         except BaseException:
             connection.close()
             raise
@@ -420,17 +433,6 @@ class ServerLinks:
                 number,
             )
         time.sleep(BACK_OFF)  # either side learns the newest view within moments
-
-
-def _readable(links: Sequence[ServerLink]) -> bool:
-    """Waits a little for something to read on any of several links; returns whether there is."""
-    connections = [link.connection for link in links if link.connection is not None]
-    if len(connections) < len(links) or len(links) == 1:
-        return False  # one waits to be made again; or one alone has been waited on already
-    poller = select.poll()
-    for connection in connections:
-        poller.register(connection, select.POLLIN)
-    return bool(poller.poll(SLICE * 1000))
 
 
 def _was_fenced(message: Message) -> bool:

@@ -807,7 +807,7 @@ class Shard:
         return self._values.buffer
 
     def _spare(self) -> PartBuffer:
-        """Memory for the mean of a round: made when the first round needs it."""
+        """Returns memory for the sum of a round: made when the first round needs it."""
         if self._scratch is None:
             assert self.layout is not None
             self._scratch = PartBuffer(self.layout, self.server)

@@ -64,8 +64,8 @@ class Total:
     """A weighted sum of gradients, and what to divide it by for their mean.
 
     Attributes:
-        gradients: the sum, in memory that may be written to; where `divisor` is 1 a gradient
-            itself, which may not.
+        gradients: the sum, in memory that may be written to; where `divisor` is 1 it may be a
+            gradient itself, to which nobody writes.
         divisor: the sum of the weights.
     """
 

@@ -8,9 +8,7 @@ the caller's own memory.
 from __future__ import annotations
 
 import math
-import os
 import select
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -87,9 +85,9 @@ class Connection:
             raise `FrameError` to refuse it. None allocates one `bytearray` a payload.
         lending: memory that both sides see; payloads that lie there do not cross the stream.
         clock: what the deadlines are measured with.
-        spin: how long a receive looks again and again for what has not come, letting others have
-            the core in between, before it sleeps; None for not at all. To be woken takes some ten
-            microseconds, which is much where the answer takes a hundred.
+        spin: how a receive waits: it looks again and again for what has not come, before it sleeps.
+            None sleeps at once. To be woken takes some ten microseconds, which is much where the
+            answer takes a hundred.
         peer: who is at the other end, for messages; the stream's address until somebody knows
             better.
         unsent: how many offered bytes the stream has not taken.
@@ -118,7 +116,6 @@ class Connection:
         self.bytes_sent = 0
         self.bytes_received = 0
         self._stream = stream
-        self._waited = time.monotonic()  # when the last wait of one who spins was over
         self._poller = select.poll()
         self._polled = 0  # the events that it waits for
         # What every later call in that direction raises.
@@ -610,28 +607,9 @@ class Connection:
         if events != self._polled:
             self._polled = events
             self._poller.register(self._stream.fileno(), events)
-        spin = self.spin
-        if spin is None or events != select.POLLIN:
-            return bool(self._poller.poll(math.ceil(seconds * 1000)))
-        return self._look(spin, seconds) or self._sleep(seconds)
-
-    def _look(self, spin: Spin, seconds: float) -> bool:
-        """Looks again and again, the others first; returns whether there is something to read."""
-        now = time.monotonic()
-        end = now + min(spin.seconds(now - self._waited), seconds)
-        while not self._poller.poll(0):
-            now = time.monotonic()
-            if now >= end:
-                return False
-            os.sched_yield()
-        self._waited = now
-        return True
-
-    def _sleep(self, seconds: float) -> bool:
-        """Sleeps until there is something to read; returns whether there is, within that time."""
-        readable = bool(self._poller.poll(math.ceil(seconds * 1000)))
-        self._waited = time.monotonic()
-        return readable
+        if self.spin is not None:
+            return self.spin.wait(self._poller.poll, seconds, look=events == select.POLLIN)
+        return bool(self._poller.poll(math.ceil(seconds * 1000)))
 
 
 def _again(failure: WireError) -> WireError:
