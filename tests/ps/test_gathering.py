@@ -29,10 +29,11 @@ VALUES = PartBuffer(LAYOUT, 0).vectors
 class Bench:
     """A gathering of some workers, and what is said to it."""
 
-    def __init__(self, *workers: int) -> None:
+    def __init__(self, *workers: int, connected: bool = True) -> None:
         self.now = 10.0
         self.gathering = Gathering(lambda: PartBuffer(LAYOUT, 0), patience=2.0)
-        self.gathering.connect()
+        if connected:
+            assert self.gathering.connect() == []
         for worker in workers:
             self.gathering.enlist(worker)
         self.gathering.tick(self.now)
@@ -136,6 +137,29 @@ def test_all_push_by_themselves_while_the_server_is_out_of_reach() -> None:
     bench.push(0)
     bench.push(1)
     assert sums(bench.push(2)) == [(2, (0, 1, 2), 3.0)]
+
+
+def test_the_first_updates_wait_for_the_connection() -> None:
+    bench = Bench(0, 1, connected=False)
+    assert bench.push(0) == []
+    assert bench.push(1) == []
+    assert bench.tick(1.9) == []
+    assert sums(bench.gathering.connect()) == [(1, (0, 1), 2.0)]
+    one_comes_later = Bench(0, 1, connected=False)
+    one_comes_later.push(0)
+    assert one_comes_later.gathering.connect() == []
+    assert sums(one_comes_later.push(1)) == [(1, (0, 1), 2.0)]
+
+
+def test_the_first_updates_do_not_wait_for_ever() -> None:
+    bench = Bench(0, 1, connected=False)
+    bench.push(0)
+    none = Refused("apart", "the aggregator has no connection to the server", 0)
+    assert told(bench.tick(2.0)) == {"to 0": none}
+    assert told(bench.push(1)) == {"to 1": none}, "nobody waits a second time"
+    assert bench.gathering.connect() == []
+    bench.push(0)
+    assert sums(bench.push(1)) == [(1, (0, 1), 2.0)]
 
 
 def test_who_waits_hears_for_whom() -> None:

@@ -103,7 +103,7 @@ class AggregatorHandler:
         link.destination = lambda message, length: self._place(link, message, length)
         if link.identity.task == "ps:0":
             self._server, self._reaching = link, False
-            self.gathering.connect()
+            self._carry_out(self.gathering.connect())
 
     def received(self, link: Link, incoming: Incoming) -> None:
         """Lets a message happen, and carries out what that leads to."""
@@ -289,8 +289,10 @@ def connect_through(
     upstream = LeaderLink(service, Identity(job, "aggregator:0"), secret)
 
     def reach(server: str) -> None:
-        upstream.follow(ServerEntry(0, 1, server))
-        upstream.lost()
+        if upstream.following:
+            upstream.lost()
+        else:
+            upstream.follow(ServerEntry(0, 1, server))
 
     handler.reach = reach
     return upstream

@@ -1,9 +1,10 @@
 """Which updates of a host's workers go to the server as one. Pure: events in, instructions out.
 
 An update is held until those of all workers of the host are there, or one has kept the others
-waiting too long; then all that are there go as one sum. Nothing here makes sure that an update
-counts once: the server does. Whatever goes wrong, a worker is told to push by itself; there the
-update counts if it has not done so as part of a sum.
+waiting too long; then all that are there go as one sum. The first ones are held until the server
+can be reached, too: the connection to it is made when the first worker comes. Nothing here makes
+sure that an update counts once: the server does. Whatever goes wrong, a worker is told to push by
+itself; there the update counts if it has not done so as part of a sum.
 """
 
 from __future__ import annotations
@@ -43,6 +44,8 @@ class SendSum:
 
 
 Instruction = Reply | SendSum
+
+_UNCONNECTED = "the aggregator has no connection to the server"
 
 
 @dataclass(slots=True)
@@ -88,6 +91,7 @@ class Gathering:
         self._here: dict[int, _Held] = {}
         self._sent: dict[int, _Sent] = {}
         self._noticed = 0.0
+        self._beginning = True  # the first connection to the server is being made
 
     @property
     def workers(self) -> Sequence[int]:
@@ -112,8 +116,8 @@ class Gathering:
         self, now: float, route: object, push: Push, gradients: PartBuffer
     ) -> list[Instruction]:
         """A worker's update. `gradients` must stay as they are until it is answered."""
-        if not self.connected:
-            return [_apart(route, "the aggregator has no connection to the server")]
+        if not self.connected and not self._beginning:
+            return [_apart(route, _UNCONNECTED)]
         self._awaited[push.worker] = True
         self._here[push.worker] = _Held(push, gradients, route, now)
         return self._send_complete()
@@ -121,7 +125,12 @@ class Gathering:
     def tick(self, now: float) -> list[Instruction]:
         """Waits no longer than it should; tells those who wait."""
         out: list[Instruction] = []
-        if self._here and now - min(h.since for h in self._here.values()) >= self._patience:
+        late = self._here and now - min(h.since for h in self._here.values()) >= self._patience
+        if late and not self.connected:
+            self._beginning = False
+            out += _all_apart(_Sent(self._here), _UNCONNECTED)
+            self._here = {}
+        elif late:
             for worker in self._awaited.keys() - self._here.keys():
                 self._awaited[worker] = False
             out += self._send_complete()
@@ -157,9 +166,10 @@ class Gathering:
         if number in self._sent:
             self._sent[number].notice = message
 
-    def connect(self) -> None:
+    def connect(self) -> list[Instruction]:
         """The server can be reached from now on."""
-        self.connected = True
+        self.connected, self._beginning = True, False
+        return self._send_complete()
 
     def disconnect(self) -> list[Instruction]:
         """The server is out of reach; what became of the sums under way is not known."""
@@ -173,9 +183,9 @@ class Gathering:
 
     def _send_complete(self) -> list[Instruction]:
         """Sends what is here, if nobody is waited for any longer."""
-        if not self._here or any(
-            awaited and worker not in self._here for worker, awaited in self._awaited.items()
-        ):
+        if not self.connected or not self._here:
+            return []
+        if any(awaited and w not in self._here for w, awaited in self._awaited.items()):
             return []
         parts, self._here = dict(sorted(self._here.items())), {}
         self.sums += 1

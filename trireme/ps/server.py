@@ -361,6 +361,11 @@ class LeaderLink:
             )
             self._thread.start()
 
+    @property
+    def following(self) -> bool:
+        """Whether `follow` was called."""
+        return self._thread is not None
+
     def lost(self) -> None:
         """The connection is gone: makes another."""
         self._lost.set()
