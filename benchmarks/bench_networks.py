@@ -14,7 +14,7 @@ __all__ = ["run"]
 LOOPS, ASYNC, SYNC, DDP = "two loops", "Trireme async", "Trireme sync", "DDP over gloo"
 ALLREDUCE = "Trireme allreduce"
 PREFETCH, KEEPING = "Trireme async, prefetch", "two loops, memory kept"
-SECONDS = {"lenet": (0.3, 1.5), "cifar": (0.6, 3.0)}
+SECONDS = {"lenet": (0.3, 1.5), "cifar": (0.6, 2.5)}
 
 
 def run(context: Context) -> Result:
