@@ -1,13 +1,132 @@
-"""Where a worker's periods end, and which examples a delta is of."""
+"""Where a worker's periods end, of which examples a delta is, and who leaves which state when."""
 
 from __future__ import annotations
 
-from hypothesis import given
-from hypothesis import strategies as st
+from typing import Any, cast
 
-from trireme.ps.messages import Span
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from trireme.ps.client import Client
+from trireme.ps.dense import FlatModel
+from trireme.ps.messages import Applied, OptimizerSpec, Span
+from trireme.ps.results import PushResult
 from trireme.ps.rule import Rule
-from trireme.session.averager import _joined, period_length
+from trireme.session.averager import Averager, _joined, period_length
+
+EVERY = 2
+
+
+class Board:
+    """What a server of rounds of two is to them: what they left, and how far the rounds are."""
+
+    def __init__(self) -> None:
+        self.left: dict[str, dict[int, bytes]] = {}
+        self.pushed: dict[int, set[int]] = {}
+
+    def push(self, worker: int, step: int) -> None:
+        self.pushed.setdefault(step, set()).add(worker)
+
+    def closed(self, step: int) -> bool:
+        return len(self.pushed[step]) == 2
+
+
+class BoardClient:
+    """What an averager needs of a `Client`; answers never come before the round is closed."""
+
+    load = retire = lease = drain = snapshot = close = renew = None
+
+    def __init__(self, board: Board, worker: int) -> None:
+        self.board, self.worker, self.step, self.stopping = board, worker, 0, False
+
+    def attach(self, optimizer: OptimizerSpec, rule: Rule) -> bool:
+        return True
+
+    def pull(self, *, train: bool) -> None:
+        pass
+
+    def check(self) -> None:
+        pass
+
+    def push(self, weight: float, **_: Any) -> None:
+        self.board.push(self.worker, self.step)
+
+    def wait(self) -> PushResult:
+        assert self.board.closed(self.step)
+        self.step += EVERY
+        return PushResult(Applied(self.step), self.step, 0, False)
+
+    def share(self, topic: str, data: bytes) -> None:
+        self.board.left.setdefault(topic, {})[self.worker] = data
+
+    def collect(self, topic: str) -> dict[int, bytes]:
+        return dict(self.board.left.get(topic, {}))
+
+
+class Trainer:
+    """A worker whose optimizer's state counts its steps."""
+
+    def __init__(self, board: Board, worker: int) -> None:
+        self.worker, self.model = worker, nn.Linear(1, 1, bias=False)
+        self.flat = FlatModel([list(self.model.named_parameters())], servers=1)
+        optimizer = torch.optim.SGD(self.model.parameters(), lr=0.5, momentum=1.0)
+        client = cast(Client, BoardClient(board, worker))
+        self.averager = Averager(client, self.flat, optimizer)
+        self.averager.attach(cast(OptimizerSpec, None), Rule(0, 0, every=EVERY))
+        self.averager.pull()
+
+    def push(self, *, wants_save: bool = False) -> None:
+        """Trains until there is something to wait for."""
+        self.averager.wants_save = wants_save
+        for _ in range(EVERY):
+            assert self.averager.wait() is None
+            self.flat.gradients[0].fill_(1.0)
+            self.averager.push(1.0)
+
+    def wait(self) -> bool:
+        assert self.averager.wait() is not None
+        return self.averager.saves
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.booleans(), st.booleans(), st.booleans()), min_size=2, max_size=8))
+def test_all_leave_the_state_of_the_step_that_the_chief_saves(
+    exchanges: list[tuple[bool, bool, bool]],
+) -> None:
+    """Each exchange: whether it is saved, who pushes first, and whether the other one is late.
+
+    Late is who looks for the answer when the chief has pushed again, and asked for another save.
+    """
+    board = Board()
+    chief, other = Trainer(board, 0), Trainer(board, 1)
+    saved: int | None = None  # by the last exchange, and not looked at yet
+    late: bool | None = None  # whether the other one has still to hear of the last, saved or not
+
+    def hear() -> None:
+        nonlocal late
+        if late is not None:
+            assert other.wait() == late
+        late = None
+
+    for number, (saves, chief_first, is_late) in enumerate(exchanges, 1):
+        if not chief_first:
+            hear()
+            other.push()
+        chief.push(wants_save=saves)
+        if chief_first:
+            hear()
+            other.push()
+        assert chief.wait() == saves
+        if saved is not None:  # this exchange is over: all have left the one before
+            left = chief.averager.states(saved)
+            counted = {name: tensor.item() for name, tensor in left.items()}
+            assert counted == {f"{w}/weight/momentum_buffer": float(saved) for w in (0, 1)}
+        saved = number * EVERY if saves else None
+        late = saves
+        if not is_late:
+            hear()
 
 
 @given(st.integers(1, 20), st.integers(0, 100), st.integers(1, 100))

@@ -27,7 +27,10 @@ from trireme.ps.rule import Rule
 
 __all__ = ["Averager", "period_length"]
 
-_SAVING = "saving"  # the chief: after which step it saves
+_SAVING = "saving"
+"""The chief: after which exchanges it saves, by the steps of the values that they began from. In
+rounds all agree on these. The last two: it may be at the next one when others ask about this one.
+"""
 _LOCAL = ("local optimizer, even", "local optimizer, odd")
 """Each worker: its optimizer's state after an exchange. What was left after one exchange is wanted
 until the next is over, and so must outlast what is left there."""
@@ -88,7 +91,8 @@ class Averager:
         self._weight = 0.0
         self._examples: list[Span] = []
         self._sent = False
-        self._asked = b""  # what the chief last left about saving
+        self._asks: list[int] = []  # as chief: what it has left about saving
+        self._heard: set[int] = set()  # what chiefs had left when this worker last looked
         self.load = client.load
         self.retire = client.retire
         self.share = client.share
@@ -202,9 +206,10 @@ class Averager:
         self.saves = False
         if not self._sent:
             return None
+        began = self._client.step
         result = msgspec.structs.replace(self._client.wait(), steps=self._made)
         self._begin()
-        self._agree_to_save()
+        self._agree_to_save(began)
         return result
 
     def complete(self) -> PushResult | None:
@@ -226,7 +231,8 @@ class Averager:
     def _send(self) -> None:
         """Pushes the delta."""
         if self.wants_save:  # known to all who are in this round before it closes
-            self._client.share(_SAVING, str(self.step).encode())
+            self._asks = [*self._asks[-1:], self._client.step]
+            self._client.share(_SAVING, msgspec.msgpack.encode(self._asks))
         for base, value, gradient in zip(
             self._base, self._flat.values, self._flat.gradients, strict=True
         ):
@@ -238,12 +244,17 @@ class Averager:
 
     # -- the optimizer's state ----------------------------------------------------------------
 
-    def _agree_to_save(self) -> None:
-        """Finds out whether the chief saves this step; leaves the optimizer's state if so."""
-        left = self._client.collect(_SAVING)
-        asked = max(left.values(), key=int, default=b"")
-        self.saves = asked not in (b"", self._asked)
-        self._asked = asked
+    def _agree_to_save(self, began: int) -> None:
+        """Finds out whether the chief saves after this exchange; leaves the state then.
+
+        Args:
+            began: the step of the values that it began from. Where there are no rounds, any
+                exchange that was not heard of before will do.
+        """
+        left = self._client.collect(_SAVING).values()
+        asked = {step for data in left for step in msgspec.msgpack.decode(data, type=list[int])}
+        self.saves = began in asked if self._rule.synchronous else not asked <= self._heard
+        self._heard = asked
         if self.saves:
             self.leave_state()
 
