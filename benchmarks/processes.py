@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import math
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -31,6 +32,8 @@ THREADS = {
 }
 """One BLAS thread a process, for everyone."""
 
+_NEVER_GIVEN = range(20_000, 32_000)
+"""Ports that Linux and others give to nobody who does not ask for one of them."""
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None)
 
@@ -140,9 +143,17 @@ def _cpu_clock(pid: int) -> int:
 
 
 def free_ports(count: int) -> list[int]:
-    """Returns ports of the loopback that are free now, for peers that cannot choose one."""
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [one.getsockname()[1] for one in sockets]
-    for one in sockets:
-        one.close()
-    return ports
+    """Returns ports of the loopback that are free now, for peers that cannot choose one.
+
+    They are not of those that systems give to whoever connects: such a one may be taken before the
+    peer, which has to start first, listens there.
+    """
+    with contextlib.ExitStack() as held:
+        ports: list[int] = []
+        for port in random.sample(_NEVER_GIVEN, len(_NEVER_GIVEN)):
+            with contextlib.suppress(OSError):
+                held.enter_context(socket.create_server(("127.0.0.1", port)))
+                ports.append(port)
+            if len(ports) == count:
+                return ports
+    raise OSError(f"there are not {count} free ports in {_NEVER_GIVEN}")

@@ -14,6 +14,7 @@ from contextlib import suppress
 
 import pytest
 
+from benchmarks.processes import free_ports
 from tests.integration.shell import PROGRAMS, Ended, Running, Shell
 from trireme.wire.message import MAGIC, PROTOCOL_VERSION
 
@@ -29,7 +30,7 @@ def ends(module_shell: Shell) -> dict[str, Ended]:
     """How each command of the play ended, by a name for it."""
     shell = module_shell
     (shell.directory / "other.secret").write_text("not the secret of this user's jobs")
-    port = free_port()
+    (port,) = free_ports(1)
     hosts = (f"--ps_hosts=127.0.0.1:{port}", "--worker_hosts=127.0.0.1:1,127.0.0.1:2")
 
     def task(role: str, index: int, *words: object) -> Running:
@@ -58,11 +59,6 @@ def ends(module_shell: Shell) -> dict[str, Ended]:
             play[name].ended()
         play["late"] = task("worker", 1, *SYNC, *TRAIN)
         return {name: running.ended() for name, running in play.items()}
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
 
 
 def send_garbage(port: int) -> None:

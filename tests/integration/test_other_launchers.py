@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from benchmarks.processes import free_ports
 from tests.integration.shell import PROGRAMS, PYTHON, ROOT, TORCHRUN, Ended, Shell
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
@@ -22,14 +23,6 @@ def report(shell: Shell, index: int) -> dict[str, object]:
     said = (shell.directory / "out" / f"worker-{index}.json").read_text()
     found: dict[str, object] = json.loads(said)
     return found
-
-
-def free_ports(count: int) -> list[int]:
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [listener.getsockname()[1] for listener in sockets]
-    for listener in sockets:
-        listener.close()
-    return ports
 
 
 def start_all(
