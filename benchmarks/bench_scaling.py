@@ -44,7 +44,7 @@ def run(context: Context) -> Result:
     )
     workers = (1, 4) if context.quick else WORKERS
     plan = Plan(1, least=1) if context.quick else Plan(7, seconds=context.seconds, least=3)
-    seconds = 1.0 if context.quick else 3.0
+    seconds = 1.0 if context.quick else 2.0
     with _jobs(context.scratch, workers, seconds) as jobs:
         measured = interleave(jobs, plan, say=context.say)
     for job in jobs:
