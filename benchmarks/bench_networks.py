@@ -14,7 +14,7 @@ __all__ = ["run"]
 LOOPS, ASYNC, SYNC, DDP = "two loops", "Trireme async", "Trireme sync", "DDP over gloo"
 ALLREDUCE = "Trireme allreduce"
 PREFETCH, KEEPING = "Trireme async, prefetch", "two loops, memory kept"
-SECONDS = {"lenet": (0.3, 1.5), "cifar": (0.6, 2.5)}
+SECONDS = {"lenet": (0.2, 0.8), "cifar": (0.4, 1.6)}
 
 
 def run(context: Context) -> Result:
@@ -63,7 +63,7 @@ def _measure(context: Context, result: Result, network: str) -> None:
     data, described = prepare(context, network)
     settle, seconds = SECONDS[network]
     turn = Slice(settle, seconds, training.batch)
-    plan = Plan(7, seconds=context.seconds / len(SECONDS), least=3)
+    plan = Plan(9, seconds=context.seconds / len(SECONDS), least=5)
     if context.quick:
         turn, plan = Slice(0.2, 2.0, training.batch), Plan(1, least=1)
     with running(context, setups, data, network, turn) as (contenders, failed):

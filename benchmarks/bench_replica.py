@@ -41,8 +41,8 @@ def run(context: Context) -> Result:
     )
     setups = _setups(context)
     data, described = prepare(context, "mlp")
-    turn = Slice(0.2, 0.5) if context.quick else Slice(0.3, 1.5)
-    plan = Plan(2, least=2) if context.quick else Plan(9, seconds=context.seconds, least=5)
+    turn = Slice(0.2, 0.6)
+    plan = Plan(2, least=2) if context.quick else Plan(21, seconds=context.seconds, least=5)
     with running(context, setups, data, "mlp", turn) as (contenders, failed):
         measured = interleave(contenders, plan, say=context.say)
         measured.failed.update(failed)
