@@ -69,7 +69,7 @@ class Trainer:
     """A worker whose optimizer's state counts its steps."""
 
     def __init__(self, board: Board, worker: int) -> None:
-        self.worker, self.model = worker, nn.Linear(1, 1, bias=False)
+        self.model = nn.Linear(1, 1, bias=False)
         self.flat = FlatModel([list(self.model.named_parameters())], servers=1)
         optimizer = torch.optim.SGD(self.model.parameters(), lr=0.5, momentum=1.0)
         client = cast(Client, BoardClient(board, worker))
