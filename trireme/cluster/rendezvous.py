@@ -70,6 +70,16 @@ class Member:
         """How the job ended, or why this task cannot take part (any more); None while it does."""
         return self._board.over
 
+    def check(self) -> None:
+        """Returns while the job runs.
+
+        Raises:
+            JobFailed: it is over; says how it ended, and why.
+        """
+        over = self._board.over
+        if over is not None:
+            raise JobFailed(f"the job is over, {over.outcome}: {over.reason}")
+
     @property
     def stop_requested(self) -> str | None:
         """Why somebody asked that the job be saved and stopped; None if nobody did."""
@@ -222,9 +232,7 @@ class Member:
             self._clapper.send(b"\0")
 
     def _check_going_on(self) -> None:
-        over = self._board.over
-        if over is not None:
-            raise JobFailed(f"the job is over, {over.outcome}: {over.reason}")
+        self.check()
         if self._board.ended:
             raise ClusterError(f"{self._config.name} takes part no longer: it has left or closed")
 

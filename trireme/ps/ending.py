@@ -91,7 +91,9 @@ class Ending:
 
     def _others(self, worker: int) -> int:
         """Returns how many steps the updates under way of others will make."""
-        return 0 if self.synchronous else len(self.under_way - {worker}) * self.period
+        if self.synchronous:
+            return 0
+        return (len(self.under_way) - (worker in self.under_way)) * self.period
 
     def _soonest(self, step: int) -> int:
         count = len(self.under_way)

@@ -37,7 +37,7 @@ def _counters(states: States) -> tuple[Values, Callable[[], None]]:
     return steps, advance
 
 
-def _adam(function: Callable[..., Any], values: Values, states: States) -> Kernel:
+def _bind_adam(values: Values, states: States) -> Kernel:
     steps, advance = _counters(states)
     first = [state["exp_avg"] for state in states]
     second = [state["exp_avg_sq"] for state in states]
@@ -45,8 +45,9 @@ def _adam(function: Callable[..., Any], values: Values, states: States) -> Kerne
 
     def update(group: Group, gradients: Values, divisor: torch.Tensor | None) -> None:
         beta1, beta2 = group["betas"]
+        decoupled = group.get("decoupled_weight_decay")
         advance()
-        function(
+        (torch._fused_adamw_ if decoupled else torch._fused_adam_)(
             values,
             gradients,
             first,
@@ -63,17 +64,6 @@ def _adam(function: Callable[..., Any], values: Values, states: States) -> Kerne
             grad_scale=divisor,
             found_inf=None,
         )
-
-    return update
-
-
-def _bind_adam(values: Values, states: States) -> Kernel:
-    plain = _adam(torch._fused_adam_, values, states)
-    decoupled = _adam(torch._fused_adamw_, values, states)
-
-    def update(group: Group, gradients: Values, divisor: torch.Tensor | None) -> None:
-        kernel = decoupled if group.get("decoupled_weight_decay") else plain
-        kernel(group, gradients, divisor)
 
     return update
 

@@ -30,26 +30,28 @@ class Note(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Notes:
-    """The notes of one server, and who wants them."""
+    """The notes of one server, and who wants them.
+
+    Attributes:
+        wanted: whether anybody wants notes: asked at every message.
+    """
 
     def __init__(self) -> None:
+        self.wanted = False
         self._wanted_by: set[str] = set()
         self._notes: deque[Note] = deque(maxlen=_MOST)
-
-    @property
-    def wanted(self) -> bool:
-        """Whether anybody wants notes."""
-        return bool(self._wanted_by)
 
     def start(self, task: str) -> None:
         """A task wants notes from now on."""
         if not self._wanted_by:
             self._notes.clear()
         self._wanted_by.add(task)
+        self.wanted = True
 
     def stop(self, task: str) -> None:
         """A task wants no more notes, or is gone."""
         self._wanted_by.discard(task)
+        self.wanted = bool(self._wanted_by)
 
     def handled(self, name: str, peer: str, began: float, ended: float) -> None:
         """A message was handled."""

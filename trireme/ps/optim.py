@@ -262,7 +262,12 @@ class SegmentOptimizer:
                 vector.div_(divisor)
         torch.set_flush_denormal(self._flushes)
         try:
-            self._update(gradients, scale)
+            if self._direct is None:
+                self._step_at_length(gradients)
+            else:
+                at = gradients.segments.__getitem__
+                for kernel, group, positions in self._direct:
+                    kernel(group, list(map(at, positions)), scale)
         finally:
             torch.set_flush_denormal(False)
 
@@ -271,16 +276,13 @@ class SegmentOptimizer:
         groups = [] if self._optimizer is None else self._optimizer.param_groups
         return all(group.get("eps", 1.0) >= _LEAST_EPS for group in groups)
 
-    def _update(self, gradients: PartBuffer, scale: torch.Tensor | None) -> None:
+    def _step_at_length(self, gradients: PartBuffer) -> None:
+        """Steps as torch does; then there may be state to work on."""
         assert self._optimizer is not None
-        if self._direct is None:
-            for tensor, gradient in zip(self._tensors, gradients.segments, strict=True):
-                tensor.grad = gradient
-            self._optimizer.step()
-            self._direct = self._find_direct()
-            return
-        for kernel, group, positions in self._direct:
-            kernel(group, [gradients.segments[position] for position in positions], scale)
+        for tensor, gradient in zip(self._tensors, gradients.segments, strict=True):
+            tensor.grad = gradient
+        self._optimizer.step()
+        self._direct = self._find_direct()
 
     def _scale(self, divisor: float) -> torch.Tensor | None:
         """Returns a divisor for the kernels, which take a float32; None where that is not enough.

@@ -36,8 +36,7 @@ Live = Mapping[int, int]
 """The workers that still train, by index, with their incarnations."""
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
+class Decision(msgspec.Struct, frozen=True):
     """How a round ends: whose updates make it, and what to multiply their mean by."""
 
     members: tuple[Member, ...]

@@ -243,6 +243,8 @@ class ServerLinks:
             if not heard and not self._readable(waiting):
                 self._membership.check()
                 self.check_patience(patience, waiting)
+            if heard and len(answers) == len(links):
+                break
             if heard:
                 waiting = [link for link in links if link.index not in answers]
         return [answers[link.index] for link in links] if len(links) > 1 else [*answers.values()]

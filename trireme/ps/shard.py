@@ -557,10 +557,10 @@ class Shard:
         while True:
             told, closed = self._close_round() if self._synchronous else ((), False)
             copied = self._complete_cut() if self._hold.cut is not None else []
-            if not closed and not copied:
-                out += told
-                break
             out += [*told, *copied]
+            # An empty round cannot close; a copy may have been what stopped one that is not.
+            if not copied and not (closed and self._round.pending):
+                break
         if self._due:
             due, self._due = self._due, []
             out += [self._answer(answer) for answer in due]

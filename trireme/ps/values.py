@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
+import msgspec
 import torch
 
 from trireme.errors import Rejected
@@ -39,8 +39,7 @@ PUBLISHED = "state/published"
 and checkpoints they go where the optimizer's state goes."""
 
 
-@dataclass(frozen=True, slots=True)
-class Contribution:
+class Contribution(msgspec.Struct, frozen=True, eq=False):
     """A gradient; or the sum of several, as `sum_of` makes it.
 
     Attributes:
@@ -59,8 +58,7 @@ class Contribution:
         return tuple(weight for weight in self.weights if weight > 0)
 
 
-@dataclass(frozen=True, slots=True)
-class Total:
+class Total(msgspec.Struct, frozen=True, eq=False):
     """A weighted sum of gradients, and what to divide it by for their mean.
 
     Attributes:

@@ -22,7 +22,6 @@ import torch
 
 from trireme.cluster.messages import Outcome
 from trireme.cluster.rendezvous import Member, MemberConfig
-from trireme.cluster.view import View
 from trireme.errors import ConfigurationError, Fenced, JobFailed, TriremeError
 from trireme.launch.detect import TaskConfig
 from trireme.launch.outcome import describe
@@ -64,22 +63,6 @@ class Exchange(msgspec.Struct, frozen=True):
     push_ended: float = 0.0
     wait_began: float = 0.0
     wait_ended: float = 0.0
-
-
-class _Watch:
-    """A member as the parameter server's client sees it."""
-
-    def __init__(self, member: Member) -> None:
-        self._member = member
-
-    @property
-    def view(self) -> View | None:
-        return self._member.view
-
-    def check(self) -> None:
-        over = self._member.over
-        if over is not None:
-            raise JobFailed(f"the job is over, {over.outcome}: {over.reason}")
 
 
 class Supervisor:
@@ -198,7 +181,7 @@ class Supervisor:
                 overlap=self.task.overlap,
                 waiting=self._say_waiting,
             ),
-            _Watch(self._member),
+            self._member,
             training.flat,
         )
         client: Client | Averager = connections
@@ -256,9 +239,7 @@ class Supervisor:
                 f"{self.task.name} was taken for lost, and a worker of several processes cannot "
                 "come back: --max-restarts starts it again"
             )
-        over = self._member.over
-        if over is not None:
-            raise JobFailed(f"the job is over, {over.outcome}: {over.reason}")
+        self._member.check()
         if self._member.incarnation > client.options.incarnation:
             client.renew(self._member.incarnation)
 
@@ -412,7 +393,7 @@ class Supervisor:
         if self._averager is not None:
             self._averager.wants_save = self._wants_save()
         try:
-            result = self._exchange(weight, examples, meanwhile)
+            result = self._exchange(client, weight, examples, meanwhile)
         except Fenced as fence:
             self._under_way = False
             result = self._rejoin(fence)
@@ -427,9 +408,12 @@ class Supervisor:
         return result
 
     def _exchange(
-        self, weight: float, examples: Sequence[Span], meanwhile: Callable[[], None]
+        self,
+        client: _AnyClient,
+        weight: float,
+        examples: Sequence[Span],
+        meanwhile: Callable[[], None],
     ) -> PushResult | None:
-        client = self.client
         if not isinstance(client, Client) or not self._training.prefetch:
             began = time.monotonic()
             client.push(weight, hyper=self._hyper(), examples=examples)

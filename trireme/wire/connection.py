@@ -476,8 +476,18 @@ class Connection:
 
     def _read_head(self) -> bool:
         """Reads a header and its metadata, once; returns whether they are there."""
-        if self._stop - self._start < self._need and not self._read_ahead():
-            return False
+        if self._stop - self._start < self._need:
+            if self._start == self._stop:
+                self._start = self._stop = 0
+                count = self._stop = self._stream.read_into([self._first])
+            else:
+                if len(self._ahead) - self._start < self._need:
+                    self._make_room(self._need)
+                count = self._stream.read_into([self._ahead[self._stop :]])
+                self._stop += count
+            self.bytes_received += count
+            if self._stop - self._start < self._need:
+                return False
         header = self._header
         if header is None:
             header = self._header = unpack_header(self._ahead, self.limits, self._start)
@@ -486,19 +496,6 @@ class Connection:
                 return False
         self._understand(header)
         return True
-
-    def _read_ahead(self) -> bool:
-        """Reads into the buffer, once; returns whether what is needed next is there."""
-        if self._start == self._stop:
-            self._start = self._stop = 0
-            count = self._stop = self._stream.read_into([self._first])
-        else:
-            if len(self._ahead) - self._start < self._need:
-                self._make_room(self._need)
-            count = self._stream.read_into([self._ahead[self._stop :]])
-            self._stop += count
-        self.bytes_received += count
-        return self._stop - self._start >= self._need
 
     def _make_room(self, need: int) -> None:
         """Moves what is there to the front, of a larger buffer if it is full.
@@ -520,7 +517,10 @@ class Connection:
         length = header.payload_length
         payload: Sequence[memoryview] = ()
         if header.lent:
-            payload = self._borrowed(length)
+            lending = self.lending
+            if lending is None or length != lending.incoming_bytes:
+                raise FrameError(f"{length} bytes lie in lent memory, and none such was lent")
+            payload = lending.incoming
         elif length:
             payload = self._place(message, length)
         self._incoming = Incoming(message, header.sequence, payload, length)
@@ -539,12 +539,6 @@ class Connection:
         if len(self._ahead) > _READ_AHEAD and self._start == self._stop:
             self._ahead = memoryview(bytearray(_READ_AHEAD))
         self._first = self._ahead
-
-    def _borrowed(self, length: int) -> Sequence[memoryview]:
-        """Returns where a payload lies that does not follow."""
-        if self.lending is None or length != self.lending.incoming_bytes:
-            raise FrameError(f"a payload of {length} bytes in lent memory, and none such was lent")
-        return self.lending.incoming
 
     def _place(self, message: Message, length: int) -> Sequence[memoryview]:
         """Asks where a payload goes."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from trireme.errors import AuthenticationError, ConnectionBroken, FrameError, WireError
-from trireme.wire.connection import Connection, Destination, Incoming
+from trireme.wire.connection import Connection, Destination
 from trireme.wire.handshake import HANDSHAKE_TIMEOUT, Identity, ServerHandshake
 from trireme.wire.lending import Lending
 from trireme.wire.message import Message
@@ -171,19 +171,16 @@ class Peer:
                 return
             if incoming is None:
                 return
-            self._handle(incoming)
+            if self.link is None:
+                self._shake_hands(incoming.message)
+            else:
+                try:
+                    self._service.handler_of[type(incoming.message)].received(self.link, incoming)
+                except FrameError as error:
+                    self._fail(error)
             if not self.connection.buffered:
                 return
         self._service.resume(self)
-
-    def _handle(self, incoming: Incoming) -> None:
-        if self.link is None:
-            self._shake_hands(incoming.message)
-            return
-        try:
-            self._service.handler_of[type(incoming.message)].received(self.link, incoming)
-        except FrameError as error:
-            self._fail(error)
 
     def offer(self, message: Message, payload: Iterable[Buffer] = (), sequence: int = 0) -> bool:
         """See `Link.offer`."""
