@@ -176,5 +176,21 @@ def test_notes_are_kept_while_somebody_wants_them() -> None:
     notes.stop("worker:1")
     assert not notes.wanted
     assert notes.export() == b'[["Push",1.0,2.0,"worker:0",0]]'
-    notes.start("worker:0")
-    assert notes.export() == b"[]"
+
+
+def test_notes_stay_for_a_worker_that_traces_its_steps_before_another_begins() -> None:
+    notes = Notes()
+    for worker, began in (("worker:0", 1.0), ("worker:1", 3.0)):
+        notes.start(worker)
+        notes.handled("Push", worker, began, began + 1.0)
+        notes.stop(worker)
+    assert notes.export() == b'[["Push",1.0,2.0,"worker:0",0],["Push",3.0,4.0,"worker:1",0]]'
+
+
+def test_a_timeline_leaves_out_what_servers_noted_for_another_trace() -> None:
+    worker = WorkerPart("worker:0", 2, 1000.0, (Span("step 3", 50.0, 51.0),), (), (), ())
+    moments = {10: 1048.0, 11: 1049.5, 12: 1050.5, 13: 1051.5, 14: 1053.0}
+    notes = tuple(Note("apply", at, at + 0.1, step=step) for step, at in moments.items())
+    events = merge([worker], [ServerPart(0, 0.0, notes), ServerPart(1, 5000.0, notes)])
+    found = [e["name"] for e in events["traceEvents"] if e.get("cat") == "apply"]
+    assert found == ["apply step 11", "apply step 12", "apply step 13"]

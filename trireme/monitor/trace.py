@@ -33,6 +33,7 @@ __all__ = [
 Event = dict[str, Any]
 
 _PHASES, _OPERATORS = 1, 10
+_SLACK = 1.0  # seconds that two machines' clocks may differ by more than was found
 
 
 class Span(msgspec.Struct, frozen=True, array_like=True):
@@ -109,7 +110,11 @@ def unpack(data: bytes) -> WorkerPart:
 
 
 def merge(workers: Sequence[WorkerPart], servers: Sequence[ServerPart] = ()) -> dict[str, Any]:
-    """Returns a trace as the object that the format's JSON holds. Times are microseconds."""
+    """Returns a trace as the object that the format's JSON holds. Times are microseconds.
+
+    Of the servers' notes it takes those of the time in which the workers traced.
+    """
+    servers = [_meanwhile(workers, server) for server in servers]
     events = [event for server in servers for event in _of_server(server)]
     events += [event for worker in workers for event in _of_worker(worker)]
     applied = {
@@ -133,6 +138,15 @@ def write_trace(path: Path, trace: dict[str, Any]) -> None:
     beside = path.with_name(f".{path.name}")
     beside.write_bytes(gzip.compress(msgspec.json.encode(trace), 6))
     beside.replace(path)
+
+
+def _meanwhile(workers: Sequence[WorkerPart], server: ServerPart) -> ServerPart:
+    """Returns a server's part without what it noted for an earlier or a later trace."""
+    times = [(w.offset + s.began, w.offset + s.ended) for w in workers for s in w.steps]
+    began = min((began for began, _ in times), default=0.0) - server.offset - _SLACK
+    ended = max((ended for _, ended in times), default=0.0) - server.offset + _SLACK
+    notes = tuple(note for note in server.notes if note.ended >= began and note.began <= ended)
+    return msgspec.structs.replace(server, notes=notes)
 
 
 def _of_server(server: ServerPart) -> Iterator[Event]:

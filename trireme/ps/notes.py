@@ -1,4 +1,8 @@
-"""What a server did when: noted while somebody traces the job, and at no other time."""
+"""What a server did when: noted while somebody traces the job, and at no other time.
+
+Notes stay when nobody wants more: workers trace the same steps of theirs, and one may be through
+with them before another begins. Whoever reads them leaves out what is of another time.
+"""
 
 from __future__ import annotations
 
@@ -43,8 +47,6 @@ class Notes:
 
     def start(self, task: str) -> None:
         """A task wants notes from now on."""
-        if not self._wanted_by:
-            self._notes.clear()
         self._wanted_by.add(task)
         self.wanted = True
 

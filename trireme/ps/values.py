@@ -39,7 +39,7 @@ PUBLISHED = "state/published"
 and checkpoints they go where the optimizer's state goes."""
 
 
-class Contribution(msgspec.Struct, frozen=True, eq=False):
+class Contribution(msgspec.Struct, frozen=True):
     """A gradient; or the sum of several, as `sum_of` makes it.
 
     Attributes:
@@ -58,7 +58,7 @@ class Contribution(msgspec.Struct, frozen=True, eq=False):
         return tuple(weight for weight in self.weights if weight > 0)
 
 
-class Total(msgspec.Struct, frozen=True, eq=False):
+class Total(msgspec.Struct, frozen=True):
     """A weighted sum of gradients, and what to divide it by for their mean.
 
     Attributes:
