@@ -43,15 +43,15 @@ class Benchmark:
 
 
 BENCHMARKS = (
-    Benchmark("a", "replica", "benchmarks.bench_replica", 75),
-    Benchmark("b", "push_pull", "benchmarks.bench_push_pull", 45),
-    Benchmark("c", "scaling", "benchmarks.bench_scaling", 60),
-    Benchmark("d", "stragglers", "benchmarks.bench_stragglers", 75),
+    Benchmark("a", "replica", "benchmarks.bench_replica", 60),
+    Benchmark("b", "push_pull", "benchmarks.bench_push_pull", 40),
+    Benchmark("c", "scaling", "benchmarks.bench_scaling", 50),
+    Benchmark("d", "stragglers", "benchmarks.bench_stragglers", 60),
     Benchmark("e", "codecs", "benchmarks.bench_codecs", 20),
     Benchmark("f", "networks", "benchmarks.bench_networks", 80),
     Benchmark("g", "gpu", "benchmarks.bench_gpu", 40),
-    Benchmark("h", "overlap", "benchmarks.bench_overlap", 35),
-    Benchmark("i", "summaries", "benchmarks.bench_summaries", 40),
+    Benchmark("h", "overlap", "benchmarks.bench_overlap", 30),
+    Benchmark("i", "summaries", "benchmarks.bench_summaries", 32),
 )
 """All of them, in order."""
 
