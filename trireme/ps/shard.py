@@ -496,14 +496,14 @@ class Shard:
         self._decide(pending, verdict)
         self._due.append(_Answer(pending, verdict, self.step - pending.push.pulled))
 
-    def _close_round(self) -> tuple[Sequence[Send], bool]:
-        """Takes the open round as far as it goes; returns what to tell, and whether it closed."""
+    def _close_round(self) -> Sequence[Send]:
+        """Takes the open round as far as it goes; returns what to tell the other servers."""
         if self._hold.token is not None and self._hold.stops_round(self.step):
-            return (), False
+            return ()
         told, decision = self._judge.judge(self._round, self._roster.live)
         if decision is not None:
             self._apply_round(decision)
-        return told, decision is not None
+        return told
 
     def _apply_round(self, decision: Decision) -> None:
         """Applies the round; what came too late for it is stale."""
@@ -555,11 +555,11 @@ class Shard:
         """
         out: list[Instruction] = []
         while True:
-            told, closed = self._close_round() if self._synchronous else ((), False)
+            if self._synchronous:
+                out += self._close_round()
             copied = self._complete_cut() if self._hold.cut is not None else []
-            out += [*told, *copied]
-            # An empty round cannot close; a copy may have been what stopped one that is not.
-            if not copied and not (closed and self._round.pending):
+            out += copied
+            if not copied:  # a copy may have been what stopped a round
                 break
         if self._due:
             due, self._due = self._due, []
