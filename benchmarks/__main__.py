@@ -18,11 +18,25 @@ from benchmarks.peers import DIRECTORY, Peers
 from benchmarks.suite import BENCHMARKS, chosen, run
 
 
+def _count(word: str) -> int:
+    number = int(word)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{word} is not 1 or more")
+    return number
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     listed = ", ".join(f"{b.letter} {b.name}" for b in BENCHMARKS)
     parser.add_argument("--only", default="", metavar="A,B", help=f"some of: {listed}")
     parser.add_argument("--quick", action="store_true", help="only show that everything runs")
+    parser.add_argument(
+        "--starts",
+        type=_count,
+        default=1,
+        metavar="N",
+        help="start what trains (a, f, g, i) N times; medians are over all rounds",
+    )
     parser.add_argument("--no-peers", action="store_true", help="as if no peer were installed")
     parser.add_argument("--peers", type=Path, default=DIRECTORY, help="the peers' environments")
     parser.add_argument("--data", type=Path, default=real_data(), help="the real data, if any")
@@ -37,6 +51,7 @@ def main() -> int:
         print(line)
     context = Context(
         seconds=0,
+        starts=given.starts,
         quick=given.quick,
         peers=peers,
         data=given.data,

@@ -6,9 +6,9 @@ import torch
 
 from benchmarks.context import Context
 from benchmarks.data import prepare
-from benchmarks.pairs import Plan, interleave
+from benchmarks.pairs import Plan
 from benchmarks.programs.task import NETWORKS
-from benchmarks.replicas import Setup, Slice, loops, running, trireme_job
+from benchmarks.replicas import Setup, Slice, loops, take_turns, trireme_job
 from benchmarks.results import Goal, Result
 
 __all__ = ["run"]
@@ -37,10 +37,8 @@ def run(context: Context) -> Result:
     result.goals.append(Goal("of the plain loop", "", ASYNC, LOOP, at_least=0.5))
     data, described = prepare(context, "wide")
     plan = Plan(2, least=2) if context.quick else Plan(9, seconds=context.seconds, least=5)
-    with running(context, setups, data, "wide", Slice(0.5, 2.0)) as (contenders, failed):
-        measured = interleave(contenders, plan, say=context.say)
-        measured.failed.update(failed)
-        result.notes += [contender.progress() for contender in contenders]
+    measured, went = take_turns(context, setups, data, "wide", Slice(0.5, 2.0), plan)
+    result.notes += went
     result.add(measured, {setup.name: setup.kind for setup in setups})
     result.notes += [
         f"Data: {described}; batches of {NETWORKS['wide'].batch}, on the GPU already.",

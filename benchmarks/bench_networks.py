@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from benchmarks.context import Context
 from benchmarks.data import prepare
-from benchmarks.pairs import Plan, interleave
+from benchmarks.pairs import Plan
 from benchmarks.programs.task import NETWORKS
-from benchmarks.replicas import Setup, Slice, ddp, loops, running, trireme_job
+from benchmarks.replicas import Setup, Slice, ddp, loops, take_turns, trireme_job
 from benchmarks.results import Goal, Result
 
 __all__ = ["run"]
@@ -66,10 +66,8 @@ def _measure(context: Context, result: Result, network: str) -> None:
     plan = Plan(9, seconds=context.seconds / len(SECONDS), least=5)
     if context.quick:
         turn, plan = Slice(0.2, 2.0, training.batch), Plan(1, least=1)
-    with running(context, setups, data, network, turn) as (contenders, failed):
-        measured = interleave(contenders, plan, say=context.say)
-        measured.failed.update(failed)
-        result.notes += [f"{network}: {contender.progress()}" for contender in contenders]
+    measured, went = take_turns(context, setups, data, network, turn, plan)
+    result.notes += [f"{network}: {line}" for line in went]
     result.notes.append(
         f"{training.title}: batches of {training.batch}, {training.optimizer}; data: {described}."
     )

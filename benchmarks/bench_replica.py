@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from benchmarks.context import Context
 from benchmarks.data import prepare
-from benchmarks.pairs import Plan, interleave
+from benchmarks.pairs import Plan
 from benchmarks.programs.task import NETWORKS
-from benchmarks.replicas import Setup, Slice, ddp, loops, running, tensorflow, trireme_job
+from benchmarks.replicas import Setup, Slice, ddp, loops, take_turns, tensorflow, trireme_job
 from benchmarks.results import Goal, Result
 
 __all__ = ["run"]
@@ -43,10 +43,8 @@ def run(context: Context) -> Result:
     data, described = prepare(context, "mlp")
     turn = Slice(0.2, 0.6)
     plan = Plan(2, least=2) if context.quick else Plan(21, seconds=context.seconds, least=5)
-    with running(context, setups, data, "mlp", turn) as (contenders, failed):
-        measured = interleave(contenders, plan, say=context.say)
-        measured.failed.update(failed)
-        result.notes += [contender.progress() for contender in contenders]
+    measured, went = take_turns(context, setups, data, "mlp", turn, plan)
+    result.notes += went
     result.add(measured, {setup.name: setup.kind for setup in setups})
     result.notes += [
         f"Data: {described}; batches of 100; Adam at 0.01 everywhere.",

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from benchmarks.context import Context
 from benchmarks.data import prepare
-from benchmarks.pairs import Interleaved, Plan, Sample, interleave
+from benchmarks.pairs import Interleaved, Plan, Sample
 from benchmarks.programs.task import NETWORKS
-from benchmarks.replicas import Setup, Slice, running, trireme_job
+from benchmarks.replicas import Setup, Slice, take_turns, trireme_job
 from benchmarks.results import Goal, Result
 
 __all__ = ["run"]
@@ -73,10 +75,8 @@ def _measure(context: Context, result: Result, network: str) -> None:
     turn = Slice(settle, seconds)
     if context.quick:
         turn, plan = Slice(0.2, 4.0), Plan(1, least=1)
-    with running(context, setups, data, network, turn) as (contenders, failed):
-        measured = interleave(contenders, plan, say=context.say)
-        measured.failed.update(failed)
-        result.notes += [f"{network}: {contender.progress()}" for contender in contenders]
+    measured, went = take_turns(context, setups, data, network, turn, plan)
+    result.notes += [f"{network}: {line}" for line in went]
     training = NETWORKS[network]
     result.notes.append(
         f"{training.title}: batches of {training.batch}, {training.optimizer}; data: {described}."
@@ -89,4 +89,4 @@ def _measure(context: Context, result: Result, network: str) -> None:
 
 
 def _by_processor(sample: Sample) -> Sample:
-    return Sample(sample.work / sample.cpu_seconds, sample.work, sample.cpu_seconds)
+    return replace(sample, value=sample.work / sample.cpu_seconds)

@@ -146,6 +146,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         context = Context(
             seconds=0,
+            starts=1,
             quick=False,
             peers=Peers(Path(os.devnull)),
             data=real_data(),

@@ -19,6 +19,7 @@ class Context:
 
     Attributes:
         seconds: how long its rounds may take, setting up not counted.
+        starts: how often contenders that train are started anew; the seconds are of each.
         quick: whether only to show that everything runs.
         peers: the environments of the peers.
         data: the folder with the real data; None where there is none.
@@ -27,6 +28,7 @@ class Context:
     """
 
     seconds: float
+    starts: int
     quick: bool
     peers: Peers
     data: Path | None

@@ -10,7 +10,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 __all__ = ["Contender", "Interleaved", "Plan", "Sample", "Spread", "interleave", "paired_ratio"]
@@ -25,11 +25,13 @@ class Sample:
         work: how much was done meanwhile, such as steps or exchanges.
         cpu_seconds: what all processes of the contender used of the processors meanwhile; NaN
             where that is not known.
+        start: which start of the contenders it is of, where they are started several times.
     """
 
     value: float
     work: float = 0.0
     cpu_seconds: float = float("nan")
+    start: int = 0
 
 
 class Contender(Protocol):
@@ -75,6 +77,14 @@ class Interleaved:
     def values(self, name: str) -> list[float]:
         """Returns a contender's figures, round by round."""
         return [sample.value for sample in self.samples[name]]
+
+    def extend(self, later: Interleaved, start: int) -> None:
+        """Takes in the rounds of another start; what failed in either is left out of both."""
+        self.failed.update(later.failed)
+        for name, samples in later.samples.items():
+            self.samples.setdefault(name, []).extend(replace(s, start=start) for s in samples)
+        for name in self.failed:
+            self.samples.pop(name, None)
 
 
 def interleave(

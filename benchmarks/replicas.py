@@ -12,11 +12,21 @@ from pathlib import Path
 from benchmarks.context import Context
 from benchmarks.gate import Gate, rate
 from benchmarks.machine import ROOT
-from benchmarks.pairs import Sample
+from benchmarks.pairs import Interleaved, Plan, Sample, interleave
 from benchmarks.processes import Program, cpu_seconds, free_ports
 from benchmarks.results import Kind
 
-__all__ = ["Replicas", "Setup", "Slice", "ddp", "loops", "running", "tensorflow", "trireme_job"]
+__all__ = [
+    "Replicas",
+    "Setup",
+    "Slice",
+    "ddp",
+    "loops",
+    "running",
+    "take_turns",
+    "tensorflow",
+    "trireme_job",
+]
 
 PROGRAMS = ROOT / "benchmarks" / "programs"
 START_SECONDS = 240.0
@@ -124,6 +134,26 @@ class Replicas:
         """Ends all processes."""
         for program in self.programs:
             program.kill()
+
+
+def take_turns(
+    context: Context, setups: Sequence[Setup], data: Path, network: str, turn: Slice, plan: Plan
+) -> tuple[Interleaved, list[str]]:
+    """Has contenders train in turn; returns the rounds, and a line on how each one's training went.
+
+    They are started `context.starts` times, for `plan` each time: where memory and processes come
+    to lie makes one start of a program faster than the next, by up to a tenth, for as long as it
+    runs. A contender that fails is not started again.
+    """
+    measured, went = Interleaved(), []
+    for start in range(context.starts):
+        left = [setup for setup in setups if setup.name not in measured.failed]
+        with running(context, left, data, network, turn) as (contenders, failed):
+            rounds = interleave(contenders, plan, say=context.say)
+            rounds.failed.update(failed)
+            went += [contender.progress() for contender in contenders]
+        measured.extend(rounds, start)
+    return measured, went
 
 
 @contextmanager

@@ -47,7 +47,8 @@ def to_json(result: Result, machine: dict[str, Any]) -> str:
         "machine": machine,
         "entries": [_entry(result, entry) for entry in result.entries],
         "goals": [
-            {**asdict(v.goal), "ratio": v.ratio, "verdict": v.word} for v in result.verdicts()
+            {**asdict(v.goal), "ratio": v.ratio, "by_start": v.by_start, "verdict": v.word}
+            for v in result.verdicts()
         ],
         "notes": result.notes,
         "skipped": result.skipped,
@@ -146,16 +147,19 @@ def text_table(head: Sequence[str], body: Sequence[Sequence[str]]) -> str:
 
 def goal_rows(result: Result) -> tuple[list[str], list[list[str]]]:
     """Returns the head and the rows of the table of goals."""
+    verdicts = result.verdicts()
+    several = any(len(verdict.by_start) > 1 for verdict in verdicts)
     body = [
         [
             verdict.goal.text,
             verdict.goal.bound,
             "" if verdict.ratio is None else f"{verdict.ratio:.3g}",
             verdict.word,
+            *([", ".join(f"{ratio:.3g}" for ratio in verdict.by_start)] if several else []),
         ]
-        for verdict in result.verdicts()
+        for verdict in verdicts
     ]
-    return ["goal", "bound", "measured", ""], body
+    return ["goal", "bound", "measured", "", *(["by start"] if several else [])], body
 
 
 def summary(result: Result) -> str:

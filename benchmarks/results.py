@@ -36,6 +36,10 @@ class Entry:
         """The figures, round by round."""
         return [sample.value for sample in self.samples]
 
+    def of_start(self, start: int) -> list[float]:
+        """Returns the figures of one start, round by round."""
+        return [sample.value for sample in self.samples if sample.start == start]
+
     @property
     def spread(self) -> Spread:
         """The figures in three."""
@@ -90,10 +94,17 @@ class Goal:
 
 @dataclass(frozen=True)
 class Verdict:
-    """A goal and what was measured; `ratio` is None where one side is missing."""
+    """A goal and what was measured.
+
+    Attributes:
+        goal: the goal.
+        ratio: over all rounds; None where one side is missing.
+        by_start: over the rounds of each start.
+    """
 
     goal: Goal
     ratio: float | None
+    by_start: tuple[float, ...] = ()
 
     @property
     def word(self) -> str:
@@ -169,18 +180,21 @@ class Result:
         """The contenders, in the order in which they came."""
         return list(dict.fromkeys(entry.contender for entry in self.entries))
 
-    def ratio(self, entry: Entry, reference: str, condition: str | None = None) -> float | None:
+    def ratio(self, entry: Entry, reference: str) -> float | None:
         """Returns an entry's figure over a reference's in the same rounds, if that is there."""
-        other = self.find(entry.condition if condition is None else condition, reference)
+        other = self.find(entry.condition, reference)
         return None if other is None else paired_ratio(entry.values, other.values)
 
     def verdicts(self) -> list[Verdict]:
         """Returns how each goal went."""
-        found = []
-        for goal in self.goals:
-            entry = self.find(goal.condition, goal.contender)
-            ratio = None
-            if entry is not None:
-                ratio = self.ratio(entry, goal.reference, goal.reference_condition)
-            found.append(Verdict(goal, ratio))
-        return found
+        return [self._verdict(goal) for goal in self.goals]
+
+    def _verdict(self, goal: Goal) -> Verdict:
+        elsewhere = goal.reference_condition
+        entry = self.find(goal.condition, goal.contender)
+        other = self.find(goal.condition if elsewhere is None else elsewhere, goal.reference)
+        if entry is None or other is None:
+            return Verdict(goal, None)
+        starts = sorted({sample.start for sample in entry.samples})
+        by_start = [paired_ratio(entry.of_start(n), other.of_start(n)) for n in starts]
+        return Verdict(goal, paired_ratio(entry.values, other.values), tuple(by_start))

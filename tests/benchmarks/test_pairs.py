@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from benchmarks.pairs import Plan, Sample, Spread, interleave, paired_ratio
+from benchmarks.pairs import Interleaved, Plan, Sample, Spread, interleave, paired_ratio
 
 
 @dataclass
@@ -37,6 +37,22 @@ def test_one_that_fails_is_left_out_and_the_others_go_on() -> None:
     assert result.values("a") == [2.0, 3.0, 4.0, 5.0]
     assert "b" not in result.samples
     assert result.failed == {"b": "RuntimeError: out of order"}
+
+
+def test_the_rounds_of_several_starts_are_one_and_say_which_they_are_of() -> None:
+    measured = Interleaved()
+    for start in range(2):
+        measured.extend(interleave([Counter("a"), Counter("b")], Plan(rounds=2)), start)
+    assert measured.values("a") == [2.0, 3.0, 2.0, 3.0]
+    assert [sample.start for sample in measured.samples["b"]] == [0, 0, 1, 1]
+
+
+def test_one_that_fails_at_a_later_start_has_no_figures_of_the_first_either() -> None:
+    measured = Interleaved()
+    measured.extend(interleave([Counter("a"), Counter("b")], Plan(rounds=2)), 0)
+    measured.extend(interleave([Counter("a"), Counter("b", fails_at=3)], Plan(rounds=2)), 1)
+    assert list(measured.samples) == ["a"]
+    assert list(measured.failed) == ["b"]
 
 
 def test_no_round_begins_after_the_seconds_are_over_once_there_are_enough() -> None:

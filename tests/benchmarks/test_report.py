@@ -57,6 +57,20 @@ def test_a_goal_may_be_over_another_condition() -> None:
     assert result.verdicts()[0].word == "missed"
 
 
+def test_ratios_are_shown_by_start_where_there_were_several() -> None:
+    result = example()
+    assert "by start" not in report.markdown(result, MACHINE, None)
+    result.entries.clear()
+    measured = Interleaved()
+    measured.extend(Interleaved({"ours": samples(8, 8), "limit": samples(10, 10)}), 0)
+    measured.extend(Interleaved({"ours": samples(9, 9, 9), "limit": samples(10, 10, 10)}), 1)
+    result.add(measured, KINDS, condition="4 KB")
+    verdict = result.verdicts()[0]
+    assert (verdict.ratio, verdict.by_start) == (0.9, (0.8, 0.9))
+    assert "0.8, 0.9" in report.markdown(result, MACHINE, None)
+    assert json.loads(report.to_json(result, MACHINE))["goals"][0]["by_start"] == [0.8, 0.9]
+
+
 def test_a_failure_of_ours_is_a_failure_and_a_peers_is_something_not_measured() -> None:
     result = example()
     result.add(Interleaved({}, {"ours": "broke", "theirs": "broke too"}), KINDS)
