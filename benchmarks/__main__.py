@@ -18,24 +18,18 @@ from benchmarks.peers import DIRECTORY, Peers
 from benchmarks.suite import BENCHMARKS, chosen, run
 
 
-def _count(word: str) -> int:
-    number = int(word)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{word} is not 1 or more")
-    return number
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     listed = ", ".join(f"{b.letter} {b.name}" for b in BENCHMARKS)
+    trains = ", ".join(b.letter for b in BENCHMARKS if b.trains)
     parser.add_argument("--only", default="", metavar="A,B", help=f"some of: {listed}")
     parser.add_argument("--quick", action="store_true", help="only show that everything runs")
     parser.add_argument(
         "--starts",
-        type=_count,
+        type=int,
         default=1,
         metavar="N",
-        help="start what trains (a, f, g, i) N times; medians are over all rounds",
+        help=f"start what trains ({trains}) N times; medians are over all rounds",
     )
     parser.add_argument("--no-peers", action="store_true", help="as if no peer were installed")
     parser.add_argument("--peers", type=Path, default=DIRECTORY, help="the peers' environments")
@@ -46,6 +40,10 @@ def main() -> int:
         benchmarks = chosen([word for word in given.only.split(",") if word])
     except ValueError as error:
         parser.error(str(error))
+    if given.starts < 1:
+        parser.error(f"--starts {given.starts}: it must be 1 or more")
+    if given.starts > 1 and not any(b.trains for b in benchmarks):
+        parser.error(f"--starts is for benchmarks that train, and none was chosen: {trains}")
     peers = Peers(Path(os.devnull) if given.no_peers else given.peers.resolve())
     for line in peers.missing():
         print(line)

@@ -141,9 +141,9 @@ def take_turns(
 ) -> tuple[Interleaved, list[str]]:
     """Has contenders train in turn; returns the rounds, and a line on how each one's training went.
 
-    They are started `context.starts` times, for `plan` each time: where memory and processes come
-    to lie makes one start of a program faster than the next, by up to a tenth, for as long as it
-    runs. A contender that fails is not started again.
+    They are started `context.starts` times, for `plan` each time: two starts of the same program
+    differ by up to a tenth for as long as they run, however many rounds are made. A contender that
+    fails is not started again.
     """
     measured, went = Interleaved(), []
     for start in range(context.starts):
@@ -151,7 +151,8 @@ def take_turns(
         with running(context, left, data, network, turn) as (contenders, failed):
             rounds = interleave(contenders, plan, say=context.say)
             rounds.failed.update(failed)
-            went += [contender.progress() for contender in contenders]
+            which = f"start {start + 1}: " if context.starts > 1 else ""
+            went += [which + contender.progress() for contender in contenders]
         measured.extend(rounds, start)
     return measured, went
 

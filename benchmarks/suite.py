@@ -29,12 +29,14 @@ class Benchmark:
         name: of its result.
         module: which has `run(context)`.
         seconds: how long its rounds may take; with peers, half as much again.
+        trains: whether its contenders train, and are started `Context.starts` times.
     """
 
     letter: str
     name: str
     module: str
     seconds: float
+    trains: bool = False
 
     def run(self, context: Context) -> Result:
         """Runs it."""
@@ -43,15 +45,15 @@ class Benchmark:
 
 
 BENCHMARKS = (
-    Benchmark("a", "replica", "benchmarks.bench_replica", 60),
+    Benchmark("a", "replica", "benchmarks.bench_replica", 60, trains=True),
     Benchmark("b", "push_pull", "benchmarks.bench_push_pull", 40),
     Benchmark("c", "scaling", "benchmarks.bench_scaling", 50),
     Benchmark("d", "stragglers", "benchmarks.bench_stragglers", 60),
     Benchmark("e", "codecs", "benchmarks.bench_codecs", 20),
-    Benchmark("f", "networks", "benchmarks.bench_networks", 80),
-    Benchmark("g", "gpu", "benchmarks.bench_gpu", 40),
+    Benchmark("f", "networks", "benchmarks.bench_networks", 80, trains=True),
+    Benchmark("g", "gpu", "benchmarks.bench_gpu", 40, trains=True),
     Benchmark("h", "overlap", "benchmarks.bench_overlap", 30),
-    Benchmark("i", "summaries", "benchmarks.bench_summaries", 32),
+    Benchmark("i", "summaries", "benchmarks.bench_summaries", 32, trains=True),
 )
 """All of them, in order."""
 

@@ -9,7 +9,7 @@ from benchmarks.bench_codecs import pays_below
 from benchmarks.bench_push_pull import _size
 from benchmarks.emulated import Device
 from benchmarks.peers import PEERS, Peers
-from benchmarks.suite import BENCHMARKS, chosen
+from benchmarks.suite import BENCHMARKS, Benchmark, chosen
 
 
 def test_benchmarks_are_chosen_by_letter_or_name() -> None:
@@ -20,8 +20,8 @@ def test_benchmarks_are_chosen_by_letter_or_name() -> None:
 
 
 @pytest.mark.parametrize("benchmark", BENCHMARKS, ids=lambda b: b.name)
-def test_every_benchmark_is_there(benchmark: object) -> None:
-    assert importlib.util.find_spec(benchmark.module) is not None  # type: ignore[attr-defined]
+def test_every_benchmark_is_there(benchmark: Benchmark) -> None:
+    assert importlib.util.find_spec(benchmark.module) is not None
 
 
 def test_the_budgets_leave_time_to_set_up_within_fifteen_minutes() -> None:

@@ -392,7 +392,10 @@ def test_a_damaged_or_missing_checkpoint_is_said(run_dir: str, capsys, fails) ->
     assert "step-000000020  DAMAGED: " in capsys.readouterr().out
     assert "damaged" in fails("checkpoint", "verify", run_dir, status=1)
     assert "it has: 10, 20" in fails("checkpoint", "show", run_dir, "--step", "15", status=1)
-    assert "no checkpoint in nowhere" in fails("checkpoint", "show", "nowhere", status=1)
+    for action in ("ls", "show", "verify", "export"):
+        assert "no checkpoint in nowhere. Give the" in fails(
+            "checkpoint", action, "nowhere", status=1
+        )
 
 
 # top ---------------------------------------------------------------------------------------------

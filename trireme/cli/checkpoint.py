@@ -34,10 +34,10 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _list(given: Namespace) -> int:
-    from trireme.session.checkpoint import describe, list_checkpoints
+    from trireme.session.checkpoint import describe
 
     status = 0
-    for path in list_checkpoints(given.run):
+    for path in _listed(given):
         try:
             description = describe(path)
         except CheckpointError as error:
@@ -91,13 +91,24 @@ _ACTIONS: dict[str, Callable[[Namespace], int]] = {
 }
 
 
-def _chosen(given: Namespace) -> Path:
-    """Returns the checkpoint that was asked for; the newest without --step."""
-    from trireme.session.checkpoint import list_checkpoints, step_of
+def _listed(given: Namespace) -> list[Path]:
+    """Returns the checkpoints of the run directory, oldest first; at least one."""
+    from trireme.session.checkpoint import list_checkpoints
 
     paths = list_checkpoints(given.run)
     if not paths:
-        raise CheckpointError(f"there is no checkpoint in {given.run}")
+        raise CheckpointError(
+            f"there is no checkpoint in {given.run}. Give the directory that `trireme run` named, "
+            "or the program's run_dir"
+        )
+    return paths
+
+
+def _chosen(given: Namespace) -> Path:
+    """Returns the checkpoint that was asked for; the newest without --step."""
+    from trireme.session.checkpoint import step_of
+
+    paths = _listed(given)
     if given.step is None:
         return paths[-1]
     for path in paths:
