@@ -28,7 +28,7 @@ from trireme.errors import (
     WireTimeout,
 )
 from trireme.wire.connection import Connection, Incoming
-from trireme.wire.message import Catalog, Header, Limits, Message, pack_header
+from trireme.wire.message import Catalog, Limits, Message, pack_header
 from trireme.wire.transport import Listener, Stream, connect, listen
 
 PATIENCE = 20.0  # seconds, for what happens at once unless the machine is busy
@@ -546,8 +546,7 @@ class TransportConformance:
 def frame_of(message: Message, payload: bytes = b"", sequence: int = 0) -> bytes:
     """The bytes of a frame."""
     metadata = CATALOG.encode(message)
-    header = Header(message.kind, len(metadata), len(payload), sequence)
-    return pack_header(header) + metadata + payload
+    return pack_header(message.kind, len(metadata), len(payload), sequence) + metadata + payload
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from tests.conformance import CATALOG, PATIENCE, Note, frame_of, pattern
 from trireme.clock import VirtualClock
 from trireme.errors import FrameError, PeerClosed, WireTimeout
 from trireme.wire.connection import Connection, Incoming
-from trireme.wire.message import Header, Limits, Message, pack_header
+from trireme.wire.message import Limits, Message, pack_header
 from trireme.wire.sockets import BUFFER_BYTES, SocketStream
 from trireme.wire.spin import Spin
 from trireme.wire.transport import Stream
@@ -199,14 +199,14 @@ def test_a_failure_to_receive_leaves_sending() -> None:
 
 
 def test_an_announced_payload_without_memory_is_a_frame_error() -> None:
-    frame = pack_header(Header(250, 1, 1 << 60, 0)) + b"\x90"
+    frame = pack_header(250, 1, 1 << 60, 0) + b"\x90"
     connection = Connection(ScriptedStream(frame), CATALOG, limits=Limits(payload=1 << 62))
     with pytest.raises(FrameError, match="no memory"):
         connection.poll()
 
 
 def test_announced_metadata_allocates_nothing() -> None:
-    stream = ScriptedStream(pack_header(Header(250, 1 << 30, 0, 0)) + bytes(5000), [3000, 2028, 0])
+    stream = ScriptedStream(pack_header(250, 1 << 30, 0, 0) + bytes(5000), [3000, 2028, 0])
     connection = Connection(stream, CATALOG, limits=Limits(metadata=1 << 30))
     tracemalloc.start()
     assert connection.poll() is None

@@ -17,7 +17,7 @@ from trireme.clock import VirtualClock
 from trireme.errors import ConnectionBroken, PeerClosed
 from trireme.wire.connection import Connection
 from trireme.wire.handshake import HANDSHAKE_CATALOG, Hello, Identity
-from trireme.wire.message import HEADER_SIZE, Header, Limits, Message, pack_header
+from trireme.wire.message import HEADER_SIZE, Limits, Message, pack_header
 from trireme.wire.transport import Stream
 
 LIMITS = Limits(metadata=1 << 16, payload=1 << 20)
@@ -86,7 +86,7 @@ def victim() -> Iterator[Victim]:
 def frame(message: Message, payload: bytes = b"") -> bytes:
     catalog = HANDSHAKE_CATALOG if isinstance(message, Hello) else CATALOG
     metadata = catalog.encode(message)
-    return pack_header(Header(message.kind, len(metadata), len(payload), 1)) + metadata + payload
+    return pack_header(message.kind, len(metadata), len(payload), 1) + metadata + payload
 
 
 HELLO = Hello(JOB, "worker:1", 0, bytes(32))
@@ -137,7 +137,7 @@ def test_anything_from_a_worker(victim: Victim, data: bytes) -> None:
 @live
 @given(st.binary(min_size=1, max_size=300))
 def test_bad_metadata_from_a_worker(victim: Victim, metadata: bytes) -> None:
-    header = pack_header(Header(Echo.kind, len(metadata), 0, 0))
+    header = pack_header(Echo.kind, len(metadata), 0, 0)
     victim.attack_as_worker(header + metadata, closed=False)
 
 
@@ -180,14 +180,14 @@ BAD_METADATA = {
 @pytest.mark.parametrize("name", BAD_METADATA)
 def test_bad_metadata_ends_the_connection_at_once(victim: Victim, name: str) -> None:
     metadata = BAD_METADATA[name]
-    victim.attack_as_worker(pack_header(Header(Echo.kind, len(metadata), 0, 0)) + metadata)
+    victim.attack_as_worker(pack_header(Echo.kind, len(metadata), 0, 0) + metadata)
 
 
 def test_what_is_announced_and_does_not_come(victim: Victim) -> None:
     """Within the limits, so it is waited for; little is held meanwhile."""
     with little_memory():
         waiting = [victim.run.client(f"worker:{i}") for i in range(1, 30)]
-        header = pack_header(Header(Echo.kind, LIMITS.metadata, 0, 0))
+        header = pack_header(Echo.kind, LIMITS.metadata, 0, 0)
         for client in waiting:
             write_all(client._stream, header + b"\x91")
         ask(victim.good, "still served")

@@ -303,8 +303,8 @@ class Connection:
         if self._queue:
             raise ValueError(f"what was offered to {self.peer} before is not sent yet")
         metadata = self.catalog.encode(message)
-        header = Header(message.kind, len(metadata), length, sequence)
-        self._given = [memoryview(pack_header(header) + metadata)]
+        header = pack_header(message.kind, len(metadata), length, sequence)
+        self._given = [memoryview(header + metadata)]
         self._due = length
 
     def extend(self, payload: Iterable[memoryview]) -> None:
@@ -349,8 +349,8 @@ class Connection:
     ) -> list[memoryview]:
         metadata = self.catalog.encode(message)
         if self.lending is not None and (carried := self.lending.carry(payload)):
-            header = Header(message.kind, len(metadata), carried, sequence, lent=True)
-            return [memoryview(pack_header(header) + metadata)]
+            header = pack_header(message.kind, len(metadata), carried, sequence, lent=True)
+            return [memoryview(header + metadata)]
         views: list[memoryview] = [_NOTHING]
         length = 0
         for buffer in payload:
@@ -359,9 +359,8 @@ class Connection:
                 flat = view.format == "B" and view.ndim == 1
                 views.append(view if flat else view.cast("B"))
                 length += size
-        views[0] = memoryview(
-            pack_header(Header(message.kind, len(metadata), length, sequence)) + metadata
-        )
+        header = pack_header(message.kind, len(metadata), length, sequence)
+        views[0] = memoryview(header + metadata)
         return views
 
     def _write(self, views: list[memoryview]) -> list[memoryview]:

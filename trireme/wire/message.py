@@ -75,16 +75,13 @@ class Header(msgspec.Struct, frozen=True, gc=False):
     lent: bool = False
 
 
-def pack_header(header: Header) -> bytes:
-    """Returns the `HEADER_SIZE` bytes of a header."""
+def pack_header(
+    kind: int, metadata_length: int, payload_length: int, sequence: int, *, lent: bool = False
+) -> bytes:
+    """Returns the `HEADER_SIZE` bytes of a header; see `Header`."""
+    flags = _LENT if lent else 0
     return _HEADER.pack(
-        MAGIC,
-        PROTOCOL_VERSION,
-        header.kind,
-        _LENT if header.lent else 0,
-        header.metadata_length,
-        header.payload_length,
-        header.sequence,
+        MAGIC, PROTOCOL_VERSION, kind, flags, metadata_length, payload_length, sequence
     )
 
 

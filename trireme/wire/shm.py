@@ -15,7 +15,6 @@ import secrets
 import socket
 import struct
 import sys
-from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -28,7 +27,7 @@ from trireme.errors import (
     PeerClosed,
     WireError,
 )
-from trireme.wire.sockets import BUFFER_BYTES, explain
+from trireme.wire.sockets import BUFFER_BYTES, IOV_MAX, SocketStream, explain
 from trireme.wire.transport import Listener, Stream
 
 if TYPE_CHECKING:
@@ -37,7 +36,6 @@ if TYPE_CHECKING:
 __all__ = ["ShmListener", "ShmStream", "connect", "listen", "shm_address"]
 
 _BACKLOG = 512
-_IOV_MAX = os.sysconf("SC_IOV_MAX")
 _ANCILLARY = socket.CMSG_SPACE(4)
 _CREDENTIALS = struct.Struct("3i")
 
@@ -88,64 +86,69 @@ def listen(rest: str, *, allow_plaintext: bool) -> Listener:
     return ShmListener(server, name)
 
 
-class ShmStream(Stream):
-    """One end of a unix socket, which also carries descriptors."""
+class ShmStream(SocketStream):
+    """One end of a unix socket, over which the side that connected may pass one descriptor.
 
-    def __init__(self, connected: socket.socket, peer: str) -> None:
-        connected.setblocking(False)
+    Args:
+        connected: the socket, which this object owns from now on.
+        peer: the address of the other end, for messages.
+        accepted: whether this is the other side, to which a descriptor may come.
+    """
+
+    def __init__(self, connected: socket.socket, peer: str, *, accepted: bool = False) -> None:
+        super().__init__(connected, peer)
         connected.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER_BYTES)
-        self._socket = connected
-        self._outgoing: deque[int] = deque()
-        self._incoming: deque[int] = deque()
-        self.peer = peer
-
-    def fileno(self) -> int:
-        return self._socket.fileno()
+        self._outgoing: int | None = None
+        self._incoming: int | None = None
+        self._awaits = accepted
 
     def read_into(self, buffers: Sequence[memoryview]) -> int:
+        if not self._awaits:
+            return super().read_into(buffers)
         try:
             count, ancillary, _, _ = self._socket.recvmsg_into(
-                buffers[:_IOV_MAX], _ANCILLARY, socket.MSG_CMSG_CLOEXEC
+                buffers[:IOV_MAX], _ANCILLARY, socket.MSG_CMSG_CLOEXEC
             )
         except BlockingIOError:
             return 0
         except OSError as error:
             raise explain(error, self.peer) from error
         for level, kind, data in ancillary:
-            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-                received = array.array("i")
-                received.frombytes(data[: len(data) - len(data) % received.itemsize])
-                self._incoming.extend(received)
+            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS and len(data) >= 4:
+                # There is room for one; more the system closes, and what comes later too.
+                self._incoming = array.array("i", data[:4])[0]
+                self._awaits = False
         if count == 0:
             raise PeerClosed(f"{self.peer} closed the connection")
         return count
 
     def write(self, buffers: Sequence[Buffer]) -> int:
+        if self._outgoing is None:
+            return super().write(buffers)
+        descriptor = array.array("i", [self._outgoing])
+        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, descriptor)]
         try:
-            if not self._outgoing:
-                return self._socket.sendmsg(buffers[:_IOV_MAX])
-            descriptor = array.array("i", [self._outgoing[0]])
-            rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, descriptor)]
-            count = self._socket.sendmsg(buffers[:_IOV_MAX], rights)
-            self._outgoing.popleft()
-            return count
+            count = self._socket.sendmsg(buffers[:IOV_MAX], rights)
         except BlockingIOError:
             return 0
         except OSError as error:
             raise explain(error, self.peer) from error
+        self._outgoing = None
+        return count
 
     def pass_descriptor(self, descriptor: int) -> None:
         """Sends a descriptor along with the next bytes; it stays open and the caller's here."""
-        self._outgoing.append(descriptor)
+        self._outgoing = descriptor
 
     def take_descriptor(self) -> int | None:
-        """Returns the oldest descriptor that came and was not taken; it is the caller's now."""
-        return self._incoming.popleft() if self._incoming else None
+        """Returns the descriptor that came, if it was not taken; it is the caller's now."""
+        taken, self._incoming = self._incoming, None
+        return taken
 
     def close(self) -> None:
-        self._socket.close()
-        while self._incoming:
-            os.close(self._incoming.popleft())
+        super().close()
+        if (left := self.take_descriptor()) is not None:
+            os.close(left)
 
 
 class ShmListener(Listener):
@@ -170,7 +173,7 @@ class ShmListener(Listener):
                     raise ConnectionClosed(f"{self.address} was closed by this side") from error
                 raise WireError(f"{self.address} cannot accept: {error.strerror}") from error
             if _user_of(accepted) == os.geteuid():
-                return ShmStream(accepted, f"{self.address}#client")
+                return ShmStream(accepted, f"{self.address}#client", accepted=True)
             accepted.close()
 
     def close(self) -> None:

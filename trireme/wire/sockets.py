@@ -14,9 +14,9 @@ from trireme.wire.transport import Stream
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-__all__ = ["BUFFER_BYTES", "SocketStream", "explain"]
+__all__ = ["BUFFER_BYTES", "IOV_MAX", "SocketStream", "explain"]
 
-_IOV_MAX = os.sysconf("SC_IOV_MAX")  # how many buffers the system takes in one call
+IOV_MAX = os.sysconf("SC_IOV_MAX")  # how many buffers the system takes in one call
 
 BUFFER_BYTES = 4 << 20
 """What is asked for a socket's send and receive buffers; the system may give less."""
@@ -38,7 +38,7 @@ class SocketStream(Stream):
             if len(buffers) == 1:
                 count = self._socket.recv_into(buffers[0])
             else:
-                count = self._socket.recvmsg_into(buffers[:_IOV_MAX])[0]
+                count = self._socket.recvmsg_into(buffers[:IOV_MAX])[0]
         except BlockingIOError:
             return 0
         except OSError as error:
@@ -51,7 +51,7 @@ class SocketStream(Stream):
         try:
             if len(buffers) == 1:
                 return self._socket.send(buffers[0])
-            return self._socket.sendmsg(buffers if len(buffers) <= _IOV_MAX else buffers[:_IOV_MAX])
+            return self._socket.sendmsg(buffers if len(buffers) <= IOV_MAX else buffers[:IOV_MAX])
         except BlockingIOError:
             return 0
         except OSError as error:
