@@ -52,7 +52,8 @@ class Observation:
         self._report = report
         self._process = psutil.Process()
         self._due = 0.0
-        self._seconds: list[float] = []  # that applying took each time since the last report
+        self._seconds = 0.0  # spent in applying, and how often, since the last report
+        self._times = 0
         self._histogram: Histogram = registry.histogram(
             "trireme_apply_seconds", "How long it took to apply the updates of a step"
         )
@@ -81,7 +82,9 @@ class Observation:
 
     def applied(self, step: int, began: float, ended: float) -> None:
         """A step was made between two readings of `time.monotonic`."""
-        self._seconds.append(ended - began)  # it is on the way of an answer: counted later
+        self._seconds += ended - began
+        self._times += 1
+        self._histogram.observe(ended - began)
         if self.spectator is not None:
             self.spectator.applied(step, began, ended)
 
@@ -100,8 +103,6 @@ class Observation:
     def status(self, now: float, shard: Shard) -> dict[str, float | str]:
         """Returns how the shard is, and counts it. As `look`."""
         waits, lags, memory = shard.waits(now), shard.lags(), self._process.memory_info().rss
-        seconds, self._seconds = self._seconds, []
-        self._histogram.observe_all(seconds)
         for verdict, counter in self._pushes.items():
             counter.value = shard.counters[verdict]
         self._staleness.value = shard.counters["staleness"]
@@ -115,7 +116,7 @@ class Observation:
             "applied": shard.counters["applied"],
             "stale": shard.counters["stale"],
             "fenced": shard.counters["fenced"],
-            "apply_seconds": sum(seconds) / max(len(seconds), 1),
+            "apply_seconds": self._seconds / max(self._times, 1),
             "memory_bytes": memory,
         }
         if waits:
@@ -126,6 +127,7 @@ class Observation:
                 "waiting_reason": longest.reason,
                 "waiting_seconds": longest.seconds,
             }
+        self._seconds, self._times = 0.0, 0
         return status | {f"lag/worker:{worker}": lag for worker, lag in sorted(lags.items())}
 
 
