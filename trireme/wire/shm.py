@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 __all__ = ["ShmListener", "ShmStream", "connect", "listen", "shm_address"]
 
 _BACKLOG = 512
-_ANCILLARY = socket.CMSG_SPACE(4)
+_ANCILLARY = socket.CMSG_LEN(4)  # for one descriptor: CMSG_SPACE would have room for two
 _CREDENTIALS = struct.Struct("3i")
 
 
