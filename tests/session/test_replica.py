@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+import trireme.session.replica as replica_module
 from trireme.errors import ConfigurationError
 from trireme.ps.dense import FlatModel
 from trireme.session.options import make_options
@@ -25,7 +27,14 @@ class Checkpointed(nn.Sequential):
 
 
 class Marked(torch.Tensor):
-    """A subclass, of which torch calls Python for every operation."""
+    """A subclass, of which torch calls Python for every function."""
+
+    called: ClassVar[list[Any]] = []
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        cls.called.append(func)
+        return super().__torch_function__(func, types, args, kwargs or {})
 
 
 def marked_loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -65,6 +74,49 @@ def test_the_gradient_is_torchs_to_the_bit(kind: Any, loss: Loss, keeps_views: b
         assert result.examples == len(INPUTS)
         got = [p.grad for p in model.parameters()]
         assert all(map(torch.equal, got, plain_gradients()))
+
+
+def test_a_subclass_of_tensor_is_asked_how_backward_is_run() -> None:
+    Marked.called.clear()
+    make_replica(make_model(), marked_loss).backward((INPUTS, TARGETS))
+    assert torch.autograd.backward in Marked.called
+
+
+def test_a_torch_without_the_operator_serves(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert replica_module._OPERATOR is not None, "this torch has it"
+    monkeypatch.setattr(replica_module, "_OPERATOR", None)
+    model = make_model()
+    make_replica(model).backward((INPUTS, TARGETS))
+    assert all(map(torch.equal, [p.grad for p in model.parameters()], plain_gradients()))
+
+
+def test_what_anomaly_mode_warns_of_is_a_warning_of_pythons() -> None:
+    replica = make_replica(make_model(), lambda outputs, targets: (outputs * 0).sqrt().sum() * 0)
+    with (
+        torch.autograd.set_detect_anomaly(True, check_nan=True),
+        pytest.warns(UserWarning, match="Error detected in SqrtBackward0"),
+        pytest.raises(RuntimeError, match="returned nan values"),
+    ):
+        replica.backward((INPUTS, TARGETS))
+
+
+def test_what_deterministic_mode_warns_of_is_a_warning_of_pythons() -> None:
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+
+        def scattered(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+            flat = outputs.flatten()
+            loss = flat.put(torch.arange(6), flat[6:12]).square().mean()
+            seen.clear()  # what the forward pass warned of
+            return loss
+
+        replica = make_replica(make_model(), scattered)
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        try:
+            replica.backward((INPUTS, TARGETS))
+        finally:
+            torch.use_deterministic_algorithms(False)
+    assert any("put_ does not have a deterministic" in str(warning.message) for warning in seen)
 
 
 def test_hooks_run_and_their_exceptions_come_out_as_they_are() -> None:

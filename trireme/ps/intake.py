@@ -112,11 +112,11 @@ class Intake:
             return False
         try:
             memory = SharedMemory.attach(descriptor, message.nbytes)
+            memory.close()  # the mapping stays as long as somebody looks at it
             outbound, inbound = memory.places(message.outbound), memory.places(message.inbound)
         except WireError as error:
             _log.warning("%s lends memory that cannot be used: %s", link.identity.task, error)
             return False
-        memory.close()  # the mapping stays as long as somebody looks at it
         link.lending = Lending.of_borrower(outbound, inbound)
         return True
 

@@ -22,7 +22,8 @@ __all__ = ["Loss", "Replica", "Trained", "named_groups"]
 Loss = Callable[[Any, Any], Any]
 """(outputs, targets) -> scalar mean over the batch, or a dict whose `loss` is it."""
 
-_OPERATOR = torch.ops.aten._backward.default
+_OPERATOR = getattr(getattr(torch.ops.aten, "_backward", None), "default", None)
+"""What TorchScript compiles `backward()` to; None of a torch that has it no more."""
 
 
 class Trained(Protocol):
@@ -233,7 +234,9 @@ def _backward(loss: torch.Tensor) -> None:
     """Computes the gradients, as `torch.autograd.backward`.
 
     That function's checks of its arguments take as long as our own part of a short step; the
-    operator that TorchScript calls does the same without them (decision 0021).
+    operator that TorchScript calls does the same without them (decision 0021). But what the engine
+    warns of is a warning of Python's only by the function: it is called where somebody asked for
+    warnings.
 
     Raises:
         ConfigurationError: the loss depends on no parameter that is trained.
@@ -243,10 +246,15 @@ def _backward(loss: torch.Tensor) -> None:
             "the loss depends on no parameter that is trained: compute it from the model's outputs "
             "as they are, without detach(), no_grad() or numpy"
         )
-    if type(loss) is torch.Tensor:
-        _OPERATOR(loss, [])
-    else:
+    if (
+        _OPERATOR is None
+        or type(loss) is not torch.Tensor
+        or torch.is_anomaly_enabled()
+        or torch.is_deterministic_algorithms_warn_only_enabled()
+    ):
         torch.autograd.backward(loss)
+    else:
+        _OPERATOR(loss, [])
 
 
 def _call(model: nn.Module, inputs: Any) -> Any:
