@@ -48,7 +48,9 @@ def test_nobody_passes_a_closed_gate_and_an_open_one_lets_through(tmp_path: Path
     gate.wait_until_ready(1, time.monotonic() + 10)
     assert steps(gate) == 0
     gate.open()
+    deadline = time.monotonic() + 10
     while steps(gate) < 20:
+        assert time.monotonic() < deadline, f"the stepper made only {steps(gate)} steps"
         time.sleep(0.001)
     gate.close()
     gate.wait_until_ready(1, time.monotonic() + 10)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import socket
 import sys
 from collections.abc import Iterator
@@ -12,6 +11,7 @@ from typing import cast
 
 import pytest
 
+from tests.descriptors import open_descriptors
 from trireme.ps.intake import Intake
 from trireme.ps.messages import LendMemory
 from trireme.ps.rule import Rule
@@ -21,10 +21,6 @@ from trireme.wire.shared_memory import SharedMemory
 from trireme.wire.shm import ShmStream
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="shm:// needs Linux")
-
-
-def open_descriptors() -> int:
-    return len(os.listdir("/proc/self/fd"))
 
 
 @pytest.fixture

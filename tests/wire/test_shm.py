@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.descriptors import open_descriptors
 from trireme.wire.shm import ShmStream
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="shm:// needs Linux")
@@ -20,10 +21,6 @@ def passed() -> Iterator[int]:
     descriptor = os.open(os.devnull, os.O_RDONLY)
     yield descriptor
     os.close(descriptor)
-
-
-def open_descriptors() -> int:
-    return len(os.listdir("/proc/self/fd"))
 
 
 def send(sender: socket.socket, descriptors: list[int]) -> None:
