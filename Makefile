@@ -5,6 +5,8 @@
 #   make parity   a table: how far every way to spread a model is from one plain process
 #   make test-ray the tests that need a Ray cluster, which they start on this host
 #   make browser-test   TensorBoard's dashboards in Chromium; screenshots in build/browser/
+#   make wheel    a wheel of the distribution trireme-train, in dist/
+#   make wheel-test    installs it into an empty environment and trains there
 #   make lint     style, types, direction of imports
 #   make bench    the benchmarks               make bench BENCH_ARGS='--only a,b --quick'
 #   make bench-peers   the environments of those that the benchmarks compare with
@@ -33,7 +35,7 @@ NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
 PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3; do \
     if "$$p" -c '$(NEW_ENOUGH)' >/dev/null 2>&1; then echo "$$p"; exit; fi; done)
 
-.PHONY: venv demo test test-ray browser-test parity lint bench bench-peers docs clean
+.PHONY: venv demo test test-ray browser-test parity wheel wheel-test lint bench bench-peers docs clean
 
 venv: $(STAMP)
 
@@ -74,6 +76,14 @@ browser-test: $(BROWSER_STAMP)
 	    echo "make: NOTHING IS TESTED: no Chromium here: apt-get install chromium chromium-driver" >&2; \
 	  fi; fi
 	$(BIN)/pytest -m browser tests/browser $(PYTEST_ARGS)
+
+wheel: $(STAMP)
+	rm -f dist/trireme_train-*.whl
+	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
+	@ls dist/trireme_train-*.whl
+
+wheel-test: wheel
+	$(BIN)/pytest -m slow tests/integration/test_wheel.py $(PYTEST_ARGS)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,7 +12,19 @@ import pytest
 # Before torch is imported: several test processes with several threads each would fight over cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+_ADDRESS = re.compile(r"0x[0-9a-f]{6,}")
+
 ROOT = Path(__file__).resolve().parent.parent
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Refuses names of tests that differ from process to process: several share one run."""
+    named = [item.nodeid for item in items if _ADDRESS.search(item.nodeid)]
+    if named:
+        raise pytest.UsageError(
+            f"{len(named)} tests have an address of memory in their names, such as {named[0]}: "
+            "give their parameters ids"
+        )
 
 
 def real_data(name: str) -> Path:

@@ -22,7 +22,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Generic, Literal, TypeVar
 from unittest import mock
@@ -75,6 +75,17 @@ class Cluster:
     run_dir: Path | None = None
     policy: Mapping[str, float] = field(default_factory=dict)
     coordinator_seen_at: Callable[[int, str], str] = field(default=lambda worker, address: address)
+
+    def __str__(self) -> str:
+        """What it has that is not the default: a name for a test, the same in every process."""
+        size = f"{self.workers}x{self.servers}"
+        named = [
+            f"{each.name}={value}"
+            for each in fields(self)
+            if each.name not in ("workers", "servers", "strategy", "coordinator_seen_at")
+            and (value := getattr(self, each.name)) not in (each.default, {})
+        ]
+        return "-".join([size, self.strategy or "default", *named])
 
     def task(self, index: int, coordinator: str) -> TaskConfig:
         """What worker `index` finds in its environment."""

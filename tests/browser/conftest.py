@@ -20,7 +20,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = Path(__file__).parent / "programs" / "summaries.py"
 PICTURES = ROOT / "build" / "browser"
-INSTALL = "apt-get install chromium chromium-driver; pip install 'trireme[browser]'"
+INSTALL = "apt-get install chromium chromium-driver; pip install 'selenium>=4.20' 'xprof>=2.24'"
 
 
 @pytest.fixture(scope="session")

@@ -51,5 +51,5 @@ def test_as_images() -> None:
 
 def test_without_scikit_learn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
-    with pytest.raises(DataError, match=r"pip install 'trireme\[examples\]'"):
+    with pytest.raises(DataError, match=r"pip install 'scikit-learn>=1.5'"):
         digits.load()

@@ -131,6 +131,6 @@ def test_without_ray_one_line_says_what_to_install(shell: Shell, tmp_path: Path)
     words = ("run", "--on", "ray", "--ps", 1, ROOT / "examples" / "digits.py")
     ended = shell.run(*words, environ={"PYTHONPATH": hidden})
     assert ended.status == 2
-    assert "pip install 'trireme[ray]'" in ended.err
+    assert "pip install 'ray>=2.40'" in ended.err
     assert "Traceback" not in ended.text
     assert not (shell.directory / "runs").exists()

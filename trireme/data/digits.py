@@ -33,7 +33,7 @@ def load(*, flat: bool = True, seed: int = 0) -> tuple[TensorDataset, TensorData
     except ImportError as error:
         raise DataError(
             "the digits come with scikit-learn, which is not installed: "
-            "pip install 'trireme[examples]'"
+            "pip install 'scikit-learn>=1.5'"
         ) from error
     pixels, labels = load_digits(return_X_y=True)
     images = torch.from_numpy(pixels).to(torch.float32).div_(_BRIGHTEST)

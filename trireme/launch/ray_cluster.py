@@ -54,7 +54,7 @@ def load_ray() -> Any:
         import ray.util
     except ImportError as error:
         raise ConfigurationError(
-            f"--on ray needs Ray, and it cannot be imported ({error}): pip install 'trireme[ray]', "
+            f"--on ray needs Ray, and it cannot be imported ({error}): pip install 'ray>=2.40', "
             "here and on every node"
         ) from error
     return ray
