@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from trireme.errors import UsageError
+from trireme.launch import program_end
 from trireme.launch.outcome import Outcome, describe_status, read_outcome
 from trireme.launch.script import check_script, run_script
 
@@ -16,6 +17,7 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Writes a program and runs it; the interpreter is as before afterwards."""
     monkeypatch.setattr(sys, "argv", sys.argv)
     monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(program_end, "_FAILED", [])
 
     def run(text: str, *arguments: str, task: str = "") -> tuple[int, Outcome | None]:
         path = tmp_path / "train.py"
@@ -128,9 +130,8 @@ def test_a_status_says_what_little_it_can() -> None:
     assert describe_status(4).summary == "ended with status 4"
 
 
-def test_who_runs_at_exit_can_see_a_failing_status(script, monkeypatch) -> None:
-    monkeypatch.setattr(sys, "last_value", None, raising=False)
+def test_who_runs_at_exit_can_see_a_failing_status(script) -> None:
     assert script("import sys; sys.exit(0)")[0] == 0
-    assert sys.last_value is None
+    assert program_end.ProgramEnd().error is None
     assert script("import sys; sys.exit(3)")[0] == 3
-    assert isinstance(sys.last_value, SystemExit)
+    assert isinstance(program_end.ProgramEnd().error, SystemExit)

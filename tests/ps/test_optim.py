@@ -418,6 +418,11 @@ def test_an_optimizer_that_is_not_torchs_own_is_refused(make: Any) -> None:
         spec_of(optimizer)
 
 
+def test_nobody_is_told_to_go_where_it_is_refused_too() -> None:
+    with pytest.raises(UnsupportedOptimizerError, match="with servers and without"):
+        spec_of(torch.optim.LBFGS([torch.nn.Parameter(torch.zeros(1))]))
+
+
 def test_an_unknown_name_is_refused_by_the_server() -> None:
     layout = layout_of(1, "float32")
     with pytest.raises(UnsupportedOptimizerError, match=r"no optimizer 'Lion': it has SGD, Adam"):

@@ -12,6 +12,7 @@ from types import TracebackType
 
 from trireme.errors import JobFailed, TriremeError, UsageError
 from trireme.launch.outcome import Outcome, describe, write_outcome
+from trireme.launch.program_end import program_failed
 
 __all__ = ["INTERRUPTED", "check_script", "run_script"]
 
@@ -59,7 +60,8 @@ def run_script(
         runpy.run_path(str(script), run_name="__main__")
     except SystemExit as error:
         return _exited(error, outcome)
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as error:
+        program_failed(error)
         return INTERRUPTED
     except BaseException as error:
         return _failed(error, task, outcome)
@@ -73,14 +75,14 @@ def _exited(error: SystemExit, outcome: Path | None) -> int:
     if not isinstance(error.code, int):
         print(error.code, file=sys.stderr)
     if status != INTERRUPTED:
-        sys.last_value = error  # as in `_failed`
+        program_failed(error)
         _leave(outcome, describe(error))
     return status
 
 
 def _failed(error: BaseException, task: str, outcome: Path | None) -> int:
     own = _without_launcher(error.__traceback__)
-    sys.last_value = error  # where the interpreter leaves it too, for whoever runs at exit
+    program_failed(error)
     if outcome is not None and isinstance(error, JobFailed):
         print("ends: the job failed elsewhere", file=sys.stderr)  # where, the launcher says
     elif isinstance(error, TriremeError):

@@ -388,7 +388,7 @@ class Client:
             ConfigurationError: the job has told this worker to stop, or a push is under way.
         """
         if self.stopping:
-            raise after_the_end(self.options.worker)
+            raise after_the_end(self.options.worker, self.step)
         if self._pushed:
             raise ConfigurationError(f"worker:{self.options.worker} pushed before it waited")
         update = self._update(weight, hyper, examples, pull, pulled, steps)

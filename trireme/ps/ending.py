@@ -100,9 +100,9 @@ class Ending:
         return step + (min(1, count) if self.synchronous else count * self.period)
 
 
-def after_the_end(worker: int) -> ConfigurationError:
-    """Returns what is wrong where a worker trains on after it was told to stop."""
+def after_the_end(worker: int, step: int) -> ConfigurationError:
+    """Returns what is wrong where a worker trains on after it was told to stop at `step`."""
     return ConfigurationError(
-        f"worker:{worker} made an update after training had ended: leave the loop when "
-        "should_stop says so; the batches of session.loader end by themselves"
+        f"worker:{worker} made an update after training had ended at step {step}: leave the loop "
+        "when should_stop() says so; the batches of session.loader end by themselves"
     )

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import torch
 
 from trireme.cluster.view import ServerEntry, View, WorkerEntry
-from trireme.errors import Rejected, UnsupportedOptimizerError
+from trireme.errors import Rejected
 from trireme.ps.dense import FlatModel, PartBuffer
 from trireme.ps.ending import after_the_end
 from trireme.ps.instructions import Instruction, Reply
@@ -44,7 +44,7 @@ from trireme.ps.messages import (
     Stopping,
     TensorSpec,
 )
-from trireme.ps.optim import OPTIMIZERS
+from trireme.ps.optim import OPTIMIZERS, check_optimizer
 from trireme.ps.results import PullResult, PushResult
 from trireme.ps.rule import Average, Rule
 from trireme.ps.shard import Shard
@@ -55,7 +55,6 @@ from trireme.wire.message import Message
 __all__ = [
     "LocalClient",
     "check_complete",
-    "check_optimizer",
     "export_state",
     "restore_state",
 ]
@@ -133,7 +132,7 @@ class LocalClient:
             ConfigurationError: the job has told this worker to stop.
         """
         if self.stopping:
-            raise after_the_end(0)
+            raise after_the_end(0, self.step)
         self._flat.collect_gradients()
         self._sequence += 1
         push = Push(
@@ -235,19 +234,6 @@ class _UserOptimizer:
 
     def restore(self, state: Tensors) -> None:
         """Nothing that is laid out flat."""
-
-
-def check_optimizer(optimizer: torch.optim.Optimizer) -> None:
-    """Checks that an optimizer makes a step from gradients alone.
-
-    Raises:
-        UnsupportedOptimizerError: it computes the loss itself, several times.
-    """
-    if isinstance(optimizer, torch.optim.LBFGS):
-        raise UnsupportedOptimizerError(
-            "LBFGS computes the loss several times a step, and a session's step computes it "
-            "once: use an optimizer whose step needs no closure"
-        )
 
 
 def _names(optimizer: torch.optim.Optimizer, flat: FlatModel) -> list[str | None]:

@@ -23,6 +23,7 @@ __all__ = [
     "OPTIMIZERS",
     "PartOptimizer",
     "SegmentOptimizer",
+    "check_optimizer",
     "groups_of",
     "misfit",
     "spec_of",
@@ -124,12 +125,26 @@ def groups_of(optimizer: torch.optim.Optimizer, name: str) -> tuple[GroupSpec, .
     )
 
 
+def check_optimizer(optimizer: torch.optim.Optimizer) -> None:
+    """Checks that an optimizer makes a step from gradients alone.
+
+    Raises:
+        UnsupportedOptimizerError: it computes the loss itself, several times.
+    """
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise UnsupportedOptimizerError(
+            "LBFGS computes the loss several times a step, and a step of a job computes it once, "
+            "with servers and without: use an optimizer whose step needs no closure"
+        )
+
+
 def spec_of(optimizer: torch.optim.Optimizer) -> OptimizerSpec:
     """Returns an optimizer as a registry name and numbers.
 
     Raises:
         UnsupportedOptimizerError: the registry has no optimizer of exactly this class.
     """
+    check_optimizer(optimizer)
     name = type(optimizer).__name__
     entry = OPTIMIZERS.get(name)
     if entry is None or entry.make is not type(optimizer):

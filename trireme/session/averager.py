@@ -20,8 +20,9 @@ from safetensors.torch import save as save_bytes
 from trireme.ps.client import Client, ClientOptions
 from trireme.ps.dense import FlatModel
 from trireme.ps.ending import after_the_end
-from trireme.ps.local import check_optimizer, export_state, restore_state
+from trireme.ps.local import export_state, restore_state
 from trireme.ps.messages import GroupSpec, OptimizerSpec, Span
+from trireme.ps.optim import check_optimizer
 from trireme.ps.results import PullResult, PushResult
 from trireme.ps.rule import Rule
 
@@ -186,7 +187,7 @@ class Averager:
             JobFailed: the job has ended meanwhile; says why.
         """
         if self.stopping:
-            raise after_the_end(self.options.worker)
+            raise after_the_end(self.options.worker, self.step)
         self._client.check()  # else nobody would hear of it before the next exchange
         self._flat.gather_gradients()
         if weight > 0:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Unpack
@@ -13,12 +12,14 @@ from torch import nn
 
 from trireme.errors import ConfigurationError
 from trireme.launch.here import task_here
+from trireme.launch.program_end import ProgramEnd
 from trireme.ps.dense import FlatModel
 from trireme.session.options import OptionValues, make_options
 from trireme.session.progress import make_progress
 from trireme.session.replica import named_groups
 from trireme.session.rules import outer_of, prefetches, rule_of
 from trireme.session.signals import Signals
+from trireme.session.stop_sign import StopSign
 from trireme.session.supervisor import Supervisor
 from trireme.session.training import Training
 
@@ -100,6 +101,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._flat = flat
         self._supervisor = supervisor
         self._closed = False
+        self._finished = False
+        self._end = ProgramEnd()
+        self._end.watch()
         self._handlers = Signals(supervisor.interrupt)
         self._handlers.install()
         atexit.register(self._at_exit)
@@ -110,9 +114,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
         return self._supervisor.global_step
 
     @property
-    def should_stop(self) -> bool:
-        """Whether training should end; agreed by all workers."""
-        return self._supervisor.should_stop
+    def should_stop(self) -> StopSign:
+        """`should_stop()` returns whether training should end; agreed by all workers."""
+        supervisor = self._supervisor
+        return StopSign(lambda: supervisor.should_stop)
 
     @property
     def is_chief(self) -> bool:
@@ -122,8 +127,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def step(self, closure: Callable[[], Any] | None = None, *, examples: float = 1.0) -> Any:
         """Pushes the gradients and brings the new values into the model.
 
-        After the job has reached its end it does nothing; after the job was interrupted it ends
-        the program, as a loop that does not ask `should_stop` would go on for nothing.
+        As `Session.step`, it makes no update after training has ended: leave the loop when
+        `should_stop()` says so.
 
         Args:
             closure: computes the loss and the gradients anew, as for any optimizer.
@@ -133,16 +138,19 @@ class DistributedOptimizer(torch.optim.Optimizer):
             What the closure returned.
 
         Raises:
-            SystemExit: with status 130, at the first call after the job was interrupted.
+            ConfigurationError: training has ended, and what it led to is saved.
+            SystemExit: with status 130, where training has ended because the job was interrupted.
+            JobFailed: the job has ended elsewhere; says where and why.
         """
         loss = None
-        if self._supervisor.should_stop and self._supervisor.interrupted is not None:
-            raise SystemExit(130)
+        self._end.goes_on()
+        if self._supervisor.should_stop:
+            self._finish_training()
+            raise self._supervisor.after_the_end()
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        if not self._supervisor.should_stop:
-            self._supervisor.update(examples, ())
+        self._supervisor.update(examples, ())
         return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -156,19 +164,38 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def close(self) -> None:
         """Saves, and leaves the job. May be repeated."""
-        if not self._closed:
-            self._closed = True
-            self._handlers.restore()
-            atexit.unregister(self._at_exit)
+        if self._closed:
+            return
+        self._closed = True
+        self._let_go()
+        try:
+            self._finish_training()
+        except BaseException as error:
+            self._supervisor.fail(error)
+            raise
+        self._supervisor.leave("interrupted" if self._supervisor.interrupted else "finished")
+
+    def _finish_training(self) -> None:
+        if not self._finished:
+            self._finished = True
             self._supervisor.complete()
             self._supervisor.finish_training()
-            self._supervisor.leave("interrupted" if self._supervisor.interrupted else "finished")
 
     def _at_exit(self) -> None:
-        """Leaves as the program ended: `sys.last_value` is what it failed with, if it did."""
-        error = getattr(sys, "last_value", None)
+        """Leaves as the program ended: with the exception that it failed with, if it did."""
+        error = self._end.error
         if error is None:
             self.close()
         elif not self._closed:
             self._closed = True
-            self._supervisor.fail(error)
+            self._let_go()
+            if isinstance(error, KeyboardInterrupt):
+                self._supervisor.leave("interrupted", "KeyboardInterrupt in the script")
+            else:
+                self._supervisor.fail(error)
+
+    def _let_go(self) -> None:
+        """Gives back what was taken over of the process."""
+        self._handlers.restore()
+        self._end.forget()
+        atexit.unregister(self._at_exit)

@@ -26,8 +26,10 @@ from trireme.parallel.local import local
 from trireme.parallel.part import join
 from trireme.parallel.sharding import take, whole
 from trireme.parallel.watch import Watch
-from trireme.ps.local import check_complete, check_optimizer
+from trireme.ps.ending import after_the_end
+from trireme.ps.local import check_complete
 from trireme.ps.messages import Applied, GroupSpec, OptimizerSpec, Span
+from trireme.ps.optim import check_optimizer
 from trireme.ps.results import PullResult, PushResult
 from trireme.ps.rule import Rule
 from trireme.ps.snapshot import ModelState
@@ -235,10 +237,7 @@ class GangClient:
             ConfigurationError: training has ended.
         """
         if self.stopping:
-            raise ConfigurationError(
-                f"rank {self._gang.rank} made an update after training had ended: leave the "
-                "loop when should_stop says so; the batches of session.loader end by themselves"
-            )
+            raise after_the_end(self._gang.rank, self.step)
         skip = weight == 0
         if self._agree_on_skips:
             skip = self._gang.total([float(skip)])()[0] > 0

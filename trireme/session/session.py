@@ -41,6 +41,7 @@ from trireme.session.rules import (
     updates_per_step,
 )
 from trireme.session.signals import Signals
+from trireme.session.stop_sign import StopSign
 from trireme.session.supervisor import Supervisor
 from trireme.session.training import Training
 
@@ -326,9 +327,11 @@ class Session:
         records = self.task.records
         return self.run_dir if records is None else Path(records).parent
 
-    def should_stop(self) -> bool:
-        """Returns whether training should end; agreed by all workers."""
-        return self._supervisor.should_stop
+    @property
+    def should_stop(self) -> StopSign:
+        """`should_stop()` returns whether training should end; agreed by all workers."""
+        supervisor = self._supervisor
+        return StopSign(lambda: supervisor.should_stop)
 
     def stop(self, reason: str) -> None:
         """Asks that the job end at the next step at which every worker can; safe on any worker."""
@@ -433,11 +436,16 @@ class Session:
                 of.
 
         Raises:
-            ConfigurationError: training has ended, or the session was not entered.
+            ConfigurationError: training has ended, and what it led to is saved; or the session
+                was not entered.
+            SystemExit: with status 130, where training has ended because the job was interrupted.
             NonFiniteError: the loss is NaN or infinite, and the policy is to raise.
             JobFailed: the job has ended elsewhere; says where and why.
         """
         supervisor = self._supervisor
+        if supervisor.should_stop:
+            self._finish_training()
+            raise supervisor.after_the_end()
         for hook in self.options.hooks:
             hook.before_step(self, batch)
         began = time.monotonic()

@@ -26,6 +26,7 @@ from trireme.errors import ConfigurationError, Fenced, JobFailed, TriremeError
 from trireme.launch.detect import TaskConfig
 from trireme.launch.outcome import describe
 from trireme.ps.client import Client, ClientOptions
+from trireme.ps.ending import after_the_end
 from trireme.ps.host_link import aggregator_address
 from trireme.ps.local import LocalClient
 from trireme.ps.messages import GroupSpec, OptimizerSpec, Span, Stale, Verdict
@@ -327,6 +328,15 @@ class Supervisor:
     def should_stop(self) -> bool:
         """Whether the job has reached its end; agreed by all workers."""
         return self.client.stopping
+
+    def after_the_end(self) -> ConfigurationError | SystemExit:
+        """Returns what a program is told that makes an update after training has ended.
+
+        An interrupted job ends the program, as its loop would go on for nothing.
+        """
+        if self.interrupted is not None:
+            return SystemExit(130)
+        return after_the_end(self.task.index, self.global_step)
 
     @property
     def interrupted(self) -> str | None:
