@@ -184,7 +184,12 @@ def keepers(cluster: Cluster, ran: Ran[T]) -> Iterator[str]:
     policy = Policy(cluster.workers, cluster.servers, **times)
     coordinator = Coordinator(policy, on_done=lambda: service.stop())
     service = Service(
-        listen(_any(cluster.scheme)), [coordinator], job=JOB, secret=SECRET, tick_seconds=0.02
+        listen(_any(cluster.scheme)),
+        [coordinator],
+        job=JOB,
+        secret=SECRET,
+        epoch=coordinator.epoch,
+        tick_seconds=0.02,
     )
     address = service.address
     threads.start("coordinator", service.run)

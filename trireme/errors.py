@@ -14,6 +14,7 @@
         WireTimeout                an operation outlasted its deadline
         FrameError                 what arrived is not a frame of ours
         AuthenticationError        wrong job, wrong secret, or no proof of it
+          StaleEpochError            a task of an earlier start of the job
         AddressInUse               the port to listen on is taken; names its holder
       ClusterError               who is there
         TaskClaimedError           another live process holds this task
@@ -52,6 +53,7 @@ __all__ = [
     "Rejected",
     "RolledBack",
     "ServerError",
+    "StaleEpochError",
     "TaskClaimedError",
     "TriremeError",
     "UnsupportedOptimizerError",
@@ -120,6 +122,10 @@ class FrameError(WireError):
 
 class AuthenticationError(WireError):
     """The peer has another secret or serves another job, or gave no proof in time."""
+
+
+class StaleEpochError(AuthenticationError):
+    """The task belongs to an earlier start of the job; all of the job was started anew since."""
 
 
 class AddressInUse(WireError):

@@ -58,12 +58,12 @@ class Driver:
     def say(self, connection: int, message: Message) -> None:
         self.feed(Received(connection, message))
 
-    def join(self, name: str, incarnation: int = 0, pid: int = 7) -> int:
+    def join(self, name: str, incarnation: int = 0, pid: int = 7, term: int = 0) -> int:
         """Joins over a new connection and returns its number."""
         connection = next(self._numbers)
         role, index = parse_task_name(name)
         address = f"tcp://h:{index}" if role == "ps" else ""
-        self.say(connection, Join(role, index, incarnation, "h", pid, address))
+        self.say(connection, Join(role, index, incarnation, "h", pid, address, term))
         return connection
 
     def join_all(self) -> dict[str, int]:

@@ -41,7 +41,7 @@ def host(request: pytest.FixtureRequest) -> Iterator[Host]:
 def test_a_task_joins_and_is_told_the_pace(host: Host) -> None:
     with ByHand(host.address, "worker:0") as peer:
         peer.say(Join("worker", 0, 0, "by-hand", 1, ""))
-        assert peer.hear(Joined) == Joined(1, 0.05, 5.0)
+        assert peer.hear(Joined) == Joined(1, 0.05, 5.0, host.coordinator.epoch, 1)
         peer.say(Heartbeat({"step": 1}))
         peer.hear(HeartbeatHeard)
 

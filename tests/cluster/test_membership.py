@@ -28,7 +28,7 @@ from trireme.cluster.messages import (
     ViewChanged,
     WaitingFor,
 )
-from trireme.cluster.view import ServerEntry, View, WorkerEntry
+from trireme.cluster.view import ServerEntry, View, WorkerEntry, first_view, term_of
 from trireme.errors import ConfigurationError
 
 JOINED = Joined(1, 1.0, 10.0)
@@ -116,6 +116,30 @@ class TestForming:
         job.leave(a, "interrupted", "SIGINT")
         assert over(job).outcome == "interrupted"
         assert job.to(s) == [over(job)]
+
+
+class TestTerm:
+    def test_views_of_a_later_term_have_higher_numbers(self) -> None:
+        first, second = Driver(workers=2), Driver(workers=2)
+        second.state = replace(second.state, term=2)
+        for job in (first, second):
+            job.join_all()
+            job.leave(job.join("worker:1", pid=8, incarnation=1), "finished")
+        assert first.view.number == 2
+        assert second.view.number == first_view(2) + 1
+        assert [term_of(job.view.number) for job in (first, second)] == [1, 2]
+
+    def test_who_has_joined_a_later_term_is_not_taken_in(self) -> None:
+        job = Driver()
+        [refused] = job.to(job.join("worker:0", incarnation=1, term=2))
+        assert isinstance(refused, Refused) and refused.code == "deposed"
+        assert "worker:0 has joined term 2 of the coordinator" in refused.reason
+        assert job.state.tasks["worker:0"].state == "expected"
+
+    def test_who_joins_is_told_epoch_and_term(self) -> None:
+        job = Driver()
+        job.state = replace(job.state, epoch="abc", term=3)
+        assert job.to(job.join("worker:0")) == [Joined(1, 1.0, 10.0, "abc", 3)]
 
 
 class TestJoining:

@@ -146,7 +146,9 @@ class TestJoining:
 
     def test_a_process_may_host_the_coordinator_it_joins(self, address: str) -> None:
         coordinator = Coordinator(Policy(workers=1, servers=1))
-        service = Service(listen(address), [coordinator], job=JOB, secret=SECRET)
+        service = Service(
+            listen(address), [coordinator], job=JOB, secret=SECRET, epoch=coordinator.epoch
+        )
         with Watched(service.address, "ps:0") as server, Watched(address, "worker:0") as worker:
             server.subscribe(lambda news: service.call_soon(service.stop))
             server.start()
@@ -473,7 +475,27 @@ class TestCoordinatorGone:
         with Host(address):
             over = pair[0].end()
         assert (over.outcome, over.culprit) == ("failed", "worker:0")
-        assert "never gave out" in over.reason
+        assert "worker:0 belongs to an earlier start of job job-1" in over.reason
+
+    def test_each_start_of_the_job_has_an_epoch_of_its_own(self, address: str) -> None:
+        epochs = []
+        for _ in range(2):
+            with Host(address) as host, host.member("worker:0") as member:
+                assert member.epoch == ""
+                member.join()
+                assert member.epoch == host.coordinator.epoch
+                epochs.append(member.epoch)
+        assert epochs[0] != epochs[1]
+
+    def test_a_coordinator_that_was_replaced_is_not_believed(
+        self, pair: tuple[Watched, Watched], host: Host
+    ) -> None:
+        member = pair[0]
+        member._board.term = 2  # as if a later start of the coordinator had taken it in
+        with LogEvent("worker:0 has joined term 2 of the coordinator") as heard:
+            host.cut("worker:0")
+            heard.wait()
+        assert member.over is None
 
     def test_a_stranger_on_its_port_is_not_believed(self, host: Host) -> None:
         with host.member("worker:0", coordinator_timeout=0.5) as member:

@@ -89,7 +89,7 @@ def frame(message: Message, payload: bytes = b"") -> bytes:
     return pack_header(message.kind, len(metadata), len(payload), 1) + metadata + payload
 
 
-HELLO = Hello(JOB, "worker:1", 0, bytes(32))
+HELLO = Hello(JOB, "", "worker:1", 0, bytes(32))
 
 headers = st.builds(
     HEADER.pack,

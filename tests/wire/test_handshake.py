@@ -3,17 +3,21 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from tests.conformance import CATALOG, PATIENCE, Note, frame_of, in_thread
 from trireme.errors import (
     AuthenticationError,
     ConnectionBroken,
+    ConnectionRefused,
     FrameError,
     PeerClosed,
+    StaleEpochError,
     WireError,
     WireTimeout,
 )
@@ -33,7 +37,8 @@ from trireme.wire.message import HANDSHAKE_LIMITS, Limits, Message
 from trireme.wire.sockets import SocketStream
 
 JOB, SECRET = "job-1", b"the secret of job-1"
-WORKER = Identity(JOB, "worker:1", 3)
+EPOCH = "the first start"
+WORKER = Identity(JOB, "worker:1", 3, EPOCH)
 
 Answers = Callable[[Message], Message | None]
 
@@ -75,8 +80,14 @@ class Recorder:
         return answer
 
 
+def hello(**changes: Any) -> Hello:
+    """The first words of a worker that has not joined."""
+    words = Hello(job=JOB, epoch="", task="worker:0", incarnation=0, nonce=bytes(32))
+    return replace(words, **changes)
+
+
 def test_both_sides_prove_themselves() -> None:
-    handshake = ServerHandshake(JOB, SECRET)
+    handshake = ServerHandshake(JOB, SECRET, EPOCH)
     assert handshake.identity is None
     with against(handshake.answer) as client:
         limits = client.limits = Limits(metadata=5)
@@ -88,7 +99,7 @@ def test_both_sides_prove_themselves() -> None:
 
 
 def test_wrong_secret() -> None:
-    handshake = ServerHandshake(JOB, b"another secret")
+    handshake = ServerHandshake(JOB, b"another secret", EPOCH)
     with against(handshake.answer) as client:
         with pytest.raises(AuthenticationError, match=r"tcp://there:1 .*secret is not that of job"):
             authenticate(client, WORKER, SECRET, timeout=PATIENCE)
@@ -135,7 +146,7 @@ def test_a_server_cannot_reflect_the_clients_proof() -> None:
 
 
 def recorded() -> Recorder:
-    recorder = Recorder(ServerHandshake(JOB, SECRET))
+    recorder = Recorder(ServerHandshake(JOB, SECRET, EPOCH))
     with against(recorder) as client:
         authenticate(client, WORKER, SECRET, timeout=PATIENCE)
     return recorder
@@ -143,7 +154,7 @@ def recorded() -> Recorder:
 
 def test_a_replayed_proof_is_denied() -> None:
     old = recorded()
-    again = ServerHandshake(JOB, SECRET)
+    again = ServerHandshake(JOB, SECRET, EPOCH)
     challenge = again.answer(old.said[0])
     assert isinstance(challenge, Challenge)
     assert challenge != old.answers[0]
@@ -167,17 +178,20 @@ def test_a_replayed_welcome_is_found_out() -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        lambda hello: Hello(hello.job, "worker:2", hello.incarnation, hello.nonce),
-        lambda hello: Hello(hello.job, hello.task, hello.incarnation + 1, hello.nonce),
-        lambda hello: Hello(hello.job, hello.task, hello.incarnation, bytes(32)),
+        {"task": "worker:2"},
+        {"incarnation": 4},
+        {"epoch": ""},
+        {"nonce": bytes(32)},
     ],
-    ids=["task", "incarnation", "nonce"],
+    ids=lambda change: next(iter(change)),
 )
-def test_the_proof_covers_who_it_is(change: Callable[[Hello], Hello]) -> None:
-    handshake = ServerHandshake(JOB, SECRET)
+def test_the_proof_covers_who_it_is(change: dict[str, Any]) -> None:
+    handshake = ServerHandshake(JOB, SECRET, EPOCH)
 
     def man_in_the_middle(message: Message) -> Message:
-        return handshake.answer(change(message) if isinstance(message, Hello) else message)
+        if isinstance(message, Hello):
+            message = replace(message, **change)
+        return handshake.answer(message)
 
     with (
         against(man_in_the_middle) as client,
@@ -185,6 +199,39 @@ def test_the_proof_covers_who_it_is(change: Callable[[Hello], Hello]) -> None:
     ):
         authenticate(client, WORKER, SECRET, timeout=PATIENCE)
     assert handshake.identity is None
+
+
+def test_a_task_of_an_earlier_start_is_denied() -> None:
+    handshake = ServerHandshake(JOB, SECRET, "the second start")
+    with (
+        against(handshake.answer) as client,
+        pytest.raises(StaleEpochError, match=r"worker:1 belongs to an earlier start of job job-1"),
+    ):
+        authenticate(client, WORKER, SECRET, timeout=PATIENCE)
+    assert handshake.identity is None
+    assert handshake.denied == "worker:1 belongs to an earlier start of the job"
+
+
+def test_only_who_knows_the_secret_is_told_of_the_epoch() -> None:
+    handshake = ServerHandshake(JOB, SECRET, "the second start")
+    assert isinstance(handshake.answer(hello(epoch=EPOCH)), Challenge)
+    assert handshake.answer(Proof(bytes(32))) == Denied("secret")
+
+
+def test_a_task_may_come_before_the_server_has_joined_itself() -> None:
+    handshake = ServerHandshake(JOB, SECRET, "")
+    with (
+        against(handshake.answer) as client,
+        pytest.raises(ConnectionRefused, match="has not joined job job-1 yet"),
+    ):
+        authenticate(client, WORKER, SECRET, timeout=PATIENCE)
+
+
+def test_who_has_not_joined_names_no_epoch() -> None:
+    handshake = ServerHandshake(JOB, SECRET, EPOCH)
+    with against(handshake.answer) as client:
+        authenticate(client, Identity(JOB, "worker:1"), SECRET, timeout=PATIENCE)
+    assert handshake.identity == Identity(JOB, "worker:1", 0, "")
 
 
 def test_one_proof_a_handshake() -> None:
@@ -205,14 +252,13 @@ def test_anything_before_hello_is_denied(message: Message) -> None:
     handshake = ServerHandshake(JOB, SECRET)
     assert handshake.answer(message) == Denied("order")
     assert handshake.denied is not None
-    assert isinstance(handshake.answer(Hello(JOB, "worker:0", 0, bytes(32))), Denied)
+    assert isinstance(handshake.answer(hello()), Denied)
 
 
 def test_hello_comes_once() -> None:
     handshake = ServerHandshake(JOB, SECRET)
-    hello = Hello(JOB, "worker:0", 0, bytes(32))
-    assert isinstance(handshake.answer(hello), Challenge)
-    assert handshake.answer(hello) == Denied("order")
+    assert isinstance(handshake.answer(hello()), Challenge)
+    assert handshake.answer(hello()) == Denied("order")
 
 
 def test_nothing_comes_after_welcome() -> None:
@@ -225,14 +271,19 @@ def test_nothing_comes_after_welcome() -> None:
 @pytest.mark.parametrize("size", [0, 31, 33])
 def test_a_short_nonce_is_denied(size: int) -> None:
     handshake = ServerHandshake(JOB, SECRET)
-    assert handshake.answer(Hello(JOB, "worker:0", 0, bytes(size))) == Denied("order")
+    assert handshake.answer(hello(nonce=bytes(size))) == Denied("order")
 
 
 messages = st.one_of(
-    st.builds(Hello, st.sampled_from([JOB, "x"]), st.text(), st.integers(0, 9), st.binary()),
     st.builds(
-        Hello, st.just(JOB), st.just("ps:0"), st.just(0), st.binary(min_size=32, max_size=32)
+        Hello,
+        job=st.sampled_from([JOB, "x"]),
+        epoch=st.text(),
+        task=st.text(),
+        incarnation=st.integers(0, 9),
+        nonce=st.binary(),
     ),
+    st.builds(hello, nonce=st.binary(min_size=32, max_size=32)),
     st.builds(Challenge, st.binary()),
     st.builds(Proof, st.binary(max_size=40)),
     st.builds(Welcome, st.binary()),

@@ -204,7 +204,7 @@ def test_a_stranger_may_not_speak_to_the_handlers() -> None:
 def test_a_hello_that_is_too_large(caplog: pytest.LogCaptureFixture) -> None:
     with running(EchoHandler()) as run, run.client() as good:
         stranger = Connection(run.stranger(), HANDSHAKE_CATALOG)
-        stranger.send(Hello(JOB, "x" * 2000, 0, bytes(32)), timeout=PATIENCE)
+        stranger.send(Hello(JOB, "", "x" * 2000, 0, bytes(32)), timeout=PATIENCE)
         with pytest.raises((PeerClosed, ConnectionBroken)):
             stranger.receive(timeout=PATIENCE)
         ask(good, "good")
@@ -217,7 +217,7 @@ def test_a_stranger_that_stalls_is_closed_at_its_deadline(
     clock = VirtualClock()
     with running(EchoHandler(), clock=clock) as run, run.client() as good:
         stranger = Connection(run.stranger(), HANDSHAKE_CATALOG)
-        stranger.send(Hello(JOB, "worker:1", 0, bytes(32)), timeout=PATIENCE)
+        stranger.send(Hello(JOB, "", "worker:1", 0, bytes(32)), timeout=PATIENCE)
         assert isinstance(stranger.receive(timeout=PATIENCE).message, Challenge)
         clock.advance(9.9)
         run.turn()
@@ -619,7 +619,7 @@ def test_an_adopted_connection_is_a_link_like_any_other() -> None:
 def test_denied_says_no_more_than_the_reason() -> None:
     with running(EchoHandler()) as run:
         stranger = Connection(run.stranger(), HANDSHAKE_CATALOG)
-        stranger.send(Hello("another", "worker:0", 0, bytes(32)), timeout=PATIENCE)
+        stranger.send(Hello("another", "", "worker:0", 0, bytes(32)), timeout=PATIENCE)
         assert stranger.receive(timeout=PATIENCE).message == Denied("job")
         with pytest.raises((PeerClosed, ConnectionBroken)):
             stranger.receive(timeout=PATIENCE)

@@ -243,7 +243,13 @@ def _serve_coordinator(config: TaskConfig, place: _Place) -> JobOver | None:
 
     listener = listen(place.listen, allow_plaintext=config.allow_plaintext)
     coordinator = Coordinator(_policy(config), on_done=lambda: service.stop())
-    service = Service(listener, [coordinator], job=config.job, secret=bytes.fromhex(config.secret))
+    service = Service(
+        listener,
+        [coordinator],
+        job=config.job,
+        secret=bytes.fromhex(config.secret),
+        epoch=coordinator.epoch,
+    )
     _tell_address(place, listener.address)
     membership = MembershipMetrics()
     with _exposed(

@@ -24,6 +24,8 @@ class Board:
 
     Attributes:
         incarnation: the task's; 0 before it has joined.
+        epoch: which start of the job it has joined; "" before that.
+        term: the coordinator's, likewise; 0 before that.
         view: the newest; None before the first.
         over: how the job ended, as far as this task knows; None before that.
         told: whether `over` is the coordinator's word, and not this side's conclusion.
@@ -38,6 +40,8 @@ class Board:
 
     def __init__(self) -> None:
         self.incarnation = 0
+        self.epoch = ""
+        self.term = 0
         self.view: View | None = None
         self.over: JobOver | None = None
         self.told = False

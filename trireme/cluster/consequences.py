@@ -11,7 +11,7 @@ from dataclasses import replace
 from trireme.cluster.decision import Draft
 from trireme.cluster.messages import JobOver, StopRequested, ViewChanged, WaitingFor
 from trireme.cluster.state import Task, missing
-from trireme.cluster.view import ServerEntry, View, WorkerEntry
+from trireme.cluster.view import ServerEntry, View, WorkerEntry, first_view
 
 __all__ = ["lose_server", "settle"]
 
@@ -132,7 +132,7 @@ def _renew_view(draft: Draft) -> bool:
     )
     if state.view and (state.view.servers, state.view.workers) == (servers, workers):
         return False
-    view = View(state.view.number + 1 if state.view else 1, servers, workers)
+    view = View(state.view.number + 1 if state.view else first_view(state.term), servers, workers)
     draft.state = replace(state, view=view)
     indices = ", ".join(str(worker.index) for worker in workers)
     draft.because(f"view {view.number}: workers {indices or 'none'}, {len(servers)} servers")

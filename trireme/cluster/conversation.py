@@ -34,8 +34,10 @@ from trireme.errors import (
     AuthenticationError,
     ClusterError,
     ConfigurationError,
+    ConnectionRefused,
     ConnectTimeout,
     FrameError,
+    StaleEpochError,
     TaskClaimedError,
     WireError,
     WireTimeout,
@@ -134,6 +136,8 @@ class Conversation:
         try:
             with self._connect() as connection:
                 self._talk(connection)
+        except StaleEpochError as error:
+            self._fail(error)  # whoever serves the job now has proven nothing, but we have
         except (AuthenticationError, FrameError, ConfigurationError) as error:
             if self._board.incarnation:
                 self._be_away(error)  # the port of a coordinator that is gone may be another's
@@ -147,7 +151,8 @@ class Conversation:
         timeout = max(0.01, min(_ATTEMPT_SECONDS, self._away_until() - time.monotonic()))
         stream = connect(config.coordinator, timeout=timeout)
         connection = Connection(stream, CLUSTER_CATALOG, limits=_LIMITS)
-        identity = Identity(config.job, config.name, self._board.incarnation)
+        board = self._board
+        identity = Identity(config.job, config.name, board.incarnation, board.epoch)
         authenticate(connection, identity, config.secret, timeout=timeout)
         return connection
 
@@ -251,6 +256,7 @@ class Conversation:
                 host=socket.gethostname(),
                 pid=os.getpid(),
                 address=config.address,
+                term=self._board.term,
             )
         )
 
@@ -333,9 +339,12 @@ class Conversation:
         self._patience = message.heartbeat_timeout
         self._next_beat = time.monotonic() + self._interval
         with self._board.change():
+            self._board.epoch, self._board.term = message.epoch, message.term
             self._board.incarnation = message.incarnation
 
     def _hear_refused(self, message: Refused) -> None:
+        if message.code == "deposed":
+            raise ConnectionRefused(message.reason)  # its successor may be there soon
         kinds = {"outside": ConfigurationError, "unknown": ClusterError}
         self._fail(kinds.get(message.code, TaskClaimedError)(message.reason))
         self._farewell = time.monotonic()

@@ -37,6 +37,7 @@ from trireme.cluster.messages import (
 from trireme.cluster.spec import task_name
 from trireme.errors import FrameError, WireError
 from trireme.wire.connection import Incoming
+from trireme.wire.handshake import new_epoch
 from trireme.wire.message import Message
 from trireme.wire.service import Link
 
@@ -54,6 +55,8 @@ class Coordinator:
 
     Args:
         policy: what the job expects.
+        epoch: which start of the job this is; a new one by default.
+        term: which start of the coordinator within it, from 1.
         clock: the service's.
         on_done: called once, in the service's thread, when the job is over and everybody was
             told, or `policy.end_grace` has passed since: the service may stop.
@@ -63,12 +66,14 @@ class Coordinator:
         self,
         policy: Policy,
         *,
+        epoch: str | None = None,
+        term: int = 1,
         clock: Clock | None = None,
         on_done: Callable[[], None] | None = None,
     ) -> None:
         self._clock = clock or MonotonicClock()
         self._on_done = on_done
-        self._state = initial_state(self._clock.now(), policy)
+        self._state = initial_state(self._clock.now(), policy, epoch or new_epoch(), term)
         self._connections: dict[Link, int] = {}
         self._links: dict[int, Link] = {}
         self._numbers = itertools.count(1)
@@ -84,6 +89,11 @@ class Coordinator:
     def state(self) -> State:
         """What is known of the job; immutable, so any thread may read it."""
         return self._state
+
+    @property
+    def epoch(self) -> str:
+        """Which start of the job this is. The service that serves it has the same."""
+        return self._state.epoch
 
     @property
     def over(self) -> JobOver | None:

@@ -178,7 +178,14 @@ def _take_in(draft: Draft, connection: int, known: Task, task: Task) -> None:
     draft.because(f"{task} is connected as incarnation {task.incarnation}")
     policy = draft.state.policy
     draft.send(
-        connection, Joined(task.incarnation, policy.heartbeat_interval, policy.heartbeat_timeout)
+        connection,
+        Joined(
+            task.incarnation,
+            policy.heartbeat_interval,
+            policy.heartbeat_timeout,
+            draft.state.epoch,
+            draft.state.term,
+        ),
     )
     draft.newcomer = connection
 
@@ -193,6 +200,12 @@ def _refusal(draft: Draft, connection: int, known: Task, join: Join) -> Refused 
     holder = draft.state.holder(connection)
     if holder is not None and holder.name != known.name:
         return Refused("claimed", f"this connection is held by {holder}: use one for each task")
+    if join.term > draft.state.term:
+        return Refused(
+            "deposed",
+            f"{known.name} has joined term {join.term} of the coordinator, and this process is "
+            f"of term {draft.state.term}: it was replaced, and takes nobody in",
+        )
     if join.incarnation > known.incarnation:
         return Refused(
             "unknown",

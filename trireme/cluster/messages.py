@@ -50,9 +50,10 @@ Phase = Literal["forming", "running", "finished", "interrupted", "failed"]
 TaskState = Literal["expected", "live", "disconnected", "lost", "left"]
 """How a task is: not come yet; connected; cut off for now; given up; gone by its own word."""
 
-Refusal = Literal["outside", "claimed", "superseded", "unknown"]
+Refusal = Literal["outside", "claimed", "superseded", "unknown", "deposed"]
 """Why a task may not join: it is not of this cluster; another process holds it; another process
-has taken it over; the coordinator never gave out its incarnation."""
+has taken it over; the coordinator never gave out its incarnation; a coordinator of a later term
+has replaced this one."""
 
 StatusValue = float | int | str
 """What a heartbeat may say about a task, by name."""
@@ -88,6 +89,8 @@ class Join(Message, frozen=True, array_like=True):
         host: the name of its host.
         pid: its process id there.
         address: where it listens, with its scheme; "" if it does not.
+        term: the coordinator's, as the process last heard it; 0 for one that joins for the first
+            time. A coordinator of an earlier term was replaced, and takes nobody in.
     """
 
     kind: ClassVar[int] = 16
@@ -97,6 +100,7 @@ class Join(Message, frozen=True, array_like=True):
     host: str
     pid: int
     address: str
+    term: int = 0
 
 
 class Heartbeat(Message, frozen=True, array_like=True):
@@ -137,12 +141,16 @@ class Joined(Message, frozen=True, array_like=True):
         incarnation: which start of this task the process is.
         heartbeat_interval: send a heartbeat this often, in seconds.
         heartbeat_timeout: after so many seconds of silence either side gives the other up.
+        epoch: which start of the job this is. Every handshake of the task names it from now on.
+        term: which start of the coordinator within it.
     """
 
     kind: ClassVar[int] = 17
     incarnation: int
     heartbeat_interval: float
     heartbeat_timeout: float
+    epoch: str = ""
+    term: int = 1
 
 
 class Refused(Message, frozen=True, array_like=True):

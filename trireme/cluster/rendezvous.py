@@ -61,6 +61,14 @@ class Member:
         return self._board.incarnation
 
     @property
+    def epoch(self) -> str:
+        """Which start of the job this task has joined; "" before it has.
+
+        Two starts of a job never have the same, though its id, its secret and its addresses are.
+        """
+        return self._board.epoch
+
+    @property
     def view(self) -> View | None:
         """The newest view; None before the first."""
         return self._board.view

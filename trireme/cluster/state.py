@@ -138,6 +138,8 @@ class State:
 
     Attributes:
         policy: what the job expects.
+        epoch: which start of the job this is: every start has another.
+        term: which start of the coordinator within it, from 1.
         started: when the job began to form.
         tasks: every expected task by name, servers first.
         phase: how far the job is.
@@ -152,6 +154,8 @@ class State:
     policy: Policy
     started: float
     tasks: Mapping[str, Task]
+    epoch: str = ""
+    term: int = 1
     phase: Phase = "forming"
     reason: str = "it waits for its tasks"
     view: View | None = None
@@ -172,11 +176,12 @@ class State:
         return None
 
 
-def initial_state(now: float, policy: Policy) -> State:
+def initial_state(now: float, policy: Policy, epoch: str = "", term: int = 1) -> State:
     """Returns the state of a job that begins to form now."""
     tasks = [Task("ps", index) for index in range(policy.servers)]
     tasks += [Task("worker", index) for index in range(policy.workers)]
-    return State(policy, now, {task.name: task for task in tasks}, noticed=now)
+    by_name = {task.name: task for task in tasks}
+    return State(policy, now, by_name, epoch=epoch, term=term, noticed=now)
 
 
 def missing(state: State) -> list[Task]:

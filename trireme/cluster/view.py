@@ -4,7 +4,20 @@ from __future__ import annotations
 
 import msgspec
 
-__all__ = ["ServerEntry", "View", "WorkerEntry"]
+__all__ = ["VIEWS_OF_TERM", "ServerEntry", "View", "WorkerEntry", "first_view", "term_of"]
+
+VIEWS_OF_TERM = 1 << 32
+"""How many views one term of the coordinator may make: their numbers tell terms apart."""
+
+
+def first_view(term: int) -> int:
+    """Returns the number of the first view that a coordinator makes in a term, from 1 on."""
+    return (term - 1) * VIEWS_OF_TERM + 1
+
+
+def term_of(number: int) -> int:
+    """Returns in which term of the coordinator the view of a number was made."""
+    return (number - 1) // VIEWS_OF_TERM + 1
 
 
 class ServerEntry(msgspec.Struct, frozen=True, array_like=True):
@@ -38,7 +51,8 @@ class View(msgspec.Struct, frozen=True, array_like=True):
 
     Attributes:
         number: 1 for the first view of a job, then one more with every change. Every request to
-            a parameter server carries it.
+            a parameter server carries it. A coordinator that is started again within a job goes
+            on at a number beyond all of its last term's: see `term_of`.
         servers: by index, lowest first.
         workers: the live ones that still train, by index, lowest first.
     """

@@ -68,6 +68,7 @@ class AggregatorHandler:
 
     Attributes:
         gathering: what is on its way.
+        epoch: which start of the job the workers here have joined; "" before the first.
         reach: called with the server's address when it is to be connected to.
         unused: called when no worker has come in time, or none has come back.
     """
@@ -82,6 +83,7 @@ class AggregatorHandler:
         join_timeout: float = 300.0,
     ) -> None:
         self.gathering = Gathering(lambda: self._spare, patience=patience)
+        self.epoch = ""
         self.reach: Callable[[str], None] = lambda server: None
         self.unused: Callable[[], None] = lambda: None
         self._now = now
@@ -140,12 +142,24 @@ class AggregatorHandler:
         if self._ends is not None and now >= self._ends:
             self.unused()
 
+    def forget(self) -> None:
+        """The job was started anew: whoever is here belongs to the start before."""
+        links, self._links = [*self._links.values()], {}
+        for link in links:
+            link.close()
+        self._enlisted = self._layout = self._sum = self._values = None
+        self._reaching = False
+        if self._ends is None:
+            self._ends = self._now() + IDLE_SECONDS
+
     # -- inside ---------------------------------------------------------------------------------
 
     def _enlist(self, link: Link, message: Enlist) -> Message:
         """Lets a worker push here, if it trains what the others do."""
         if link.identity.task != f"worker:{message.worker}":
             raise FrameError(f"{link.identity.task} enlists worker:{message.worker}")
+        if self._enlisted is not None and link.identity.epoch != self.epoch:
+            raise FrameError(f"{link.identity.task} has joined another start of the job")
         layout, known = Layout(message.layout), self._enlisted
         try:
             message.rule.check_summed(layout.spec.servers)
@@ -156,7 +170,7 @@ class AggregatorHandler:
             return Refused("mismatch", reason, 0)
         if self._layout is None:
             self._layout = layout
-        self._enlisted = message
+        self._enlisted, self.epoch = message, link.identity.epoch
         before = self._links.get(message.worker)
         self._links[message.worker] = link
         if before is not None and before is not link:
@@ -257,7 +271,9 @@ class Aggregator:
         listener = listen(aggregator_address(config.coordinator))
         self.address = listener.address
         self._handler = AggregatorHandler(join_timeout=config.join_timeout)
-        self._service = Service(listener, [self._handler], job=config.job, secret=config.secret)
+        self._service = Service(
+            listener, [self._handler], job=config.job, secret=config.secret, epoch=None
+        )
         self._handler.unused = self._service.stop
         self._upstream = connect_through(self._service, self._handler, config.job, config.secret)
 
@@ -289,10 +305,10 @@ def connect_through(
     upstream = LeaderLink(service, Identity(job, "aggregator:0"), secret)
 
     def reach(server: str) -> None:
-        if upstream.following:
+        connected_before = upstream.following
+        upstream.follow(ServerEntry(0, 1, server), handler.epoch)
+        if connected_before:
             upstream.lost()
-        else:
-            upstream.follow(ServerEntry(0, 1, server))
 
-    handler.reach = reach
+    handler.reach, upstream.stale = reach, handler.forget
     return upstream

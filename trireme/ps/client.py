@@ -78,12 +78,12 @@ from trireme.ps.server_links import (
     Request,
     ServerLink,
     ServerLinks,
+    identity_of,
 )
 from trireme.ps.snapshot import ModelState, assemble, disassemble
 from trireme.ps.subscription import Subscription
 from trireme.ps.values import Tensors, tensors_from
 from trireme.wire.codec import make_codec
-from trireme.wire.handshake import Identity
 from trireme.wire.message import Message
 
 __all__ = ["OVERLAP_BYTES", "Client", "ClientOptions", "Membership", "Overlapping"]
@@ -730,7 +730,7 @@ class Client:
         memory = self._flat.memory if options.share_memory else None
         return HostLink(
             options.aggregator,
-            Identity(options.job, f"worker:{options.worker}", options.incarnation),
+            identity_of(options),
             options.secret,
             self._gradients[0],
             self._values[0],

@@ -10,7 +10,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import msgspec
@@ -22,7 +22,14 @@ from trireme.cluster.messages import JobOver
 from trireme.cluster.rendezvous import Member, MemberConfig
 from trireme.cluster.state import Policy
 from trireme.cluster.view import ServerEntry, View
-from trireme.errors import FrameError, JobFailed, Rejected, TriremeError, WireError
+from trireme.errors import (
+    FrameError,
+    JobFailed,
+    Rejected,
+    StaleEpochError,
+    TriremeError,
+    WireError,
+)
 from trireme.metrics import Registry
 from trireme.ps.dense import as_bytes
 from trireme.ps.instructions import Instruction, Reply, Send
@@ -343,18 +350,28 @@ class LeaderLink:
         service: whose loop serves the connection.
         identity: this server's.
         secret: the job's.
+
+    Attributes:
+        stale: called, in the service's thread, when server 0 says that this task's epoch is over.
     """
 
     def __init__(self, service: Service, identity: Identity, secret: bytes) -> None:
         self._service = service
         self._identity = identity
         self._secret = secret
+        self.stale: Callable[[], object] = lambda: None
         self._lost = threading.Event()
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def follow(self, leader: ServerEntry) -> None:
-        """Connects to server 0, and stays connected. Later calls change nothing."""
+    def follow(self, leader: ServerEntry, epoch: str = "") -> None:
+        """Connects to server 0, and stays connected.
+
+        Args:
+            leader: where it is; only the first call's counts.
+            epoch: which start of the job this task has joined.
+        """
+        self._identity = replace(self._identity, epoch=epoch)
         if self._thread is None:
             self._thread = threading.Thread(
                 target=self._run, args=(leader,), name="leader-link", daemon=True
@@ -381,6 +398,12 @@ class LeaderLink:
                 connection = Connection(connect(leader.address, timeout=5.0), PS_CATALOG)
                 authenticate(connection, self._identity, self._secret)
             except WireError as error:
+                if isinstance(error, StaleEpochError):
+                    _log.warning("%s", error)
+                    self._service.call_soon(self.stale)
+                    self._lost.clear()
+                    self._lost.wait()  # for somebody to follow under a newer epoch
+                    continue
                 # At the end of a job ps:0 may be gone before this server hears that it is over.
                 if not self._closed.wait(_RETRY_SECONDS):
                     _log.warning("%s cannot reach ps:0: %s", self._identity.task, error)
@@ -459,13 +482,17 @@ class _Server:
         self._record = record
         self._handler = ShardHandler(config.index, observation=Observation(registry, self._report))
         handlers: list[Handler] = [self._handler]
+        epoch = ""  # until this server has joined
         if config.coordinator is None:
-            handlers.append(Coordinator(config.policy, on_done=self._coordinator_done))
+            coordinator = Coordinator(config.policy, on_done=self._coordinator_done)
+            handlers.append(coordinator)
+            epoch = coordinator.epoch
         self._service = Service(
             listener,
             handlers,
             job=config.job,
             secret=config.secret,
+            epoch=epoch,
             beside=beside(listener.address) if config.share_memory else (),
         )
         identity = Identity(config.job, f"ps:{config.index}")
@@ -512,9 +539,10 @@ class _Server:
     def _heard(self, news: View | JobOver) -> None:
         """A new view, or the end. In the member's thread."""
         if isinstance(news, View):
+            self._service.epoch = self._member.epoch
             self._service.call_soon(partial(self._handler.view, news))
             if self._config.index != 0:
-                self._leader.follow(news.servers[0])
+                self._leader.follow(news.servers[0], self._member.epoch)
             return
         self._over = news
         self._leader.close()

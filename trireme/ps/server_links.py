@@ -57,6 +57,7 @@ __all__ = [
     "Request",
     "ServerLink",
     "ServerLinks",
+    "identity_of",
 ]
 
 Overlapping = Literal["auto", "on", "off"]
@@ -99,6 +100,7 @@ class ClientOptions:
         secret: the job's.
         worker: the worker's index.
         incarnation: which start of this worker it is.
+        epoch: which start of the job it has joined.
         retry_seconds: how long a server may be out of reach before that is an error.
         patience_seconds: how long an answer may be withheld, for instance until a slow worker's
             update is in, before that is an error.
@@ -112,12 +114,19 @@ class ClientOptions:
     secret: bytes
     worker: int
     incarnation: int
+    epoch: str = ""
     retry_seconds: float = 30.0
     patience_seconds: float = 1800.0
     share_memory: bool = True
     aggregator: str | None = None
     overlap: Overlapping = "auto"
     waiting: Callable[[str, Sequence[str], float], None] | None = None
+
+
+def identity_of(options: ClientOptions) -> Identity:
+    """Returns who a client says it is."""
+    task = f"worker:{options.worker}"
+    return Identity(options.job, task, options.incarnation, options.epoch)
 
 
 class Request(msgspec.Struct):
@@ -341,7 +350,7 @@ class ServerLinks:
         connection.peer = f"ps:{link.index} at {entry.address}"
         connection.destination = lambda message, length: self._place(link.index, message, length)
         try:
-            identity = Identity(options.job, f"worker:{options.worker}", options.incarnation)
+            identity = identity_of(options)
             patience = min(HANDSHAKE_TIMEOUT, options.retry_seconds)
             authenticate(connection, identity, options.secret, timeout=patience)
             if isinstance(stream, ShmStream):

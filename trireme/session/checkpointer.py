@@ -31,15 +31,22 @@ class Checkpointer:
         training: what is trained.
         buffers: what is not.
         progress: warned of what a checkpoint lacks.
+        epoch: which start of the job this is.
     """
 
     def __init__(
-        self, task: TaskConfig, training: Training, buffers: Buffers, progress: Progress
+        self,
+        task: TaskConfig,
+        training: Training,
+        buffers: Buffers,
+        progress: Progress,
+        epoch: str,
     ) -> None:
         self._task = task
         self._training = training
         self._buffers = buffers
         self._progress = progress
+        self._epoch = epoch
 
     # -- finding --------------------------------------------------------------------------------
 
@@ -170,6 +177,7 @@ class Checkpointer:
         optimizer = training.optimizer
         described: dict[str, Any] = {
             "job": task.job,
+            "epoch": self._epoch,
             "seed": training.options.seed,
             "consumed": consumed,
             "pushes": [msgspec.to_builtins(row) for row in state.workers],

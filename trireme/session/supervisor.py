@@ -39,6 +39,7 @@ from trireme.session.checkpoint import CheckpointData, Saver, Schedule
 from trireme.session.checkpointer import Checkpointer
 from trireme.session.progress import Progress
 from trireme.session.training import Training
+from trireme.wire.handshake import new_epoch
 
 if TYPE_CHECKING:
     from trireme.session.crew import CrewFollower, CrewLeader
@@ -83,6 +84,7 @@ class Supervisor:
         self._training = training
         self._progress = progress
         self._member: Member | None = None
+        self._own_epoch = new_epoch()  # where no coordinator has made one
         self._client: _AnyClient | None = None
         self._gang_client: GangClient | None = None  # the client, where a gang trains by itself
         self._connections: Client | None = None  # to the servers, whatever the client is
@@ -117,7 +119,7 @@ class Supervisor:
             self._join()
             self.buffers = Buffers(self.task, self._training, self.client)
             self._checkpointer = Checkpointer(
-                self.task, self._training, self.buffers, self._progress
+                self.task, self._training, self.buffers, self._progress, self.epoch
             )
             self._initialise()
         except TriremeError as error:
@@ -175,6 +177,7 @@ class Supervisor:
                 secret=secret,
                 worker=self.task.index,
                 incarnation=incarnation,
+                epoch=self._member.epoch,
                 share_memory=self.task.transport == "auto",
                 aggregator=aggregator_address(self.task.coordinator)
                 if self.task.host_aggregator
@@ -275,6 +278,14 @@ class Supervisor:
         """The parameter server."""
         assert self._client is not None, "the supervisor was not started"
         return self._client
+
+    @property
+    def epoch(self) -> str:
+        """Which start of the job this is: no two starts have the same, on whatever run directory.
+
+        The coordinator makes it when the job starts. Without one, this process has its own.
+        """
+        return self._own_epoch if self._member is None else self._member.epoch
 
     @property
     def optimizer(self) -> torch.optim.Optimizer:

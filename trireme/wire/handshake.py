@@ -1,7 +1,7 @@
 """How two tasks of a job prove to each other that they know its secret.
 
     client                                            server
-      Hello(job, task, incarnation, nonce)  ->
+      Hello(job, epoch, task, ...)          ->
                                             <-  Challenge(nonce)
       Proof(HMAC of both, as the client)    ->
                                             <-  Welcome(HMAC of all three, as the server)
@@ -10,6 +10,10 @@ or `Denied(reason)` in the place of an answer. The HMACs are SHA-256 under the j
 everything said so far, each side with a label of its own, so that neither can be replayed later or
 reflected. The client proves first: a stranger learns only whether the job's name was right.
 What follows is neither encrypted nor signed: that is for TLS.
+
+The *epoch* says which start of the job a task belongs to: a job that is started again has another,
+though its id, its secret and its addresses may be the same. A task learns it when it joins. Whoever
+names an epoch must name the server's; it is checked once the client has proven itself.
 """
 
 from __future__ import annotations
@@ -20,7 +24,14 @@ import secrets
 from dataclasses import dataclass
 from typing import ClassVar, TypeVar
 
-from trireme.errors import AuthenticationError, FrameError, WireError, WireTimeout
+from trireme.errors import (
+    AuthenticationError,
+    ConnectionRefused,
+    FrameError,
+    StaleEpochError,
+    WireError,
+    WireTimeout,
+)
 from trireme.wire.connection import Connection
 from trireme.wire.message import HANDSHAKE_LIMITS, Catalog, Message
 
@@ -35,21 +46,31 @@ __all__ = [
     "ServerHandshake",
     "Welcome",
     "authenticate",
+    "new_epoch",
 ]
 
 HANDSHAKE_TIMEOUT = 10.0
 """Seconds that a handshake may take, unless the caller says otherwise."""
 
 _NONCE_BYTES = 32
-_CLIENT = b"trireme handshake 1 client"
-_SERVER = b"trireme handshake 1 server"
+_CLIENT = b"trireme handshake 2 client"
+_SERVER = b"trireme handshake 2 server"
 
 
 class Hello(Message, frozen=True, array_like=True):
-    """The client's first words: which job and task it is, and 32 random bytes."""
+    """The client's first words: which job and task it is, and 32 random bytes.
+
+    Attributes:
+        job: the job's id.
+        epoch: which start of the job; "" where the client has not joined.
+        task: the role and index, such as `worker:1`.
+        incarnation: which start of this task; 0 while none was given.
+        nonce: 32 random bytes.
+    """
 
     kind: ClassVar[int] = 1
     job: str
+    epoch: str
     task: str
     incarnation: int
     nonce: bytes
@@ -77,7 +98,10 @@ class Welcome(Message, frozen=True, array_like=True):
 
 
 class Denied(Message, frozen=True, array_like=True):
-    """The server does not go on. `reason` is one of `job`, `secret`, `order`."""
+    """The server does not go on. `reason` is one of `job`, `secret`, `epoch`, `early`, `order`.
+
+    `early`: the server itself has not joined, and cannot tell yet if the epoch is right.
+    """
 
     kind: ClassVar[int] = 5
     reason: str
@@ -97,26 +121,39 @@ class Identity:
         job: the job's id.
         task: the role and index, such as `worker:1`.
         incarnation: which start of this task; 0 while none was given.
+        epoch: which start of the job; "" before the task has joined.
     """
 
     job: str
     task: str
     incarnation: int = 0
+    epoch: str = ""
+
+
+def new_epoch() -> str:
+    """Returns a name for a start of a job: random, so that no two are the same."""
+    return secrets.token_hex(8)
 
 
 class ServerHandshake:
     """The server's side of one handshake, as a state machine without I/O or time.
+
+    Args:
+        job: the job's id.
+        secret: the job's.
+        epoch: the server's own; "" where it has not joined yet, None to take clients of any.
 
     Attributes:
         identity: who the client has proven to be; None before that.
         denied: why the handshake failed; None while it has not.
     """
 
-    def __init__(self, job: str, secret: bytes) -> None:
+    def __init__(self, job: str, secret: bytes, epoch: str | None = "") -> None:
         self.identity: Identity | None = None
         self.denied: str | None = None
         self._job = job
         self._secret = secret
+        self._epoch = epoch
         self._hello: Hello | None = None
         self._challenge = Challenge(secrets.token_bytes(_NONCE_BYTES))
 
@@ -144,7 +181,11 @@ class ServerHandshake:
         expected = _client_proof(self._secret, hello, self._challenge)
         if not hmac.compare_digest(expected, proof.hmac):
             return self._deny("secret", f"{hello.task} does not know this job's secret")
-        self.identity = Identity(hello.job, hello.task, hello.incarnation)
+        if hello.epoch and self._epoch is not None and hello.epoch != self._epoch:
+            if not self._epoch:
+                return self._deny("early", f"{hello.task} came before this task had joined")
+            return self._deny("epoch", f"{hello.task} belongs to an earlier start of the job")
+        self.identity = Identity(hello.job, hello.task, hello.incarnation, hello.epoch)
         return Welcome(_server_proof(self._secret, hello, self._challenge, proof))
 
     def _deny(self, reason: str, explanation: str) -> Denied:
@@ -173,6 +214,10 @@ def authenticate(
     Raises:
         AuthenticationError: the server serves another job or has another secret. The connection
             is closed. Trying again is of no use.
+        StaleEpochError: this task belongs to an earlier start of the job. The connection is
+            closed.
+        ConnectionRefused: the server has not joined the job yet. The connection is closed; try
+            again soon.
         WireTimeout: the server did not answer in time. The connection is closed.
         PeerClosed, ConnectionBroken: the connection was lost on the way.
         FrameError: the other end does not speak this protocol.
@@ -191,7 +236,7 @@ def _authenticate(
     connection: Connection, identity: Identity, secret: bytes, timeout: float
 ) -> None:
     nonce = secrets.token_bytes(_NONCE_BYTES)
-    hello = Hello(identity.job, identity.task, identity.incarnation, nonce)
+    hello = Hello(identity.job, identity.epoch, identity.task, identity.incarnation, nonce)
     deadline = connection.clock.now() + timeout
     challenge = _ask(connection, hello, Challenge, identity, deadline)
     proof = Proof(_client_proof(secret, hello, challenge))
@@ -220,12 +265,24 @@ def _ask(
             "process there hangs, or is not Trireme's"
         ) from error
     if isinstance(answer, Denied):
-        raise AuthenticationError(_explain(answer.reason, connection.peer, identity))
+        raise _refusal(answer.reason, connection.peer, identity)
     if not isinstance(answer, wanted):
         raise FrameError(
             f"{connection.peer} answered {type(question).__name__} with {type(answer).__name__}"
         )
     return answer
+
+
+def _refusal(reason: str, peer: str, identity: Identity) -> WireError:
+    if reason == "early":
+        return ConnectionRefused(f"{peer} has not joined job {identity.job} yet")
+    if reason == "epoch":
+        return StaleEpochError(
+            f"{identity.task} belongs to an earlier start of job {identity.job}: the job at "
+            f"{peer} was started again since. End this process; the new start takes none of its "
+            "updates"
+        )
+    return AuthenticationError(_explain(reason, peer, identity))
 
 
 def _explain(reason: str, peer: str, identity: Identity) -> str:

@@ -76,6 +76,7 @@ class Service:
         *,
         job: str,
         secret: bytes,
+        epoch: str | None = "",
         clock: Clock | None = None,
         tick_seconds: float = 0.1,
         limits: Limits = _DEFAULT_LIMITS,
@@ -89,6 +90,8 @@ class Service:
             handlers: who serves them.
             job: the job's id, which peers must name.
             secret: the job's, which they must prove to know.
+            epoch: which start of the job this is; peers that name one must name the same. "" while
+                this process has not joined, see `epoch`; None for handlers that check it.
             clock: for ticks and deadlines.
             tick_seconds: how often handlers are ticked.
             limits: the largest frame of an authenticated peer.
@@ -105,6 +108,7 @@ class Service:
         self.handlers = tuple(handlers)
         self.handler_of = {message: handler for handler in handlers for message in handler.messages}
         self._listeners = (listener, *beside)
+        self.epoch = epoch  # any thread may set it, once this process has joined
         self._job = job
         self._secret = secret
         self._tick_seconds = tick_seconds
@@ -264,7 +268,7 @@ class Service:
         connection = Connection(
             stream, HANDSHAKE_CATALOG, limits=HANDSHAKE_LIMITS, clock=self.clock
         )
-        self._register(Peer(self, connection, ServerHandshake(self._job, self._secret)))
+        self._register(Peer(self, connection, ServerHandshake(self._job, self._secret, self.epoch)))
 
     def adopt(self, connection: Connection, identity: Identity) -> Link:
         """Serves a connection that this process opened and that is authenticated already.
