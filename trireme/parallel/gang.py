@@ -180,7 +180,7 @@ class Gang:
 
         return finish
 
-    def count(self, examples: int) -> Callable[[], float]:
+    def count(self, examples: float) -> Callable[[], float]:
         """Begins to add up the examples of a step; the wishes of all go along.
 
         Returns:

@@ -9,10 +9,11 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
+from trireme.errors import ConfigurationError
 from trireme.parallel.gang import Gang, lost_peer
 from trireme.parallel.local import local
 
-__all__ = ["BucketedMean", "ListMean", "ShardedMean"]
+__all__ = ["BucketedMean", "EqualShares", "ListMean", "ShardedMean"]
 
 BUCKET_BYTES = 4 << 20
 
@@ -23,7 +24,7 @@ class _Shares:
     def __init__(self, gang: Gang) -> None:
         self._gang = gang
 
-    def share(self, examples: int) -> Callable[[], float]:
+    def share(self, examples: float) -> Callable[[], float]:
         # Each replica is held by several processes where a stage or a tensor is shared.
         per_replica = self._gang.size // self._gang.mesh.replicas
         total = self._gang.count(examples)
@@ -47,7 +48,7 @@ class ShardedMean(_Shares):
         super().__init__(gang)
         self._modules = [module for module in modules if isinstance(module, FSDPModule)]
 
-    def share(self, examples: int) -> Callable[[], float]:
+    def share(self, examples: float) -> Callable[[], float]:
         self._average(False)
         return super().share(examples)
 
@@ -57,6 +58,42 @@ class ShardedMean(_Shares):
     def _average(self, now: bool) -> None:
         for module in self._modules:
             module.set_requires_gradient_sync(now)
+
+    def finish(self) -> None:
+        pass
+
+
+class EqualShares:
+    """FSDP makes the means itself, at every backward pass of a loop that is the program's own.
+
+    Args:
+        gang: whose replicas.
+    """
+
+    def __init__(self, gang: Gang) -> None:
+        self._gang = gang
+
+    def share(self, examples: float) -> Callable[[], float]:
+        """As `Reducer.share`; the factor is always 1.
+
+        Raises:
+            ConfigurationError: another replica has another number of examples, when it is waited.
+        """
+        total = self._gang.count(examples)
+
+        def factor() -> float:
+            if abs(total() - examples * self._gang.size) > 1e-9 * abs(total()):
+                raise ConfigurationError(
+                    f"rank {self._gang.rank} made a step of {examples:g} examples, and others of "
+                    "other numbers: fsdp averages gradients while backward runs, and each counts "
+                    "alike; give every process batches of one size, or use --strategy allreduce"
+                )
+            return 1.0
+
+        return factor
+
+    def begin(self) -> None:
+        pass
 
     def finish(self) -> None:
         pass

@@ -40,9 +40,11 @@ class ModelPart:
 
     Args:
         gang: the processes.
-        model: whole, on the device of this process, the same in all of them; it is copied, and
-            keeps whole values for people. Buffers are shared with the copy.
+        model: whole, on the device of this process, the same in all of them; it keeps whole values
+            for people. Buffers are shared with what is cut.
         config: how it is cut.
+        cut: what is cut, in place: a copy of `model` with which the program computes; None makes
+            one.
 
     Attributes:
         modules: the model's pieces of this process: one, or one a stage.
@@ -53,13 +55,17 @@ class ModelPart:
         ConfigurationError: the model cannot be cut so.
     """
 
-    def __init__(self, gang: Gang, model: nn.Module, config: PartConfig) -> None:
+    def __init__(
+        self, gang: Gang, model: nn.Module, config: PartConfig, *, cut: nn.Module | None = None
+    ) -> None:
         self._gang = gang
         self._config = config
         self.device = gang.device
         self.stages: list[tuple[int, Stage]] = []
         self.total_stages = 1
-        copied = copy.deepcopy(model)
+        copied = copy.deepcopy(model) if cut is None else cut
+        if cut is not None:  # the program's own module keeps its own buffers
+            _share_state(model, cut)
         if gang.mesh.pp > 1:
             self._cut(copied)
             self.modules: list[nn.Module] = [stage for _, stage in self.stages]

@@ -11,7 +11,7 @@ __all__ = ["NoMean", "Reducer"]
 class Reducer(Protocol):
     """Makes one gradient of those of all replicas."""
 
-    def share(self, examples: int) -> Callable[[], float]:
+    def share(self, examples: float) -> Callable[[], float]:
         """Begins to learn how many examples the others have.
 
         Args:
@@ -32,7 +32,7 @@ class Reducer(Protocol):
 class NoMean:
     """One replica: its gradient is the mean."""
 
-    def share(self, examples: int) -> Callable[[], float]:
+    def share(self, examples: float) -> Callable[[], float]:
         return _one
 
     def begin(self) -> None:

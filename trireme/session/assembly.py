@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -11,43 +12,79 @@ from torch import nn
 
 from trireme.errors import ConfigurationError
 from trireme.launch.detect import TaskConfig
+from trireme.parallel.reducer import Reducer
 from trireme.ps.dense import FlatModel
+from trireme.ps.rule import Rule
 from trireme.session.options import Options
 from trireme.session.replica import Loss, Replica, named_groups
 from trireme.session.result import Metric
-from trireme.session.rules import OptimizerFactory, prefetches
+from trireme.session.rules import OptimizerFactory, mesh_of, outer_of, prefetches
+from trireme.session.training import Training
 
 if TYPE_CHECKING:
     from trireme.parallel.gang import Gang
     from trireme.parallel.part import ModelPart
     from trireme.parallel.pipeline import Pipeline
 
-__all__ = ["Assembly", "assemble", "build_optimizer", "check_optimizer", "device_of"]
+__all__ = ["Assembly", "Computation", "assemble", "computation_of", "device_of"]
 
 
 @dataclass(frozen=True)
 class Assembly:
-    """What a session trains.
+    """What a program trains, as this process holds it.
 
     Attributes:
         model: whole, as people and checkpoints know it. Where processes hold parts of it, its
             values are those of the last evaluation.
         optimizer: the user's, over what this process updates.
         flat: the whole model's flat buffers.
-        replica: computes gradients.
-        evaluator: computes with the whole model.
         gang: the processes that hold the model with this one; None for one process.
         part: what this process holds; None where that is all.
-        pipeline: what drives its stages; None without any.
+        reducer: makes one gradient of those of all replicas; None where there is one process.
     """
 
     model: nn.Module
     optimizer: torch.optim.Optimizer
     flat: FlatModel
-    replica: Replica
-    evaluator: Replica
     gang: Gang | None = None
     part: ModelPart | None = None
+    reducer: Reducer | None = None
+
+    @property
+    def trained(self) -> FlatModel | ModelPart:
+        """The trained parameters that this process computes with."""
+        return self.flat if self.part is None else self.part
+
+    def training(
+        self, task: TaskConfig, options: Options, rule: Rule, run_dir: Path | None
+    ) -> Training:
+        """Returns what a supervisor is told of it."""
+        return Training(
+            self.model,
+            self.optimizer,
+            self.flat,
+            rule,
+            options,
+            run_dir,
+            prefetch=prefetches(task, options),
+            gang=self.gang,
+            part=self.part,
+            outer=outer_of(task, options, self.optimizer),
+        )
+
+
+@dataclass(frozen=True)
+class Computation:
+    """What computes gradients and evaluates, where a session does it.
+
+    Attributes:
+        replica: computes gradients.
+        evaluator: computes with the whole model.
+        pipeline: what drives this process's stages; None without any.
+    """
+
+    replica: Replica
+    evaluator: Replica
     pipeline: Pipeline | None = None
 
 
@@ -89,23 +126,64 @@ def check_optimizer(make: OptimizerFactory | torch.optim.Optimizer) -> None:
 def assemble(
     task: TaskConfig,
     options: Options,
-    model: nn.Module,
-    loss: Loss,
+    make_model: Callable[[], nn.Module],
     make_optimizer: OptimizerFactory | torch.optim.Optimizer,
-    metrics: Mapping[str, Metric],
+    *,
+    in_place: bool = False,
+    device: torch.device | None = None,
 ) -> Assembly:
-    """Makes the optimizer, the buffers and the replica for a model that one process holds.
+    """Joins the processes that hold the model with this one, and puts together what is trained.
+
+    Args:
+        task: who this is.
+        options: the session's.
+        make_model: returns the model, on its device.
+        make_optimizer: builds the optimizer from the model's parameters, or is it.
+        in_place: whether the program's own loop computes with the model: then it is that very
+            module which is cut, where the launch asks for it, and not a copy.
+        device: where this process computes; None as `device_of` has it.
 
     Raises:
-        ConfigurationError: the optimizer is none, or not the model's.
+        ConfigurationError: the optimizer is none, or not the model's; or the model cannot be cut.
+        TriremeError: the others did not come.
     """
     check_optimizer(make_optimizer)
-    optimizer = build_optimizer(make_optimizer, model)
-    flat = FlatModel(
-        named_groups(model, optimizer),
-        servers=max(task.servers, 1),
-        shared=task.servers > 0,
-        staged=prefetches(task, options),
-    )
-    replica = Replica(model, loss, flat, options, metrics)
-    return Assembly(model, optimizer, flat, replica, replica)
+    if task.threads is not None:
+        torch.set_num_threads(task.threads)
+    mesh = mesh_of(task, options)
+    if mesh.size == 1 or task.dry_run:
+        model = make_model()
+        optimizer = build_optimizer(make_optimizer, model)
+        flat = FlatModel(
+            named_groups(model, optimizer),
+            servers=max(task.servers, 1),
+            shared=task.servers > 0,
+            staged=prefetches(task, options),
+        )
+        return Assembly(model, optimizer, flat)
+    from trireme.session.gang_assembly import assemble_together, meet  # load slowly: gangs only
+
+    gang = meet(task, mesh, device or device_of(task, options) or torch.device("cpu"))
+    try:
+        model = make_model()
+        optimizer = build_optimizer(make_optimizer, model)
+        return assemble_together(task, options, gang, model, optimizer, in_place=in_place)
+    except BaseException:
+        gang.close(together=False)
+        raise
+
+
+def computation_of(
+    made: Assembly, loss: Loss, options: Options, metrics: Mapping[str, Metric]
+) -> Computation:
+    """Returns what computes an assembly's gradients, and what evaluates it.
+
+    Raises:
+        ConfigurationError: an option has no meaning for a pipeline.
+    """
+    if made.gang is None:
+        replica = Replica(made.model, loss, made.flat, options, metrics)
+        return Computation(replica, replica)
+    from trireme.session.gang_assembly import compute_together
+
+    return compute_together(made, loss, options, metrics)

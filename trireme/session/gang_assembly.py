@@ -6,7 +6,8 @@ only such sessions do.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import copy
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -14,28 +15,27 @@ import torch
 from torch import nn
 
 from trireme.cluster.mesh import Mesh
-from trireme.errors import ConfigurationError
 from trireme.launch.detect import TaskConfig
 from trireme.parallel.gang import Gang, GangConfig
-from trireme.parallel.gradients import BucketedMean, ListMean, ShardedMean
+from trireme.parallel.gradients import BucketedMean, EqualShares, ListMean, ShardedMean
 from trireme.parallel.part import ModelPart
-from trireme.parallel.pipeline import Pipeline
 from trireme.parallel.reducer import NoMean, Reducer
+from trireme.parallel.sharding import take
 from trireme.ps.dense import FlatModel
 from trireme.ps.layout import Layout
 from trireme.ps.messages import LayoutSpec
-from trireme.session.assembly import Assembly, build_optimizer, check_optimizer, device_of
+from trireme.session.assembly import Assembly, Computation
 from trireme.session.gang_replica import GangReplica, PipelineReplica
 from trireme.session.options import Options
 from trireme.session.replica import Loss, Replica, named_groups
 from trireme.session.result import Metric
-from trireme.session.rules import OptimizerFactory, part_of
+from trireme.session.rules import part_of
 
-__all__ = ["assemble_together", "meet"]
+__all__ = ["assemble_together", "compute_together", "meet"]
 
 
-def meet(task: TaskConfig, options: Options, mesh: Mesh) -> Gang:
-    """Joins the processes that hold the model with this one.
+def meet(task: TaskConfig, mesh: Mesh, device: torch.device) -> Gang:
+    """Joins the processes that hold the model with this one, which computes on a device.
 
     Raises:
         TriremeError: the others did not come.
@@ -47,7 +47,7 @@ def meet(task: TaskConfig, options: Options, mesh: Mesh) -> Gang:
             address=task.gang,
             listen_fd=task.gang_fd,
             prefix=task.gang_prefix,
-            device=device_of(task, options) or torch.device("cpu"),
+            device=device,
             join_seconds=task.join_timeout,
         )
     )
@@ -58,24 +58,65 @@ def assemble_together(
     options: Options,
     gang: Gang,
     model: nn.Module,
-    loss: Loss,
-    make_optimizer: OptimizerFactory | torch.optim.Optimizer,
-    metrics: Mapping[str, Metric],
+    optimizer: torch.optim.Optimizer,
+    *,
+    in_place: bool,
 ) -> Assembly:
-    """Makes the optimizer, the buffers and the replica of one process of a gang.
+    """Makes the buffers, and cuts the model, for one process of a gang.
+
+    Args:
+        task: who this is.
+        options: the session's.
+        gang: the processes.
+        model: whole, on its device.
+        optimizer: over its parameters; its groups, and its state, are those of the part of the
+            model afterwards that is updated here.
+        in_place: as for `assemble`.
 
     Raises:
-        ConfigurationError: the model cannot be spread so, or the optimizer is none.
+        ConfigurationError: the model cannot be cut so.
+        ModelMismatchError: this process has another model than the chief.
     """
-    check_optimizer(make_optimizer)
-    if gang.mesh.sharded or task.servers:
-        return _in_parts(task, options, gang, model, loss, make_optimizer, metrics)
-    optimizer = build_optimizer(make_optimizer, model)
-    flat = FlatModel(named_groups(model, optimizer), servers=1)
-    _check_same(task, gang, flat)
-    mean = BucketedMean(gang, flat.gradients, flat.placed)
-    replica = GangReplica(gang, model, loss, flat, options, metrics, mean)
-    return Assembly(model, optimizer, flat, replica, replica, gang)
+    names = _names(model, optimizer)
+    if not gang.mesh.sharded and not task.servers:
+        flat = FlatModel(named_groups(model, optimizer), servers=1)
+        _check_same(task, gang, flat)
+        mean = BucketedMean(gang, flat.gradients, flat.placed)
+        return Assembly(model, optimizer, flat, gang, reducer=mean)
+    whole, cut = model, None
+    if in_place:
+        whole, cut = copy.deepcopy(model), model
+        _point(optimizer, names, dict(whole.named_parameters()))
+    flat = FlatModel(
+        named_groups(whole, optimizer), servers=max(task.servers, 1), shared=task.servers > 0
+    )
+    _check_same(task, gang, flat)  # before parts are cut: those of other shapes would not fit
+    part = ModelPart(gang, whole, part_of(task, options), cut=cut)
+    if not task.servers:
+        _point(optimizer, names, part.parameters)
+    reducer = _reducer(gang, part, in_place=in_place)
+    return Assembly(whole, optimizer, flat, gang, part, reducer)
+
+
+def compute_together(
+    made: Assembly, loss: Loss, options: Options, metrics: Mapping[str, Metric]
+) -> Computation:
+    """Returns what computes the gradients of an assembly of several processes.
+
+    Raises:
+        ConfigurationError: an option has no meaning for a pipeline.
+    """
+    gang, part, reducer = made.gang, made.part, made.reducer
+    assert gang is not None and reducer is not None
+    if part is None:
+        replica = GangReplica(gang, made.model, loss, made.flat, options, metrics, reducer)
+        return Computation(replica, replica)
+    evaluator = Replica(made.model, loss, made.flat, options, metrics)
+    if gang.mesh.pp > 1:
+        staged = PipelineReplica(gang, part, loss, options, metrics, reducer)
+        return Computation(staged, evaluator, staged.pipeline)
+    replica = GangReplica(gang, part.modules[0], loss, part, options, metrics, reducer)
+    return Computation(replica, evaluator)
 
 
 def _check_same(task: TaskConfig, gang: Gang, flat: FlatModel) -> None:
@@ -91,67 +132,54 @@ def _check_same(task: TaskConfig, gang: Gang, flat: FlatModel) -> None:
     theirs.check_same(flat.layout, whose=chief.name, others=task.name)
 
 
-def _in_parts(
-    task: TaskConfig,
-    options: Options,
-    gang: Gang,
-    model: nn.Module,
-    loss: Loss,
-    make_optimizer: OptimizerFactory | torch.optim.Optimizer,
-    metrics: Mapping[str, Metric],
-) -> Assembly:
-    """As `assemble_together`, where each process holds less than the whole model."""
-    whole = build_optimizer(make_optimizer, model)
-    flat = FlatModel(
-        named_groups(model, whole), servers=max(task.servers, 1), shared=task.servers > 0
-    )
-    _check_same(task, gang, flat)  # before parts are cut: those of other shapes would not fit
-    part = ModelPart(gang, model, part_of(task, options))
-    optimizer = whole if task.servers else _over_part(whole, model, part)
-    reducer = _reducer(gang, part)
-    replica: GangReplica
-    pipeline: Pipeline | None = None
-    if gang.mesh.pp > 1:
-        replica = PipelineReplica(gang, part, loss, options, metrics, reducer)
-        pipeline = replica.pipeline
-    else:
-        replica = GangReplica(gang, part.modules[0], loss, part, options, metrics, reducer)
-    evaluator = Replica(model, loss, flat, options, metrics)
-    return Assembly(model, optimizer, flat, replica, evaluator, gang, part, pipeline)
+def _names(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[list[str]]:
+    """Returns the names of the parameters in each group of an optimizer, frozen ones too."""
+    named_groups(model, optimizer)  # refuses what is not the model's
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    return [[names[id(p)] for p in group["params"]] for group in optimizer.param_groups]
 
 
-def _over_part(
-    whole: torch.optim.Optimizer, model: nn.Module, part: ModelPart
-) -> torch.optim.Optimizer:
-    """Returns an optimizer like one over the whole model, group by group, over what is here of it.
+def _point(
+    optimizer: torch.optim.Optimizer,
+    names: Sequence[Sequence[str]],
+    here: Mapping[str, nn.Parameter],
+) -> None:
+    """Makes an optimizer one over other parameters of the same names, or shards of them.
 
-    Raises:
-        ConfigurationError: such a one cannot be built.
+    Its groups stay the same objects, so that what a program has built on them, such as a
+    scheduler, goes on. What is not here leaves them.
     """
-    here = part.parameters
-    groups: list[dict[str, Any]] = [
-        {**options, "params": [here[name] for name, _ in named if name in here]}
-        for options, named in zip(whole.param_groups, named_groups(model, whole), strict=True)
-    ]
-    kind: Callable[[Any], torch.optim.Optimizer] = type(whole)
-    for group in groups:
+    state = dict(optimizer.state)
+    optimizer.state.clear()
+    for group, named in zip(optimizer.param_groups, names, strict=True):
+        found = [name for name in named if name in here]
+        before = {name: p for name, p in zip(named, group["params"], strict=False)}
+        for name in found:
+            if before[name] in state:
+                optimizer.state[here[name]] = _part_of_state(state[before[name]], here[name])
+        group["params"][:] = [here[name] for name in found]
         if "foreach" in group:  # torch's many-tensor kernels take no mixture of shards
             group["foreach"] = False
-    try:
-        return kind(groups)
-    except TypeError as error:
-        raise ConfigurationError(
-            f"the model is cut into parts, and {type(whole).__name__} cannot be built over the "
-            f"parameters of one from its groups alone ({error}): use an optimizer whose settings "
-            "are all in its parameter groups, as torch's are"
-        ) from error
 
 
-def _reducer(gang: Gang, part: ModelPart) -> Reducer:
+def _part_of_state(state: Mapping[str, Any], parameter: nn.Parameter) -> dict[str, Any]:
+    """Returns what an optimizer knows of a parameter, for the part of it that is here."""
+    part: dict[str, Any] = {}
+    for key, value in state.items():
+        part[key] = value
+        if isinstance(value, torch.Tensor) and value.dim() and value.shape == parameter.shape:
+            part[key] = torch.zeros_like(parameter.detach(), dtype=value.dtype)
+            take(part[key], value)
+    return part
+
+
+def _reducer(gang: Gang, part: ModelPart, *, in_place: bool) -> Reducer:
     mesh: Mesh = gang.mesh
     if mesh.dp > 1 and mesh.fsdp == 1:
         return ListMean(gang, [p for p in part.parameters.values() if p.requires_grad])
     if mesh.replicas == 1:
         return NoMean()
+    if in_place:
+        return EqualShares(gang)
     # A pipeline says itself when its last micro-batch has passed.
     return ShardedMean(gang, () if mesh.pp > 1 else part.modules)

@@ -23,7 +23,13 @@ from trireme.launch.here import task_here
 from trireme.launch.task_config import TaskConfig
 from trireme.monitor.tensorboard import TensorBoard
 from trireme.ps.messages import Span
-from trireme.session.assembly import Assembly, assemble, device_of
+from trireme.session.assembly import (
+    Assembly,
+    Computation,
+    assemble,
+    computation_of,
+    device_of,
+)
 from trireme.session.dry_run import describe
 from trireme.session.evaluation import Transform, evaluate
 from trireme.session.options import Options, OptionValues, make_options
@@ -33,20 +39,15 @@ from trireme.session.replica import Loss, Replica
 from trireme.session.result import Metric, StepResult
 from trireme.session.rules import (
     OptimizerFactory,
-    mesh_of,
-    outer_of,
     overlaps,
-    prefetches,
     rule_of,
     updates_per_step,
 )
 from trireme.session.signals import Signals
 from trireme.session.stop_sign import StopSign
 from trireme.session.supervisor import Supervisor
-from trireme.session.training import Training
 
 if TYPE_CHECKING:
-    from trireme.parallel.gang import Gang
     from trireme.parallel.pipeline import Pipeline
 
 __all__ = ["Session", "StepResult"]
@@ -109,22 +110,14 @@ class Session:
         if self._entered:
             raise ConfigurationError("this session was entered before: make another one")
         self._entered = True
-        if self.task.threads is not None:
-            torch.set_num_threads(self.task.threads)
         if self.options.deterministic:
             torch.use_deterministic_algorithms(True)
         rule = rule_of(self.task, self.options, self.max_steps)
+        self._build()
+        gang = self._made.gang
         if self.task.dry_run:
-            self._build(None)
             print(describe(self._made.flat.layout, self.optimizer, rule, self.task))
             raise SystemExit(0)
-        gang = self._meet()
-        try:
-            self._build(gang)
-        except BaseException:
-            if gang is not None:
-                gang.close(together=False)
-            raise
         self._progress: Progress = make_progress(
             "none" if gang is not None and not gang.speaks else self.task.display,
             max_steps=self.max_steps,
@@ -132,18 +125,7 @@ class Session:
         )
         self._life = Supervisor(
             self.task,
-            Training(
-                self.model,
-                self.optimizer,
-                self._made.flat,
-                rule,
-                self.options,
-                self.run_dir,
-                prefetch=prefetches(self.task, self.options),
-                gang=gang,
-                part=self._made.part,
-                outer=outer_of(self.task, self.options, self.optimizer),
-            ),
+            self._made.training(self.task, self.options, rule, self.run_dir),
             self._progress,
         )
         self._clip_here = None if rule.clip_norm is not None else self.options.clip_norm
@@ -222,32 +204,29 @@ class Session:
             self._recorder.close()
         supervisor.leave("interrupted" if reason else "finished", reason or "")
 
-    def _meet(self) -> Gang | None:
-        """Joins the processes that hold the model with this one; None where it is alone."""
-        mesh = mesh_of(self.task, self.options)
-        if mesh.size == 1:
-            return None
-        from trireme.session.gang_assembly import meet  # loads slowly, and only gangs need it
-
-        return meet(self.task, self.options, mesh)
-
-    def _build(self, gang: Gang | None) -> None:
+    def _build(self) -> None:
         """Makes the model, the optimizer, the buffers and what computes."""
+        self._made: Assembly = assemble(self.task, self.options, self._make, self._make_optimizer)
+        self.model: nn.Module = self._made.model
+        self.optimizer: torch.optim.Optimizer = self._made.optimizer
+        try:
+            self._computes: Computation = computation_of(
+                self._made, self._loss, self.options, self.metrics
+            )
+        except BaseException:
+            if self._made.gang is not None:
+                self._made.gang.close(together=False)
+            raise
+        self._replica: Replica = self._computes.replica
+
+    def _make(self) -> nn.Module:
+        """Returns the model on its device, with first values that follow from the seed."""
         torch.manual_seed(derive(self.options.seed, _SEED_MODEL))
         model = self._make_model if isinstance(self._make_model, nn.Module) else self._make_model()
         device = device_of(self.task, self.options)
         if device is not None:
             model = _on_device(model, device)
-        self.model: nn.Module = model.train()
-        program = (model, self._loss, self._make_optimizer, self.metrics)
-        if gang is None:
-            self._made: Assembly = assemble(self.task, self.options, *program)
-        else:
-            from trireme.session.gang_assembly import assemble_together
-
-            self._made = assemble_together(self.task, self.options, gang, *program)
-        self.optimizer: torch.optim.Optimizer = self._made.optimizer
-        self._replica: Replica = self._made.replica
+        return model.train()
 
     @property
     def _supervisor(self) -> Supervisor:
@@ -282,7 +261,7 @@ class Session:
     @property
     def pipeline(self) -> Pipeline | None:
         """What drives this process's pipeline stages; None where there is no pipeline."""
-        return self._made.pipeline
+        return self._computes.pipeline
 
     @property
     def parameters(self) -> Mapping[str, nn.Parameter]:
@@ -529,7 +508,7 @@ class Session:
         """
         with self._consistent_values():
             results = evaluate(
-                self._made.evaluator,
+                self._computes.evaluator,
                 dataset,
                 self.metrics,
                 batch_size=batch_size,

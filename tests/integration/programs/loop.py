@@ -1,0 +1,34 @@
+"""A loop of its own over random numbers, from first values that differ in every process."""
+
+from __future__ import annotations
+
+import argparse
+
+import torch
+from torch import nn
+
+import trireme
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--max-steps", type=int, default=12)
+    options = parser.parse_args()
+    model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4))
+    optimizer = trireme.distribute(
+        model, torch.optim.Adam(model.parameters(), lr=0.01), max_steps=options.max_steps
+    )
+    generator = torch.Generator().manual_seed(optimizer.replica)
+    while not optimizer.should_stop():
+        inputs = torch.randn(16, 8, generator=generator)
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(inputs), inputs[:, :4].argmax(1)).backward()
+        optimizer.step()
+    total = 0.0
+    for parameter in model.parameters():
+        joined = getattr(parameter, "full_tensor", None)
+        total += float((parameter if joined is None else joined()).double().abs().sum())
+    print(f"replica {optimizer.replica} of {optimizer.replicas}: {total:.12f}", flush=True)
+
+
+main()

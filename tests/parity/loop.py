@@ -1,0 +1,121 @@
+"""A training loop as anybody writes it, with the two lines of `trireme.distribute`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim.lr_scheduler import ExponentialLR
+
+import trireme
+from tests.parity.spread import BATCH, OPTIMIZERS, STEPS, data_of, loss_of, model_of
+from trireme.errors import ConfigurationError
+from trireme.launch.here import task_here
+
+DECAY = 0.95
+
+
+def train_plain_loop(case: str, optimizer: str = "sgd", clip_norm: float | None = None) -> Any:
+    """Trains one plain PyTorch process."""
+    model = model_of(case)
+    made = OPTIMIZERS[optimizer](model.parameters())
+    scheduler = ExponentialLR(made, DECAY)
+    for inputs, targets in zip(*(t.split(BATCH) for t in data_of(case).tensors), strict=True):
+        made.zero_grad()
+        loss_of(model(inputs), targets).backward()
+        if clip_norm is not None:
+            nn.utils.clip_grad_norm_(model.parameters(), clip_norm)
+        made.step()
+        scheduler.step()
+    return {n: p.detach().clone() for n, p in model.named_parameters()}
+
+
+def train_loop(
+    case: str,
+    optimizer: str = "sgd",
+    passes: int = 1,
+    steps: int = STEPS,
+    options: dict[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Trains as the launch says, from the chief's first values, to global step `steps`.
+
+    Returns:
+        The values that the loop's own module ends with, and `begin`: the step that it began at.
+    """
+    model = model_of(case)
+    task = task_here()
+    if task.rank or task.index:  # as if nobody had seeded it
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(1.0)
+    made = trireme.distribute(
+        model, OPTIMIZERS[optimizer](model.parameters()), max_steps=STEPS, **(options or {})
+    )
+    begin = made.global_step
+    scheduler = ExponentialLR(made, DECAY)
+    batches = list(zip(*(t.split(BATCH) for t in data_of(case).tensors), strict=True))
+    for _ in range(begin):
+        scheduler.step()
+    for inputs, targets in batches[begin:steps]:
+        assert not made.should_stop()
+        made.zero_grad()
+        own = slice(made.replica, None, made.replicas)
+        for x, y in zip(inputs[own].chunk(passes), targets[own].chunk(passes), strict=True):
+            (loss_of(model(x), y) / passes).backward()
+        made.step()
+        scheduler.step()
+    values = {n: _full(p.detach()).clone().numpy() for n, p in model.named_parameters()}
+    made.close()
+    return values | {"begin": begin}
+
+
+def _full(tensor: torch.Tensor) -> torch.Tensor:
+    joined = getattr(tensor, "full_tensor", None)
+    return tensor if joined is None else joined()
+
+
+def train_unequal(case: str) -> dict[str, Any]:
+    """As `train_loop`, where of each batch the first replica has five examples more."""
+    model = model_of(case)
+    made = trireme.distribute(model, OPTIMIZERS["sgd"](model.parameters()))
+    scheduler = ExponentialLR(made, DECAY)
+    for inputs, targets in zip(*(t.split(BATCH) for t in data_of(case).tensors), strict=True):
+        cut = BATCH // 2 + 5
+        own = slice(cut) if made.replica == 0 else slice(cut, None)
+        made.zero_grad()
+        loss_of(model(inputs[own]), targets[own]).backward()
+        made.step(examples=len(inputs[own]))
+        scheduler.step()
+    made.close()
+    return {n: p.detach().clone().numpy() for n, p in model.named_parameters()}
+
+
+def train_too_long(case: str) -> tuple[int, str, dict[str, Any]]:
+    """Each process makes as many steps as it likes: the second more than the first."""
+    model = model_of(case)
+    made = trireme.distribute(model, OPTIMIZERS["adam"](model.parameters()))
+    inputs, targets = data_of(case).tensors
+    said = ""
+    try:
+        for step in range(4 + 3 * made.replica):
+            made.zero_grad()
+            loss_of(model(inputs[step : step + 9]), targets[step : step + 9]).backward()
+            made.step()
+    except ConfigurationError as error:
+        said = str(error)
+    made.close()
+    values = {n: p.detach().clone().numpy() for n, p in model.named_parameters()}
+    return made.global_step, said, values
+
+
+def feed_another_batch(case: str) -> str:
+    """Every process computes a batch of its own; returns what it is told."""
+    model = model_of(case)
+    trireme.distribute(model, OPTIMIZERS["sgd"](model.parameters()))
+    rank = task_here().rank
+    try:
+        model(data_of(case).tensors[0][rank : rank + 5])
+    except ConfigurationError as error:
+        return str(error)
+    return ""
