@@ -425,6 +425,42 @@ class TestLeaving:
         assert over(job).outcome == "finished"
         assert "lost on the way: worker:0" in over(job).reason
 
+    def test_a_chief_lost_when_nobody_can_take_over_fails_the_job(self) -> None:
+        job = Driver(heartbeat_timeout=10.0)
+        tasks = job.join_all()
+        job.now += 1
+        job.leave(tasks["worker:1"], "finished")
+        job.wait(10, tasks["ps:0"])
+        assert over(job).outcome == "failed" and over(job).culprit == "worker:0"
+        assert "had not said that it had saved the last step" in over(job).reason
+
+    def test_its_new_process_is_waited_for_where_there_will_be_one(self) -> None:
+        job = Driver(heartbeat_timeout=10.0, wait_for_restart=60.0)
+        tasks = job.join_all()
+        job.now += 1
+        job.leave(tasks["worker:1"], "finished")
+        job.wait(20, tasks["ps:0"])
+        assert job.state.over is None
+        again = job.join("worker:0")
+        job.leave(again, "finished")
+        assert over(job).outcome == "finished"
+
+    def test_but_not_for_ever_either(self) -> None:
+        job = Driver(heartbeat_timeout=10.0, wait_for_restart=60.0)
+        tasks = job.join_all()
+        job.now += 1
+        job.leave(tasks["worker:1"], "finished")
+        job.wait(75, tasks["ps:0"])
+        assert over(job).culprit == "worker:0"
+
+    def test_who_took_over_from_a_lost_chief_has_saved(self) -> None:
+        job = Driver(workers=3, heartbeat_timeout=10.0)
+        tasks = job.join_all()
+        job.leave(tasks["worker:2"], "finished")
+        job.wait(10, tasks["ps:0"], tasks["worker:1"])
+        job.leave(tasks["worker:1"], "finished")
+        assert over(job).outcome == "finished"
+
     def test_a_failure_ends_the_job_with_its_traceback_once(self) -> None:
         job = Driver()
         tasks = job.join_all()

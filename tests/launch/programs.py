@@ -29,7 +29,7 @@ LISTEN = "import os; open(FILES.address + '~', 'w').write('tcp://127.0.0.1:9'); 
 PRELUDE = """
 import os, signal, sys
 class FILES:
-    address, outcome = {address!r}, {outcome!r}
+    address, outcome, attendance = {address!r}, {outcome!r}, {attendance!r}
 HERE = {here!r}
 """
 
@@ -64,7 +64,10 @@ def run_programs(
     def build(config: TaskConfig, files: TaskFiles, program: Sequence[str]) -> list[str]:
         started.append(config)
         prelude = PRELUDE.format(
-            address=str(files.address), outcome=str(files.outcome), here=str(directory)
+            address=str(files.address),
+            outcome=str(files.outcome),
+            attendance=str(files.attendance),
+            here=str(directory),
         )
         return [sys.executable, "-S", "-c", prelude + textwrap.dedent(programs[config.name])]
 

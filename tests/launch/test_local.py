@@ -154,7 +154,7 @@ def test_a_dead_server_fails_the_job_by_name(tmp_path: Path) -> None:
     assert ran.status == 1
     assert "First ps:1 was killed by SIGKILL" in ran.err
     assert "memory ran out" in ran.err
-    assert "--max-restarts" not in ran.err
+    assert "(--max-restarts N does so by itself)" in ran.err
     assert_nobody_left(ran)
 
 
@@ -286,3 +286,72 @@ def test_outcomes_of_an_earlier_start_are_forgotten(tmp_path: Path) -> None:
 
 def test_an_outcome_is_what_the_fake_tasks_write() -> None:
     assert set(Outcome.__struct_fields__) == {"kind", "summary", "at"}
+
+
+def test_a_coordinator_that_says_nothing_any_more_is_killed(tmp_path: Path) -> None:
+    ran = run_programs(
+        tmp_path,
+        {
+            "coordinator:0": f"{LISTEN}; open(FILES.attendance, 'w').write('{{}}'); {FOR_EVER}",
+            "ps:0": FOR_EVER,
+            "worker:0": FOR_EVER,
+        },
+        limits=Limits(silence=0.5, settle=0.2, kill=5.0),
+    )
+    assert ran.status == 1
+    assert "First coordinator:0 was given up and killed: it said nothing for " in ran.err
+    assert_nobody_left(ran)
+
+
+def test_a_worker_that_its_coordinator_has_given_up_is_killed(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pid")
+    os.mkfifo(tmp_path / "fifo")
+    lost = "[{'name': 'worker:1', 'pid': pid, 'reason': 'it sulked'}]"
+    # The kernel closes the fifo of the killed worker: only then do the others end.
+    ran = run_programs(
+        tmp_path,
+        {
+            "coordinator:0": f"{LISTEN}; import json; pid = int(open(HERE + '/pid').read()); "
+            f"told = json.dumps({{'joined': True, 'lost': {lost}}}); "
+            "open(FILES.attendance, 'w').write(told); open(HERE + '/fifo').read()",
+            "ps:0": FOR_EVER,
+            "worker:0": "open(HERE + '/fifo').read(); print('done')",
+            "worker:1": "open(HERE + '/pid', 'w').write(str(os.getpid())); "
+            f"held = open(HERE + '/fifo', 'w'); {FOR_EVER}",
+        },
+        limits=Limits(settle=0.2, end=0.3),
+    )
+    assert ran.status == 0, ran.err
+    assert "worker:1 was given up and killed: it sulked; the job goes on with the 1 left" in ran.err
+    assert_nobody_left(ran)
+
+
+def test_a_worker_that_does_nothing_after_the_end_is_killed(tmp_path: Path) -> None:
+    ran = run_programs(
+        tmp_path,
+        {"worker:0": "print('done')", "worker:1": FOR_EVER},
+        limits=Limits(idle=0.5, kill=5.0),
+    )
+    assert ran.status == 0
+    assert "WARNING: worker:1 did nothing for 0 s after the end of the job: killed" in ran.err
+    assert_nobody_left(ran)
+
+
+def test_when_a_server_dies_all_tasks_are_started_again(tmp_path: Path) -> None:
+    once = "once = not os.path.exists(HERE + '/{name}'); open(HERE + '/{name}', 'w'); "
+    die = "os.kill(os.getpid(), signal.SIGKILL)"
+    ran = run_programs(
+        tmp_path,
+        {
+            "coordinator:0": f"{LISTEN}; " + once.format(name="c") + f"once and {FOR_EVER}",
+            "ps:0": once.format(name="p") + f"once and {die}",
+            "worker:0": once.format(name="w") + f"once and {FOR_EVER}; print('done')",
+        },
+        limits=Limits(restarts=1, rescue=0.3, kill=5.0),
+    )
+    assert ran.status == 0, ran.err
+    assert "ps:0 was killed by SIGKILL; the whole job is started again" in ran.err
+    assert ran.out == "worker:0 | done\n"
+    assert [config.name for config in ran.commands] == 2 * ["coordinator:0", "ps:0", "worker:0"]
+    assert [config.restarts_left for config in ran.commands] == [1, 1, 1, 0, 0, 1]
+    assert_nobody_left(ran)

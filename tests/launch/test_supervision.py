@@ -10,6 +10,7 @@ from trireme.launch.supervision import (
     Limits,
     Phase,
     Restart,
+    RestartAll,
     Say,
     Supervision,
     Terminate,
@@ -156,7 +157,7 @@ def test_the_job_fails_when_all_workers_were_killed() -> None:
 def test_a_worker_killed_after_another_finished_fails_nothing() -> None:
     supervision = supervise()
     end(supervision, 1, "worker:0", 0)
-    assert "had finished without it" in said(end(supervision, 2, "worker:1", -9))
+    assert "the others had finished" in said(end(supervision, 2, "worker:1", -9))
     assert supervision.status == 0
 
 
@@ -177,7 +178,7 @@ def test_a_worker_started_again_too_late_fails_nothing() -> None:
     end(supervision, 1, "worker:1", -9)
     end(supervision, 2, "worker:0", 0)
     late = end(supervision, 3, "worker:1", 1, raised(kind="victim", summary="the job is over"))
-    assert "worker:1 was started again too late" in said(late)
+    assert "worker:1 came too late: the others had finished" in said(late)
     end(supervision, 3, "ps:0", 0)
     end(supervision, 3, "coordinator:0", 0)
     assert supervision.phase is Phase.DONE
@@ -193,7 +194,7 @@ def test_a_victim_is_not_started_again() -> None:
 @pytest.mark.parametrize("name", KEEPERS)
 @pytest.mark.parametrize("status", [-9, 1])
 def test_a_dead_server_or_coordinator_ends_the_job(name: str, status: int) -> None:
-    supervision = supervise(limits=Limits(restarts=2))
+    supervision = supervise()
     end(supervision, 1, name, status)
     assert supervision.phase is Phase.FAILING
     assert supervision.culprit is not None
@@ -275,3 +276,292 @@ def test_a_coordinator_that_ends_before_there_is_a_worker_fails_the_job() -> Non
     end(supervision, 1, "coordinator:0", 0)
     assert supervision.phase is Phase.DONE
     assert supervision.status == 1
+
+
+# A task that hangs -------------------------------------------------------------------------------
+
+
+def hung(at: float = 0.0) -> Outcome:
+    return raised(at=at, kind="hung", summary="given up and killed: it said nothing for 10.0 s")
+
+
+def given_up(supervision: Supervision, now: float, *names: str):
+    return supervision.attended(now, True, {name: hung(now) for name in names})
+
+
+def finish(supervision: Supervision, now: float) -> None:
+    for name in KEEPERS:
+        end(supervision, now, name, 0)
+
+
+def test_a_worker_that_the_coordinator_has_given_up_is_killed_and_left_out() -> None:
+    supervision = supervise()
+    assert given_up(supervision, 10, "worker:1") == []
+    assert supervision.deadline == 12
+    assert supervision.tick(11.9) == []
+    assert supervision.tick(12) == [Kill("worker:1")]
+    told = said(end(supervision, 12, "worker:1", -9))
+    assert "worker:1 was given up and killed: it said nothing for 10.0 s" in told
+    assert "the job goes on with the 1 left" in told
+    end(supervision, 20, "worker:0", 0)
+    finish(supervision, 21)
+    assert supervision.phase is Phase.DONE
+    assert supervision.status == 0
+
+
+def test_a_worker_that_comes_back_by_itself_is_spared() -> None:
+    supervision = supervise()
+    given_up(supervision, 10, "worker:1")
+    given_up(supervision, 11)
+    assert supervision.deadline is None
+    assert supervision.tick(60) == []
+
+
+def test_a_hung_worker_is_started_again_where_that_is_allowed() -> None:
+    supervision = supervise(limits=Limits(restarts=1, settle=2))
+    given_up(supervision, 10, "worker:1")
+    supervision.tick(12)
+    assert orders(end(supervision, 12, "worker:1", -9)) == [Restart("worker:1", 0)]
+    assert given_up(supervision, 13) == []
+    given_up(supervision, 14, "worker:1")
+    assert supervision.tick(16) == [Kill("worker:1")]
+    assert orders(end(supervision, 16, "worker:1", -9)) == []
+    assert not supervision.failed
+
+
+def test_a_worker_that_was_given_up_and_fails_by_that_does_not_fail_the_job() -> None:
+    supervision = supervise()
+    given_up(supervision, 10, "worker:1")
+    over = raised(kind="victim", summary="the job is over, finished")
+    assert "goes on with the 1 left" in said(end(supervision, 11, "worker:1", 1, over))
+    end(supervision, 12, "worker:0", 0)
+    finish(supervision, 13)
+    assert supervision.status == 0
+
+
+def test_who_hears_that_the_job_has_finished_does_not_fail_it() -> None:
+    supervision = supervise()
+    end(supervision, 1, "worker:0", 0)
+    finish(supervision, 2)
+    late = end(supervision, 3, "worker:1", 1, raised(kind="victim"))
+    assert "worker:1 came too late" in said(late)
+    assert supervision.status == 0
+
+
+def test_an_exception_of_a_worker_that_was_given_up_is_its_own() -> None:
+    supervision = supervise()
+    given_up(supervision, 10, "worker:1")
+    supervision.tick(12)
+    end(supervision, 12, "worker:1", 1, raised())
+    assert supervision.culprit is not None
+    assert supervision.culprit.outcome.summary == "ValueError: boom"
+
+
+def test_a_worker_that_does_nothing_after_the_end_is_killed_aloud() -> None:
+    supervision = supervise(limits=Limits(idle=60))
+    end(supervision, 1, "worker:0", 0)
+    assert supervision.outliving == ()  # the others may still train
+    finish(supervision, 2)
+    assert supervision.outliving == ("worker:1",)
+    assert supervision.worked(3, "worker:1", 7.0) == []
+    assert supervision.worked(62, "worker:1", 7.59) == []
+    told = supervision.worked(63, "worker:1", 7.59)
+    assert orders(told) == [Kill("worker:1")]
+    assert "worker:1 did nothing for 60 s after the end of the job" in said(told)
+    assert supervision.worked(64, "worker:1", 7.59) == []
+    end(supervision, 64, "worker:1", -9)
+    assert supervision.phase is Phase.DONE
+    assert supervision.status == 0
+
+
+def test_a_worker_that_evaluates_after_the_end_may_take_its_time() -> None:
+    supervision = supervise(limits=Limits(idle=60))
+    end(supervision, 1, "worker:0", 0)
+    finish(supervision, 2)
+    for now in range(3, 3600):
+        assert supervision.worked(now, "worker:1", 0.011 * now) == []
+
+
+def test_what_the_kernel_cannot_kill_is_not_waited_for() -> None:
+    supervision = supervise()
+    given_up(supervision, 10, "worker:1")
+    supervision.tick(12)
+    assert "worker:1 cannot be killed: left to the kernel" in said(supervision.tick(22))
+    end(supervision, 23, "worker:0", 0)
+    finish(supervision, 24)
+    assert supervision.phase is Phase.DONE
+    assert supervision.status == 0
+    assert end(supervision, 25, "worker:1", -9) == []
+
+
+def test_a_chief_that_is_lost_at_the_end_fails_the_job_if_the_coordinator_says_so() -> None:
+    supervision = supervise()
+    end(supervision, 1, "worker:1", 0)
+    assert "the others had finished" in said(end(supervision, 2, "worker:0", -9))
+    end(supervision, 4, "coordinator:0", 1, raised(kind="victim", summary="worker:0 was lost"))
+    end(supervision, 4, "ps:0", 0)
+    assert supervision.phase is Phase.DONE
+    assert supervision.status == 1
+    assert supervision.culprit is not None
+    assert supervision.culprit.name == "worker:0"
+
+
+def test_a_chief_that_the_coordinator_awaits_in_vain_fails_the_job() -> None:
+    supervision = supervise()
+    end(supervision, 1, "worker:1", 0)
+    end(supervision, 2, "worker:0", -9)
+    told = supervision.tick(17)
+    assert orders(told) == [Terminate("coordinator:0"), Terminate("ps:0")]
+    for name in KEEPERS:
+        end(supervision, 18, name, -15)
+    assert supervision.phase is Phase.DONE
+    assert supervision.status == 1
+
+
+def test_a_job_in_which_nobody_took_part_has_not_finished() -> None:
+    supervision = supervise()
+    supervision.attended(1, False, {})
+    end(supervision, 2, "worker:0", 0)
+    end(supervision, 2, "worker:1", 0)
+    assert orders(supervision.tick(3)) == [Terminate("coordinator:0"), Terminate("ps:0")]
+    for name in KEEPERS:
+        end(supervision, 4, name, -15)
+    assert supervision.status == 2
+    assert supervision.culprit is not None
+    assert "no worker had joined the job" in supervision.culprit.outcome.summary
+
+
+# The whole job again -----------------------------------------------------------------------------
+
+AGAIN = Limits(restarts=1, settle=2, give_up=1, kill=10, rescue=30)
+
+
+def begin_all(supervision: Supervision, workers: int = 2) -> None:
+    for name in (*KEEPERS, *(f"worker:{index}" for index in range(workers))):
+        supervision.started(name)
+
+
+def test_when_a_server_dies_the_whole_job_is_started_again() -> None:
+    supervision = supervise(limits=AGAIN)
+    first = end(supervision, 1, "ps:0", -9)
+    assert orders(first) == []  # the coordinator tells the others, and they may save
+    assert "ps:0 was killed by SIGKILL; the whole job is started again, from its newest" in said(
+        first
+    )
+    assert "(1 of 1)" in said(first)
+    for name in ("worker:0", "worker:1"):
+        assert end(supervision, 3, name, 1, raised(kind="victim")) == []
+    assert end(supervision, 3.5, "coordinator:0", 1, raised(kind="victim")) == [RestartAll()]
+    assert supervision.phase is Phase.RUNNING
+    begin_all(supervision)
+    end(supervision, 9, "worker:0", 0)
+    end(supervision, 9, "worker:1", 0)
+    finish(supervision, 10)
+    assert supervision.phase is Phase.DONE
+    assert supervision.status == 0
+
+
+def test_when_the_coordinator_dies_the_workers_save_and_all_is_started_again() -> None:
+    supervision = supervise(limits=AGAIN)
+    told = end(supervision, 1, "coordinator:0", -9)
+    assert orders(told) == [Terminate("worker:0"), Terminate("worker:1")]
+    assert end(supervision, 2, "worker:0", 130) == []
+    assert end(supervision, 3, "worker:1", 130) == []
+    assert supervision.deadline == 4  # a server has nothing to lose without workers
+    assert supervision.tick(4) == [Kill("ps:0")]
+    assert end(supervision, 4, "ps:0", -9) == [RestartAll()]
+    begin_all(supervision)
+    end(supervision, 9, "worker:0", 0)
+    end(supervision, 9, "worker:1", 0)
+    finish(supervision, 10)
+    assert supervision.status == 0  # the 130 of before was ours
+
+
+def test_a_coordinator_that_dies_before_the_others_are_started_is_started_again() -> None:
+    supervision = supervise(workers=0, keepers=("coordinator:0",), limits=AGAIN)
+    assert RestartAll() in end(supervision, 1, "coordinator:0", -9)
+    assert supervision.phase is Phase.RUNNING
+    supervision.started("coordinator:0")
+    end(supervision, 2, "coordinator:0", -9)
+    assert supervision.phase is Phase.DONE
+    assert supervision.status == 1
+
+
+def test_the_whole_job_is_started_again_so_many_times() -> None:
+    supervision = supervise(workers=1, limits=AGAIN)
+    end(supervision, 1, "ps:0", -9)
+    end(supervision, 2, "worker:0", 1, raised(kind="victim"))
+    assert RestartAll() in end(supervision, 2, "coordinator:0", 1, raised(kind="victim"))
+    assert supervision.restarts_left("ps:0") == 0
+    assert supervision.restarts_left("worker:0") == 1
+    begin_all(supervision, workers=1)
+    end(supervision, 5, "ps:0", -9)
+    assert supervision.phase is Phase.FAILING
+
+
+def test_a_server_whose_victims_end_first_starts_the_job_again_too() -> None:
+    supervision = supervise(limits=AGAIN)
+    end(supervision, 1, "worker:0", 1, raised(kind="victim"))
+    assert supervision.failed
+    given_up(supervision, 1.1, "ps:0")
+    assert supervision.failures  # it is killed at once
+    told = end(supervision, 1.2, "ps:0", -9)
+    assert "ps:0 was given up and killed" in said(told)
+    assert not supervision.failed
+    end(supervision, 2, "worker:1", 1, raised(kind="victim"))
+    assert end(supervision, 2, "coordinator:0", 1, raised(kind="victim")) == [RestartAll()]
+
+
+@pytest.mark.parametrize("kind", ["usage", "victim"])
+def test_what_would_fail_again_is_not_started_again(kind: str) -> None:
+    supervision = supervise(limits=AGAIN)
+    end(supervision, 1, "ps:0", 1, raised(kind=kind))
+    assert supervision.phase is Phase.FAILING
+
+
+def test_a_server_that_dies_of_a_workers_exception_starts_nothing_again() -> None:
+    supervision = supervise(limits=AGAIN)
+    end(supervision, 1, "worker:1", 1, raised())
+    end(supervision, 1, "worker:1", 1, raised())
+    supervision.started("worker:1")
+    end(supervision, 2, "worker:1", 1, raised(kind="usage"))
+    end(supervision, 3, "ps:0", 1, raised(kind="error"))
+    assert supervision.phase is Phase.FAILING
+
+
+def test_who_does_not_end_for_the_restart_is_killed() -> None:
+    supervision = supervise(limits=AGAIN)
+    end(supervision, 1, "ps:0", -9)
+    assert supervision.tick(30.9) == []
+    late = supervision.tick(31)
+    assert orders(late) == [Kill("coordinator:0"), Kill("worker:0"), Kill("worker:1")]
+    assert "worker:0, worker:1 did not end for the restart: killed" in said(late)
+    end(supervision, 31, "worker:0", -9)
+    end(supervision, 31, "worker:1", -9)
+    assert "nothing is started again" in said(supervision.tick(41))
+    supervision.tick(43)
+    supervision.tick(53)
+    assert supervision.phase is Phase.DONE
+    assert supervision.status == 1
+
+
+def test_who_asks_to_stop_before_the_restart_gets_the_failure() -> None:
+    supervision = supervise(limits=AGAIN)
+    end(supervision, 1, "ps:0", -9)
+    told = supervision.interrupt(2)
+    assert Terminate("worker:0") in told and "ends instead" in said(told)
+    for name in ("worker:0", "worker:1"):
+        end(supervision, 3, name, 1, raised(kind="victim"))
+    end(supervision, 3, "coordinator:0", 1, raised(kind="victim"))
+    assert supervision.phase is Phase.DONE
+    assert supervision.status == 1
+    assert supervision.culprit is not None
+    assert supervision.culprit.name == "ps:0"
+
+
+def test_a_silent_coordinator_is_killed_and_like_one_that_died() -> None:
+    supervision = supervise(limits=AGAIN)
+    assert supervision.silent(20, "coordinator:0", hung()) == [Kill("coordinator:0")]
+    assert supervision.silent(21, "coordinator:0", hung()) == []
+    told = end(supervision, 21, "coordinator:0", -9)
+    assert "the whole job is started again" in said(told)

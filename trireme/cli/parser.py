@@ -196,6 +196,7 @@ def _task() -> Parser:
     parser.add_argument("--tied-to", help=argparse.SUPPRESS)
     parser.add_argument("--listen-host", help=argparse.SUPPRESS)
     parser.add_argument("--outcome-file", help=argparse.SUPPRESS)
+    parser.add_argument("--attendance-file", help=argparse.SUPPRESS)
     return parser
 
 

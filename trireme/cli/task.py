@@ -19,6 +19,7 @@ from trireme.cli.options import read_settings
 from trireme.cli.parser import COMMANDS, TASK_OPTIONS
 from trireme.errors import JobFailed, TriremeError, UsageError
 from trireme.launch.allocator import keep_freed_memory
+from trireme.launch.attendance import Attendance, AttendanceFile, Lost
 from trireme.launch.command import LOOPBACK
 from trireme.launch.detect import TASK_VARIABLE, TaskConfig, detect, encode_task, tf_options
 from trireme.launch.manual import ManualOptions, manual_task
@@ -32,6 +33,7 @@ from trireme.launch.threads import thread_variables
 from trireme.metrics import Registry
 
 if TYPE_CHECKING:
+    from trireme.cluster.coordinator import Coordinator
     from trireme.cluster.messages import JobOver
     from trireme.cluster.state import Policy
 
@@ -49,12 +51,14 @@ class _Place:
         listen: the address with its scheme.
         hosts_coordinator: whether the job's coordinator is served there.
         address_file: where to write the address that was got, if anywhere.
+        attendance_file: where a coordinator writes who takes part, if anywhere.
     """
 
     name: str
     listen: str
     hosts_coordinator: bool
     address_file: Path | None
+    attendance_file: Path | None = None
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -85,6 +89,7 @@ def _launched(given: argparse.Namespace, config: TaskConfig, program: Sequence[s
         listen=f"tcp://{given.listen_host or LOOPBACK}:0",
         hosts_coordinator=config.role == "coordinator",
         address_file=_path(given.address_file),
+        attendance_file=_path(given.attendance_file),
     )
     logging.basicConfig(level=logging.WARNING, format=f"{place.name}%(message)s")
     try:
@@ -252,14 +257,29 @@ def _serve_coordinator(config: TaskConfig, place: _Place) -> JobOver | None:
     )
     _tell_address(place, listener.address)
     membership = MembershipMetrics()
-    with _exposed(
-        config,
-        membership.registry,
-        place,
-        lambda: membership.take(cluster_status(time.monotonic(), coordinator.state)),
+    file = place.attendance_file
+    with (
+        _exposed(
+            config,
+            membership.registry,
+            place,
+            lambda: membership.take(cluster_status(time.monotonic(), coordinator.state)),
+        ),
+        nullcontext() if file is None else AttendanceFile(file, lambda: _attendance(coordinator)),
     ):
         service.run()
     return coordinator.over
+
+
+def _attendance(coordinator: Coordinator) -> Attendance:
+    """Returns what a launcher is to know of the membership."""
+    tasks = coordinator.state.tasks.values()
+    return Attendance(
+        joined=any(task.role == "worker" and task.incarnation > 0 for task in tasks),
+        lost=tuple(
+            Lost(task.name, task.pid, task.reason) for task in tasks if task.state == "lost"
+        ),
+    )
 
 
 def _serve_parameters(config: TaskConfig, place: _Place) -> JobOver | None:

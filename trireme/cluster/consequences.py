@@ -100,12 +100,32 @@ def _end_if_strict(draft: Draft, lost: list[Task]) -> None:
 
 
 def _end_by_leaving(draft: Draft, left: list[Task], lost: list[Task]) -> None:
+    chief = _chief_lost_at_the_end(left, lost)
+    if chief is not None:
+        if draft.now - chief.since < draft.state.policy.wait_for_restart:
+            return  # its new process finds the values at the servers, and saves them
+        reason = (
+            f"{chief} was lost: {chief.reason}. It was the chief, the others had finished, and it "
+            "had not said that it had saved the last step"
+        )
+        draft.end(JobOver("failed", chief.name, reason))
+        return
     interrupted = [worker for worker in left if worker.outcome == "interrupted"]
     note = f"; lost on the way: {', '.join(map(str, lost))}" if lost else ""
     if interrupted:
         draft.end(JobOver("interrupted", interrupted[0].name, interrupted[0].reason + note))
     else:
         draft.end(JobOver("finished", "", "every worker has finished" + note))
+
+
+def _chief_lost_at_the_end(left: list[Task], lost: list[Task]) -> Task | None:
+    """Returns the chief, if it was lost when nobody was left to take over from it."""
+    finished = max(worker.since for worker in left)
+    late = [worker for worker in lost if worker.since > finished]
+    chief = min(late, key=lambda worker: worker.index, default=None)
+    if chief is None or any(worker.index < chief.index for worker in left):
+        return None
+    return chief
 
 
 def _end_by_loss(draft: Draft, lost: list[Task]) -> None:

@@ -22,6 +22,7 @@ from pathlib import Path
 
 import msgspec
 
+from trireme.launch.attendance import Attendance, AttendanceReader
 from trireme.launch.command import TaskFiles, task_command
 from trireme.launch.outcome import Outcome, describe_status, read_outcome
 from trireme.launch.process import TaskProcess
@@ -112,11 +113,15 @@ class Report:
         lines: each with whether it went to standard error.
         address: where it listens, if it has told.
         end: how it ended; nothing more comes after that.
+        attendance: of a coordinator, who takes part, if it has said so.
+        used: how much it has done: seconds of a core, and a second for each line.
     """
 
     lines: tuple[tuple[str, bool], ...]
     address: str
     end: End | None
+    attendance: Attendance | None = None
+    used: float = 0.0
 
 
 def host_identity() -> str:
@@ -146,6 +151,8 @@ class TaskAgent:
         self._lines: list[tuple[str, bool]] = []
         self._unread = 0
         self._address = ""
+        self._attendance: Attendance | None = None
+        self._used = self._measured = 0.0
         self._end: tuple[int, Outcome] | None = None
         self._process: TaskProcess | None = None
         self._thread: threading.Thread | None = None
@@ -180,6 +187,7 @@ class TaskAgent:
         self._join()
         with self._changed:
             self._lines, self._unread, self._address, self._end = [], 0, "", None
+            self._attendance = None
             self._attempt = order.attempt
         born: Future[Born] = Future()
         # The kernel ends the task with the thread that started it: a thread with the task's life.
@@ -192,15 +200,21 @@ class TaskAgent:
     def report(self, longest: float) -> Report:
         """Returns what is new; waits for something to be, but no longer than told."""
         with self._changed:
-            self._changed.wait_for(lambda: self._lines or self._address or self._end, longest)
+            self._changed.wait_for(
+                lambda: self._lines or self._address or self._attendance or self._end, longest
+            )
             lines, self._lines, self._unread = tuple(self._lines), [], 0
             address, self._address = self._address, ""
+            attendance, self._attendance = self._attendance, None
+            process = self._process
             end = None
             if self._end is not None:
                 status, outcome = self._end
                 end = End(status, outcome, max(0.0, time.time() - outcome.at))
             self._changed.notify_all()
-        return Report(lines, address, end)
+        if process is not None and time.monotonic() - self._measured >= 1.0:
+            self._measured, self._used = time.monotonic(), process.used()
+        return Report(lines, address, end, attendance, self._used)
 
     def terminate(self, attempt: int) -> None:
         """Asks the task to end; before its start, as soon as it has started."""
@@ -234,7 +248,10 @@ class TaskAgent:
             tempfile.TemporaryDirectory(prefix="trireme-") as scratch,
             selectors.DefaultSelector() as selector,
         ):
-            files = TaskFiles(Path(scratch) / "address", Path(scratch) / "outcome")
+            files = TaskFiles(
+                Path(scratch) / "address", Path(scratch) / "outcome", Path(scratch) / "attendance"
+            )
+            attendance = AttendanceReader(files.attendance)
             try:
                 process, meeting = self._spawn(order, files)
             except BaseException as error:
@@ -250,6 +267,8 @@ class TaskAgent:
                 if not selector.get_map():  # its output is closed, and yet it lives
                     self._pause()
                 self._tell_address(files.address)
+                self._tell_attendance(attendance)
+            self._tell_attendance(attendance)
             self._conclude(process, status, files.outcome)
 
     def _spawn(self, order: Order, files: TaskFiles) -> tuple[TaskProcess, str]:
@@ -299,6 +318,13 @@ class TaskAgent:
             file.unlink()
             with self._changed:
                 self._address = address
+                self._changed.notify_all()
+
+    def _tell_attendance(self, reader: AttendanceReader) -> None:
+        news = reader.news()
+        if news is not None:
+            with self._changed:
+                self._attendance = news
                 self._changed.notify_all()
 
     def _conclude(self, process: TaskProcess, status: int, outcome: Path) -> None:

@@ -17,10 +17,17 @@ LOOPBACK = "127.0.0.1"
 
 @dataclass(frozen=True, slots=True)
 class TaskFiles:
-    """Where a task tells its launcher something: its address, and why it failed."""
+    """Where a task tells its launcher something.
+
+    Attributes:
+        address: at which it listens.
+        outcome: why it failed.
+        attendance: of a coordinator, who takes part in the job.
+    """
 
     address: Path
     outcome: Path
+    attendance: Path
 
 
 CommandBuilder = Callable[[TaskConfig, TaskFiles, Sequence[str]], Sequence[str]]
@@ -50,4 +57,5 @@ def task_command(
         command += ["--listen-host", host]
     if config.role == "coordinator":
         command += ["--address-file", str(files.address)]
+        command += ["--attendance-file", str(files.attendance)]
     return command

@@ -29,7 +29,7 @@ def failure_report(
     if culprit is None:
         return [f"the job failed after {seconds:.1f} s"]
     name = culprit.name
-    verb = "was" if culprit.outcome.kind == "signal" else "failed:"
+    verb = "was" if culprit.outcome.sudden else "failed:"
     first = f"the job failed after {seconds:.1f} s. First {name} {verb} {culprit.outcome.summary}"
     return [
         first,
@@ -68,15 +68,20 @@ def _others(supervision: Supervision, culprit: str) -> list[str]:
 
 
 _AGAIN = "run the same command again: training goes on from the newest checkpoint, if there is one"
+_BY_ITSELF = "(--max-restarts N does so by itself)"
 
 
 def _advice(culprit: Failure) -> str:
     kind, summary = culprit.outcome.kind, culprit.outcome.summary
     if kind == "signal" and "SIGKILL" in summary:
-        restarts = " (--max-restarts N does so by itself)" if _is_worker(culprit) else ""
         return (
             "if nobody killed it, memory ran out: use a smaller batch or fewer tasks, then "
-            f"{_AGAIN}{restarts}"
+            f"{_AGAIN} {_BY_ITSELF}"
+        )
+    if kind == "hung":
+        return (
+            "it was stopped, or stuck in a call that did not return (while it is stuck, `py-spy "
+            f"dump --pid PID` shows where); {_AGAIN} {_BY_ITSELF}"
         )
     if kind == "signal" and summary.startswith("lost"):
         return f"see whether that node lives (`ray status`), then {_AGAIN}"
@@ -87,7 +92,3 @@ def _advice(culprit: Failure) -> str:
     if kind in ("usage", "error", "victim"):
         return f"see its message above; then {_AGAIN}"
     return f"look at its output, then {_AGAIN}"
-
-
-def _is_worker(culprit: Failure) -> bool:
-    return culprit.name.startswith("worker:")

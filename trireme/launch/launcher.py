@@ -14,25 +14,40 @@ from typing import Any, Protocol
 
 import msgspec
 
+from trireme.launch.attendance import Attendance
 from trireme.launch.console import Console
 from trireme.launch.failure_report import failure_report
-from trireme.launch.outcome import Outcome
-from trireme.launch.run_directory import JobRecord, RunDirectory
-from trireme.launch.supervision import (
+from trireme.launch.orders import (
     Instruction,
     Kill,
     Limits,
-    Phase,
     Restart,
+    RestartAll,
     Say,
-    Supervision,
     Terminate,
 )
+from trireme.launch.outcome import Outcome
+from trireme.launch.run_directory import JobRecord, RunDirectory
+from trireme.launch.supervision import Phase, Supervision
 from trireme.launch.task_config import Role, TaskConfig
 
-__all__ = ["Asked", "Ended", "Engine", "Event", "Job", "Launcher", "Placed", "worker_tasks"]
+__all__ = [
+    "Asked",
+    "Attended",
+    "Ended",
+    "Engine",
+    "Event",
+    "Job",
+    "Launcher",
+    "Placed",
+    "worker_tasks",
+]
 
 ADDRESS_TIMEOUT = 60.0
+COORDINATOR = "coordinator:0"
+STOOD_STILL = 5.0
+"""A turn of the loop takes a second at most. Beyond this much more the launcher itself was stopped,
+and could hear nobody."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +80,13 @@ class Placed:
 
 
 @dataclass(frozen=True, slots=True)
+class Attended:
+    """The coordinator has said who takes part; it says so every second."""
+
+    attendance: Attendance
+
+
+@dataclass(frozen=True, slots=True)
 class Ended:
     """A task has ended.
 
@@ -81,7 +103,7 @@ class Ended:
     last_lines: tuple[str, ...]
 
 
-Event = Asked | Placed | Ended
+Event = Asked | Attended | Placed | Ended
 
 
 class Engine(Protocol):
@@ -100,7 +122,10 @@ class Engine(Protocol):
     def coordinator(self) -> str: ...
 
     def start(self, config: TaskConfig) -> None:
-        """Starts a task, or starts it again. Should that fail, it has `Ended`."""
+        """Starts a task, or starts it again. Should that fail, it has `Ended`.
+
+        The address of a coordinator that is started again is not known until it tells it.
+        """
 
     def terminate(self, name: str) -> None:
         """Asks a task to end; one that has ended already is left alone."""
@@ -108,8 +133,14 @@ class Engine(Protocol):
     def kill(self, name: str) -> None:
         """Ends a task and its children at once, if it has not ended already."""
 
+    def used(self, name: str) -> float:
+        """Returns how much a task has done: seconds of a core, and a second for each line."""
+
     def wait(self, seconds: float) -> Sequence[Event]:
-        """Returns what has happened; waits for something to happen, but no longer than told."""
+        """Returns what has happened; waits for something to happen, but no longer than told.
+
+        What the coordinator said comes before the ends of tasks.
+        """
 
 
 def worker_tasks(task: TaskConfig) -> list[TaskConfig]:
@@ -143,25 +174,35 @@ class Launcher:
         self._tails: dict[str, Sequence[str]] = {}
         self._started = time.time()
         self._begin = time.monotonic()
+        self._turned = self._begin
+        self._heard: float | None = None  # when the coordinator last said who takes part
+        self._again = False  # the whole job is to be started again
 
     # From start to end -----------------------------------------------------------------------
 
     def run(self) -> None:
         """Starts all tasks and stays until the last one has ended."""
-        task = self._job.task
-        if task.servers:
-            self._start("coordinator", 0)
-            self._wait_for_address()
-        if self._supervision.phase is Phase.RUNNING:
-            for index in range(task.servers):
-                self._start("ps", index)
-            if task.host_aggregator:
-                self._start("aggregator", 0)
-            for config in worker_tasks(task):
-                self._start_task(config)
-            self._record("running", None)
+        self._start_all()
         while self._supervision.phase is not Phase.DONE:
             self._turn(1.0)
+            if self._again:
+                self._start_all()
+
+    def _start_all(self) -> None:
+        task = self._job.task
+        self._again, self._heard = False, None
+        if task.servers and self._supervision.phase is Phase.RUNNING:
+            self._start("coordinator", 0)
+            self._wait_for_address()
+        if self._supervision.phase is not Phase.RUNNING or self._again:
+            return
+        for index in range(task.servers):
+            self._start("ps", index)
+        if task.host_aggregator:
+            self._start("aggregator", 0)
+        for config in worker_tasks(task):
+            self._start_task(config)
+        self._record("running", None)
 
     def conclude(self) -> int:
         """Says how the job ended and returns its exit status."""
@@ -222,8 +263,8 @@ class Launcher:
         self._engine.start(
             msgspec.structs.replace(
                 config,
-                coordinator=self._engine.coordinator,
-                restarts_left=self._job.limits.restarts,
+                coordinator="" if config.role == "coordinator" else self._engine.coordinator,
+                restarts_left=self._supervision.restarts_left(config.name),
             )
         )
 
@@ -240,12 +281,14 @@ class Launcher:
         """Waits until the coordinator has told where it listens, or will not."""
         deadline = time.monotonic() + self._job.address_timeout
         while self._supervision.phase is Phase.RUNNING and not self._engine.coordinator:
+            if self._again:
+                return
             if time.monotonic() > deadline:
                 self._console.say(
-                    f"coordinator:0 did not listen within {self._job.address_timeout:.0f} s",
+                    f"{COORDINATOR} did not listen within {self._job.address_timeout:.0f} s",
                     alarm=True,
                 )
-                self._engine.kill("coordinator:0")
+                self._engine.kill(COORDINATOR)
                 deadline = float("inf")
             self._turn(0.01)
 
@@ -257,7 +300,25 @@ class Launcher:
         wait = longest if deadline is None else min(longest, max(0.0, deadline - now))
         for event in self._engine.wait(wait):
             self._happened(event)
-        self._carry_out(self._supervision.tick(time.monotonic()))
+        now = time.monotonic()
+        self._look(now)
+        self._carry_out(self._supervision.tick(now))
+
+    def _look(self, now: float) -> None:
+        """Looks at the tasks that nobody else hears of: the coordinator, and who outlives it."""
+        if now - self._turned < 1.0:
+            return
+        stood_still, self._turned = now - self._turned > STOOD_STILL, now
+        if self._heard is not None and stood_still:
+            self._heard = now
+        quiet = 0.0 if self._heard is None else now - self._heard
+        if quiet > self._job.limits.silence:
+            self._heard = None
+            summary = f"given up and killed: it said nothing for {quiet:.0f} s"
+            outcome = Outcome(kind="hung", summary=summary, at=time.time())
+            self._carry_out(self._supervision.silent(now, COORDINATOR, outcome))
+        for name in self._supervision.outliving:
+            self._carry_out(self._supervision.worked(now, name, self._engine.used(name)))
 
     def _happened(self, event: Event) -> None:
         now = time.monotonic()
@@ -266,10 +327,26 @@ class Launcher:
                 self._carry_out(self._supervision.interrupt(now))
             case Ended(name, status, outcome, last_lines):
                 self._tails[name] = last_lines
+                if name == COORDINATOR:
+                    self._heard = None
                 self._carry_out(self._supervision.exited(now, name, status, outcome))
+            case Attended(attendance):
+                self._heard = now
+                self._attended(now, attendance)
             case Placed():
                 if self._supervision.phase is Phase.RUNNING:
                     self._record("running", None)
+
+    def _attended(self, now: float, attendance: Attendance) -> None:
+        pids = self._engine.pids
+        lost = {
+            task.name: Outcome(
+                kind="hung", summary=f"given up and killed: {task.reason}", at=time.time()
+            )
+            for task in attendance.lost
+            if pids.get(task.name) == task.pid  # else another process has come in its place
+        }
+        self._carry_out(self._supervision.attended(now, attendance.joined, lost))
 
     def _carry_out(self, instructions: Sequence[Instruction]) -> None:
         for instruction in instructions:
@@ -282,3 +359,5 @@ class Launcher:
                     self._engine.kill(name)
                 case Restart(name, left):
                     self._restart(name, left)
+                case RestartAll():
+                    self._again = True

@@ -15,9 +15,10 @@ from collections.abc import Sequence
 
 import msgspec
 
+from trireme.launch.attendance import AttendanceReader
 from trireme.launch.command import CommandBuilder, TaskFiles, task_command
 from trireme.launch.console import Console
-from trireme.launch.launcher import Asked, Ended, Event, Job, Launcher
+from trireme.launch.launcher import Asked, Attended, Ended, Event, Job, Launcher
 from trireme.launch.outcome import describe_status, read_outcome
 from trireme.launch.process import Pipe, TaskProcess
 from trireme.launch.run_directory import RunDirectory
@@ -81,6 +82,7 @@ class _LocalEngine:
         self._processes: dict[str, TaskProcess] = {}
         self._meetings: dict[int, str] = {}
         self._coordinator = ""
+        self._attendance = AttendanceReader(self._files("coordinator:0").attendance)
 
     @property
     def coordinator(self) -> str:
@@ -92,7 +94,10 @@ class _LocalEngine:
     def start(self, config: TaskConfig) -> None:
         name = config.name
         files = self._files(name)
-        files.outcome.unlink(missing_ok=True)
+        for file in (files.outcome, files.address, files.attendance):
+            file.unlink(missing_ok=True)
+        if config.role == "coordinator":
+            self._coordinator = ""
         with contextlib.ExitStack() as stack:
             config, fds = self._meeting(config, stack)
             process = TaskProcess(
@@ -116,6 +121,9 @@ class _LocalEngine:
         if name in self._processes:
             self._processes[name].kill()
 
+    def used(self, name: str) -> float:
+        return self._processes[name].used() if name in self._processes else 0.0
+
     def kill_all(self) -> None:
         """Leaves nothing behind, even if this launcher itself went wrong."""
         for process in self._processes.values():
@@ -128,7 +136,11 @@ class _LocalEngine:
                 events += [Asked()] * requests_to_stop(key.fd)
             else:
                 self._read(*key.data)
-        return events + self._reap()
+        ended = self._reap()
+        attendance = self._attendance.news()
+        if attendance is not None:
+            events.append(Attended(attendance))
+        return events + ended
 
     def _meeting(
         self, config: TaskConfig, stack: contextlib.ExitStack
@@ -151,7 +163,11 @@ class _LocalEngine:
     def _files(self, name: str) -> TaskFiles:
         # A program may change its working directory before it fails.
         stem = self._directory.scratch.resolve() / name.replace(":", "-").replace("/", "-")
-        return TaskFiles(stem.with_suffix(".address"), stem.with_suffix(".outcome"))
+        return TaskFiles(
+            stem.with_suffix(".address"),
+            stem.with_suffix(".outcome"),
+            stem.with_suffix(".attendance"),
+        )
 
     def _environ(self, config: TaskConfig) -> dict[str, str]:
         threads, variables = thread_variables(os.environ, config.tasks)

@@ -37,7 +37,7 @@ __all__ = [
     "write_outcome",
 ]
 
-Kind = Literal["usage", "error", "exception", "exit", "signal", "victim"]
+Kind = Literal["usage", "error", "exception", "exit", "signal", "hung", "victim"]
 
 _VICTIMS = (
     JobFailed,
@@ -71,7 +71,8 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         kind: `usage`: it was asked for something that cannot be; `error`: another of Trireme's
             errors; `exception`: anything else that was raised; `exit`: it ended with a status
-            other than 0; `signal`: it was killed; `victim`: another task failed.
+            other than 0; `signal`: it was killed; `hung`: its launcher killed it, because it did
+            nothing any more; `victim`: another task failed.
         summary: one line, such as `ValueError: boom (train.py:12)`.
         at: the time of day in seconds since 1970.
     """
@@ -79,6 +80,11 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     kind: Kind
     summary: str
     at: float
+
+    @property
+    def sudden(self) -> bool:
+        """Whether the task was killed, and did not fail by itself."""
+        return self.kind in ("signal", "hung")
 
     @property
     def worth_a_restart(self) -> bool:

@@ -74,6 +74,7 @@ class TaskProcess:
         self.name = name
         self.last_lines: deque[str] = deque(maxlen=LAST_LINES)
         self._emit = emit
+        self._lines = 0
         self._log: IO[bytes] = log.open("ab", buffering=0)
         self._process = subprocess.Popen(
             command,
@@ -109,6 +110,10 @@ class TaskProcess:
         """Returns how the task ended, or None: it runs. A negative status is a signal's."""
         return self._process.poll()
 
+    def used(self) -> float:
+        """Returns how much the task has done: seconds of a core, and a second for each line."""
+        return self._lines + _processor_seconds(self.pid)
+
     def terminate(self) -> None:
         """Asks the task to end. Its children are its own business."""
         self._process.send_signal(signal.SIGTERM)
@@ -143,8 +148,23 @@ class TaskProcess:
         return len(data)
 
     def _show(self, lines: Sequence[bytes], error: bool) -> None:
+        self._lines += len(lines)
         for line in lines:
             self._log.write(line + b"\n")
             text = line.decode("utf-8", errors="replace")
             self.last_lines.append(text)
             self._emit(text, error)
+
+
+def _processor_seconds(pid: int) -> float:
+    """Returns how much of a core a process and its children have used; 0 where it is gone."""
+    import psutil  # rarely needed, and slow to load
+
+    total = 0.0
+    with contextlib.suppress(psutil.Error):
+        parent = psutil.Process(pid)
+        for process in [parent, *parent.children(recursive=True)]:
+            with contextlib.suppress(psutil.Error):
+                times = process.cpu_times()
+                total += times.user + times.system
+    return total

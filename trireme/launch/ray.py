@@ -27,7 +27,7 @@ import msgspec
 from trireme.launch.agent import Born, NodeFacts, Order, Report
 from trireme.launch.command import LOOPBACK
 from trireme.launch.console import Console
-from trireme.launch.launcher import Asked, Ended, Event, Job, Launcher, Placed
+from trireme.launch.launcher import Asked, Attended, Ended, Event, Job, Launcher, Placed
 from trireme.launch.outcome import Outcome, describe_status
 from trireme.launch.placement import Wishes, bracketed, listen_hosts
 from trireme.launch.process import LAST_LINES
@@ -120,6 +120,7 @@ class _Task:
         last_lines: the end of them.
         running: whether it was started and has not ended.
         attempt: how often it was started.
+        used: how much it has done, as its agent said last.
         due: when its agent must have answered.
     """
 
@@ -131,6 +132,7 @@ class _Task:
     last_lines: deque[str] = field(default_factory=lambda: deque(maxlen=LAST_LINES))
     running: bool = False
     attempt: int = 0
+    used: float = 0.0
     due: float = float("inf")
 
 
@@ -193,6 +195,8 @@ class _Engine:
         task = self._tasks[config.name]
         task.running = True
         task.attempt += 1
+        if config.role == "coordinator":
+            self.coordinator = ""
         task.due = time.monotonic() + self._job.task.join_timeout
         if task.agent is None:
             self._hire(task, config)
@@ -204,6 +208,9 @@ class _Engine:
 
     def kill(self, name: str) -> None:
         self._tell(name, "kill", signal.SIGKILL)
+
+    def used(self, name: str) -> float:
+        return self._tasks[name].used
 
     def wait(self, seconds: float) -> list[Event]:
         for key, _ in self._selector.select(seconds):
@@ -285,6 +292,9 @@ class _Engine:
 
     def _heard(self, task: _Task, agent: Agent, report: Report) -> None:
         self._show(task, report)
+        task.used = report.used
+        if report.attendance is not None:
+            self._events.append(Attended(report.attendance))
         if report.address and task.name == "coordinator:0":
             self.coordinator = report.address
             self._events.append(Placed())

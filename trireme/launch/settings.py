@@ -237,7 +237,8 @@ OPTIONS = (
     Option("run-dir", str, "a directory", None, "DIR",
            "where the job keeps its checkpoints, records and logs"),
     Option("max-restarts", _whole(0), "a whole number from 0", 0, "N",
-           "how often each worker is started again when it fails (default 0)"),
+           "how often each worker is started again when it fails, and the whole job when a server "
+           "or the coordinator dies (default 0)"),
     Option("join-timeout", _seconds, "a number of seconds above 0", 300.0, "SECONDS",
            "how long the tasks of a job wait for each other to come (default 300)"),
     Option("on", _engine, f"one of {', '.join(ENGINES)}", "local", "ENGINE",

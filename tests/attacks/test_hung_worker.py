@@ -1,0 +1,121 @@
+"""A worker is stopped (SIGSTOP), and perhaps goes on later: its launcher ends in time, and rightly.
+
+The program is `programs/counting.py`, so what the job achieved is counted.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+
+import pytest
+
+from tests.integration.shell import PROGRAMS, Running, Shell
+from tests.integration.test_counting import consumed, notes, saved, table, updates
+from trireme.launch.run_directory import read_record
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
+
+STEPS = 60
+GIVEN_UP = r"worker:1 was given up and killed: it said nothing for 1\d\.\d s"
+
+
+def start(shell: Shell, fault: str, *, restarts: int = 0, wait_for: int = 0) -> Running:
+    """Starts the counting program on a server and two workers, one of which will hang."""
+    return shell.start(
+        *("run", "--ps", 1, "--workers", 2, "--strategy", "async", "--run-dir", "run"),
+        *("--max-restarts", restarts, PROGRAMS / "counting.py", "--out", "out"),
+        *("--max-steps", STEPS, "--fault", fault, "--wait-for", wait_for),
+    )
+
+
+def test_a_worker_that_hangs_over_the_end_does_not_hang_the_launcher(shell: Shell) -> None:
+    ended = start(shell, "1:5:in flight:hang").ended()
+    assert ended.status == 0, ended.text
+    assert re.search(GIVEN_UP, ended.err), ended.err
+    assert "trireme: finished in " in ended.err
+    data = saved(shell, STEPS)
+    rows = updates(data)
+    assert rows == [table(data)[0], table(data)[1]] and sum(rows) == STEPS
+
+
+def test_a_worker_that_goes_on_after_the_end_does_not_fail_the_job(shell: Shell) -> None:
+    running = start(shell, "1:5:before:hang")
+    running.until(r"worker:0 \| finished")
+    os.kill(read_record(shell.directory / "run").pids["worker:1"], signal.SIGCONT)
+    ended = running.ended()
+    assert ended.status == 0, ended.text
+    assert "trireme: finished in " in ended.err
+    assert sum(updates(saved(shell, STEPS))) == STEPS
+
+
+def test_a_worker_that_hangs_is_started_again_where_that_is_allowed(shell: Shell) -> None:
+    running = start(shell, "1:5:before:hang", restarts=1, wait_for=9)
+    ended = running.ended()
+    assert ended.status == 0, ended.text
+    again = r"worker:1 failed: given up and killed: .*; started again \(1 of 1\)"
+    assert re.search(again, ended.err), ended.err
+    data = saved(shell, STEPS)
+    assert updates(data) == [table(data)[0], table(data)[1]]
+    assert notes(shell, 1)["attempted"] >= 9
+    assert sum(stop - start for start, stop in consumed(data)) == STEPS * 4
+
+
+def test_a_server_that_hangs_starts_the_job_again(shell: Shell) -> None:
+    running = shell.start(
+        *("run", "--ps", 1, "--workers", 1, "--max-restarts", 1, "--run-dir", "run"),
+        *(PROGRAMS / "counting.py", "--out", "out", "--max-steps", 10**6),
+    )
+    running.until(r"worker:0 \| step 100 ")
+    os.kill(read_record(shell.directory / "run").pids["ps:0"], signal.SIGSTOP)
+    running.until(r"ps:0 was given up and killed: .*; the whole job is started again")
+    running.until(r"worker:0 \| training[\s\S]*worker:0 \| training")
+    running.send(signal.SIGTERM)
+    ended = running.ended()
+    assert ended.status == 130, ended.text
+
+
+DIES_SAVING = """
+import os, pathlib, signal, sys
+from trireme.session.supervisor import Supervisor
+
+save = Supervisor.save
+
+def die_first(self):
+    note = pathlib.Path("out/died")
+    if not note.exists():
+        note.touch()
+        os.kill(os.getpid(), signal.{signal})
+    save(self)
+
+Supervisor.save = die_first
+sys.argv[0] = {program!r}
+exec(compile(open({program!r}).read(), {program!r}, "exec"))
+"""
+
+
+def dies_saving(shell: Shell, number: str) -> tuple[object, ...]:
+    """The counting program, whose chief is hit when it begins to save the last step."""
+    program = DIES_SAVING.format(signal=number, program=str(PROGRAMS / "counting.py"))
+    (shell.directory / "program.py").write_text(program)
+    return ("program.py", "--out", "out", "--max-steps", STEPS)
+
+
+@pytest.mark.parametrize("number", ["SIGSTOP", "SIGKILL"])
+def test_a_chief_that_did_not_save_the_end_fails_the_job(shell: Shell, number: str) -> None:
+    ended = shell.run(
+        *("run", "--ps", 1, "--workers", 2, "--strategy", "async", "--run-dir", "run"),
+        *dies_saving(shell, number),
+    )
+    assert ended.status == 1, ended.text
+    assert re.search(r"the job failed after .*First worker:0 was ", ended.err), ended.err
+
+
+def test_where_restarts_are_allowed_the_chief_that_comes_back_saves_the_end(shell: Shell) -> None:
+    ended = shell.run(
+        *("run", "--ps", 1, "--workers", 2, "--strategy", "async", "--run-dir", "run"),
+        *("--max-restarts", 1, *dies_saving(shell, "SIGKILL")),
+    )
+    assert ended.status == 0, ended.text
+    assert sum(updates(saved(shell, STEPS))) == STEPS

@@ -1,0 +1,53 @@
+"""The file in which a coordinator tells its launcher who takes part."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.launch.programs import eventually
+from trireme.launch.attendance import Attendance, AttendanceFile, AttendanceReader, Lost
+
+LOST = Attendance(joined=True, lost=(Lost("worker:1", 7, "it said nothing for 10.0 s"),))
+
+
+def test_what_is_written_is_read_once(tmp_path: Path) -> None:
+    reader = AttendanceReader(tmp_path / "attendance")
+    assert reader.news() is None
+    with AttendanceFile(tmp_path / "attendance", lambda: LOST):
+        pass  # its end writes the last word
+    assert reader.news() == LOST
+    assert reader.news() is None
+
+
+def test_it_beats_although_nothing_changes(tmp_path: Path) -> None:
+    reader = AttendanceReader(tmp_path / "attendance")
+    with AttendanceFile(tmp_path / "attendance", lambda: LOST):
+        assert eventually(lambda: reader.news() is not None)
+        assert eventually(lambda: reader.news() == LOST)
+
+
+def test_what_cannot_be_read_is_no_news(tmp_path: Path) -> None:
+    (tmp_path / "attendance").write_text("{")
+    assert AttendanceReader(tmp_path / "attendance").news() is None
+
+
+def test_a_disk_that_takes_nothing_ends_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full = [True]
+    write = Path.write_bytes
+
+    def refuse(path: Path, data: bytes) -> int:
+        if full[0]:
+            raise OSError(28, "No space left on device")
+        return write(path, data)
+
+    monkeypatch.setattr(Path, "write_bytes", refuse)
+    reader = AttendanceReader(tmp_path / "attendance")
+    with AttendanceFile(tmp_path / "attendance", lambda: LOST):
+        full[0] = False
+        assert eventually(lambda: reader.news() == LOST)
+    assert os.listdir(tmp_path) == ["attendance"]
