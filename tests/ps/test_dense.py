@@ -72,6 +72,9 @@ def test_gradients_that_were_set_to_none_come_back_as_views() -> None:
     model[0].bias.grad = None  # nothing flowed here: it must not keep what was there before
     buffers.collect_gradients()
     memory = buffers.gradients[0].untyped_storage().data_ptr()
+    assert model[0].bias.grad is None and buffers.absent == (1,)
+    buffers.restore_gradients()
+    assert buffers.absent == ()
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None
         assert parameter.grad.untyped_storage().data_ptr() == memory
@@ -80,6 +83,46 @@ def test_gradients_that_were_set_to_none_come_back_as_views() -> None:
         if name == "0.bias":
             expected = torch.zeros_like(expected)
         assert torch.equal(parameter.grad, expected)
+
+
+@pytest.mark.parametrize("keeps_views", [True, False])
+def test_what_backward_did_not_reach_is_absent(keeps_views: bool) -> None:
+    model = small_model()
+    buffers = flat(model)
+    buffers.keeps_views = keeps_views
+    for unused in ([2], [0], [], [2]):
+        buffers.zero_gradients()
+        assert buffers.absent == (0, 1, 2, 3)
+        for layer in (0, 2):
+            if layer not in unused:
+                sum((p * p).sum() for p in model[layer].parameters()).backward()
+        wanted = tuple(p for layer in unused for p in (layer, layer + 1))
+        assert buffers.absent == wanted
+        buffers.scale_gradients(0.5)
+        buffers.collect_gradients()
+        assert buffers.absent == wanted
+        for position, (parameter, place) in enumerate(buffers._bound):
+            if position in wanted:
+                assert parameter.grad is None and not place.any()
+            else:
+                assert torch.equal(place, parameter.detach())
+
+
+@pytest.mark.parametrize("keeps_views", [True, False])
+def test_a_frozen_parameter_is_absent_and_one_that_was_written_to_is_not(keeps_views: bool) -> None:
+    model = small_model()
+    buffers = flat(model)
+    buffers.keeps_views = keeps_views
+    model[2].weight.requires_grad_(False)
+    buffers.zero_gradients()
+    backward(model)
+    assert buffers.absent == (2,)
+    for vector in buffers.gradients:
+        vector.fill_(1.0)  # whoever writes to the vectors themselves means all of them
+    if keeps_views:
+        assert buffers.absent == ()
+    buffers.restore_gradients()
+    assert buffers.absent == ()
 
 
 def test_zeroing_keeps_the_views() -> None:

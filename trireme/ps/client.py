@@ -108,6 +108,7 @@ class _Update(msgspec.Struct, frozen=True):
     examples: tuple[Span, ...]
     pull: bool
     steps: int = 1
+    absent: tuple[int, ...] = ()
 
     def message(self, server: int, view: int, order: tuple[int, ...] = ()) -> Message:
         return Push(
@@ -123,6 +124,7 @@ class _Update(msgspec.Struct, frozen=True):
             self.pull,
             order,
             self.steps,
+            self.absent,
         )
 
 
@@ -177,6 +179,7 @@ class Client:
         self._acknowledged = 0
         self._leases = 0
         self._hyper: tuple[GroupSpec, ...] | None = None  # what the servers surely have
+        self._absent: tuple[int, ...] = ()  # of the last push; the next early one's, probably
         self._synchronous = False
         self._pushed = False
         # The answers to a push that was settled before it was waited for.
@@ -320,7 +323,7 @@ class Client:
             self._overlap = Overlap(self._flat, self._gradients, timeout=seconds)
         if self._overlap.ruled_out:
             return
-        update = self._update(weight, hyper, examples, True, None)
+        update = self._update(weight, hyper, examples, True, None, 1, self._absent)
         view = self._servers.view().number
         frames = []
         for link in chosen:
@@ -344,10 +347,12 @@ class Client:
         early = self._early
         if early is None:
             return ()
+        assert self._overlap is not None
         if early != update:
+            if early.absent != update.absent:
+                self._overlap.surprised()
             self._abandon()
             return ()
-        assert self._overlap is not None
         self._early = None
         begun = self._overlap.servers
         sent = self._overlap.finish()
@@ -372,6 +377,7 @@ class Client:
         pull: bool = True,
         pulled: int | None = None,
         steps: int = 1,
+        absent: tuple[int, ...] | None = None,
     ) -> None:
         """Sends the flat gradients to all servers; `wait` has the answer. One push at a time.
 
@@ -383,6 +389,8 @@ class Client:
             pulled: the step of the values that the gradient was computed from; None for that of
                 the newest ones.
             steps: of how many of this worker's steps it is, where it is a delta.
+            absent: the positions of the parameters that it leaves out; None for those that have no
+                gradient now.
 
         Raises:
             ConfigurationError: the job has told this worker to stop, or a push is under way.
@@ -391,7 +399,8 @@ class Client:
             raise after_the_end(self.options.worker, self.step)
         if self._pushed:
             raise ConfigurationError(f"worker:{self.options.worker} pushed before it waited")
-        update = self._update(weight, hyper, examples, pull, pulled, steps)
+        self._absent = self._flat.absent if absent is None else absent
+        update = self._update(weight, hyper, examples, pull, pulled, steps, self._absent)
         has_it = self._complete(update) if self._early is not None else ()
         self._flat.collect_gradients()
         self._sequence = update.sequence
@@ -429,7 +438,8 @@ class Client:
         examples: Sequence[Span],
         pull: bool,
         pulled: int | None,
-        steps: int = 1,
+        steps: int,
+        absent: tuple[int, ...],
     ) -> _Update:
         """Returns what the next push says."""
         options = self._servers.options
@@ -444,6 +454,7 @@ class Client:
             tuple(examples),
             pull,
             steps,
+            absent,
         )
 
     def _packed(self, server: int, weight: float) -> Sequence[memoryview]:
@@ -452,7 +463,8 @@ class Client:
         What weighs nothing is not looked at there, and must not use up what packing lost before.
         """
         if weight > 0:
-            self._packers[server].pack()
+            absent = self._layout.ranges(self._absent, server) if self._absent else ()
+            self._packers[server].pack(absent)
         return self._packers[server].views
 
     def wait(self) -> PushResult:

@@ -61,6 +61,11 @@ class PartBuffer:
             for s in layout.segments(server)
         )
 
+    def place(self, vector: int) -> tuple[int, int]:
+        """Returns which of the vectors that are not empty one is, and where its part begins."""
+        parts = self._layout.parts(self._server)
+        return sum(part.length > 0 for part in parts[:vector]), parts[vector].start
+
     def copy(self) -> PartBuffer:
         """Returns the same part in memory of its own."""
         return PartBuffer(self._layout, self._server, [v.clone() for v in self.vectors])
@@ -101,6 +106,9 @@ class FlatModel:
         staged: whether that is memory of its own, so that the module can compute meanwhile; it
             always is where the module is not on the CPU.
 
+    A parameter that backward did not reach is *absent*: it has no gradient, as `torch.optim` sees
+    it where `.grad` is None. Its place in the flat gradients is zero.
+
     Attributes:
         parameters: the trained parameters by name.
         device: where they are.
@@ -139,11 +147,14 @@ class FlatModel:
             self.values, self.gradients = self._vectors(), self._vectors()
         self._bound: list[tuple[nn.Parameter, torch.Tensor]] = []
         views = zip(self._views(self.values), self._views(self.gradients), strict=True)
-        for parameter, (value, gradient) in zip(self._in_order(), views, strict=True):
+        for parameter, (value, place) in zip(self._in_order(), views, strict=True):
             value.copy_(parameter.detach())
             parameter.data = value
+            gradient = place.data  # with a version of its own, which tells who has a gradient
             parameter.grad = gradient
             self._bound.append((parameter, gradient))
+        self._zeroed: list[int] = []  # the views' versions when they were zeroed; of none otherwise
+        self._known_writes = 0  # `flat_writes`, of which we know what they were
         self.keeps_views = True
         self._copied_out = self._staged and self.device.type == "cpu"
         self._host_views: list[torch.Tensor] = []
@@ -170,13 +181,55 @@ class FlatModel:
         ]
 
     def zero_gradients(self) -> None:
-        """Sets the gradients to zero in place; or drops them, where the views need not stay."""
+        """Sets the gradients to zero in place; or drops them, where the views need not stay.
+
+        Until backward reaches it, a parameter has no gradient.
+        """
         if self._copied_out or not self.keeps_views:
+            self._zeroed = []
             for parameter, _ in self._bound:
                 parameter.grad = None
             return
         for gradient in self.gradients:
             gradient.zero_()
+        for parameter, view in self._bound:
+            if parameter.grad is not view:
+                parameter.grad = view
+        self._zeroed = [view._version for _, view in self._bound]
+        self._know_writes()
+
+    def restore_gradients(self) -> None:
+        """Makes every gradient its place in the flat ones again, whatever is there; none is absent.
+
+        For whoever has written to the flat gradients.
+        """
+        self._zeroed = []
+        for parameter, view in self._bound:
+            parameter.grad = view
+
+    @property
+    def absent(self) -> tuple[int, ...]:
+        """The positions, in the vectors' order, of the parameters that have no gradient.
+
+        Those whose `.grad` is None; and where the views stay, those whose place nobody has written
+        to since all were zeroed.
+        """
+        if self._zeroed and self.flat_writes == self._known_writes:
+            return tuple(
+                [
+                    position
+                    for position, ((parameter, view), version) in enumerate(
+                        zip(self._bound, self._zeroed, strict=True)
+                    )
+                    if (gradient := parameter.grad) is None
+                    or (gradient is view and view._version == version)
+                ]
+            )
+        return tuple([i for i, (parameter, _) in enumerate(self._bound) if parameter.grad is None])
+
+    def _know_writes(self) -> None:
+        """What was written to the flat gradients up to now gave no parameter a gradient."""
+        self._known_writes = self.flat_writes
 
     @property
     def pushes_in_place(self) -> bool:
@@ -209,7 +262,12 @@ class FlatModel:
     @property
     def gradient_writes(self) -> int:
         """How often the flat gradients were written to, as autograd counts it."""
-        return sum(gradient._version for gradient in self.gradients)
+        return self.flat_writes + sum([view._version for _, view in self._bound])
+
+    @property
+    def flat_writes(self) -> int:
+        """As `gradient_writes`, of the vectors as a whole: writes to single gradients left out."""
+        return sum([gradient._version for gradient in self.gradients])
 
     def gradient_in_place(self, position: int) -> bool:
         """Returns whether a parameter's gradient is still its place in the flat gradients."""
@@ -241,10 +299,11 @@ class FlatModel:
         """Makes the flat gradients hold what backward left.
 
         A gradient that is not our view (it was dropped before backward, which made a new one) is
-        copied in, and the view put back.
+        copied in, and the view put back. What is absent has zeros there, and None for `.grad`.
         """
         sources: list[torch.Tensor] = []
         targets: list[torch.Tensor] = []
+        absent = self.absent
         for parameter, view in self._bound:
             gradient = parameter.grad
             if gradient is view:
@@ -254,7 +313,9 @@ class FlatModel:
             else:
                 sources.append(gradient)
                 targets.append(view)
-            parameter.grad = view
+                parameter.grad = view
+        for position in absent:
+            self._bound[position][0].grad = None
         if targets:
             _copy(targets, sources)
 
@@ -299,6 +360,7 @@ class FlatModel:
         self.gather_gradients()
         for gradient in self.gradients:
             gradient.mul_(factor)
+        self._know_writes()
 
     def _stage(self) -> None:
         """Makes the servers' side of a staged model, when a server is first reached for."""

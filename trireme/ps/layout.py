@@ -9,7 +9,7 @@ no tensor is made or touched.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -25,6 +25,7 @@ __all__ = [
     "Layout",
     "Part",
     "Placed",
+    "Range",
     "Segment",
     "Vector",
 ]
@@ -41,6 +42,11 @@ ITEM_SIZES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 
 CHUNK_BYTES = 1 << 20
 """What a chunk has at least: so much is worth a call to send it."""
+
+Range = tuple[int, int, int]
+"""Elements of a vector: (which of the layout's vectors, start, stop)."""
+
+_MOST_ANSWERS = 256  # that `ranges` keeps
 
 _MOST_CHUNKS = 64  # of a part: the system reads and writes them by lists of buffers
 
@@ -74,6 +80,12 @@ class Vector:
     def item_size(self) -> int:
         """Bytes of one element."""
         return ITEM_SIZES[self.dtype]
+
+    def region(self, index: int) -> tuple[int, int]:
+        """Returns the elements of one of `placed`, with the padding behind it."""
+        following = index + 1
+        stop = self.placed[following].start if following < len(self.placed) else self.length
+        return self.placed[index].start, stop
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +159,7 @@ class Layout:
         self._parts: dict[int, tuple[Part, ...]] = {}
         self._segments: dict[int, tuple[Segment, ...]] = {}
         self._chunks: dict[int, tuple[Chunk, ...]] = {}
+        self._ranges: dict[tuple[int, tuple[int, ...]], tuple[Range, ...]] = {}
 
     @classmethod
     def of(
@@ -205,6 +218,39 @@ class Layout:
             self._chunks[server] = tuple(chunks)
         return self._chunks[server]
 
+    def ranges(self, positions: Sequence[int], server: int) -> tuple[Range, ...]:
+        """Returns the elements of some parameters in a server's part, in order.
+
+        Each parameter takes the padding behind it along, so that neighbours make one range.
+
+        Args:
+            positions: of the parameters, among all in the vectors' order, ascending.
+            server: whose part.
+        """
+        key = server, tuple(positions)
+        if key not in self._ranges:
+            if len(self._ranges) >= _MOST_ANSWERS:
+                self._ranges.clear()
+            self._ranges[key] = tuple(self._find_ranges(set(positions), server))
+        return self._ranges[key]
+
+    def _find_ranges(self, positions: set[int], server: int) -> Iterator[Range]:
+        first = 0
+        for number, part in enumerate(self.parts(server)):
+            vector, start, stop = part.vector, 0, 0
+            for index in range(len(vector.placed)):
+                if first + index in positions:
+                    low, high = vector.region(index)
+                    low, high = max(low, part.start), min(high, part.stop)
+                    if low >= high:
+                        continue
+                    if low != stop and start < stop:
+                        yield number, start, stop
+                    start, stop = (start if low == stop and start < stop else low), high
+            if start < stop:
+                yield number, start, stop
+            first += len(vector.placed)
+
     def check_same(self, other: Layout, *, whose: str, others: str) -> None:
         """Checks that another layout is the same.
 
@@ -248,8 +294,7 @@ def _chunks(part: Part, least: int, first: int) -> Iterator[Chunk]:
     placed = part.vector.placed
     begin, positions = part.start, list[int]()
     for index, each in enumerate(placed):
-        following = placed[index + 1].start if index + 1 < len(placed) else part.vector.length
-        end = min(following, part.stop)  # the padding behind a parameter goes along with it
+        end = min(part.vector.region(index)[1], part.stop)  # the padding goes along
         if end <= begin:
             continue
         if max(each.start, part.start) < min(each.stop, part.stop):

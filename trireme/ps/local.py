@@ -44,7 +44,7 @@ from trireme.ps.messages import (
     Stopping,
     TensorSpec,
 )
-from trireme.ps.optim import OPTIMIZERS, check_optimizer
+from trireme.ps.optim import OPTIMIZERS, check_optimizer, name_of
 from trireme.ps.results import PullResult, PushResult
 from trireme.ps.rule import Average, Rule
 from trireme.ps.shard import Shard
@@ -220,8 +220,10 @@ class _UserOptimizer:
         check_optimizer(optimizer)
         self._optimizer = optimizer
 
-    def step(self, gradients: PartBuffer, divisor: float = 1.0) -> None:
-        """Updates the parameters; the gradients are in their `.grad` already."""
+    def step(
+        self, gradients: PartBuffer, divisor: float = 1.0, absent: tuple[int, ...] = ()
+    ) -> None:
+        """Updates the parameters; the gradients are in their `.grad` already, or are None."""
         assert divisor == 1.0, "one worker makes one gradient"
         self._optimizer.step()
 
@@ -282,7 +284,7 @@ def check_complete(
     optimizer: torch.optim.Optimizer, state: Mapping[int, Mapping[str, torch.Tensor]]
 ) -> None:
     """Checks that parameters which have state have all that the optimizer goes on from."""
-    known = OPTIMIZERS.get(type(optimizer).__name__)
+    known = OPTIMIZERS.get(name_of(optimizer) or "")
     groups = [group for group in optimizer.param_groups for _ in group["params"]]
     for index, entries in state.items():
         missing = known.needs(groups[index]) - entries.keys() if known is not None else None

@@ -99,16 +99,33 @@ class LayoutSpec(msgspec.Struct, frozen=True, array_like=True):
 
 
 class GroupSpec(msgspec.Struct, frozen=True, array_like=True):
-    """The hyper-parameters of one parameter group, by `torch.optim`'s names."""
+    """The hyper-parameters of one parameter group, by `torch.optim`'s names.
+
+    Attributes:
+        values: the numbers.
+        optimizer: the registry name of the optimizer that updates this group; empty for that of
+            the `OptimizerSpec`.
+    """
 
     values: dict[str, float | int | bool | tuple[float, ...] | None]
+    optimizer: str = ""
 
 
 class OptimizerSpec(msgspec.Struct, frozen=True, array_like=True):
-    """An optimizer as a registry name and numbers."""
+    """An optimizer as a registry name and numbers; or several, of which each has its groups.
+
+    Attributes:
+        name: of the groups that name no optimizer of their own.
+        groups: the parameter groups, in the order in which the layout counts them.
+    """
 
     name: str
     groups: tuple[GroupSpec, ...]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The name of each group's optimizer."""
+        return tuple(group.optimizer or self.name for group in self.groups)
 
 
 # Verdicts --------------------------------------------------------------------------------------
@@ -202,6 +219,10 @@ class Push(Message, frozen=True, array_like=True):
             once; empty where it brings the part as it lies.
         steps: how many of the worker's own steps a delta is the sum of; the global step grows by
             so many.
+        absent: the positions, among all parameters in the vectors' order, of those that have no
+            gradient, in ascending order. The payload is zero there. A parameter that is absent in
+            every update of a step is left out of it: neither its value nor its optimizer state
+            changes.
     """
 
     kind: ClassVar[int] = 66
@@ -217,6 +238,7 @@ class Push(Message, frozen=True, array_like=True):
     pull: bool = True
     order: tuple[int, ...] = ()
     steps: int = 1
+    absent: tuple[int, ...] = ()
 
 
 class PushReply(Message, frozen=True, array_like=True):
@@ -401,7 +423,7 @@ class TensorSpec(msgspec.Struct, frozen=True, array_like=True):
         key: `values`, `average`, or `state/NAME` with the optimizer's name for it.
         dtype: the dtype's name.
         vector: which flat vector (its dtype's name) it is a part of.
-        start, stop: the elements of that vector; equal for a scalar of one parameter group.
+        start, stop: the elements of that vector; for a scalar, those that it holds for.
         group: the parameter group, for a scalar; -1 otherwise.
     """
 

@@ -22,6 +22,8 @@ __all__ = ["Build", "Overlap"]
 
 _log = logging.getLogger(__name__)
 
+_MOST_SURPRISES = 3  # a layer that is never used costs one, and one that is frozen later another
+
 Build = Callable[[tuple[int, ...]], Message]
 """Makes the message of a push whose payload brings the chunks in this order."""
 
@@ -56,7 +58,8 @@ class Overlap:
         self._pump: Pump | None = None
         self._open: list[tuple[int, Connection]] = []
         self._seen: set[int] = set()
-        self._writes = 0
+        self._writes = self._flat_writes = 0
+        self._surprises = 0
         self._spoilt = ""
         self._handles = flat.watch_gradients(self._final)
 
@@ -75,7 +78,7 @@ class Overlap:
         """
         assert self._pump is None
         self._spoilt = "" if self._flat.watched_alone else "another hook may change gradients"
-        self._writes = self._flat.gradient_writes
+        self._writes, self._flat_writes = self._flat.gradient_writes, self._flat.flat_writes
         self._seen.clear()
         self._open = []
         for server, connection, sequence, build in frames:
@@ -92,11 +95,9 @@ class Overlap:
             The servers that it was sent to. The connections of the others can only be closed:
             they broke, or the gradients may have been changed after they were sent.
         """
-        flat, pump = self._flat, self._pump
+        pump = self._pump
         assert pump is not None
-        if flat.gradient_writes != self._writes or not flat.gradients_in_place:
-            self._spoilt = self._spoilt or "gradients were changed after backward had made them"
-        if self._spoilt:
+        if self._changed():
             self._rule_out(self._spoilt)
             self.abandon()
             return []
@@ -112,6 +113,24 @@ class Overlap:
             for (server, connection), failure in zip(self._open, failures, strict=True)
             if _sent(server, connection, failure)
         ]
+
+    def _changed(self) -> bool:
+        """Returns whether gradients may have been changed after they were sent."""
+        flat = self._flat
+        if flat.gradient_writes != self._writes or not flat.gradients_in_place:
+            self._spoilt = self._spoilt or "gradients were changed after backward had made them"
+        return bool(self._spoilt)
+
+    def surprised(self) -> None:
+        """Other parameters have gradients than was announced; where that goes on, gives up.
+
+        What a push says of them it says before backward: as it was the time before.
+        """
+        self._surprises += 1
+        if self._changed():
+            self._rule_out(self._spoilt)
+        elif self._surprises >= _MOST_SURPRISES:
+            self._rule_out("which parameters have a gradient changes from step to step")
 
     def abandon(self) -> list[int]:
         """Gives the push up; returns the servers whose connections can only be closed."""
@@ -138,7 +157,7 @@ class Overlap:
             self._spoilt = "backward makes the gradient of a parameter in several parts"
         elif not self._flat.gradient_in_place(position):
             self._spoilt = "a gradient is not where it is sent from"
-        elif self._flat.gradient_writes != self._writes:
+        elif self._flat.flat_writes != self._flat_writes:
             self._spoilt = "something besides backward writes to gradients"
         if self._spoilt:
             return

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 
 from trireme.errors import FrameError
 from trireme.ps.dense import PartBuffer, as_bytes
+from trireme.ps.layout import Range
 from trireme.wire.codec import Codec, ErrorFeedback
 from trireme.wire.deflate import deflated, inflated
 
@@ -86,6 +87,7 @@ class Packer:
 
     def __init__(self, codec: Codec, gradients: PartBuffer, *, deflates: bool = False) -> None:
         self._memory = Packed(codec, gradients, deflates=deflates)
+        self._gradients = gradients
         self._feedback = [ErrorFeedback(codec, v.numel()) for v in self._memory.vectors]
         self.residuals = tuple(feedback.residual for feedback in self._feedback)
 
@@ -94,8 +96,27 @@ class Packer:
         """The packed bytes, to be sent; `pack` replaces them."""
         return self._memory.views
 
-    def pack(self) -> None:
-        """Packs the gradients as they are now, with what earlier packings lost of theirs."""
+    def pack(self, absent: Sequence[Range] = ()) -> None:
+        """Packs the gradients as they are now, with what earlier packings lost of theirs.
+
+        Args:
+            absent: elements of this part that have no gradient: nothing is packed there, and what
+                was lost of them before waits.
+        """
+        kept = [(piece, piece.clone()) for piece in self._residuals(absent)]
+        for piece, _ in kept:
+            piece.zero_()
+        self._pack()
+        for piece, waiting in kept:
+            piece.copy_(waiting)
+
+    def _residuals(self, ranges: Sequence[Range]) -> Iterator[torch.Tensor]:
+        """Yields what was lost of some elements of this part."""
+        for number, start, stop in ranges:
+            at, begin = self._gradients.place(number)
+            yield self.residuals[at][start - begin : stop - begin]
+
+    def _pack(self) -> None:
         memory = self._memory
         for feedback, vector, packed in zip(
             self._feedback, memory.vectors, memory.packed, strict=True

@@ -111,18 +111,30 @@ class Round:
 
         A gradient itself is never written to. Means that were asked for before are no more.
         """
+        absent = self.absent(decision.members)
         if decision.scale == 1.0 and self._mean[0] != decision.members:
             parts = self._weighty(decision.members)
             self._mean = (), None
-            return total_of(parts, self.spare()) if parts else None
+            return total_of(parts, self.spare(), absent) if parts else None
         mean = self.mean(decision.members)
         if mean is None or decision.scale == 1.0:
-            return None if mean is None else Total(mean)
+            return None if mean is None else Total(mean, absent=absent)
         scaled = self.spare()
         for source, target in zip(mean.vectors, scaled.vectors, strict=True):
             target.copy_(source).mul_(decision.scale)
         self._mean = (), None
-        return Total(scaled)
+        return Total(scaled, absent=absent)
+
+    def absent(self, members: tuple[Member, ...]) -> tuple[int, ...]:
+        """Returns the parameters of which none of the members' updates has a gradient.
+
+        What weighs nothing is not looked at.
+        """
+        pushes = [self.pending[member].push for member in members]
+        absent = [push.absent for push in pushes if push.weight > 0]
+        if not absent or not all(absent):
+            return ()
+        return tuple(sorted(set(absent[0]).intersection(*absent[1:])))
 
     def square(self, members: tuple[Member, ...]) -> float:
         """Returns the squared L2 norm of this server's part of the members' mean gradient."""

@@ -237,10 +237,10 @@ class Shard:
                 f"the strategies differ: {self._shown_by} trains by {_shown(self.rule)}, {task} by "
                 f"{_shown(request.rule)}; start every task with the same options"
             )
-        if request.optimizer.name != self._optimizer.name:
+        if request.optimizer.names != self._optimizer.names:
             raise ModelMismatchError(
-                f"the optimizers differ: {self._optimizer.name} at {self._shown_by}, "
-                f"{request.optimizer.name} at {task}"
+                f"the optimizers differ: {_listed(self._optimizer)} at {self._shown_by}, "
+                f"{_listed(request.optimizer)} at {task}"
             )
 
     def _create(self, request: Attach, layout: Layout) -> None:
@@ -353,7 +353,17 @@ class Shard:
                 f"a push for step {push.pulled}, and ps:{self.server} is at {self.step}: pull the "
                 "values of one step from all servers"
             )
+        if push.absent and (reason := self._nowhere(push.absent)) is not None:
+            return reason
         return misfit(self._optimizer, push.hyper) if push.hyper is not None else None
+
+    def _nowhere(self, absent: tuple[int, ...]) -> str | None:
+        """Returns why these are no positions of parameters; None when they are."""
+        assert self.layout is not None
+        count = len(self.layout.spec.parameters)
+        if absent[0] < 0 or absent[-1] >= count or list(absent) != sorted(set(absent)):
+            return f"a push names absent parameters that are not, ascending, among the {count}"
+        return None
 
     def push_together(
         self,
@@ -473,7 +483,7 @@ class Shard:
         push = pending.push
         staleness = self.step - push.pulled
         self.counters["staleness"] += staleness
-        update = Total(pending.gradients) if push.weight > 0 else None
+        update = Total(pending.gradients, 1.0, push.absent) if push.weight > 0 else None
         self.step += push.steps
         self._values.apply(update, push.hyper, self.step, push.steps)
         verdict = Applied(self.step)
@@ -818,6 +828,10 @@ _COUNTERS: dict[type[Verdict], str] = {
     kind: kind.__name__.removesuffix("Verdict").lower()
     for kind in (Applied, Stale, Duplicate, FencedVerdict, RejectedVerdict)
 }
+
+
+def _listed(optimizer: OptimizerSpec) -> str:
+    return ", ".join(dict.fromkeys(optimizer.names))
 
 
 def _shown(rule: Rule) -> str:

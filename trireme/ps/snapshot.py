@@ -9,7 +9,7 @@ import torch
 
 from trireme.errors import CheckpointError
 from trireme.ps.dense import dtype_of
-from trireme.ps.layout import Layout, Vector
+from trireme.ps.layout import Layout, Part, Placed
 from trireme.ps.messages import Snapshot, Span, TensorSpec, WorkerProgress
 from trireme.ps.values import Tensors
 
@@ -48,10 +48,14 @@ def assemble(layout: Layout, parts: Sequence[tuple[Snapshot, Tensors]]) -> Model
     tensors = [entry for _, part in parts for entry in part]
     vectors = {vector.dtype: vector for vector in layout.vectors}
     flat: dict[tuple[str, str], torch.Tensor] = {}
-    scalars: dict[tuple[str, str, int], torch.Tensor] = {}
+    covered: dict[tuple[str, str], list[TensorSpec]] = {}
+    named: dict[str, dict[str, torch.Tensor]] = {}
     for spec, tensor in tensors:
         if spec.group >= 0:
-            scalars[spec.key, spec.vector, spec.group] = tensor.detach().clone()
+            scalar = tensor.detach().clone()
+            for placed in vectors[spec.vector].placed:
+                if placed.parameter.group == spec.group and _meets(spec, placed):
+                    named.setdefault(spec.key, {})[placed.parameter.name] = scalar
             continue
         whole = flat.get((spec.key, spec.vector))
         if whole is None:
@@ -59,15 +63,13 @@ def assemble(layout: Layout, parts: Sequence[tuple[Snapshot, Tensors]]) -> Model
             whole = torch.zeros(length, dtype=tensor.dtype)
             flat[spec.key, spec.vector] = whole
         whole[spec.start : spec.stop] = tensor
-    named: dict[str, dict[str, torch.Tensor]] = {}
+        covered.setdefault((spec.key, spec.vector), []).append(spec)
     for (key, name), whole in flat.items():
+        specs = covered[key, name]
         for placed in vectors[name].placed:
-            value = whole[placed.start : placed.stop].reshape(placed.parameter.shape).clone()
-            named.setdefault(key, {})[placed.parameter.name] = value
-    for (key, name, group), scalar in scalars.items():
-        for placed in vectors[name].placed:
-            if placed.parameter.group == group:
-                named.setdefault(key, {})[placed.parameter.name] = scalar
+            if any(_meets(spec, placed) for spec in specs):
+                value = whole[placed.start : placed.stop].reshape(placed.parameter.shape).clone()
+                named.setdefault(key, {})[placed.parameter.name] = value
     return ModelState(
         step=first.step,
         values=named.pop("values", {}),
@@ -82,6 +84,13 @@ def assemble(layout: Layout, parts: Sequence[tuple[Snapshot, Tensors]]) -> Model
     )
 
 
+def _meets(spec: TensorSpec, placed: Placed) -> bool:
+    """Returns whether a range has some of a parameter: one without elements lies where it is."""
+    if placed.start == placed.stop:
+        return spec.start <= placed.start <= spec.stop
+    return spec.start < placed.stop and placed.start < spec.stop
+
+
 def disassemble(layout: Layout, state: ModelState, server: int) -> Tensors:
     """Returns what one server loads of a state.
 
@@ -90,19 +99,16 @@ def disassemble(layout: Layout, state: ModelState, server: int) -> Tensors:
     """
     shapes = {p.name: p.shape for p in layout.spec.parameters}
     tensors: list[tuple[TensorSpec, torch.Tensor]] = []
+    by_state = _by_state(state.optimizer)
     for part in layout.parts(server):
-        ranges = {"values": state.values, "average": state.average}
-        for key, named in _by_state(state.optimizer).items():
+        for key, named in {"values": state.values, "average": state.average}.items():
+            if named:
+                tensors += _ranges(key, part, named)
+        for key, named in by_state.items():
             if _is_scalar(key, named, shapes):
-                tensors += _scalars(key, part.vector, named)
+                tensors += _scalars(key, part, named)
             else:
-                ranges[key] = named
-        for key, named in ranges.items():
-            whole = _flatten(key, part.vector, named) if named else None
-            if whole is not None:
-                dtype = str(whole.dtype).removeprefix("torch.")
-                spec = TensorSpec(key, dtype, part.vector.dtype, part.start, part.stop)
-                tensors.append((spec, whole[part.start : part.stop]))
+                tensors += _ranges(key, part, named)
     return tensors
 
 
@@ -119,51 +125,81 @@ def _is_scalar(
 ) -> bool:
     """Returns whether a kind of state is one number a parameter, such as a step counter."""
     telling = [tensor for name, tensor in named.items() if shapes.get(name)]
-    if not telling:  # a model of 0-dim parameters only: the shapes cannot tell
-        return key == "state/step"
+    if not telling:  # of 0-dim parameters only: the shapes cannot tell
+        return key in _COUNTERS
     return all(tensor.dim() == 0 for tensor in telling)
 
 
-def _flatten(key: str, vector: Vector, named: Mapping[str, torch.Tensor]) -> torch.Tensor | None:
-    """Lays one kind of tensor out flat; None when it says nothing of this vector's parameters."""
+_COUNTERS = ("state/step", "state/mu_product", "state/eta", "state/mu")
+"""What the optimizers of the registry keep one number of for each parameter."""
+
+
+def _ranges(key: str, part: Part, named: Mapping[str, torch.Tensor]) -> Tensors:
+    """Lays one kind of tensor out flat, as the ranges of a part for whose parameters there is one.
+
+    An optimizer has no state for what it has never updated. All else must be there.
+    """
     state = key.startswith("state/")
-    whole: torch.Tensor | None = None
-    for placed in vector.placed:
+    vector, found = part.vector, list[tuple[TensorSpec, torch.Tensor]]()
+    run: list[tuple[int, torch.Tensor]] = []  # neighbours: where each lies, and its tensor
+    begin = end = 0
+    for index, placed in enumerate(vector.placed):
         name, shape = placed.parameter.name, placed.parameter.shape
         tensor = named.get(name)
-        if tensor is None and state:
-            continue
-        if tensor is None:
+        if tensor is None and not state:
             raise CheckpointError(
                 f"the checkpoint has no {key} of parameter {name!r}: it is of another model"
             )
-        if tuple(tensor.shape) != shape:
+        if tensor is not None and tuple(tensor.shape) != shape:
             raise CheckpointError(
                 f"{key} of {name!r} has shape {tuple(tensor.shape)} in the checkpoint and {shape} "
                 "in the model: it is of another model"
             )
-        if whole is None:
-            dtype = tensor.dtype if state else dtype_of(vector.dtype)
-            whole = torch.zeros(vector.length, dtype=dtype)
-        whole[placed.start : placed.stop] = tensor.reshape(-1)
-    return whole
+        if tensor is not None:
+            if not run:
+                begin = placed.start
+            run.append((placed.start, tensor))
+            end = vector.region(index)[1]
+        elif run:
+            found += _joined(key, part, run, begin, end)
+            run = []
+    return [*found, *_joined(key, part, run, begin, end)] if run else found
 
 
-def _scalars(key: str, vector: Vector, named: Mapping[str, torch.Tensor]) -> Tensors:
-    """Returns one number for each parameter group.
+def _joined(
+    key: str, part: Part, run: Sequence[tuple[int, torch.Tensor]], begin: int, end: int
+) -> Tensors:
+    """Returns what a part has of neighbouring tensors, as one range; nothing if it has none."""
+    start, stop = max(begin, part.start), min(end, part.stop)
+    if start >= stop:
+        return []
+    kept = run[0][1].dtype if key.startswith("state/") else dtype_of(part.vector.dtype)
+    whole = torch.zeros(end - begin, dtype=kept)
+    for place, tensor in run:
+        whole[place - begin : place - begin + tensor.numel()] = tensor.reshape(-1)
+    spec = TensorSpec(key, str(kept).removeprefix("torch."), part.vector.dtype, start, stop)
+    return [(spec, whole[start - begin : stop - begin])]
 
-    The parameters of a group share their step counter here; where a checkpoint of another
-    strategy has several, the largest is taken.
-    """
-    found: dict[int, torch.Tensor] = {}
-    for placed in vector.placed:
+
+def _scalars(key: str, part: Part, named: Mapping[str, torch.Tensor]) -> Tensors:
+    """Returns one number for each run of parameters of a group that have the same one."""
+    runs: list[tuple[int, int, int, torch.Tensor]] = []  # group, start, stop, number
+    for index, placed in enumerate(part.vector.placed):
         tensor, group = named.get(placed.parameter.name), placed.parameter.group
-        if tensor is not None and (group not in found or bool(tensor > found[group])):
-            found[group] = tensor
+        low, high = part.vector.region(index)
+        start, stop = max(low, part.start), min(high, part.stop)
+        if tensor is None or start >= stop:
+            continue
+        if runs and runs[-1][0] == group and runs[-1][2] == start and runs[-1][3].equal(tensor):
+            runs[-1] = group, runs[-1][1], stop, tensor
+        else:
+            runs.append((group, start, stop, tensor))
     return [
         (
-            TensorSpec(key, str(t.dtype).removeprefix("torch."), vector.dtype, 0, 0, group),
+            TensorSpec(
+                key, str(t.dtype).removeprefix("torch."), part.vector.dtype, start, stop, group
+            ),
             t.reshape(1),
         )
-        for group, t in found.items()
+        for group, start, stop, t in runs
     ]

@@ -11,8 +11,8 @@ from trireme.errors import Rejected
 from trireme.ps.dense import PartBuffer, dtype_of
 from trireme.ps.layout import Layout, Part
 from trireme.ps.messages import GroupSpec, OptimizerSpec, TensorSpec
-from trireme.ps.optim import PartOptimizer, SegmentOptimizer
 from trireme.ps.rule import Average
+from trireme.ps.segment_optimizer import PartOptimizer, SegmentOptimizer
 
 __all__ = [
     "PUBLISHED",
@@ -65,10 +65,12 @@ class Total(msgspec.Struct, frozen=True):
         gradients: the sum, in memory that may be written to; where `divisor` is 1 it may be a
             gradient itself, to which nobody writes.
         divisor: the sum of the weights.
+        absent: the positions of the parameters that none of the gradients has; see `Push`.
     """
 
     gradients: PartBuffer
     divisor: float = 1.0
+    absent: tuple[int, ...] = ()
 
 
 class Values:
@@ -116,7 +118,7 @@ class Values:
             self.optimizer.set_hyper(hyper)
         if update is None:
             return
-        self.optimizer.step(update.gradients, update.divisor)
+        self.optimizer.step(update.gradients, update.divisor, update.absent)
         if self._average_rule is not None and self._average is not None:
             weight = 1 - self._average_rule.decay_at(step) ** steps
             for average, value in zip(self._average.vectors, self.buffer.vectors, strict=True):
@@ -210,8 +212,16 @@ def mean_of(contributions: Sequence[Contribution], out: PartBuffer) -> PartBuffe
     return total.gradients
 
 
-def total_of(contributions: Sequence[Contribution], out: PartBuffer) -> Total:
-    """Returns what `mean_of` returns, but not divided yet: an optimizer can do that on its way."""
+def total_of(
+    contributions: Sequence[Contribution], out: PartBuffer, absent: tuple[int, ...] = ()
+) -> Total:
+    """Returns what `mean_of` returns, but not divided yet: an optimizer can do that on its way.
+
+    Args:
+        contributions: as for `mean_of`.
+        out: where the sum goes.
+        absent: the parameters of which none of them has a gradient.
+    """
     weighty: list[Contribution] = []
     weights: list[float] = []
     for each in contributions:
@@ -219,10 +229,10 @@ def total_of(contributions: Sequence[Contribution], out: PartBuffer) -> Total:
             weighty.append(each)
             weights += found
     if len(weights) == 1:
-        return Total(weighty[0].gradients)
+        return Total(weighty[0].gradients, absent=absent)
     equal = len(set(weights)) == 1
     _add_up(weighty, out, equal=equal)
-    return Total(out, float(len(weights)) if equal else sum(weights))
+    return Total(out, float(len(weights)) if equal else sum(weights), absent)
 
 
 def sum_of(contributions: Sequence[Contribution], out: PartBuffer) -> PartBuffer:

@@ -91,6 +91,7 @@ class Averager:
         self._made = 0  # steps since the last exchange
         self._weight = 0.0
         self._examples: list[Span] = []
+        self._untouched: set[int] | None = None  # what no step since has had a gradient for
         self._sent = False
         self._asks: list[int] = []  # as chief: what it has left about saving
         self._heard: set[int] = set()  # what chiefs had left when this worker last looked
@@ -191,6 +192,9 @@ class Averager:
         self._client.check()  # else nobody would hear of it before the next exchange
         self._flat.gather_gradients()
         if weight > 0:
+            absent = self._flat.absent
+            before = set(absent) if self._untouched is None else self._untouched
+            self._untouched = before.intersection(absent)
             self._optimizer.step()
         self._made += 1
         self._weight += weight
@@ -227,6 +231,7 @@ class Averager:
             base.copy_(value)
         self._length = period_length(self._rule, self._client.step, self._end)
         self._made, self._weight, self._examples, self._sent = 0, 0.0, [], False
+        self._untouched = None
 
     @torch.no_grad()
     def _send(self) -> None:
@@ -240,7 +245,13 @@ class Averager:
             torch.sub(base, value, out=gradient)
             if self._rule.publishes:
                 value.copy_(base)  # what comes back is what has changed since
-        self._client.push(self._weight, examples=_joined(self._examples), steps=self._made)
+        self._flat.restore_gradients()  # they are the deltas now
+        self._client.push(
+            self._weight,
+            examples=_joined(self._examples),
+            steps=self._made,
+            absent=tuple(sorted(self._untouched or ())),
+        )
         self._sent = True
 
     # -- the optimizer's state ----------------------------------------------------------------

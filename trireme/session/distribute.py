@@ -89,6 +89,8 @@ def distribute(
         )
     device = next((parameter.device for parameter in model.parameters()), None)
     made = assemble(task, chosen, lambda: model, optimizer, in_place=True, device=device)
+    if made.part is None:
+        made.flat.keeps_views = False  # the loop is free to look at gradients, and to change them
     if task.dry_run:
         print(describe(made.flat.layout, made.optimizer, rule, task))
         raise SystemExit(0)
@@ -199,6 +201,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._supervisor.begin_step()
         if made.part is None:
             made.flat.gather_gradients()
+            made.flat.restore_gradients()
         share = made.reducer.share(examples)()
         if share != 1.0:
             made.trained.scale_gradients(share)
@@ -206,8 +209,18 @@ class DistributedOptimizer(torch.optim.Optimizer):
         made.reducer.finish()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Sets the gradients to zero in place, whichever is asked for: they are views."""
-        self._made.trained.zero_gradients()
+        """Forgets the gradients, or sets those that there are to zero, as any optimizer.
+
+        Args:
+            set_to_none: whether parameters shall have no gradient until backward reaches them; what
+                it does not reach is then left as it is by `step`, as `torch.optim` leaves it.
+        """
+        if set_to_none:
+            self._made.trained.zero_gradients()
+            return
+        for parameter in self._made.trained.parameters.values():
+            if parameter.grad is not None:
+                parameter.grad.detach_().zero_()
 
     def save(self) -> None:
         """Saves a checkpoint now; the chief only, elsewhere nothing.

@@ -30,7 +30,7 @@ from trireme.ps.ending import after_the_end
 from trireme.ps.host_link import aggregator_address
 from trireme.ps.local import LocalClient
 from trireme.ps.messages import GroupSpec, OptimizerSpec, Span, Stale, Verdict
-from trireme.ps.optim import OPTIMIZERS, groups_of, spec_of
+from trireme.ps.optim import name_of, spec_of
 from trireme.ps.results import PushResult, ServerClock
 from trireme.ps.snapshot import ModelState
 from trireme.session.averager import Averager
@@ -231,7 +231,7 @@ class Supervisor:
         optimizer = self._training.optimizer
         if self._training.outer is not None:
             return self._training.outer
-        if not self.task.servers and type(optimizer).__name__ not in OPTIMIZERS:
+        if not self.task.servers and name_of(optimizer) is None:
             return OptimizerSpec(type(optimizer).__name__, ())
         return spec_of(optimizer)
 
@@ -514,8 +514,7 @@ class Supervisor:
         now = [tuple(group.values()) for group in groups]  # the parameters are the same objects
         if now != self._groups_then:
             self._groups_then = now
-            name = type(self._training.optimizer).__name__
-            self._hyper_then = groups_of(self._training.optimizer, name)
+            self._hyper_then = spec_of(self._training.optimizer).groups
         return self._hyper_then
 
     def _advance_scheduler(self, scheduler: Any) -> None:

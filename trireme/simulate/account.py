@@ -13,7 +13,7 @@ from trireme.cluster.view import View
 from trireme.ps.dense import PartBuffer
 from trireme.ps.layout import Layout
 from trireme.ps.messages import Applied, GroupSpec, Push, Span, Stale, TensorSpec
-from trireme.ps.optim import PartOptimizer
+from trireme.ps.segment_optimizer import PartOptimizer
 
 __all__ = ["Account", "Made", "PushId", "Vectors", "Violation", "Watched", "push_id"]
 
@@ -215,10 +215,12 @@ class Watched:
         self._inner = inner
         self._account = account
 
-    def step(self, gradients: PartBuffer, divisor: float = 1.0) -> None:
+    def step(
+        self, gradients: PartBuffer, divisor: float = 1.0, absent: tuple[int, ...] = ()
+    ) -> None:
         """Updates the values in place by gradients, divided by `divisor`."""
         self._account.give([vector / divisor for vector in gradients.vectors])
-        self._inner.step(gradients, divisor)
+        self._inner.step(gradients, divisor, absent)
 
     def set_hyper(self, groups: Sequence[GroupSpec]) -> None:
         """Takes new hyper-parameters, group by group."""

@@ -45,8 +45,8 @@ from trireme.ps.messages import (
     Waiting,
     WorkerProgress,
 )
-from trireme.ps.optim import SegmentOptimizer
 from trireme.ps.rule import Average
+from trireme.ps.segment_optimizer import SegmentOptimizer
 from trireme.ps.snapshot import ModelState
 from trireme.ps.values import Values
 from trireme.simulate.account import (
