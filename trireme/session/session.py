@@ -390,6 +390,8 @@ class Session:
                         began = time.monotonic()
                         batch = next(batches)
                         recorder.fetched(began, time.monotonic())
+                        if client.stopping:  # the answer to a prefetched push came with the lease
+                            break
                         batch.dataset = name
                         self._handed_out.append(batch)
                         yield batch
