@@ -390,7 +390,7 @@ class Session:
                         began = time.monotonic()
                         batch = next(batches)
                         recorder.fetched(began, time.monotonic())
-                        if client.stopping:  # the answer to a prefetched push came with the lease
+                        if supervisor.should_stop:  # the answer to a prefetched push has come
                             break
                         batch.dataset = name
                         self._handed_out.append(batch)
