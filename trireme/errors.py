@@ -26,6 +26,7 @@
         RolledBack                 the job went back to a checkpoint
       DataError                  a file of examples is missing, damaged or of another format
       CheckpointError            a checkpoint is missing, damaged or of another model
+        CheckpointLockLost         the run directory is another process's to write by now
       NonFiniteError             loss or gradient is NaN or infinite
 
 Each message says what happened, to which task, why, and what to do.
@@ -37,6 +38,7 @@ __all__ = [
     "AddressInUse",
     "AuthenticationError",
     "CheckpointError",
+    "CheckpointLockLost",
     "ClusterError",
     "ConfigurationError",
     "ConnectTimeout",
@@ -145,7 +147,13 @@ class WaitTimeout(ClusterError):
 
 
 class JobFailed(ClusterError):
-    """The job has ended because a task failed; the message names the one that failed first."""
+    """The job has ended because a task failed; the message names the one that failed first.
+
+    Attributes:
+        loss: what is lost with that task, in a sentence; "" where nothing is, or another task says.
+    """
+
+    loss = ""
 
 
 class ServerError(TriremeError):
@@ -186,6 +194,10 @@ class DataError(TriremeError):
 
 class CheckpointError(TriremeError):
     """A checkpoint is missing, damaged, or of another model; names it."""
+
+
+class CheckpointLockLost(CheckpointError):
+    """This process no longer holds the lock of the run directory; names who does."""
 
 
 class NonFiniteError(TriremeError):

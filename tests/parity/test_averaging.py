@@ -481,9 +481,7 @@ def run_to(end: int, cluster: Cluster, *, every_steps: int | None = None) -> Che
     def program(session: Session) -> None:
         for batch in session.loader(data, BATCH):
             session.step(batch)
-            saver = session._supervisor._saver
-            if saver is not None:  # else one that is slow may be left out for the next
-                saver.wait(60.0)
+            session.supervisor.storage.settle()  # else one that is slow may be left out
 
     run_job(cluster, session, program).values  # noqa: B018 - raises what a worker raised
     assert cluster.run_dir is not None

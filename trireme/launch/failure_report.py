@@ -35,6 +35,7 @@ def failure_report(
         first,
         *_evidence(culprit, log(name), last_lines(name)),
         *_others(supervision, name),
+        *_losses(supervision),
         f"  what to do: {_advice(culprit)}",
     ]
 
@@ -65,6 +66,12 @@ def _others(supervision: Supervision, culprit: str) -> list[str]:
     if waited:
         lines.append(f"  only waited or were stopped: {', '.join(waited)}")
     return lines
+
+
+def _losses(supervision: Supervision) -> list[str]:
+    """What is lost with a server, as the workers that have survived it say."""
+    said = (f"  {failure.name}: {failure.outcome.loss}" for failure in supervision.failures)
+    return [line for line, f in zip(said, supervision.failures, strict=True) if f.outcome.loss]
 
 
 _AGAIN = "run the same command again: training goes on from the newest checkpoint, if there is one"

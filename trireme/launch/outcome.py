@@ -75,11 +75,13 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
             nothing any more; `victim`: another task failed.
         summary: one line, such as `ValueError: boom (train.py:12)`.
         at: the time of day in seconds since 1970.
+        loss: what is lost of the job, in a sentence, where this task knows.
     """
 
     kind: Kind
     summary: str
     at: float
+    loss: str = ""
 
     @property
     def sudden(self) -> bool:
@@ -97,7 +99,8 @@ def describe(error: BaseException, place: str = "") -> Outcome:
     text = str(error).strip().splitlines()
     first = text[0] if text else ""
     if isinstance(error, TriremeError):
-        return Outcome(kind=_kind(error), summary=first, at=time.time())
+        loss = error.loss if isinstance(error, JobFailed) else ""
+        return Outcome(kind=_kind(error), summary=first, at=time.time(), loss=loss)
     if isinstance(error, SystemExit):
         return Outcome(kind="exit", summary=f"sys.exit({error.code!r})", at=time.time())
     if says_peer_is_gone(error):

@@ -6,10 +6,10 @@ a process id whether a job is still there.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -17,6 +17,7 @@ from typing import IO, Any
 import msgspec
 
 from trireme.errors import ConfigurationError
+from trireme.file_lock import is_locked, try_lock
 
 __all__ = [
     "RECORD",
@@ -138,12 +139,10 @@ def claim(path: Path) -> RunDirectory:
 def _lock(file: IO[str]) -> bool:
     """Takes the lock for good; False if another launcher has it."""
     for _ in range(10):
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            time.sleep(0.01)  # `is_running` of another process holds it for a moment only
-        else:
-            return True
+        with suppress(OSError):  # this file system has no locks
+            if try_lock(file.fileno()):
+                return True
+        time.sleep(0.01)  # `is_running` of another process holds it for a moment only
     return False
 
 
@@ -162,16 +161,7 @@ def claim_free(path: Path, attempts: int = 100) -> RunDirectory:
 
 def is_running(path: Path) -> bool:
     """Whether a launcher of a job in this run directory lives."""
-    try:
-        lock = (path / LOCK).open()
-    except OSError:
-        return False
-    with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except OSError:
-            return True
-    return False
+    return is_locked(path / LOCK)
 
 
 def wait_until_free(path: Path, timeout: float) -> bool:

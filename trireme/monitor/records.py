@@ -5,11 +5,14 @@ is and where it runs (`Begin`); then come what it reported and its sums so far (
 a line each half second at first, later one each thousandth of the time that has passed: a day's
 file has about 6,000 lines.
 
-A monitor never ends what it watches: where writing fails, a warning is logged and training goes on.
+A monitor never ends what it watches: where writing fails, a warning is logged, training goes on,
+and the next record is tried again. What a full disk has taken of a line stays damaged, and is
+passed over by whoever reads.
 """
 
 from __future__ import annotations
 
+import errno
 import logging
 import math
 import os
@@ -18,6 +21,7 @@ import socket
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
@@ -107,7 +111,9 @@ class RecordWriter:
         self._path = directory / f"{begin.task.replace(':', '-').replace('/', '-')}.jsonl"
         self._begin = begin
         self._file: IO[bytes] | None = None
-        self._failed = False
+        self._begun = False  # whether the first line is there
+        self._broken = False  # whether the last write failed
+        self._missed = 0
         self._next = 0.0
 
     def write(self, record: Record, *, due: bool = False) -> None:
@@ -117,25 +123,46 @@ class RecordWriter:
             record: how the task is.
             due: write it even if it is not time yet: the last one.
         """
-        if self._failed or (record.time < self._next and not due):
+        if record.time < self._next and not due:
             return
         passed = record.time - self._begin.time
         self._next = record.time + max(_FIRST_SECONDS * 0.9, _SHARE * passed)
         try:
             if self._file is None:
                 self._path.parent.mkdir(parents=True, exist_ok=True)
-                self._file = self._path.open("ab")
-                self._file.write(msgspec.json.encode(self._begin) + b"\n")
-            self._file.write(msgspec.json.encode(_speakable(record)) + b"\n")
-            self._file.flush()
+                self._file = self._path.open("ab", buffering=0)  # close shall have nothing to write
+            if not self._begun:
+                self._append(self._begin)
+                self._begun = True
+            self._append(_speakable(record))
         except OSError as error:
-            self._failed = True
-            _log.warning("%s records nothing more: %s", self._begin.task, error)
+            if not self._broken:
+                _log.warning("%s records nothing for now: %s", self._begin.task, error)
+            self._broken = True
+            self._missed += 1
+            self.close()
+        else:
+            if self._missed:
+                _log.warning("%s records again; %d were lost", self._begin.task, self._missed)
+            self._missed = 0
+
+    def _append(self, line: _Line) -> None:
+        """Writes a line; behind what is left of one that failed it begins a new one.
+
+        Raises:
+            OSError: the disk has not taken all of it.
+        """
+        assert self._file is not None
+        data = b"\n" * self._broken + msgspec.json.encode(line) + b"\n"
+        if self._file.write(data) != len(data):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        self._broken = False
 
     def close(self) -> None:
         """Closes the file. May be repeated."""
         if self._file is not None:
-            self._file.close()
+            with suppress(OSError):  # some file systems tell of a write that failed only now
+                self._file.close()
             self._file = None
 
 

@@ -225,6 +225,13 @@ class Averager:
         return self.wait()
 
     @torch.no_grad()
+    def go_back(self) -> None:
+        """Gives up what was learned since the last exchange: has the values that it brought."""
+        for base, value in zip(self._base, self._flat.values, strict=True):
+            value.copy_(base)
+        self._made, self._sent = 0, False
+
+    @torch.no_grad()
     def _begin(self) -> None:
         """A period begins from the values at hand."""
         for base, value in zip(self._base, self._flat.values, strict=True):

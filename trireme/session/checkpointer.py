@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from trireme.session.averager import Averager
 from trireme.session.buffers import Buffers
 from trireme.session.checkpoint import CheckpointData, latest, list_checkpoints, load, step_of
 from trireme.session.progress import Progress
+from trireme.session.rescue import LACKS
 from trireme.session.training import Training
 
 __all__ = ["Checkpointer"]
@@ -50,23 +52,6 @@ class Checkpointer:
         self._epoch = epoch
 
     # -- finding --------------------------------------------------------------------------------
-
-    def make_run_dir(self) -> None:
-        """Finds out before training, not after it, whether there is a place to save.
-
-        Raises:
-            ConfigurationError: there is none.
-        """
-        run_dir = self._training.run_dir
-        if run_dir is None or self._training.options.checkpoint is None:
-            return
-        try:
-            run_dir.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise ConfigurationError(
-                f"the run directory {run_dir} cannot be made: {error.strerror}; choose another "
-                "(run_dir= or --run-dir), or save nothing (checkpoint=None)"
-            ) from error
 
     def find(self) -> CheckpointData | None:
         """Returns the checkpoint to begin from, the newest good one unless another is named.
@@ -121,6 +106,12 @@ class Checkpointer:
                 f"the checkpoint of step {data.step} has no parameter {missing[0]!r}: it is of "
                 "another model; choose another run directory"
             )
+        lacking = data.state.get(LACKS)
+        if lacking:
+            self._progress.warn(
+                f"the checkpoint of step {data.step} holds values without {', '.join(lacking)}: "
+                "from here these begin anew"
+            )
         self._buffers.set_constants(data.model)
         if averager is not None:
             self._hand_out_local_state(data, averager)
@@ -169,8 +160,16 @@ class Checkpointer:
 
     # -- describing -----------------------------------------------------------------------------
 
-    def checkpoint_of(self, state: ModelState) -> CheckpointData:
-        """Returns a checkpoint of a state, with all that goes with it but workers' optimizers."""
+    def checkpoint_of(
+        self, state: ModelState, more: Mapping[str, Any] | None = None
+    ) -> CheckpointData:
+        """Returns a checkpoint of a state, with all that goes with it but workers' optimizers.
+
+        Args:
+            state: of the servers.
+            more: entries of the checkpoint's state beside, or in place of, the usual ones. With
+                any, there are no servers left to ask for the other workers' buffers.
+        """
         task, training = self._task, self._training
         consumed: dict[str, list[list[int]]] = {}
         for span in state.consumed:
@@ -194,10 +193,24 @@ class Checkpointer:
         }
         constants = self._buffers.constants()
         # Only what `state_dict` has: not the buffers that the model does not want saved.
-        averages = {n: mean for n, mean in self._buffers.average().items() if n in constants}
+        means = {} if more else self._buffers.average()
+        averages = {name: mean for name, mean in means.items() if name in constants}
         aliases = {name: state.values[first] for name, first in self._aliases().items()}
         model = {**constants, **averages, **state.values, **aliases}
+        described |= more or {}
         return CheckpointData(state.step, model, state.optimizer, state.average, described)
+
+    def lost_with_servers(self) -> tuple[str, ...]:
+        """Returns what no worker has of what a checkpoint should hold, in words."""
+        training = self._training
+        lost = []
+        if training.outer is not None:
+            lost.append("the state of the workers' optimizers")
+        if _has_state(training):
+            lost.append("the optimizer's state")
+        if training.rule.average is not None:
+            lost.append("the moving average")
+        return (*lost, "the record of the examples used since the checkpoint before")
 
     def _aliases(self) -> dict[str, str]:
         """Returns the further names of tied parameters, and under which each is trained."""
@@ -207,6 +220,17 @@ class Checkpointer:
             for name, tensor in self._training.model.state_dict(keep_vars=True).items()
             if id(tensor) in trained and name not in self._training.flat.parameters
         }
+
+
+def _has_state(training: Training) -> bool:
+    """Whether the servers' optimizer goes on from more than the values."""
+    if training.outer is not None:
+        groups = [group.values for group in training.outer.groups]
+        plain = training.outer.name == "SGD"
+    else:
+        groups = training.optimizer.param_groups
+        plain = type(training.optimizer) is torch.optim.SGD
+    return not plain or any(group.get("momentum") for group in groups)
 
 
 def _applied(outer: OptimizerSpec | None) -> str:

@@ -134,6 +134,12 @@ class Recorder:
         self._count_examples = self.registry.counter(
             "trireme_examples_total", "Examples computed by this worker"
         )
+        self._count_saved = self.registry.counter(
+            "trireme_checkpoints_total", "Checkpoints by what became of them", outcome="saved"
+        )
+        self._count_unsaved = self.registry.counter(
+            "trireme_checkpoints_total", "Checkpoints by what became of them", outcome="failed"
+        )
 
     # -- each step ------------------------------------------------------------------------------
 
@@ -201,6 +207,8 @@ class Recorder:
         self._count_examples.value = self._examples
         self._count_applied.value = self._pushes_applied
         self._count_stale.value = self._pushes_stale
+        self._count_saved.value = self._supervisor.storage.saved
+        self._count_unsaved.value = self._supervisor.storage.failed
 
     @property
     def job_examples(self) -> float:
@@ -275,6 +283,8 @@ class Recorder:
             "staleness": (now.staleness - before.staleness) / max(made, 1),
             "memory_bytes": self._process.memory_info().rss,
         }
+        if self._supervisor.storage.failed:
+            status["checkpoints_failed"] = self._supervisor.storage.failed
         if self._exposition is not None:
             status["metrics"] = self._exposition.address
         for name, gauge in self._gauges.items():
@@ -388,6 +398,7 @@ class Recorder:
 
     def close(self) -> None:
         """Writes out what is left. May be repeated."""
+        self._settle()
         if self._board is not None:
             self._board.close()
             self._board = None

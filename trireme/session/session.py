@@ -18,7 +18,7 @@ from torch.utils.data import Dataset
 from trireme.data.loader import Batch, Loader
 from trireme.data.order import Order
 from trireme.data.seeds import derive
-from trireme.errors import ConfigurationError
+from trireme.errors import ConfigurationError, UsageError
 from trireme.launch.here import task_here
 from trireme.launch.task_config import TaskConfig
 from trireme.monitor.tensorboard import TensorBoard
@@ -131,6 +131,10 @@ class Session:
         self._clip_here = None if rule.clip_norm is not None else self.options.clip_norm
         try:
             self._supervisor.start()
+        except UsageError as error:  # where in here it was found, helps nobody
+            self._supervisor.fail(error)
+            self._progress.close()
+            raise error.with_traceback(None) from error.__cause__
         except BaseException as error:
             self._supervisor.fail(error)
             self._progress.close()
@@ -449,7 +453,7 @@ class Session:
         self._recorder.step(result, began, computed)
         for hook in self.options.hooks:
             hook.after_step(self, result)
-        if supervisor.saves:
+        if supervisor.storage.saves:
             self._announce_checkpoints()
         return result
 

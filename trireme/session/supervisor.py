@@ -22,6 +22,7 @@ import torch
 
 from trireme.cluster.messages import Outcome
 from trireme.cluster.rendezvous import Member, MemberConfig
+from trireme.cluster.view import View
 from trireme.errors import ConfigurationError, Fenced, JobFailed, TriremeError
 from trireme.launch.detect import TaskConfig
 from trireme.launch.outcome import describe
@@ -35,9 +36,11 @@ from trireme.ps.results import PushResult, ServerClock
 from trireme.ps.snapshot import ModelState
 from trireme.session.averager import Averager
 from trireme.session.buffers import Buffers
-from trireme.session.checkpoint import CheckpointData, Saver, Schedule
+from trireme.session.checkpoint import CheckpointData
 from trireme.session.checkpointer import Checkpointer
 from trireme.session.progress import Progress
+from trireme.session.rescue import LACKS, Rescue
+from trireme.session.storage import Storage
 from trireme.session.training import Training
 from trireme.wire.handshake import new_epoch
 
@@ -51,7 +54,6 @@ __all__ = ["Exchange", "Supervisor"]
 
 _log = logging.getLogger(__name__)
 
-_SAVE_SECONDS = 600.0
 _WAIT_SHOWN = 1.0  # seconds: servers tell all who wait, and nobody wants to read of milliseconds
 
 
@@ -90,10 +92,10 @@ class Supervisor:
         self._connections: Client | None = None  # to the servers, whatever the client is
         self._averager: Averager | None = None
         self._copied: CheckpointData | None = None  # not written yet: see `_save_if_due`
-        self._saver: Saver | None = None
-        self.saves = False
-        self._schedule: Schedule | None = None
-        self._saved_step = -1
+        options = training.options
+        self.storage = Storage(task, training.run_dir, options.checkpoint, progress)
+        self._view: View | None = None  # the last one that was looked at
+        self._last_step: int | None = None  # of the values that are here when training has ended
         self._interrupted: str | None = None
         self._stop_sent = False
         self._chief_at_end: bool | None = None
@@ -117,6 +119,7 @@ class Supervisor:
         """
         try:
             self._join()
+            self.storage.epoch = self.epoch
             self.buffers = Buffers(self.task, self._training, self.client)
             self._checkpointer = Checkpointer(
                 self.task, self._training, self.buffers, self._progress, self.epoch
@@ -125,10 +128,9 @@ class Supervisor:
         except TriremeError as error:
             self.fail(error)
             raise
-        options = self._training.options
-        if options.checkpoint is not None and self._training.run_dir is not None:
-            self._schedule = Schedule(options.checkpoint, time.monotonic(), self.global_step)
-            self._saved_step = self.global_step if self.restored_from is not None else -1
+        self.storage.begin(self.global_step, restored=self.restored_from is not None)
+        if self.task.servers and self.is_chief:
+            self._progress.message(self.storage.durability)
         self._enter("training")
 
     def _join(self) -> None:
@@ -218,6 +220,7 @@ class Supervisor:
             except Fenced:
                 self._renew()
                 loaded = client.attach(self._optimizer_spec(), training.rule)
+        self._follow_view()
         if not self.is_chief:
             self.buffers.take()
         self._take_local_state()
@@ -250,7 +253,7 @@ class Supervisor:
     def _first_state(self) -> ModelState:
         """Returns the chief's own first values, or the newest good checkpoint's."""
         training = self._training
-        self._checkpointer.make_run_dir()
+        self.storage.open(self._view_number)
         checkpoint = self._checkpointer.find()
         if checkpoint is None:
             self._enter("initialising")
@@ -378,9 +381,7 @@ class Supervisor:
 
     def _wants_save(self) -> bool:
         """Whether to save after the step to come: all take part, and the chief's clock counts."""
-        if self._schedule is None or not self.is_chief:
-            return False
-        return self._schedule.due(time.monotonic(), self.global_step + 1)
+        return self.is_chief and self.storage.due(self.global_step + 1)
 
     def begin_update(self, weight: float, examples: Sequence[Span]) -> None:
         """Announces the `update` that follows backward, so that gradients can leave meanwhile.
@@ -424,8 +425,10 @@ class Supervisor:
             if reason is not None:
                 self._stop_sent = True
                 client.stop(reason)
-        if self._schedule is not None:
-            self._save_if_due(self._schedule, exchanged=result is not None)
+        if self._member is not None and self._member.view is not self._view:
+            self._follow_view()
+        if self.storage.scheduled:
+            self._save_if_due(exchanged=result is not None)
         return result
 
     def _exchange(
@@ -525,7 +528,18 @@ class Supervisor:
 
     # -- saving ---------------------------------------------------------------------------------
 
-    def _save_if_due(self, schedule: Schedule, *, exchanged: bool) -> None:
+    @property
+    def _view_number(self) -> int:
+        """Of the view in which this worker is what it is."""
+        view = self._member.view if self._member is not None else None
+        return 0 if view is None else view.number
+
+    def _follow_view(self) -> None:
+        """Has the run directory as chief, and gives it back as anything else."""
+        self._view = self._member.view if self._member is not None else None
+        self.storage.follow(self._view_number, chief=self.is_chief)
+
+    def _save_if_due(self, *, exchanged: bool) -> None:
         """Saves where that is due.
 
         Of workers that train by themselves, each leaves the state of its optimizer right after the
@@ -533,15 +547,15 @@ class Supervisor:
         was made of that step is written.
 
         Args:
-            schedule: says when.
             exchanged: whether the servers have answered since the last time.
         """
-        now, asks = time.monotonic(), self._averager or self._gang_client
+        asks = self._averager or self._gang_client
         if exchanged:
             self._write()
-        due = schedule.due(now, self.global_step) if asks is None else asks.saves
+        self.storage.look()
+        due = self.storage.due(self.global_step) if asks is None else asks.saves
         if due:
-            schedule.saved(now, self.global_step)
+            self.storage.begun(self.global_step)
             if self.is_chief or self.together:
                 self._copy()
         if self._averager is None:
@@ -556,47 +570,46 @@ class Supervisor:
 
     def _copy(self) -> None:
         """Copies a consistent state; what was copied before is written first."""
-        training = self._training
-        if training.run_dir is None or training.options.checkpoint is None:
+        if not self.storage.scheduled:
             return
         self._write()
         state = self.client.snapshot(state=True)
-        if state.step == self._saved_step:
-            return
-        self._saved_step = state.step
-        if self.is_chief:  # else it has only taken part in the copy
+        if not self.storage.has(state.step) and self.is_chief:  # else it only takes part
             self._copied = self._checkpointer.checkpoint_of(state)
 
-    def _write(self) -> None:
-        """Has what was copied written in the background."""
-        data, training = self._copied, self._training
+    def _write(self, *, last: bool = False) -> None:
+        """Has what was copied written in the background; the last one, before this returns."""
+        data = self._copied
         if data is None:
             return
         self._copied = None
-        assert training.run_dir is not None and training.options.checkpoint is not None
-        if self._saver is None:
-            self._saver = Saver(training.run_dir, training.options.checkpoint)
-            self.saves = True
         if self._averager is not None:
             data = replace(data, local=self._averager.states(data.step))
-        self._saver.submit(data)
+        if last:
+            self.storage.submit_last(data, self._view_number)
+        else:
+            self.storage.submit(data, self._view_number)
 
     def finish_training(self) -> None:
         """Training has ended: waits until it has for everybody; the chief saves."""
         self._chief_at_end = self.is_chief
         if not self.should_stop:
             self.buffers.share()
+        self._last_step = self.global_step
         if self.should_stop or self.together:
             self.client.drain()
         if self.is_chief and self._training.run_dir is not None:
             self._enter("saving")
-            self.save()
-            if self._saver is not None:
-                self._saver.wait(_SAVE_SECONDS)
+            self._write()
+            self.storage.settle()  # what failed until now is saved with the last one
+            if self._averager is not None:
+                self._averager.leave_state()
+            self._copy()
+            self._write(last=True)
 
     def take_saved(self) -> list[Path]:
         """Returns the checkpoints that were completed since this was last asked."""
-        return self._saver.saved() if self._saver is not None else []
+        return self.storage.take_completed()
 
     # -- leaving --------------------------------------------------------------------------------
 
@@ -608,8 +621,7 @@ class Supervisor:
         # Why it failed is shown by whoever shows the error itself.
         self._enter(outcome, "" if outcome == "failed" else reason)
         try:
-            if self._saver is not None:
-                self._saver.close(_SAVE_SECONDS)
+            self.storage.close()
         finally:
             if self._member is not None:
                 if not self._comes_back:
@@ -638,6 +650,7 @@ class Supervisor:
         Unless the launcher will start it again: then only its connection breaks, and the job goes
         on without this incarnation.
         """
+        self._rescue(error)
         text = io.StringIO()
         traceback.print_exception(error, file=text)
         reason = f"{type(error).__name__}: {error}".strip()
@@ -646,6 +659,51 @@ class Supervisor:
             self.leave("failed", reason, text.getvalue())
         except TriremeError as another:
             _log.warning("while failing: %s", another)
+
+    def _rescue(self, error: BaseException) -> None:
+        """Saves the values that are here where a server was lost, and says what is lost with it."""
+        over = None if self._member is None else self._member.over
+        if (
+            over is None
+            or over.outcome != "failed"
+            or not over.culprit.startswith(("ps:", "coordinator:"))
+            or self.state not in ("training", "saving")
+            or self._left
+            or describe(error).kind != "victim"
+        ):
+            return
+        if self._averager is not None:
+            self._averager.go_back()
+        step = self.global_step if self._last_step is None else self._last_step
+        rescue = Rescue(
+            over.culprit,
+            step,
+            self._view_number,
+            self.is_chief,
+            self._checkpointer.lost_with_servers(),
+            self._rescued(over.culprit, step),
+        )
+        try:
+            loss = rescue.save(self.storage)
+        except Exception as failure:  # nothing shall hide why the job is over
+            loss = f"and the values could not be saved: {type(failure).__name__}: {failure}"
+        if loss:
+            said = f"{over.culprit} was lost at step {step} or a little later: {loss}"
+            self._progress.warn(said)
+            if isinstance(error, JobFailed):
+                error.loss = said
+
+    def _rescued(self, lost: str, step: int) -> Callable[[dict[str, Any]], CheckpointData]:
+        """Returns what makes a checkpoint of the values that are here."""
+        values = self._training.flat.parameters
+
+        def made(before: dict[str, Any]) -> CheckpointData:
+            state = ModelState(step, {name: p.detach().cpu().clone() for name, p in values.items()})
+            lacks = list(self._checkpointer.lost_with_servers())
+            more = {LACKS: lacks, "rescued_from": lost, "consumed": before.get("consumed", {})}
+            return self._checkpointer.checkpoint_of(state, more)
+
+        return made
 
     def trace(self, action: Literal["start", "stop", "read"]) -> list[ServerClock]:
         """As `Client.trace`; nothing where this process has no connection to servers."""

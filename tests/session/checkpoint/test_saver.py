@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+import errno
 import threading
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from tests.session.checkpoint.samples import assert_same, sample
-from trireme.errors import CheckpointError, ConfigurationError
+from trireme.errors import CheckpointError, CheckpointLockLost, ConfigurationError
 from trireme.session.checkpoint import (
     CheckpointData,
     Saver,
@@ -76,31 +79,75 @@ def test_wait_keeps_to_its_deadline_and_names_the_step(tmp_path: Path) -> None:
     assert disk.written == [5]
 
 
-def test_a_failure_is_told_once_to_whoever_waits(tmp_path: Path) -> None:
+def full() -> CheckpointError:
+    """What `save` raises when the disk is full."""
+    error = CheckpointError("the disk is full")
+    error.__cause__ = OSError(errno.ENOSPC, "No space left on device")
+    return error
+
+
+def test_whoever_waits_is_told_that_the_newest_is_not_there(tmp_path: Path) -> None:
     disk = HeldDisk()
-    disk.failures = [CheckpointError("the disk is full")]
+    disk.failures = [full()]
     saver = Saver(tmp_path, Checkpoint(), disk)
     saver.submit(sample(1))
     disk.let_go.release()
     with pytest.raises(CheckpointError, match="the disk is full"):
         saver.wait(SOON)
-    saver.close(SOON)
-
-
-def test_a_failure_is_told_to_whoever_submits_next_whose_request_stands(tmp_path: Path) -> None:
-    disk = HeldDisk()
-    disk.failures = [CheckpointError("the disk is full")]
-    saver = Saver(tmp_path, Checkpoint(), disk)
-    saver.submit(sample(1))
-    assert disk.begun.acquire(timeout=SOON)
-    saver.submit(sample(2))
-    disk.let_go.release()
-    assert disk.begun.acquire(timeout=SOON)  # of step 2, so step 1 has failed by now
+    assert saver.has_news
+    assert [(f.step, f.written) for f in saver.failures()] == [(1, False)]
+    assert not saver.has_news
     with pytest.raises(CheckpointError, match="the disk is full"):
-        saver.submit(sample(3))
-    disk.let_go.release(2)
+        saver.close(SOON)
+
+
+def test_a_save_that_failed_does_not_hinder_the_next(tmp_path: Path) -> None:
+    disk = HeldDisk()
+    disk.failures = [full()]
+    saver = Saver(tmp_path, Checkpoint(), disk)
+    for step in (1, 2, 3):
+        saver.submit(sample(step))
+        assert disk.begun.acquire(timeout=SOON)
+        disk.let_go.release()
+        with suppress(CheckpointError):
+            saver.wait(SOON)
     saver.close(SOON)
     assert disk.written == [2, 3]
+    assert [failure.step for failure in saver.failures()] == [1]
+
+
+def test_the_last_save_is_tried_again_while_the_disk_is_full(tmp_path: Path) -> None:
+    disk, slept = HeldDisk(), list[float]()
+    disk.failures = [full(), full()]
+    disk.let_go.release(3)
+    saver = Saver(tmp_path, Checkpoint(), disk, sleep=slept.append)
+    saver.submit(sample(7), delays=(1.0, 2.0, 4.0))
+    saver.close(SOON)
+    assert disk.written == [7]
+    assert slept == [1.0, 2.0]
+    assert saver.failures() == []
+
+
+def test_the_last_save_fails_when_no_attempt_is_left(tmp_path: Path) -> None:
+    disk, slept = HeldDisk(), list[float]()
+    disk.failures = [full(), full()]
+    disk.let_go.release(2)
+    saver = Saver(tmp_path, Checkpoint(), disk, sleep=slept.append)
+    saver.submit(sample(7), delays=(1.0,))
+    with pytest.raises(CheckpointError, match="the disk is full"):
+        saver.close(SOON)
+    assert slept == [1.0]
+
+
+def test_what_is_no_fault_of_the_disk_is_not_tried_again(tmp_path: Path) -> None:
+    disk, slept = HeldDisk(), list[float]()
+    disk.failures = [CheckpointError("a tensor is sparse")]
+    disk.let_go.release()
+    saver = Saver(tmp_path, Checkpoint(), disk, sleep=slept.append)
+    saver.submit(sample(7), delays=(1.0, 2.0))
+    with pytest.raises(CheckpointError, match="sparse"):
+        saver.close(SOON)
+    assert slept == []
 
 
 def test_closing_finishes_what_waits_and_ends_the_thread(tmp_path: Path) -> None:
@@ -133,10 +180,44 @@ def test_a_failing_prune_does_not_deny_the_save(
     monkeypatch.setattr("trireme.session.checkpoint.durable.remove", refuse)
     saver = Saver(tmp_path, Checkpoint(keep=1))
     saver.submit(sample(2))
-    with pytest.raises(CheckpointError, match="step-000000001 could not be deleted"):
-        saver.wait(SOON)
+    saver.wait(SOON)
     assert [step_of(path) for path in saver.saved()] == [2]
+    (failure,) = saver.failures()
+    assert failure.written
+    assert "step-000000001 could not be deleted" in str(failure.error)
     saver.close(SOON)
+
+
+def test_who_may_no_longer_write_neither_publishes_nor_prunes(tmp_path: Path) -> None:
+    for step in (1, 2):
+        save(tmp_path, sample(step))
+
+    def lost() -> None:
+        raise CheckpointLockLost("worker:1 writes here now")
+
+    saver = Saver(tmp_path, Checkpoint(keep=1), partial(save, allowed=lost), allowed=lost)
+    saver.submit(sample(3))
+    with pytest.raises(CheckpointLockLost, match="worker:1"):
+        saver.wait(SOON)
+    with suppress(CheckpointLockLost):
+        saver.close(SOON)
+    assert [step_of(path) for path in list_checkpoints(tmp_path)] == [1, 2]
+    late = Saver(tmp_path, Checkpoint(keep=1), allowed=lost)  # it is lost after publishing
+    late.submit(sample(3))
+    late.close(SOON)
+    assert [step_of(path) for path in list_checkpoints(tmp_path)] == [1, 2, 3]
+    assert late.failures() == []
+
+
+def test_after_a_failure_the_next_is_due_soon() -> None:
+    schedule = Schedule(Checkpoint(every_seconds=600), now=0.0, step=0)
+    assert schedule.due(600.0, 50)
+    schedule.saved(600.0, 50)
+    schedule.failed(601.0)
+    assert not schedule.due(630.9, 50)
+    assert schedule.due(631.0, 50)  # though no step was made: this one is not there
+    schedule.saved(631.0, 50)
+    assert not schedule.due(1200.0, 60)
 
 
 def test_due_by_seconds() -> None:

@@ -12,16 +12,26 @@ finds the directory that was set aside for another that never came.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import re
 import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-__all__ = ["make_directory", "publish", "remove", "staging", "standing", "sweep", "sync_directory"]
+from trireme.file_lock import try_lock
+
+__all__ = [
+    "evict",
+    "make_directory",
+    "publish",
+    "remove",
+    "staging",
+    "standing",
+    "sweep",
+    "sync_directory",
+]
 
 _HIDDEN = re.compile(r"\.(saving|replaced|removing)-(.+?)(?:\.pid(\d+))?\.[0-9a-f]{8}")
 
@@ -64,22 +74,30 @@ def staging(parent: Path, name: str) -> Iterator[Path]:
     lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         with suppress(OSError):  # not every file system has locks; `sweep` then goes by the pid
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            try_lock(lock)
         yield path
     finally:
         shutil.rmtree(path, ignore_errors=True)
         os.close(lock)
 
 
-def publish(staged: Path, final: Path) -> None:
+def publish(staged: Path, final: Path, allowed: Callable[[], None] = lambda: None) -> None:
     """Gives a prepared directory its name, in place of what had the name before.
 
     The files in `staged` must be synced already. If this fails, what had the name has it still.
+
+    Args:
+        staged: the prepared directory.
+        final: its name to be.
+        allowed: called at the last moment; raises where this process may no longer do so. Who
+            takes that right away calls `evict` afterwards, so that nobody who was stopped between
+            the two goes on from there.
 
     Raises:
         OSError: as `os.replace` and `os.fsync`.
     """
     sync_directory(staged)
+    allowed()
     aside = final.with_name(f".replaced-{final.name}.{secrets.token_hex(4)}")
     replaces = final.exists()
     if replaces:
@@ -139,17 +157,31 @@ def sweep(parent: Path) -> None:
                 shutil.rmtree(path, ignore_errors=True)
 
 
+def evict(parent: Path) -> None:
+    """Takes away what anybody is writing: none of it can be published any more.
+
+    What cannot be deleted has at least lost its name, by which it would be published.
+
+    Raises:
+        OSError: `parent` cannot be listed, or a directory in it cannot be renamed.
+    """
+    for path in list(parent.iterdir()):
+        hidden = _HIDDEN.fullmatch(path.name)
+        if hidden is not None and hidden[1] == "saving":
+            doomed = path.with_name(f".removing-{hidden[2]}.{secrets.token_hex(4)}")
+            with suppress(FileNotFoundError):  # published, or deleted, at this moment
+                os.replace(path, doomed)
+            shutil.rmtree(doomed, ignore_errors=True)
+
+
 def _abandoned(path: Path, pid: int) -> bool:
     lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
+        return try_lock(lock)
     except OSError:
         return not _alive(pid)
     finally:
         os.close(lock)
-    return True
 
 
 def _alive(pid: int) -> bool:

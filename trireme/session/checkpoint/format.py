@@ -18,7 +18,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -130,7 +130,13 @@ def checkpoint_directory(run_dir: str | Path) -> Path:
     return Path(run_dir) / "checkpoints"
 
 
-def save(run_dir: str | Path, data: CheckpointData, *, shard_bytes: int = _SHARD_BYTES) -> Path:
+def save(
+    run_dir: str | Path,
+    data: CheckpointData,
+    *,
+    shard_bytes: int = _SHARD_BYTES,
+    allowed: Callable[[], None] = lambda: None,
+) -> Path:
     """Writes a checkpoint; when this returns, it outlasts a loss of power.
 
     A checkpoint of the same step is replaced, and only once the new one is complete.
@@ -139,6 +145,8 @@ def save(run_dir: str | Path, data: CheckpointData, *, shard_bytes: int = _SHARD
         run_dir: the run's directory; made if it is not there.
         data: what to write. Nobody may change its tensors meanwhile.
         shard_bytes: how large a file of several tensors may grow.
+        allowed: called right before the checkpoint gets its name; raises where this process may no
+            longer write to the directory.
 
     Returns:
         The checkpoint's directory, `RUN_DIR/checkpoints/step-000001234`.
@@ -157,7 +165,7 @@ def save(run_dir: str | Path, data: CheckpointData, *, shard_bytes: int = _SHARD
         durable.sweep(parent)
         with durable.staging(parent, final.name) as staged:
             _write(staged, data, shard_bytes)
-            durable.publish(staged, final)
+            durable.publish(staged, final, allowed)
     except (OSError, ValueError) as error:
         raise CheckpointError(
             f"the checkpoint of step {data.step} could not be written to {final}: {error}. "

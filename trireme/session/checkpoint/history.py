@@ -76,6 +76,7 @@ def prune(
     keep_every_steps: int | None = None,
     *,
     good: Path | None = None,
+    allowed: Callable[[], None] = lambda: None,
 ) -> list[Path]:
     """Deletes old checkpoints of a run.
 
@@ -87,6 +88,7 @@ def prune(
         keep: how many of the newest stay, 1 or more.
         keep_every_steps: one checkpoint stays for good for each so many steps.
         good: a checkpoint known to be good, as one just written; saves verifying the newest ones.
+        allowed: called before each is deleted; raises where this process may no longer do so.
 
     Returns:
         The checkpoints that were deleted.
@@ -104,6 +106,7 @@ def prune(
         spared = next((path for path in reversed(paths) if _is_good(path)), None)
         doomed = [path for path in doomed if path != spared]
     for path in doomed:
+        allowed()
         try:
             durable.remove(path)
         except OSError as error:

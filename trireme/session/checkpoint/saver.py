@@ -4,17 +4,25 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
-from trireme.errors import CheckpointError
+from trireme.errors import CheckpointError, CheckpointLockLost
 from trireme.session.checkpoint.format import CheckpointData, save
 from trireme.session.checkpoint.history import prune
 from trireme.session.options import Checkpoint
 
-__all__ = ["Saver", "Schedule"]
+__all__ = ["LAST_DELAYS", "FailedSave", "Saver", "Schedule"]
 
 _log = logging.getLogger(__name__)
+
+RETRY_SECONDS = 30.0
+"""After a save that failed, the next one is due this soon, where it would not be earlier."""
+
+LAST_DELAYS = (1.0, 2.0, 4.0, 8.0, 16.0, 29.0)
+"""How many seconds the last save of a run waits before each further attempt: a minute in all."""
 
 
 class Schedule:
@@ -31,13 +39,17 @@ class Schedule:
         self._steps = options.every_steps
         self._saved_at = now
         self._saved_step = step
+        self._retry_at: float | None = None
 
     def due(self, now: float, step: int) -> bool:
         """Returns whether to save the global step `step` now.
 
         It is, when `every_seconds` have passed since the last `saved`, or when a multiple of
-        `every_steps` has been reached since; never when no step has been made since.
+        `every_steps` has been reached since; never when no step has been made since. After
+        `failed` it also is when `RETRY_SECONDS` have passed.
         """
+        if self._retry_at is not None and now >= self._retry_at:
+            return True
         if step <= self._saved_step:
             return False
         if self._steps is not None and step // self._steps > self._saved_step // self._steps:
@@ -48,19 +60,45 @@ class Schedule:
         """Notes that `step` is saved, or about to be."""
         self._saved_at = now
         self._saved_step = step
+        self._retry_at = None
+
+    def failed(self, now: float) -> None:
+        """Notes that what was about to be saved is not on the disk."""
+        self._retry_at = now + RETRY_SECONDS
+
+
+class FailedSave(NamedTuple):
+    """A checkpoint that is not on the disk, or one that is, where deleting old ones failed.
+
+    Attributes:
+        step: the global step.
+        error: why.
+        written: whether the checkpoint itself is on the disk.
+    """
+
+    step: int
+    error: Exception
+    written: bool
 
 
 class Saver:
     """Writes checkpoints on a thread of its own, one at a time, and deletes those too old.
 
     Where requests come faster than the disk takes them, the newest waits its turn and those in
-    between are dropped. Whoever made a `Saver` must `close` it: the thread does not outlive the
-    process, and what is being written when the process ends is lost.
+    between are dropped. A save that fails is told by `failures`, and the next one is tried as if
+    nothing had been; only `wait` and `close` raise, if the newest that was submitted is not on the
+    disk. Whoever made a `Saver` must `close` it: the thread does not outlive the process, and what
+    is being written when the process ends is lost.
 
     Args:
         run_dir: the run's directory.
         options: how many to keep.
         write: writes one checkpoint and returns its directory.
+        allowed: raises where this process may no longer write to the directory.
+        sleep: waits so many seconds between the attempts of a last save.
+
+    Attributes:
+        has_news: whether `saved` or `failures` would return something; cheap to ask.
     """
 
     def __init__(
@@ -68,43 +106,57 @@ class Saver:
         run_dir: str | Path,
         options: Checkpoint,
         write: Callable[[Path, CheckpointData], Path] = save,
+        *,
+        allowed: Callable[[], None] = lambda: None,
+        sleep: Callable[[float], object] = time.sleep,
     ) -> None:
+        self.has_news = False
         self._run_dir = Path(run_dir)
         self._options = options
         self._write = write
+        self._allowed = allowed
+        self._sleep = sleep
         self._changed = threading.Condition()
-        self._waiting: CheckpointData | None = None
+        self._waiting: tuple[CheckpointData, Sequence[float]] | None = None
         self._writing: int | None = None
         self._closed = False
-        self._error: Exception | None = None
+        self._newest: Exception | None = None  # why the newest that was written is not there
         self._saved: list[Path] = []
+        self._failures: list[FailedSave] = []
         self._thread = threading.Thread(target=self._run, name="trireme-saver", daemon=True)
         self._thread.start()
 
-    def submit(self, data: CheckpointData) -> None:
+    def submit(self, data: CheckpointData, delays: Sequence[float] = ()) -> None:
         """Asks for a checkpoint and returns at once.
 
         Args:
             data: what to write. It belongs to the saver now: nobody may change its tensors.
+            delays: after how many seconds each to try again where the disk refuses it.
 
         Raises:
-            CheckpointError: an earlier save failed (this one is accepted all the same), or the
-                saver is closed (this one is not).
+            CheckpointError: the saver is closed.
         """
         with self._changed:
             if self._closed:
                 raise CheckpointError(
                     f"step {data.step} cannot be saved: the saver of {self._run_dir} is closed"
                 )
-            self._waiting = data
+            self._waiting = data, delays
             self._changed.notify_all()
-            self._raise_error()
 
     def saved(self) -> list[Path]:
         """Returns the checkpoints completed since this was last asked, the oldest first."""
         with self._changed:
             completed, self._saved = self._saved, []
+            self.has_news = bool(self._failures)
         return completed
+
+    def failures(self) -> list[FailedSave]:
+        """Returns what has failed since this was last asked, the oldest first."""
+        with self._changed:
+            failed, self._failures = self._failures, []
+            self.has_news = bool(self._saved)
+        return failed
 
     def wait(self, timeout: float) -> None:
         """Waits until everything submitted is on the disk.
@@ -113,17 +165,18 @@ class Saver:
             timeout: the longest to wait, in seconds.
 
         Raises:
-            CheckpointError: a save failed since this was last said, or the time is over.
+            CheckpointError: the newest that was submitted could not be saved, or the time is over.
         """
         with self._changed:
             done = self._changed.wait_for(self._idle, timeout)
-            self._raise_error()
             if not done:
-                step = self._waiting.step if self._waiting else self._writing
+                step = self._waiting[0].step if self._waiting else self._writing
                 raise CheckpointError(
                     f"the checkpoint of step {step} was not on the disk after {timeout:g} s: "
                     f"{self._run_dir} is slow or hangs; earlier checkpoints are unharmed"
                 )
+            if self._newest is not None:
+                raise self._newest
 
     def close(self, timeout: float) -> None:
         """Waits for what was submitted and ends the thread. Closing twice does nothing.
@@ -132,18 +185,17 @@ class Saver:
             CheckpointError: as `wait`. The saver is closed all the same.
         """
         with self._changed:
+            if self._closed:
+                return
             self._closed = True
             self._changed.notify_all()
-        self.wait(timeout)
-        self._thread.join(timeout)
+        try:
+            self.wait(timeout)
+        finally:
+            self._thread.join(timeout)
 
     def _idle(self) -> bool:
         return self._waiting is None and self._writing is None
-
-    def _raise_error(self) -> None:
-        error, self._error = self._error, None
-        if error is not None:
-            raise error
 
     def _run(self) -> None:
         while self._serve():
@@ -152,24 +204,46 @@ class Saver:
     def _serve(self) -> bool:
         with self._changed:
             self._changed.wait_for(lambda: self._waiting is not None or self._closed)
-            data, self._waiting = self._waiting, None
-            if data is None:
+            waiting, self._waiting = self._waiting, None
+            if waiting is None:
                 return False
-            self._writing = data.step
-        try:
-            self._save(data)
-        except Exception as error:  # whoever submits or waits next is told
-            _log.warning("saving step %d failed: %s", data.step, error)
-            with self._changed:
-                self._error = self._error or error
+            self._writing = waiting[0].step
+        error = self._save(*waiting)
         with self._changed:
+            self._newest = error
             self._writing = None
             self._changed.notify_all()
         return True
 
-    def _save(self, data: CheckpointData) -> None:
-        path = self._write(self._run_dir, data)
+    def _save(self, data: CheckpointData, delays: Sequence[float]) -> Exception | None:
+        """Writes a checkpoint; returns why it is not on the disk, None if it is."""
+        for delay in (*delays, None):
+            try:
+                path = self._write(self._run_dir, data)
+            except Exception as error:  # told by `failures`, `wait` and `close`
+                if delay is None or not isinstance(error.__cause__, OSError):
+                    self._note(FailedSave(data.step, error, written=False))
+                    return error
+                _log.warning("%s; it is tried again in %g s", error, delay)
+                self._sleep(delay)
+            else:
+                with self._changed:
+                    self._saved.append(path)
+                    self.has_news = True
+                self._prune(data.step, path)
+                return None
+        raise AssertionError("the last attempt returns")
+
+    def _prune(self, step: int, path: Path) -> None:
+        keep, every = self._options.keep, self._options.keep_every_steps
+        try:
+            prune(self._run_dir, keep, every, good=path, allowed=self._allowed)
+        except CheckpointLockLost:  # whoever writes there now deletes what is too old
+            return
+        except Exception as error:  # the checkpoint itself is there
+            self._note(FailedSave(step, error, written=True))
+
+    def _note(self, failure: FailedSave) -> None:
         with self._changed:
-            self._saved.append(path)
-        options = self._options
-        prune(self._run_dir, options.keep, options.keep_every_steps, good=path)
+            self._failures.append(failure)
+            self.has_news = True

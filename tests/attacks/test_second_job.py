@@ -1,0 +1,101 @@
+"""A second job of the same program, while the first one runs, in the directory that it writes."""
+
+from __future__ import annotations
+
+import re
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.integration.shell import PYTHON, TRIREME, Ended, Running, Shell
+from trireme.session.checkpoint import list_checkpoints, verify
+from trireme.session.run_lock import LOCK
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
+
+PROGRAM = """
+import time
+from pathlib import Path
+
+import torch
+import trireme
+from torch.utils.data import TensorDataset
+
+inputs = torch.randn(100, 8)
+session = trireme.Session(
+    torch.nn.Linear(8, 2),
+    torch.nn.CrossEntropyLoss(),
+    lambda parameters: torch.optim.Adam(parameters),
+    run_dir="shared",
+    checkpoint=trireme.Checkpoint(every_seconds=None, every_steps=10, keep=3),
+    log_every=1000,
+)
+with session:
+    print("trains from step", session.global_step, flush=True)
+    Path("began").touch()
+    for batch in session.loader(TensorDataset(inputs, (inputs.sum(1) > 0).long()), 10):
+        session.step(batch)
+        time.sleep(0.01)
+"""
+
+BY_PYTHON = PYTHON, ("program.py",)
+BY_TRIREME = TRIREME, ("run", "--ps", "1", "--workers", "1", "program.py")
+
+
+def start(shell: Shell, how: tuple[tuple[str, ...], tuple[str, ...]]) -> Running:
+    command, words = how
+    return shell.start(*words, command=command)
+
+
+def refusals(ended: Ended) -> list[str]:
+    return re.findall(r"worker:0 \(process \d+ on .*? writes to the run directory", ended.text)
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [(BY_TRIREME, BY_TRIREME), (BY_TRIREME, BY_PYTHON), (BY_PYTHON, BY_TRIREME)],
+    ids=["run-run", "run-python", "python-run"],
+)
+def test_the_second_is_refused_by_name_and_the_first_goes_on(
+    shell: Shell,
+    first: tuple[tuple[str, ...], tuple[str, ...]],
+    second: tuple[tuple[str, ...], tuple[str, ...]],
+) -> None:
+    (shell.directory / "program.py").write_text(PROGRAM)
+    shared = shell.directory / "shared"
+    holder = start(shell, first)
+    holder.until_there(shared / "checkpoints" / "step-000000010")
+    (shell.directory / "began").unlink()
+
+    ended = start(shell, second).ended()
+    assert ended.status != 0
+    assert not (shell.directory / "began").exists()  # it neither restored nor trained
+    assert refusals(ended)
+    assert "stop it with `" in ended.text
+    assert "trireme/session/run_lock.py" not in ended.text  # no traceback from the depths
+
+    at = newest(shared)
+    holder.until_there(shared / "checkpoints" / f"step-{at + 30:09d}")
+    holder.send(signal.SIGINT)
+    assert holder.ended().status == 130
+    for path in list_checkpoints(shared):
+        verify(path)
+
+
+def test_who_was_killed_lets_the_next_one_in(shell: Shell) -> None:
+    (shell.directory / "program.py").write_text(PROGRAM)
+    shared = shell.directory / "shared"
+    killed = start(shell, BY_PYTHON)
+    killed.until_there(shared / "checkpoints" / "step-000000010")
+    killed.send(signal.SIGKILL)
+    killed.ended()
+    assert (shared / LOCK).exists()
+    following = start(shell, BY_PYTHON)
+    assert int(following.until(r"trains from step (\d+)")[1]) >= 10
+    following.send(signal.SIGINT)
+    assert following.ended().status == 130
+
+
+def newest(run_dir: Path) -> int:
+    return int(list_checkpoints(run_dir)[-1].name.removeprefix("step-"))

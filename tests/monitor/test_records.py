@@ -1,0 +1,101 @@
+"""Records on a full disk: nothing ends, no other error is hidden, and they go on afterwards."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+from pathlib import Path
+from typing import IO, Any
+
+import pytest
+
+from trireme.monitor.records import Begin, Record, RecordWriter, read_starts
+
+BEGIN = Begin(task="worker:0", job="job", time=1000.0, host="here", pid=1)
+
+
+def record(second: float) -> Record:
+    return Record(time=1000.0 + second, status={"step": int(second)})
+
+
+class Disk:
+    """Takes `room` bytes, and then no more."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.room: float = float("inf")
+        self._open = Path.open
+        disk = self
+
+        class File:
+            def __init__(self, file: IO[bytes]) -> None:
+                self._file = file
+
+            def write(self, data: bytes) -> int:
+                if not disk.room:
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                taken = data[: int(min(len(data), disk.room))]
+                disk.room -= len(taken)
+                self._file.write(taken)
+                return len(taken)
+
+            def close(self) -> None:
+                self._file.close()
+                if not disk.room:
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        def opened(path: Path, mode: str = "r", *args: Any, **options: Any) -> Any:
+            file = self._open(path, mode, *args, **options)
+            return File(file) if "a" in mode else file
+
+        monkeypatch.setattr(Path, "open", opened)
+
+
+def test_records_survive_a_full_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    disk = Disk(monkeypatch)
+    writer = RecordWriter(tmp_path / "records", BEGIN)
+    with caplog.at_level(logging.WARNING):
+        writer.write(record(1))
+        disk.room = 10.0  # the next line is cut short
+        writer.write(record(2))
+        writer.write(record(3))
+        disk.room = float("inf")
+        writer.write(record(4))
+        writer.write(record(5))
+        writer.close()
+    (start,) = read_starts(tmp_path)
+    assert [item.status["step"] for item in start.records] == [1, 4, 5]
+    said = [r.getMessage() for r in caplog.records]
+    assert said == [
+        "worker:0 records nothing for now: [Errno 28] No space left on device",
+        "worker:0 records again; 2 were lost",
+    ]
+
+
+def test_a_disk_that_is_full_from_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = Disk(monkeypatch)
+    disk.room = 20.0
+    writer = RecordWriter(tmp_path / "records", BEGIN)
+    writer.write(record(1))
+    writer.write(record(2))
+    disk.room = float("inf")
+    writer.write(record(3))
+    writer.close()
+    (start,) = read_starts(tmp_path)
+    assert start.begin == BEGIN
+    assert [item.status["step"] for item in start.records] == [3]
+
+
+def test_closing_hides_no_other_error(tmp_path: Path) -> None:
+    if not Path("/dev/full").exists():
+        pytest.skip("no /dev/full on this system")
+    (tmp_path / "records").mkdir()
+    (tmp_path / "records" / "worker-0.jsonl").symlink_to("/dev/full")
+    writer = RecordWriter(tmp_path / "records", BEGIN)
+    writer.write(record(1))
+    writer.close()
+    writer.close()

@@ -1,0 +1,172 @@
+"""A run directory that fails for a while, or for good, and what of that ends a run."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+import trireme
+from trireme.errors import CheckpointError, ConfigurationError
+from trireme.session.checkpoint import durable, list_checkpoints, step_of
+from trireme.session.run_lock import LOCK, RunLock, writer_here
+
+INPUTS = torch.randn(100, 8, generator=torch.Generator().manual_seed(0))
+DATA = TensorDataset(INPUTS, (INPUTS.sum(1) > 0).long())
+EACH = trireme.Checkpoint(every_seconds=None, every_steps=1, keep=100)
+
+
+class Disk:
+    """A disk that is full for as long as `refuses` says so of a step."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, refuses: Callable[[int], bool]) -> None:
+        self.refused: list[int] = []
+        self._refuses = refuses
+        self._publish = durable.publish
+        monkeypatch.setattr("trireme.session.checkpoint.durable.publish", self)
+        monkeypatch.setattr("trireme.session.storage.LAST_DELAYS", (0.0, 0.0))
+
+    def __call__(self, staged: Path, final: Path, *rest: Any) -> None:
+        step = step_of(final)
+        if self._refuses(step):
+            self.refused.append(step)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        self._publish(staged, final, *rest)
+
+
+def session(run_dir: Path, steps: int = 6, **options: Any) -> trireme.Session:
+    return trireme.Session(
+        nn.Linear(8, 2),
+        nn.CrossEntropyLoss(),
+        lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+        run_dir=run_dir,
+        max_steps=steps,
+        **{"checkpoint": EACH, **options},
+    )
+
+
+def train(made: trireme.Session) -> None:
+    with made:
+        for batch in made.loader(DATA, 10):
+            made.step(batch)
+            made.supervisor.storage.settle()  # else one that is slow may be left out
+
+
+def steps_in(run_dir: Path) -> list[int]:
+    return [step_of(path) for path in list_checkpoints(run_dir)]
+
+
+def test_a_save_that_fails_does_not_end_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    disk = Disk(monkeypatch, lambda step: step in (3, 4))
+    made = session(tmp_path)
+    train(made)
+    assert disk.refused == [3, 4]
+    assert steps_in(tmp_path) == [1, 2, 5, 6]
+    said = capsys.readouterr().out
+    assert "the checkpoint of step 3 is NOT SAVED" in said
+    assert "No space left on device" in said
+    assert "the newest is of step 2" in said
+    count = made.recorder.registry.value
+    assert count("trireme_checkpoints_total", outcome="failed") == 2
+    assert count("trireme_checkpoints_total", outcome="saved") == 4
+
+
+def test_the_last_step_is_saved_though_its_periodic_save_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attempts: list[int] = []
+
+    def once(step: int) -> bool:
+        attempts.append(step)
+        return step == 6 and attempts.count(6) == 1
+
+    Disk(monkeypatch, once)
+    train(session(tmp_path))
+    assert attempts.count(6) == 2
+    assert steps_in(tmp_path)[-1] == 6
+
+
+def test_the_last_save_waits_for_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = Disk(monkeypatch, lambda step: len(disk.refused) < 2)
+    train(session(tmp_path, checkpoint=trireme.Checkpoint(every_seconds=None)))
+    assert disk.refused == [6, 6]
+    assert steps_in(tmp_path) == [6]
+
+
+def test_the_last_save_alone_fails_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = Disk(monkeypatch, lambda step: step > 2)
+    with pytest.raises(CheckpointError, match=r"step 6 could not be written.*No space left"):
+        train(session(tmp_path))
+    assert steps_in(tmp_path) == [1, 2]
+    assert disk.refused == [3, 4, 5, 6, 6, 6, 6]  # the last one: as the others, then three times
+    session(tmp_path, 2).__enter__().__exit__(None, None, None)  # the directory was given back
+
+
+def test_a_directory_that_cannot_be_written_is_found_before_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = os.fsync
+
+    def full(descriptor: int) -> None:
+        if "probe" in os.readlink(f"/proc/self/fd/{descriptor}"):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        real(descriptor)
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(ConfigurationError, match="cannot be written: No space left on device"):
+        train(session(tmp_path))
+    assert list((tmp_path / "checkpoints").iterdir()) == []
+    monkeypatch.undo()
+    train(session(tmp_path))
+
+
+def test_a_second_session_is_refused_before_it_trains(tmp_path: Path) -> None:
+    with session(tmp_path) as first:
+        first.step(DATA[:10])
+        with pytest.raises(ConfigurationError, match="this program itself writes") as refused:
+            session(tmp_path).__enter__()
+        assert len(refused.traceback) <= 2  # the caller, and what it called
+        first.step(DATA[:10])
+    assert steps_in(tmp_path) == [1, 2]
+    train(session(tmp_path))
+
+
+def test_records_too_are_one_jobs_alone(tmp_path: Path) -> None:
+    with session(tmp_path, checkpoint=None), pytest.raises(ConfigurationError):
+        session(tmp_path, checkpoint=None).__enter__()
+
+
+def test_a_session_without_a_directory_needs_none() -> None:
+    made = trireme.Session(
+        nn.Linear(8, 2), nn.CrossEntropyLoss(), lambda p: torch.optim.SGD(p, lr=0.1), max_steps=1
+    )
+    train(made)
+
+
+def test_a_chief_of_another_job_publishes_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with (
+        pytest.raises(ConfigurationError, match="writes to the run directory"),
+        session(tmp_path) as stopped,
+    ):
+        stopped.step(DATA[:10])
+        stopped.supervisor.storage.settle()
+        (tmp_path / LOCK).unlink()  # as a file system does that has lost its locks
+        other = writer_here("worker:0", "another", epoch="another", stop="kill 1")
+        lock = RunLock.claim(tmp_path, other)
+        stopped.step(DATA[:10])
+        stopped.supervisor.storage.settle()
+        stopped.step(DATA[:10])
+    assert steps_in(tmp_path) == [1]
+    assert "until that is over nothing is saved" in capsys.readouterr().out
+    lock.release()

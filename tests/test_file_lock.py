@@ -1,0 +1,35 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from trireme.file_lock import is_locked, try_lock
+
+
+def test_one_open_file_at_a_time_has_the_lock(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    assert not is_locked(path)
+    one, other = (os.open(path, os.O_RDWR | os.O_CREAT) for _ in range(2))
+    assert try_lock(one)
+    assert not try_lock(other)
+    assert is_locked(path)
+    os.close(one)
+    assert not is_locked(path)
+    assert try_lock(other)
+    os.close(other)
+
+
+def test_a_file_system_without_locks_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(descriptor: int, kind: int) -> None:
+        raise OSError(95, "Operation not supported")
+
+    path = tmp_path / "lock"
+    path.touch()
+    monkeypatch.setattr("trireme.file_lock.fcntl.flock", refuse)
+    with path.open() as file, pytest.raises(OSError, match="not supported"):
+        try_lock(file.fileno())
+    assert not is_locked(path)

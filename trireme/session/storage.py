@@ -1,0 +1,349 @@
+"""What a job keeps in its run directory: who may write there, when, and what came of it.
+
+Only the chief writes. It holds the directory's lock while it may; a save that fails is told and
+counted, and the next one is tried as if nothing had been. Only the last one fails the job.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+
+from trireme.errors import CheckpointError, CheckpointLockLost, ConfigurationError
+from trireme.launch.task_config import TaskConfig
+from trireme.session.checkpoint import (
+    CheckpointData,
+    Saver,
+    Schedule,
+    checkpoint_directory,
+    save,
+    step_of,
+)
+from trireme.session.checkpoint.durable import make_directory
+from trireme.session.checkpoint.saver import LAST_DELAYS, RETRY_SECONDS, FailedSave
+from trireme.session.options import Checkpoint
+from trireme.session.progress import Progress
+from trireme.session.run_lock import RunLock, writer_here
+
+__all__ = ["Storage"]
+
+_SAVE_SECONDS = 600.0
+_PROBE_BYTES = 4096
+
+
+class Storage:
+    """The run directory, as the worker sees it that is chief or may become it.
+
+    Args:
+        task: who this process is.
+        run_dir: where checkpoints and records go; None for nowhere.
+        options: when to save and what to keep; None for never.
+        progress: told of what fails.
+
+    Attributes:
+        epoch: which start of the job this is; set when it is known.
+        saves: whether anything was given to the disk, so that there may be news.
+        saved: how many checkpoints this process has completed.
+        failed: how many it could not write.
+        newest: the step of the newest checkpoint that it knows of; None for none.
+    """
+
+    def __init__(
+        self,
+        task: TaskConfig,
+        run_dir: Path | None,
+        options: Checkpoint | None,
+        progress: Progress,
+    ) -> None:
+        self.epoch = ""  # of the job: known when this worker has joined it
+        self.run_dir = run_dir
+        self.saves = False
+        self.saved = 0
+        self.failed = 0
+        self.newest: int | None = None
+        self._options = options
+        self._progress = progress
+        self._task = task
+        self._lock: RunLock | None = None
+        self._saver: Saver | None = None
+        self._schedule: Schedule | None = None
+        self._completed: list[Path] = []  # nobody was told of these yet
+        self._saved_step = -1
+
+    # -- the right to write ---------------------------------------------------------------------
+
+    def open(self, view: int) -> None:
+        """As the chief of a job that begins: takes the directory, and tries whether it can write.
+
+        Raises:
+            ConfigurationError: another job writes there, or nobody can; says which.
+        """
+        if self.run_dir is None or self._holds:
+            return
+        try:
+            self._claim(view, first=True)
+            if self._options is not None:
+                self._probe(checkpoint_directory(self.run_dir))
+        except OSError as error:
+            if self._options is None:
+                self._progress.warn(f"no records are kept: {_cannot(self.run_dir, error)}")
+                return
+            raise ConfigurationError(
+                f"{_cannot(self.run_dir, error)}; choose another (run_dir= or --run-dir), or save "
+                "nothing (checkpoint=None)"
+            ) from error
+
+    def follow(self, view: int, *, chief: bool) -> None:
+        """There is another view: gives the directory back, or takes it over from who was chief.
+
+        What cannot be had now is tried again at the next save.
+        """
+        if self.run_dir is None:
+            return
+        if not chief:
+            self._give_back()
+        elif not self._holds:
+            self._take_over(view)
+
+    @property
+    def _holds(self) -> bool:
+        return self._lock is not None and self._lock.held
+
+    def take(self, view: int) -> bool:
+        """Takes the directory in a job that goes on, or is over; returns whether it has it."""
+        if not self._holds:
+            with suppress(OSError, ConfigurationError):
+                self._claim(view, first=False)
+        return self._holds
+
+    def _take_over(self, view: int) -> None:
+        try:
+            self._claim(view, first=False)
+        except (OSError, ConfigurationError) as error:
+            self._progress.warn(f"{_problem(error)}: until that is over nothing is saved")
+
+    def _claim(self, view: int, *, first: bool) -> None:
+        assert self.run_dir is not None
+        self._give_back()
+        make_directory(self.run_dir)
+        writer = writer_here(
+            self._task.name,
+            self._task.job,
+            epoch=self.epoch,
+            view=view,
+            stop=_how_to_stop(self._task),
+        )
+        self._lock = RunLock.claim(self.run_dir, writer, first=first)
+
+    def _give_back(self) -> None:
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
+
+    def _probe(self, checkpoints: Path) -> None:
+        """Writes a file where checkpoints will be, and deletes it.
+
+        Raises:
+            OSError: that cannot be done.
+        """
+        make_directory(checkpoints)
+        path = checkpoints / f".probe.{secrets.token_hex(4)}"
+        try:
+            with path.open("wb") as file:
+                file.write(bytes(_PROBE_BYTES))
+                file.flush()
+                os.fsync(file.fileno())
+        finally:
+            with suppress(OSError):
+                path.unlink()
+
+    def _allowed(self) -> None:
+        """Returns while this process may write; see `RunLock.check`."""
+        if self._lock is None:
+            raise CheckpointLockLost(
+                f"{self._task.name} does not write to {self.run_dir} any more: it is not chief"
+            )
+        self._lock.check()
+
+    # -- when to save ---------------------------------------------------------------------------
+
+    def begin(self, step: int, *, restored: bool) -> None:
+        """Training begins at a step.
+
+        Args:
+            step: the global step.
+            restored: whether a checkpoint of that step is there.
+        """
+        if self._options is not None and self.run_dir is not None:
+            self._schedule = Schedule(self._options, time.monotonic(), step)
+            self._saved_step = step if restored else -1
+            self.newest = step if restored else None
+
+    @property
+    def scheduled(self) -> bool:
+        """Whether checkpoints are to be written at all."""
+        return self._schedule is not None
+
+    def due(self, step: int) -> bool:
+        """Returns whether to save that global step now."""
+        return self._schedule is not None and self._schedule.due(time.monotonic(), step)
+
+    def begun(self, step: int) -> None:
+        """Notes that a step is saved, or about to be; here, or by the chief."""
+        if self._schedule is not None:
+            self._schedule.saved(time.monotonic(), step)
+
+    def has(self, step: int) -> bool:
+        """Returns whether that step was saved, or is being saved; notes that it is from now on."""
+        known = step == self._saved_step
+        self._saved_step = step
+        return known
+
+    @property
+    def durability(self) -> str:
+        """How much of a run the loss of a server costs at most, in a sentence."""
+        options = self._options
+        if options is None or self.run_dir is None:
+            why = "there is no run_dir" if self.run_dir is None else "checkpoint=None"
+            return f"nothing is saved ({why}): if a server dies, the whole run can be lost"
+        bounds = []
+        if options.every_steps is not None:
+            bounds.append(f"{options.every_steps} step{'s' * (options.every_steps > 1)}")
+        if options.every_seconds is not None:
+            bounds.append(f"{options.every_seconds:g} s")
+        if not bounds:
+            return "only the end is saved: if a server dies, all steps of this run can be lost"
+        return (
+            f"at most {' or '.join(bounds)} can be lost if a server dies, and the time that a save "
+            f"takes: what is newer than the newest checkpoint in {self.run_dir}"
+        )
+
+    # -- saving ---------------------------------------------------------------------------------
+
+    def submit(self, data: CheckpointData, view: int) -> None:
+        """Has a checkpoint written in the background; what comes of it, `look` tells."""
+        if not self._holds:
+            self._take_over(view)
+        if self._holds:
+            self._the_saver().submit(data)
+        else:
+            self._tell(data.step)
+
+    def submit_last(self, data: CheckpointData, view: int) -> None:
+        """Writes the last checkpoint, trying for a minute where the disk refuses it.
+
+        Raises:
+            CheckpointError: it is not on the disk.
+            ConfigurationError: another process writes to the directory; names it.
+        """
+        if not self._holds:
+            try:
+                self._claim(view, first=False)
+            except OSError as error:
+                raise CheckpointError(
+                    f"step {data.step} is not saved: {_problem(error)}"
+                ) from error
+        self._the_saver().submit(data, LAST_DELAYS)
+        self.wait()
+
+    def write(self, data: CheckpointData) -> None:
+        """Writes a checkpoint before it returns, and deletes none for it; the directory is ours.
+
+        Raises:
+            CheckpointError: it is not on the disk.
+        """
+        assert self.run_dir is not None
+        self._completed.append(save(self.run_dir, data, allowed=self._allowed))
+
+    def wait(self) -> None:
+        """Waits until what was submitted is on the disk.
+
+        Raises:
+            CheckpointError: the newest that was submitted is not.
+        """
+        if self._saver is not None:
+            self._saver.wait(_SAVE_SECONDS + sum(LAST_DELAYS))
+
+    def settle(self) -> None:
+        """Waits for the save that is under way, and tells what came of it."""
+        if self._saver is not None:
+            with suppress(CheckpointError):
+                self.wait()
+            self.look()
+
+    def look(self) -> None:
+        """Tells what has failed since this was last called, and counts; costs nothing else."""
+        saver = self._saver
+        if saver is None or not saver.has_news:
+            return
+        for path in saver.saved():
+            self._completed.append(path)
+            self.saved += 1
+            self.newest = step_of(path)
+        for failure in saver.failures():
+            self._heard(failure)
+
+    def take_completed(self) -> list[Path]:
+        """Returns the checkpoints that were completed since this was last asked."""
+        self.look()
+        completed, self._completed = self._completed, []
+        return completed
+
+    def close(self) -> None:
+        """Waits for what was submitted, and gives the directory back. May be repeated."""
+        try:
+            if self._saver is not None:
+                with suppress(CheckpointError):  # told by `look`, or raised by `submit_last`
+                    self._saver.close(_SAVE_SECONDS)
+                self.look()
+        finally:
+            self._give_back()
+
+    def _the_saver(self) -> Saver:
+        if self._saver is None:
+            assert self.run_dir is not None and self._options is not None
+            write = partial(save, allowed=self._allowed)
+            self._saver = Saver(self.run_dir, self._options, write, allowed=self._allowed)
+            self.saves = True
+        return self._saver
+
+    def _heard(self, failure: FailedSave) -> None:
+        if failure.written:
+            self._progress.warn(f"step {failure.step} is saved, but {failure.error}")
+        elif isinstance(failure.error, CheckpointLockLost):
+            self._saved_step = -1
+            self._progress.message(f"step {failure.step} is not saved here: {failure.error}")
+        else:
+            self._tell(failure.step, failure.error)
+
+    def _tell(self, step: int, error: Exception | None = None) -> None:
+        """Says aloud that a step is not saved."""
+        self.failed += 1
+        self._saved_step = -1
+        if self._schedule is not None:
+            self._schedule.failed(time.monotonic())
+        why = f": {error}" if error is not None else ""
+        newest = (
+            "there is none yet" if self.newest is None else f"the newest is of step {self.newest}"
+        )
+        self._progress.warn(
+            f"the checkpoint of step {step} is NOT SAVED{why}; {newest}. Training goes on, and the "
+            f"next save is tried within {RETRY_SECONDS:.0f} s"
+        )
+
+
+def _how_to_stop(task: TaskConfig) -> str:
+    """Returns the command that stops a task's job; "" where there is none."""
+    return f"trireme stop {Path(task.records).parent.resolve()}" if task.records else ""
+
+
+def _cannot(run_dir: Path, error: OSError) -> str:
+    return f"the run directory {run_dir} cannot be written: {error.strerror or error}"
+
+
+def _problem(error: Exception) -> str:
+    return (error.strerror or str(error)) if isinstance(error, OSError) else str(error)
