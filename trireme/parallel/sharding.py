@@ -11,6 +11,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from trireme.parallel.local import called
+
 __all__ = ["copies", "fully_sharded", "take", "whole"]
 
 
@@ -59,12 +61,20 @@ def fully_sharded(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
     for one in module.modules():
         if getattr(one, "inplace", False):
             one.inplace = False  # type: ignore[assignment]
+    for root in called(module):
+        _shard(root, mesh)
+    return module
+
+
+def _shard(module: nn.Module, mesh: DeviceMesh) -> None:
+    """Cuts the parameters of a module that is called, unit by unit."""
+    if not any(True for _ in module.parameters()):
+        return
     for unit in (*_units(module), module):
         # FSDP hangs on to what a unit returns. Whoever changes a view of something else in place
         # would cut it off from that unnoticed, and have wrong gradients.
         unit.register_forward_hook(_own)
         fully_shard(unit, mesh=mesh)
-    return module
 
 
 def _own(module: nn.Module, args: object, output: Any) -> Any:
@@ -83,7 +93,7 @@ def _units(module: nn.Module) -> Sequence[nn.Module]:
     found: list[nn.Module] = []
     for child in module.children():
         # Of a pipeline stage, what only stands for a part of a name is never called itself.
-        if isinstance(child, nn.ModuleList | nn.Sequential) or type(child) is nn.Module:
+        if isinstance(child, nn.Sequential) or called(child) != [child]:
             found += _units(child)
         elif any(True for _ in child.parameters()) and not isinstance(child, nn.ParameterList):
             found.append(child)

@@ -19,6 +19,7 @@ from trireme.errors import Rejected
 from trireme.ps.dense import FlatModel, PartBuffer
 from trireme.ps.ending import after_the_end
 from trireme.ps.instructions import Instruction, Reply
+from trireme.ps.joint import members
 from trireme.ps.layout import Layout
 from trireme.ps.messages import (
     Attach,
@@ -284,13 +285,19 @@ def check_complete(
     optimizer: torch.optim.Optimizer, state: Mapping[int, Mapping[str, torch.Tensor]]
 ) -> None:
     """Checks that parameters which have state have all that the optimizer goes on from."""
-    known = OPTIMIZERS.get(name_of(optimizer) or "")
-    groups = [group for group in optimizer.param_groups for _ in group["params"]]
+    groups = [
+        (each, group)
+        for each in members(optimizer)
+        for group in each.param_groups
+        for _ in group["params"]
+    ]
     for index, entries in state.items():
-        missing = known.needs(groups[index]) - entries.keys() if known is not None else None
+        owner, group = groups[index]
+        known = OPTIMIZERS.get(name_of(owner) or "")
+        missing = known.needs(group) - entries.keys() if known is not None else None
         if missing:
             raise Rejected(
-                f"the checkpoint has no {min(missing)!r}, from which {type(optimizer).__name__} "
+                f"the checkpoint has no {min(missing)!r}, from which {type(owner).__name__} "
                 "would go on: it is another optimizer's; go on with the same optimizer, or choose "
                 "another run directory"
             )

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from trireme.errors import ConfigurationError, UnsupportedOptimizerError
+from trireme.ps.joint import JointOptimizer, members
 from trireme.ps.layout import ITEM_SIZES
 from trireme.ps.messages import GroupSpec, OptimizerSpec
 
@@ -151,7 +152,7 @@ def check_optimizer(optimizer: torch.optim.Optimizer) -> None:
     Raises:
         UnsupportedOptimizerError: it computes the loss itself, several times.
     """
-    if isinstance(optimizer, torch.optim.LBFGS):
+    if any(isinstance(each, torch.optim.LBFGS) for each in members(optimizer)):
         raise UnsupportedOptimizerError(
             "LBFGS computes the loss several times a step, and a step of a job computes it once, "
             "with servers and without: use an optimizer whose step needs no closure"
@@ -179,12 +180,14 @@ def _code(kind: type, method: str) -> Any:
 
 
 def spec_of(optimizer: torch.optim.Optimizer) -> OptimizerSpec:
-    """Returns an optimizer as a registry name and numbers.
+    """Returns an optimizer, or several as one, as registry names and numbers.
 
     Raises:
         UnsupportedOptimizerError: the registry has no optimizer that computes as it does.
     """
     check_optimizer(optimizer)
+    if isinstance(optimizer, JointOptimizer):
+        return join([spec_of(each) for each in optimizer.optimizers])
     name = name_of(optimizer)
     if name is None:
         shown = f"{type(optimizer).__module__}.{type(optimizer).__name__}"

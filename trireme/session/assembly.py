@@ -14,11 +14,12 @@ from trireme.errors import ConfigurationError
 from trireme.launch.detect import TaskConfig
 from trireme.parallel.reducer import Reducer
 from trireme.ps.dense import FlatModel
+from trireme.ps.joint import JointOptimizer, members
 from trireme.ps.rule import Rule
 from trireme.session.options import Options
 from trireme.session.replica import Loss, Replica, named_groups
 from trireme.session.result import Metric
-from trireme.session.rules import OptimizerFactory, mesh_of, outer_of, prefetches
+from trireme.session.rules import Optimizers, mesh_of, outer_of, prefetches
 from trireme.session.training import Training
 
 if TYPE_CHECKING:
@@ -54,6 +55,23 @@ class Assembly:
     def trained(self) -> FlatModel | ModelPart:
         """The trained parameters that this process computes with."""
         return self.flat if self.part is None else self.part
+
+    def parameters_of_each(self) -> list[list[nn.Parameter]]:
+        """Returns, for each of the optimizers, the parameters with which the program computes."""
+        names = {
+            id(parameter): name
+            for held in (self.flat, self.trained)
+            for name, parameter in held.parameters.items()
+        }
+        return [
+            [
+                self.trained.parameters[names[id(parameter)]]
+                for group in optimizer.param_groups
+                for parameter in group["params"]
+                if names.get(id(parameter)) in self.trained.parameters
+            ]
+            for optimizer in members(self.optimizer)
+        ]
 
     def training(
         self, task: TaskConfig, options: Options, rule: Rule, run_dir: Path | None
@@ -103,31 +121,64 @@ def device_of(task: TaskConfig, options: Options) -> torch.device | None:
     return device
 
 
-def build_optimizer(
-    make: OptimizerFactory | torch.optim.Optimizer, model: nn.Module
-) -> torch.optim.Optimizer:
-    """Returns the user's optimizer over all of a model's parameters."""
-    return make if isinstance(make, torch.optim.Optimizer) else make(model.parameters())
-
-
-def check_optimizer(make: OptimizerFactory | torch.optim.Optimizer) -> None:
-    """Checks that there is an optimizer, or what builds one.
+def build_optimizer(make: Optimizers, model: nn.Module) -> torch.optim.Optimizer:
+    """Returns the user's optimizer over a model's parameters; of several, one of them all.
 
     Raises:
-        ConfigurationError: it is neither.
+        ConfigurationError: there is none, or several cannot be built.
     """
-    if not isinstance(make, torch.optim.Optimizer) and not callable(make):
+    if isinstance(make, torch.optim.Optimizer):
+        return make
+    if isinstance(make, Mapping):
+        _check_optimizer(make, bool(make), _ONE)
+        return JointOptimizer([_named_optimizer(name, one, model) for name, one in make.items()])
+    given: object = make
+    if isinstance(given, (list, tuple)):
+        _check_optimizer(given, bool(given), _ONE)
+        for one in given:
+            _check_optimizer(one, isinstance(one, torch.optim.Optimizer), _IN_A_LIST)
+        return JointOptimizer(given)
+    _check_optimizer(make, callable(make), _ONE)
+    assert callable(make)
+    return make(model.parameters())
+
+
+_ONE = (
+    "give a function that builds one from the parameters, such as "
+    "lambda params: torch.optim.Adam(params), or an optimizer; or several, in a list or a dict"
+)
+_IN_A_LIST = "give optimizers in a list; functions that build them go by name, in a dict"
+_BY_NAME = "give an optimizer, or a function that builds one from the parameters of"
+
+
+def _named_optimizer(name: str, make: object, model: nn.Module) -> torch.optim.Optimizer:
+    """Returns one of several: a function builds it from the parameters of the child of its name."""
+    if isinstance(make, torch.optim.Optimizer):
+        return make
+    _check_optimizer(make, callable(make), f"{_BY_NAME} the model's child {name!r}")
+    assert callable(make)
+    child = dict(model.named_children()).get(name)
+    if child is None:
+        children = ", ".join(repr(each) for each, _ in model.named_children())
         raise ConfigurationError(
-            f"the optimizer is {make!r}: give a function that builds one from the "
-            "parameters, such as lambda params: torch.optim.Adam(params), or an optimizer"
+            f"the optimizer {name!r} is a function, which builds one from the parameters of the "
+            f"model's child of that name, and the model has {children or 'no children'}: call it "
+            "by the name of a child, or give an optimizer"
         )
+    optimizer: torch.optim.Optimizer = make(child.parameters())
+    return optimizer
+
+
+def _check_optimizer(found: object, good: bool, instead: str) -> None:
+    if not good:
+        raise ConfigurationError(f"the optimizer is {found!r}: {instead}")
 
 
 def assemble(
     task: TaskConfig,
     options: Options,
     make_model: Callable[[], nn.Module],
-    make_optimizer: OptimizerFactory | torch.optim.Optimizer,
+    make_optimizer: Optimizers,
     *,
     in_place: bool = False,
     device: torch.device | None = None,
@@ -138,7 +189,7 @@ def assemble(
         task: who this is.
         options: the session's.
         make_model: returns the model, on its device.
-        make_optimizer: builds the optimizer from the model's parameters, or is it.
+        make_optimizer: builds the optimizer from the model's parameters, or is it; or several.
         in_place: whether the program's own loop computes with the model: then it is that very
             module which is cut, where the launch asks for it, and not a copy.
         device: where this process computes; None as `device_of` has it.
@@ -147,7 +198,6 @@ def assemble(
         ConfigurationError: the optimizer is none, or not the model's; or the model cannot be cut.
         TriremeError: the others did not come.
     """
-    check_optimizer(make_optimizer)
     if task.threads is not None:
         torch.set_num_threads(task.threads)
     mesh = mesh_of(task, options)

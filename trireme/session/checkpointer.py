@@ -11,6 +11,7 @@ import torch
 
 from trireme.errors import CheckpointError, ConfigurationError
 from trireme.launch.detect import TaskConfig
+from trireme.ps.joint import members
 from trireme.ps.messages import OptimizerSpec, Span
 from trireme.ps.optim import name_of
 from trireme.ps.snapshot import ModelState
@@ -185,7 +186,9 @@ class Checkpointer:
             "applies": _applied(training.outer),
             "workers": task.workers,
             "servers": task.servers,
-            "optimizer": name_of(optimizer) or type(optimizer).__name__,
+            "optimizer": ", ".join(
+                name_of(each) or type(each).__name__ for each in members(optimizer)
+            ),
             "groups": [
                 {k: v for k, v in group.items() if isinstance(v, (int, float, bool, str))}
                 for group in optimizer.param_groups

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import msgspec
+import torch
 
 from trireme.parallel.gang import Gang
 from trireme.parallel.part import ModelPart
@@ -40,18 +41,31 @@ class _Crew:
         self._gang = gang
         self._part = part
         self._flat = flat
+        self._position = {name: position for position, name in enumerate(flat.parameters)}
 
     def _gather(self) -> None:
-        """Adds up each process's share of the gradient in the leader's flat vectors."""
-        for vector in self._flat.gradients:
+        """Adds up each process's share of the gradient in the leader's flat vectors.
+
+        What no process has a gradient for has none in the leader afterwards either.
+        """
+        flat, gang = self._flat, self._gang
+        flat.restore_gradients()
+        for vector in flat.gradients:
             vector.zero_()
+        here = torch.zeros(len(flat.parameters))
         for name, gradient in self._part.whole_gradients():
-            if self._gang.first_of_stage:
-                target = self._flat.parameters[name].grad
+            here[self._position[name]] = 1.0
+            if gang.first_of_stage:
+                target = flat.parameters[name].grad
                 assert target is not None
                 target.copy_(gradient)
-        for vector in self._flat.gradients:
-            self._gang.reduce_tensor(vector)
+        for vector in flat.gradients:
+            gang.reduce_tensor(vector)
+        if gang.mesh.pp > 1:  # else every process has shares of all parameters
+            gang.reduce_tensor(here)
+        for name, position in self._position.items():
+            if not here[position]:
+                flat.parameters[name].grad = None
 
     def _spread(self) -> None:
         """Fills every process's part with the leader's values."""

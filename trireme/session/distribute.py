@@ -2,49 +2,93 @@
 
 from __future__ import annotations
 
-import atexit
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, TypeAlias, Unpack, overload
 
 import torch
 from torch import nn
 
 from trireme.errors import ConfigurationError
 from trireme.launch.here import task_here
-from trireme.launch.program_end import ProgramEnd
-from trireme.session.assembly import Assembly, assemble
+from trireme.parallel.local import called
+from trireme.ps.joint import members
+from trireme.session.assembly import assemble
 from trireme.session.dry_run import describe
+from trireme.session.loop_job import LoopJob, refuse_second
 from trireme.session.options import OptionValues, make_options
 from trireme.session.progress import make_progress
 from trireme.session.rules import mesh_of, rule_of
-from trireme.session.signals import Signals
 from trireme.session.stop_sign import StopSign
 from trireme.session.supervisor import Supervisor
 
 if TYPE_CHECKING:
     from trireme.parallel.gang import Gang
 
-__all__ = ["DistributedOptimizer", "distribute"]
+__all__ = ["DistributedOptimizer", "Models", "distribute"]
+
+Models: TypeAlias = nn.Module | Sequence[nn.Module] | Mapping[str, nn.Module]
+"""One module, or several, in a list or by name."""
 
 _NOT_OURS = ("precision", "accumulate", "l2", "nan", "hooks", "scheduler", "device", "pipeline")
 
 
+@overload
 def distribute(
-    model: nn.Module,
+    model: Models,
     optimizer: torch.optim.Optimizer,
     *,
     run_dir: str | Path | None = None,
     max_steps: int | None = None,
     **options: Unpack[OptionValues],
-) -> DistributedOptimizer:
+) -> DistributedOptimizer: ...
+
+
+@overload
+def distribute(
+    model: Models,
+    optimizer: Sequence[torch.optim.Optimizer],
+    *,
+    run_dir: str | Path | None = None,
+    max_steps: int | None = None,
+    **options: Unpack[OptionValues],
+) -> list[DistributedOptimizer]: ...
+
+
+@overload
+def distribute(
+    model: Models,
+    optimizer: Mapping[str, torch.optim.Optimizer],
+    *,
+    run_dir: str | Path | None = None,
+    max_steps: int | None = None,
+    **options: Unpack[OptionValues],
+) -> dict[str, DistributedOptimizer]: ...
+
+
+def distribute(
+    model: Models,
+    optimizer: torch.optim.Optimizer
+    | Sequence[torch.optim.Optimizer]
+    | Mapping[str, torch.optim.Optimizer],
+    *,
+    run_dir: str | Path | None = None,
+    max_steps: int | None = None,
+    **options: Unpack[OptionValues],
+) -> DistributedOptimizer | list[DistributedOptimizer] | dict[str, DistributedOptimizer]:
     """Joins the job that this process was launched for, and returns an optimizer for it.
 
     Use it in the place of the one given: `zero_grad()`, `backward()`, `step()` as always. Its
     `step` pushes the gradients and brings the new values into the model. Under plain `python` it
     updates the model itself. The process leaves the job when it ends; leave earlier with `close`.
     At Ctrl-C and SIGTERM the workers stop at a step that all agree on, and the chief saves it.
+
+    Several optimizers, as of a generator and a discriminator, are given in one call, in a list or
+    by name in a dict, and as many come back in the same form. Each updates the parameters that it
+    was built from, and no others, whatever gradients there are. Each step of one of them is one
+    global step; workers that make steps together must make those of the same optimizers in the
+    same order.
 
     It trains under every strategy but pipelines, which cannot be made of a loop of one's own.
     Without servers, and inside workers of several processes, all processes make every step
@@ -61,7 +105,9 @@ def distribute(
       saves, must be called in every process. Checkpoints have whole tensors.
 
     Args:
-        model: on its device, with the parameters that the optimizer was built from.
+        model: on its device, with the parameters that the optimizer was built from; or several
+            modules, in a list, or by name in a dict, whose parameters are then called
+            `NAME.PARAMETER` in checkpoints.
         optimizer: one that the parameter server has; without servers any. Learning-rate schedulers
             may act on what is returned as they would on this one, or on this one itself.
         run_dir: where checkpoints go; the launcher's `--run-dir` takes precedence.
@@ -70,9 +116,11 @@ def distribute(
             what is applied, the mean of a synchronous step.
 
     Raises:
-        ConfigurationError: an option that belongs to the loop itself, or a pipeline.
+        ConfigurationError: an option that belongs to the loop itself; a pipeline; an earlier call
+            of `distribute` in this program that was not closed.
         TriremeError: what keeps this process from taking part.
     """
+    refuse_second()
     foreign = sorted(set(options) & set(_NOT_OURS))
     if foreign:
         raise ConfigurationError(
@@ -87,10 +135,9 @@ def distribute(
             "distribute cannot make a pipeline of a loop of your own, which calls the whole model: "
             "use trireme.Session, or another strategy than pipeline and a mesh without pp"
         )
-    device = next((parameter.device for parameter in model.parameters()), None)
-    made = assemble(task, chosen, lambda: model, optimizer, in_place=True, device=device)
-    if made.part is None:
-        made.flat.keeps_views = False  # the loop is free to look at gradients, and to change them
+    module = _module_of(model)
+    device = next((parameter.device for parameter in module.parameters()), None)
+    made = assemble(task, chosen, lambda: module, optimizer, in_place=True, device=device)
     if task.dry_run:
         print(describe(made.flat.layout, made.optimizer, rule, task))
         raise SystemExit(0)
@@ -102,9 +149,35 @@ def distribute(
     supervisor.start()
     if made.gang is not None and made.gang.mesh.tp > 1:
         _share_random_state(made.gang)
-        _check_first_batch(made.gang, model)
+        _check_first_batch(made.gang, module)
     clip_here = None if rule.clip_norm is not None else chosen.clip_norm
-    return DistributedOptimizer(made, supervisor, clip_here)
+    job = LoopJob(made, supervisor, clip_here)
+    joined = [
+        DistributedOptimizer(member, job, index)
+        for index, member in enumerate(members(made.optimizer))
+    ]
+    if isinstance(optimizer, torch.optim.Optimizer):
+        return joined[0]
+    if isinstance(optimizer, Mapping):
+        return dict(zip(optimizer, joined, strict=True))
+    return joined
+
+
+def _module_of(model: Models) -> nn.Module:
+    """Returns one module of several: a container, which nobody calls.
+
+    Raises:
+        ConfigurationError: something is no module.
+    """
+    named = model if isinstance(model, Mapping) else {}
+    several = list(named.values()) if named else model
+    if isinstance(several, nn.Module):
+        return several
+    if not isinstance(several, Sequence) or not all(isinstance(m, nn.Module) for m in several):
+        raise ConfigurationError(
+            f"the model is {type(model).__name__}: give a module, or several in a list or a dict"
+        )
+    return nn.ModuleDict(dict(named)) if named else nn.ModuleList(several)
 
 
 class DistributedOptimizer(torch.optim.Optimizer):
@@ -113,21 +186,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
     It is made by `distribute`. Parameter groups, and so schedulers, are the given optimizer's own.
     """
 
-    def __init__(
-        self, made: Assembly, supervisor: Supervisor, clip_here: float | None = None
-    ) -> None:
+    def __init__(self, optimizer: torch.optim.Optimizer, job: LoopJob, index: int) -> None:
         # Not Optimizer.__init__: the groups shall be the very same objects.
-        self.__dict__.update(made.optimizer.__dict__)
-        self._made = made
-        self._supervisor = supervisor
-        self._closed = False
-        self._finished = False
-        self._end = ProgramEnd()
-        self._end.watch()
-        self._handlers = Signals(supervisor.interrupt)
-        self._handlers.install()
-        atexit.register(self._at_exit)
-        self._clip_here = clip_here
+        self.__dict__.update(optimizer.__dict__)
+        self._job = job
+        self._index = index
+        self._supervisor = job.supervisor
 
     @property
     def global_step(self) -> int:
@@ -148,16 +212,18 @@ class DistributedOptimizer(torch.optim.Optimizer):
     @property
     def replica(self) -> int:
         """Which of the `replicas` batches that are computed at a time is this process's, from 0."""
-        task, gang = self._supervisor.task, self._made.gang
-        inside = 0 if gang is None else gang.replica
-        return task.index * (self.replicas // task.workers) + inside if task.servers else inside
+        task, gang = self._supervisor.task, self._job.made.gang
+        if task.servers:
+            return task.index
+        return 0 if gang is None else gang.replica
 
     @property
     def replicas(self) -> int:
         """How many batches the job computes at a time."""
-        task, gang = self._supervisor.task, self._made.gang
-        inside = 1 if gang is None else gang.mesh.replicas
-        return task.workers * inside if task.servers else inside
+        task, gang = self._supervisor.task, self._job.made.gang
+        if task.servers:
+            return task.workers
+        return 1 if gang is None else gang.mesh.replicas
 
     def step(self, closure: Callable[[], Any] | None = None, *, examples: float = 1.0) -> Any:
         """Pushes the gradients and brings the new values into the model.
@@ -177,119 +243,33 @@ class DistributedOptimizer(torch.optim.Optimizer):
             SystemExit: with status 130, where training has ended because the job was interrupted.
             JobFailed: the job has ended elsewhere; says where and why.
         """
+        self._job.check_goes_on()
         loss = None
-        self._end.goes_on()
-        if self._supervisor.should_stop:
-            self._finish_training()
-            raise self._supervisor.after_the_end()
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        if self._made.reducer is not None:
-            self._make_mean(examples)
-        if self._clip_here is not None:
-            norm = self._made.trained.gradient_norm()
-            factor = torch.clamp(self._clip_here / (norm + 1e-6), max=1.0)
-            self._made.trained.scale_gradients(factor)
-        self._supervisor.update(examples, ())
+        self._job.update(self._index, examples)
         return loss
 
-    def _make_mean(self, examples: float) -> None:
-        """Makes one gradient of those of all processes that step together."""
-        made = self._made
-        assert made.reducer is not None
-        self._supervisor.begin_step()
-        if made.part is None:
-            made.flat.gather_gradients()
-            made.flat.restore_gradients()
-        share = made.reducer.share(examples)()
-        if share != 1.0:
-            made.trained.scale_gradients(share)
-        made.reducer.begin()
-        made.reducer.finish()
-
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forgets the gradients, or sets those that there are to zero, as any optimizer.
+        """Forgets the gradients of this optimizer's parameters, or sets them to zero.
 
         Args:
             set_to_none: whether parameters shall have no gradient until backward reaches them; what
                 it does not reach is then left as it is by `step`, as `torch.optim` leaves it.
         """
-        if set_to_none:
-            self._made.trained.zero_gradients()
-            return
-        for parameter in self._made.trained.parameters.values():
-            if parameter.grad is not None:
-                parameter.grad.detach_().zero_()
+        self._job.forget_gradients(self._index, set_to_none=set_to_none)
 
     def save(self) -> None:
         """Saves a checkpoint now; the chief only, elsewhere nothing.
 
         Where processes hold the model together, all of them must ask.
         """
-        if self._supervisor.is_chief or self._made.gang is not None:
-            self._supervisor.save()
+        self._job.save()
 
     def close(self) -> None:
-        """Saves, and leaves the job. May be repeated."""
-        if self._closed:
-            return
-        self._closed = True
-        self._let_go()
-        try:
-            self._finish_training()
-        except BaseException as error:
-            self._supervisor.fail(error)
-            raise
-        self._supervisor.leave("interrupted" if self._supervisor.interrupted else "finished")
-
-    def _finish_training(self) -> None:
-        if not self._finished:
-            self._finished = True
-            self._end_together()
-            self._supervisor.complete()
-            self._supervisor.finish_training()
-
-    def _end_together(self) -> None:
-        """Ends the training of all processes that step together, when this one's loop is over.
-
-        It takes part in the step that the others may be making, with no examples of its own.
-        """
-        made, supervisor = self._made, self._supervisor
-        gang, reducer = made.gang, made.reducer
-        if gang is None or reducer is None or gang.mesh.sharded or not supervisor.together:
-            return
-        if supervisor.should_stop:
-            return
-        supervisor.stop("the program of another process has ended")
-        supervisor.begin_step()
-        if gang.count(0.0)() == 0.0:
-            gang.vote()  # they all have ended: nobody makes that step
-            return
-        made.flat.zero_gradients()
-        made.flat.gather_gradients()
-        reducer.begin()
-        reducer.finish()
-        supervisor.update(1.0, ())
-
-    def _at_exit(self) -> None:
-        """Leaves as the program ended: with the exception that it failed with, if it did."""
-        error = self._end.error
-        if error is None:
-            self.close()
-        elif not self._closed:
-            self._closed = True
-            self._let_go()
-            if isinstance(error, KeyboardInterrupt):
-                self._supervisor.leave("interrupted", "KeyboardInterrupt in the script")
-            else:
-                self._supervisor.fail(error)
-
-    def _let_go(self) -> None:
-        """Gives back what was taken over of the process."""
-        self._handlers.restore()
-        self._end.forget()
-        atexit.unregister(self._at_exit)
+        """Saves, and leaves the job, with all its optimizers. May be repeated."""
+        self._job.close()
 
 
 def _share_random_state(gang: Gang) -> None:
@@ -305,10 +285,10 @@ def _share_random_state(gang: Gang) -> None:
 
 
 def _check_first_batch(gang: Gang, model: nn.Module) -> None:
-    """Checks, when the model is first called, that its replica's processes give it the same."""
+    """Checks, when a model is first called, that its replica's processes give it the same."""
 
     def check(module: nn.Module, args: Any, kwargs: Any) -> None:
-        handle.remove()
+        handles.pop(module).remove()
         said = gang.exchange(_digest((args, kwargs)))
         for rank, other in enumerate(said):
             if gang.mesh.replica(rank) == gang.replica and other != said[gang.rank]:
@@ -318,7 +298,10 @@ def _check_first_batch(gang: Gang, model: nn.Module) -> None:
                     "replica the same (`optimizer.replica` and `.replicas` number the batches)"
                 )
 
-    handle = model.register_forward_pre_hook(check, with_kwargs=True)
+    handles = {
+        module: module.register_forward_pre_hook(check, with_kwargs=True)
+        for module in called(model)
+    }
 
 
 def _digest(value: Any) -> bytes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from trireme.launch.detect import TaskConfig
+from trireme.ps.joint import members
 from trireme.ps.layout import Layout
 from trireme.ps.rule import Rule
 
@@ -16,7 +17,7 @@ def describe(layout: Layout, optimizer: torch.optim.Optimizer, rule: Rule, task:
     lines = [
         f"model: {layout.elements:,} parameters in {len(layout.spec.parameters)} tensors, "
         f"{_size(layout.bytes)}",
-        f"optimizer: {type(optimizer).__name__}, "
+        f"optimizer: {', '.join(type(each).__name__ for each in members(optimizer))}; "
         + ", ".join(f"group {i}: lr {g.get('lr')}" for i, g in enumerate(optimizer.param_groups)),
         f"rule: {_rule(rule, task)}",
     ]

@@ -22,6 +22,7 @@ from trireme.parallel.part import ModelPart
 from trireme.parallel.reducer import NoMean, Reducer
 from trireme.parallel.sharding import take
 from trireme.ps.dense import FlatModel
+from trireme.ps.joint import members
 from trireme.ps.layout import Layout
 from trireme.ps.messages import LayoutSpec
 from trireme.session.assembly import Assembly, Computation
@@ -149,6 +150,16 @@ def _point(
     Its groups stay the same objects, so that what a program has built on them, such as a
     scheduler, goes on. What is not here leaves them.
     """
+    left = iter(names)
+    for member in members(optimizer):
+        _point_one(member, [next(left) for _ in member.param_groups], here)
+
+
+def _point_one(
+    optimizer: torch.optim.Optimizer,
+    names: Sequence[Sequence[str]],
+    here: Mapping[str, nn.Parameter],
+) -> None:
     state = dict(optimizer.state)
     optimizer.state.clear()
     for group, named in zip(optimizer.param_groups, names, strict=True):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import torch
@@ -184,6 +185,15 @@ class Replica:
             )
         plain = type(outputs) is torch.Tensor
         return loss, outputs.detach() if plain else _detach(outputs)
+
+    @contextmanager
+    def another_loss(self, loss: Loss) -> Iterator[None]:
+        """Has gradients computed of another loss for a while."""
+        own, self._loss = self._loss, loss
+        try:
+            yield
+        finally:
+            self._loss = own
 
     def clip(self, limit: float) -> None:
         """Scales the gradient down to an L2 norm of at most `limit`."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 import torch
@@ -20,6 +20,7 @@ from trireme.strategies import SSP, AllReduce, Async, Collective, Strategy, reso
 
 __all__ = [
     "OptimizerFactory",
+    "Optimizers",
     "mesh_of",
     "outer_of",
     "overlaps",
@@ -32,6 +33,14 @@ __all__ = [
 
 OptimizerFactory = Callable[[Any], torch.optim.Optimizer]
 """Builds an optimizer from parameters."""
+
+Optimizers: TypeAlias = (
+    OptimizerFactory
+    | torch.optim.Optimizer
+    | Sequence[torch.optim.Optimizer]
+    | Mapping[str, OptimizerFactory | torch.optim.Optimizer]
+)
+"""What a program gives as its optimizer, or its several ones: see `Session`."""
 
 
 def strategy_of(task: TaskConfig, options: Options) -> Strategy:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -30,6 +30,7 @@ from trireme.session.assembly import (
     computation_of,
     device_of,
 )
+from trireme.session.choice import Choice, choose
 from trireme.session.dry_run import describe
 from trireme.session.evaluation import Transform, evaluate
 from trireme.session.options import Options, OptionValues, make_options
@@ -38,7 +39,7 @@ from trireme.session.recorder import Recorder
 from trireme.session.replica import Loss, Replica
 from trireme.session.result import Metric, StepResult
 from trireme.session.rules import (
-    OptimizerFactory,
+    Optimizers,
     overlaps,
     rule_of,
     updates_per_step,
@@ -64,7 +65,10 @@ class Session:
     Args:
         model: a module, or a function without arguments that builds one.
         loss: (outputs, targets) -> a scalar mean over the batch, or a dict whose `loss` is it.
-        optimizer: builds the optimizer from the model's parameters, or is one over them.
+        optimizer: builds the optimizer from the model's parameters, or is one over them. Several,
+            such as a generator's and a discriminator's, are a dict of them by name, or a list;
+            `step` then names the one that it is a step of. In a dict, a function builds one from
+            the parameters of the model's child that has its name.
         metrics: by name, (outputs, targets) -> the mean over the batch.
         run_dir: where checkpoints and records go; the launcher's `--run-dir` takes precedence.
         max_steps: the global step at which training ends; None for no end.
@@ -78,7 +82,7 @@ class Session:
         self,
         model: nn.Module | Callable[[], nn.Module],
         loss: Loss,
-        optimizer: OptimizerFactory | torch.optim.Optimizer,
+        optimizer: Optimizers,
         *,
         metrics: Mapping[str, Metric] | None = None,
         run_dir: str | Path | None = None,
@@ -140,7 +144,10 @@ class Session:
             self._progress.close()
             raise
         self._overlaps = (
-            gang is None and overlaps(self.task, self.options) and self._supervisor.updates_early
+            gang is None
+            and self._choice is None  # backward also makes gradients that are not to be sent
+            and overlaps(self.task, self.options)
+            and self._supervisor.updates_early
         )
         if gang is None:
             flat = self._made.flat
@@ -222,6 +229,7 @@ class Session:
                 self._made.gang.close(together=False)
             raise
         self._replica: Replica = self._computes.replica
+        self._choice = Choice.of(self._made, self._make_optimizer)
 
     def _make(self) -> nn.Module:
         """Returns the model on its device, with first values that follow from the seed."""
@@ -411,18 +419,27 @@ class Session:
         rule = rule_of(self.task, self.options, self.max_steps)
         return updates_per_step(self.task, self.options, rule)
 
-    def step(self, batch: Any) -> StepResult:
-        """Makes one update of the job from a batch.
+    def step(
+        self, batch: Any, *, optimizer: str | int | None = None, loss: Loss | None = None
+    ) -> StepResult:
+        """Makes one update of the job from a batch: one global step, or a part of one.
+
+        Of several optimizers one makes the step, with the gradients of its own parameters; those
+        that the others update stay as they are, and so do the others' states. Each is a global
+        step of its own: a generator and a discriminator in turn make two. Workers that make steps
+        together must make those of the same optimizers in the same order.
 
         Args:
+            optimizer: which of several makes it: by name, or by its place in a list.
+            loss: in the place of the session's, for this step.
             batch: one of `loader`'s, or anything that holds tensors: a pair of inputs and
                 targets, a longer tuple whose last is the target, or a dict with `targets`. What
                 loaders have handed out since the last update counts as what such a batch was made
                 of.
 
         Raises:
-            ConfigurationError: training has ended, and what it led to is saved; or the session
-                was not entered.
+            ConfigurationError: training has ended, and what it led to is saved; the session was
+                not entered; or there is no such optimizer.
             SystemExit: with status 130, where training has ended because the job was interrupted.
             NonFiniteError: the loss is NaN or infinite, and the policy is to raise.
             JobFailed: the job has ended elsewhere; says where and why.
@@ -431,6 +448,8 @@ class Session:
         if supervisor.should_stop:
             self._finish_training()
             raise supervisor.after_the_end()
+        if optimizer is not None or self._choice is not None:
+            choose(self._choice, optimizer)
         for hook in self.options.hooks:
             hook.before_step(self, batch)
         began = time.monotonic()
@@ -438,9 +457,11 @@ class Session:
             torch.manual_seed(derive(self.options.seed, _SEED_STEP, self._place, self.global_step))
         supervisor.begin_step()
         spans = _spans([batch] if isinstance(batch, Batch) else self._handed_out)
-        result = self._replica.backward(
-            batch, partial(supervisor.begin_update, examples=spans) if self._overlaps else None
-        )
+        begin = partial(supervisor.begin_update, examples=spans) if self._overlaps else None
+        with nullcontext() if loss is None else self._replica.another_loss(loss):
+            result = self._replica.backward(batch, begin)
+        if self._choice is not None:
+            self._choice.leave_out_others()
         if self._clip_here is not None:
             self._replica.clip(self._clip_here)
         computed = time.monotonic()

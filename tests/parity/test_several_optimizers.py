@@ -1,0 +1,117 @@
+"""Several optimizers in one program: what they make of a GAN, plain torch makes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import trireme
+from tests.gangs import Gang, run_gang
+from tests.parity.gan import ROUNDS, train_loop, train_plain, train_session
+from tests.parity.plain import Values, difference
+from trireme.errors import ConfigurationError
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
+
+CLOSE = 1e-6
+WAYS = {
+    "python": Gang(),
+    "allreduce": Gang(2),
+    "fsdp": Gang(2, strategy="fsdp"),
+    "ps async": Gang(1, servers=1, strategy="async"),
+    "ps sync": Gang(2, servers=2, strategy="sync"),
+    "ps averaging": Gang(1, servers=1, strategy="averaging", every=2),
+    "ps sync over tp=2": Gang(1, servers=1, strategy="sync", mesh="tp=2", inside=2),
+}
+
+
+@pytest.fixture(scope="module")
+def plain() -> Values:
+    return train_plain()
+
+
+def check(gang: Gang, program: Callable[..., Any], wanted: Values, rounds: int = ROUNDS) -> None:
+    for values in run_gang(gang, program, rounds).values:
+        assert difference({n: torch.from_numpy(v) for n, v in values.items()}, wanted) <= CLOSE
+
+
+@pytest.mark.parametrize("program", [train_loop, train_session])
+@pytest.mark.parametrize("way", WAYS)
+def test_a_gan_equals_plain_torch(way: str, program: Any, plain: Values) -> None:
+    check(WAYS[way], program, plain)
+
+
+@pytest.mark.parametrize("way", ["python", "ps sync"])
+def test_both_go_on_where_they_were_saved(way: str, plain: Values, tmp_path: Path) -> None:
+    spread = WAYS[way]
+    gang = Gang(spread.workers, spread.servers, strategy=spread.strategy, run_dir=tmp_path)
+    check(gang, train_loop, train_plain(4), rounds=4)
+    check(gang, train_loop, plain)
+
+
+def two() -> tuple[nn.Module, nn.Module, torch.optim.Optimizer, torch.optim.Optimizer]:
+    a, b = nn.Linear(2, 2), nn.Linear(2, 2)
+    return a, b, torch.optim.SGD(a.parameters()), torch.optim.Adam(b.parameters())
+
+
+def test_a_list_comes_back_as_a_list() -> None:
+    a, b, first, second = two()
+    joined = trireme.distribute([a, b], [first, second])
+    assert [o.param_groups is g.param_groups for o, g in zip(joined, (first, second), strict=True)]
+    assert joined[0].param_groups[0]["params"][0] is a.weight
+    joined[0].close()
+
+
+def test_a_second_call_names_the_form_for_several() -> None:
+    a, b, first, second = two()
+    joined = trireme.distribute(a, first)
+    with pytest.raises(ConfigurationError, match=r"distribute\(model, \[first, second\]\)"):
+        trireme.distribute(b, second)
+    joined.close()
+    trireme.distribute(b, second).close()
+
+
+def test_a_parameter_has_one_optimizer() -> None:
+    a, b, first, _ = two()
+    with pytest.raises(ConfigurationError, match=r"0 and 1 have a parameter .*in common"):
+        trireme.distribute([a, b], [first, torch.optim.Adam(a.parameters())])
+
+
+def make_session(optimizer: Any) -> trireme.Session:
+    model = nn.ModuleDict({"a": nn.Linear(2, 2), "b": nn.Linear(2, 2)})
+    return trireme.Session(model, nn.MSELoss(), optimizer)
+
+
+def adam(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.Adam(parameters)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "said"),
+    [
+        ({"a": adam, "c": adam}, r"optimizer 'c' is a function.*the model has 'a', 'b'"),
+        ([adam, adam], "functions that build them go by name"),
+        ({}, "give a function that builds one"),
+        ("Adam", "give a function that builds one"),
+    ],
+)
+def test_what_cannot_be_built_says_what_can(optimizer: Any, said: str) -> None:
+    with pytest.raises(ConfigurationError, match=said), make_session(optimizer):
+        pass
+
+
+@pytest.mark.parametrize(("name", "said"), [(None, "say which"), ("c", "no optimizer 'c'")])
+def test_a_step_names_its_optimizer(name: Any, said: str) -> None:
+    both = {"a": adam, "b": adam}
+    with pytest.raises(ConfigurationError, match=f"{said}.*'a', 'b'"), make_session(both) as s:
+        s.step((torch.ones(1, 2), torch.ones(1, 2)), optimizer=name)
+
+
+def test_one_optimizer_is_not_named() -> None:
+    with pytest.raises(ConfigurationError, match="has one optimizer"), make_session(adam) as s:
+        s.step((torch.ones(1, 2), torch.ones(1, 2)), optimizer="a")

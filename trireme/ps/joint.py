@@ -1,0 +1,114 @@
+"""Several optimizers of one program, as one: those of a generator and of its discriminator.
+
+Each updates parameters of its own, and a step is one of them's. Whoever lays a model out, saves it
+or sends it sees the groups of all of them, one after the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from trireme.errors import ConfigurationError
+
+__all__ = ["JointOptimizer", "members"]
+
+
+class JointOptimizer(torch.optim.Optimizer):
+    """Several optimizers over different parameters.
+
+    Args:
+        optimizers: in the order of their groups.
+
+    Attributes:
+        optimizers: the same.
+        chosen: which of them `step` steps.
+
+    Raises:
+        ConfigurationError: a parameter is in two of them.
+    """
+
+    def __init__(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        # Not Optimizer.__init__: groups and state are those of the optimizers themselves.
+        self.optimizers = tuple(optimizers)
+        self.chosen = 0
+        self.defaults: dict[str, Any] = {}
+        seen: dict[int, int] = {}
+        for index, optimizer in enumerate(self.optimizers):
+            for parameter in _parameters(optimizer):
+                first = seen.setdefault(id(parameter), index)
+                if first != index:
+                    raise ConfigurationError(
+                        f"optimizers {first} and {index} have a parameter of shape "
+                        f"{tuple(parameter.shape)} in common: give each parameter to one of them"
+                    )
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
+        """The groups of all, the very same objects."""
+        return [group for optimizer in self.optimizers for group in optimizer.param_groups]
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Makes a step of the optimizer that is chosen."""
+        return self.optimizers[self.chosen].step(closure)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forgets the gradients of all parameters."""
+        for optimizer in self.optimizers:
+            optimizer.zero_grad(set_to_none)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the state and groups of all, parameters numbered from the first to the last."""
+        state: dict[int, Any] = {}
+        groups: list[dict[str, Any]] = []
+        for before, optimizer in self._placed():
+            own = optimizer.state_dict()
+            state |= {before + index: entries for index, entries in own["state"].items()}
+            groups += [
+                {**group, "params": [before + index for index in group["params"]]}
+                for group in own["param_groups"]
+            ]
+        return {"state": state, "param_groups": groups}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Gives each optimizer its part of what `state_dict` returned."""
+        groups = list(state_dict["param_groups"])
+        for before, optimizer in self._placed():
+            count = len(_parameters(optimizer))
+            own, groups = (
+                groups[: len(optimizer.param_groups)],
+                groups[len(optimizer.param_groups) :],
+            )
+            optimizer.load_state_dict(
+                {
+                    "state": {
+                        index - before: entries
+                        for index, entries in state_dict["state"].items()
+                        if before <= index < before + count
+                    },
+                    "param_groups": [
+                        {**group, "params": [index - before for index in group["params"]]}
+                        for group in own
+                    ],
+                }
+            )
+
+    def _placed(self) -> list[tuple[int, torch.optim.Optimizer]]:
+        """Returns each optimizer with how many parameters are before its first."""
+        placed: list[tuple[int, torch.optim.Optimizer]] = []
+        before = 0
+        for optimizer in self.optimizers:
+            placed.append((before, optimizer))
+            before += len(_parameters(optimizer))
+        return placed
+
+
+def members(optimizer: torch.optim.Optimizer) -> tuple[torch.optim.Optimizer, ...]:
+    """Returns the optimizers that one consists of: itself, unless it is several."""
+    return optimizer.optimizers if isinstance(optimizer, JointOptimizer) else (optimizer,)
+
+
+def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
