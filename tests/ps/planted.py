@@ -11,16 +11,16 @@ from typing import Any
 import msgspec
 
 from trireme.cluster.view import View
+from trireme.ps.commit import CommitFollower, CommitLeader
 from trireme.ps.dense import PartBuffer
 from trireme.ps.ending import Ending
 from trireme.ps.examples import ExampleBook
 from trireme.ps.hold import Hold
 from trireme.ps.instructions import Instruction, Reply, Send
+from trireme.ps.layout import Layout
 from trireme.ps.messages import (
     Applied,
     Attach,
-    Freeze,
-    Frozen,
     Lease,
     Push,
     RoundClose,
@@ -112,19 +112,6 @@ class NamesOldStep(Shard):
         return [*early, *super()._proceed()]
 
 
-class MixesViews(Shard):
-    """A cut is not told under which view a server was frozen."""
-
-    def freeze(self, now: float, route: object, request: Freeze) -> list[Instruction]:
-        out = super().freeze(now, route, request)
-        return [
-            Reply(i.route, msgspec.structs.replace(i.message, view=0))
-            if isinstance(i, Reply) and isinstance(i.message, Frozen)
-            else i
-            for i in out
-        ]
-
-
 class _WithParts(Shard):
     """A shard some of whose collaborators are replaced."""
 
@@ -134,6 +121,8 @@ class _WithParts(Shard):
     ending: type[Ending] = Ending
     leader: type[Leader] = Leader
     follower: type[Follower] = Follower
+    commit_leader: type[CommitLeader] = CommitLeader
+    commit_follower: type[CommitFollower] = CommitFollower
 
     def __init__(self, server: int, factory: ValuesFactory = make_values) -> None:
         super().__init__(server, factory)
@@ -149,6 +138,10 @@ class _WithParts(Shard):
         self._judge = (
             self.follower(rule, self.server) if self.server else self.leader(rule, servers)
         )
+        if self._commits is not None:
+            self._commits = (
+                self.commit_follower(self.server) if self.server else self.commit_leader(servers)
+            )
 
 
 class _NeverReleases(ExampleBook):
@@ -327,6 +320,73 @@ class ReadsOverwrittenGradients(_WithParts):
     """An update is counted on while its worker, which was fenced off, writes the next one there."""
 
     follower = _KeepsNoCopy
+
+
+class AppliesAtOnce(Shard):
+    """Each server applies an asynchronous push by itself, as one server does."""
+
+    def _create(self, request: Attach, layout: Layout) -> None:
+        super()._create(request, layout)
+        self._commits = None
+
+
+class _AsksAnybody(CommitLeader):
+    def _lacking(self, pending: Pending) -> list[int]:
+        lacking = super()._lacking(pending)
+        return lacking if len(lacking) == len(self._others) else []
+
+
+class _TakesWhatItHas(CommitFollower):
+    @property
+    def decided(self) -> tuple[Pending, bool] | None:
+        while self._decided and self._decided[0][:2] not in self._staged:
+            self._decided.popleft()
+        return super().decided
+
+
+class CommitsWithoutAll(_WithParts):
+    """Server 0 commits a push that one other server has, and not each."""
+
+    commit_leader = _AsksAnybody
+    commit_follower = _TakesWhatItHas
+
+
+class _ForgetsTheLost(CommitFollower):
+    def drop(self, pending: Pending, view: int) -> None:
+        self._staged.pop(pending.member)
+
+
+class DropsWhatItSaidItHas(_WithParts):
+    """A server drops a push with its worker, though server 0 may have committed it."""
+
+    commit_follower = _ForgetsTheLost
+
+
+class _CommitsTheLost(CommitLeader):
+    def drop(self, pending: Pending, view: int) -> None:
+        pending.answered = True
+
+
+class CommitsTheLost(_WithParts):
+    """Server 0 still commits the push of a worker that is out, which others may have dropped."""
+
+    commit_leader = _CommitsTheLost
+
+
+class _LendsStill(CommitFollower):
+    def drop(self, pending: Pending, view: int) -> None:
+        super().drop(pending, view)
+        kept = self._staged.get(pending.member)
+        if kept is not None:
+            self._staged[pending.member] = msgspec.structs.replace(
+                kept, gradients=pending.gradients
+            )
+
+
+class AppliesOverwrittenPushes(_WithParts):
+    """A push is kept in memory to which its worker, which was fenced off, writes the next one."""
+
+    commit_follower = _LendsStill
 
 
 class LateCopyTakesTheAnswer(Server):

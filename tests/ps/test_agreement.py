@@ -7,10 +7,18 @@ from collections.abc import Sequence
 
 import pytest
 
-from tests.ps.bench import SYNC, Bench, told
+from tests.ps.bench import ASYNC, SYNC, Bench, told
 from trireme.cluster.view import View, WorkerEntry
 from trireme.ps.instructions import Instruction, Reply, Send
-from trireme.ps.messages import Applied, PullReply, PushReply, RoundClose, RoundReady
+from trireme.ps.messages import (
+    Applied,
+    PullReply,
+    PushesCommitted,
+    PushesStaged,
+    PushReply,
+    RoundClose,
+    RoundReady,
+)
 from trireme.ps.rule import Rule
 from trireme.wire.message import Message
 
@@ -42,17 +50,22 @@ class Servers:
                 self.wire.append((instruction.server, instruction.message))
             elif isinstance(instruction, Reply):
                 self.answers[server, instruction.route] = instruction.message
+        bench = self.benches[server]
+        if bench.shard.due:
+            self.take(server, bench.shard.go_on(bench.now))
 
     def deliver(self, count: int | None = None) -> None:
         """Lets so many messages between servers through, or all that there are and come."""
         while self.wire and count != 0:
             target, message = self.wire.popleft()
             bench = self.benches[target]
-            if isinstance(message, RoundReady):
-                self.take(target, bench.shard.round_ready(bench.now, message))
-            else:
-                assert isinstance(message, RoundClose)
-                self.take(target, bench.shard.round_close(bench.now, message))
+            events = {
+                RoundReady: bench.shard.round_ready,
+                RoundClose: bench.shard.round_close,
+                PushesStaged: bench.shard.staged,
+                PushesCommitted: bench.shard.committed,
+            }
+            self.take(target, events[type(message)](bench.now, message))
             count = None if count is None else count - 1
 
     def values(self) -> list[float]:
@@ -168,3 +181,77 @@ def test_norms_of_a_round_whose_members_change_while_they_are_asked_for(workers:
     assert [bench.shard.step for bench in servers.benches] == [1, 1]
     mean = (sum(6.0 * (worker + 1) for worker in range(workers)) + 12.0) / (workers + 1)
     assert set(servers.values()) == {100.0 - mean}
+
+
+# Asynchronous pushes ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("reached", [0, 1, 2])
+def test_a_push_that_reached_only_some_servers_is_on_none_once_its_worker_is_out(
+    reached: int,
+) -> None:
+    servers = Servers(ASYNC, count=3)
+    for server in {0, 1, 2} - {reached}:
+        servers.push(server, 1, 50.0)
+    servers.deliver()
+    assert [bench.shard.step for bench in servers.benches] == [0, 0, 0]
+    for server in (0, 1, 2):
+        servers.view(server, 2, (0, 1))
+        servers.push(server, 0, 2.0)
+    servers.deliver()
+    assert [bench.shard.step for bench in servers.benches] == [1, 1, 1]
+    assert set(servers.values()) == {98.0}
+    assert all(not bench.shard.waits(bench.now) for bench in servers.benches)
+
+
+def test_a_push_that_all_servers_have_is_on_all_though_its_worker_is_gone_at_some() -> None:
+    servers = Servers(ASYNC)
+    for server in (0, 1):
+        servers.push(server, 1, 4.0)
+    servers.view(1, 2, (0, 1))  # ps:1 has said what it has, and now hears of the loss
+    servers.deliver()
+    servers.view(0, 2, (0, 1))
+    servers.deliver()
+    assert [bench.shard.step for bench in servers.benches] == [1, 1]
+    assert set(servers.values()) == {96.0}
+    tables = [bench.table for bench in servers.benches]
+    assert tables[0] == tables[1]
+    assert tables[0][1].applied == 1
+
+
+def test_servers_apply_pushes_in_the_order_of_the_first() -> None:
+    servers = Servers(ASYNC)
+    servers.push(0, 0, 1.0)
+    servers.push(0, 1, 2.0)
+    servers.push(1, 1, 2.0)
+    servers.push(1, 0, 1.0)
+    servers.deliver()
+    for server in (0, 1):
+        assert servers.verdict(server, "push 1.1") == Applied(1)
+        assert servers.verdict(server, "push 0.1") == Applied(2)
+
+
+def test_a_worker_that_was_started_anew_pushes_while_its_old_push_is_kept() -> None:
+    servers = Servers(ASYNC)
+    for server in (0, 1):
+        servers.push(server, 1, 4.0)
+    for server in (1, 0):
+        servers.view(server, 2, (0, 1), (1, 2))
+        servers.push(server, 1, 8.0, incarnation=2)
+    servers.deliver()
+    # Server 0 heard of the old push under its new view: it dropped it, and so does ps:1.
+    assert [bench.shard.step for bench in servers.benches] == [1, 1]
+    assert set(servers.values()) == {92.0}
+
+
+def test_who_waits_for_a_push_to_reach_every_server_is_told_which_it_has_not_reached() -> None:
+    servers = Servers(ASYNC, count=3)
+    servers.push(0, 1, 4.0)
+    servers.push(2, 1, 4.0)
+    servers.deliver()
+    waits = [bench.shard.waits(bench.now) for bench in servers.benches]
+    assert [[(w.worker, w.notice.names) for w in told] for told in waits] == [
+        [(1, ("ps:1",))],
+        [],
+        [(1, ("ps:0",))],
+    ]

@@ -18,8 +18,9 @@ from trireme.ps.dense import FlatModel
 from trireme.ps.messages import Applied, Push
 from trireme.ps.optim import spec_of
 from trireme.ps.rule import Rule
-from trireme.ps.server import ShardHandler, beside
+from trireme.ps.server import LeaderLink, ShardHandler, beside
 from trireme.ps.snapshot import ModelState
+from trireme.wire.handshake import Identity
 from trireme.wire.service import Service
 from trireme.wire.shared_memory import available
 from trireme.wire.transport import listen
@@ -44,18 +45,25 @@ def servers(count: int, workers: int = 1) -> Iterator[View]:
     entries = tuple(ServerEntry(i, 1, each.address) for i, each in enumerate(listeners))
     view = View(1, entries, tuple(WorkerEntry(w, 1) for w in range(workers)))
     running = []
+    links = []
     for index, listener in enumerate(listeners):
         handler = ShardHandler(index)
         service = Service(
             listener, [handler], job=JOB, secret=SECRET, beside=beside(listener.address)
         )
         service.call_soon(lambda handler=handler: handler.view(view))
+        if index:
+            links.append(LeaderLink(service, Identity(JOB, f"ps:{index}"), SECRET))
+            handler.leader_gone = links[-1].lost
+            links[-1].follow(entries[0])
         thread = threading.Thread(target=service.run, daemon=True)
         thread.start()
         running.append((service, thread))
     try:
         yield view
     finally:
+        for link in links:
+            link.close()
         for service, thread in running:
             service.stop()
             thread.join(10)

@@ -72,13 +72,6 @@ def test_a_cut_waits_for_what_other_servers_have_decided() -> None:
     assert [route for route, _ in told(out)] == ["cut 7", "push 0.1", "push 1.1"]
 
 
-def test_asynchronous_servers_may_be_at_different_steps() -> None:
-    bench = Bench()
-    bench.freeze()
-    message, _ = snapshot_of(bench.cut(5, (0, 0), (1, 0)))
-    assert message.step == 0
-
-
 def test_a_round_that_other_servers_have_closed_is_closed_here_too() -> None:
     bench = Bench(SYNC, server=1, servers=2)
     bench.push(0, 1, 2.0)

@@ -45,3 +45,11 @@ class Hold:
         if self.token is None:
             return False
         return self.cut is None or step >= self.cut.step
+
+    def stops_commit(self, push: Push, step: int) -> bool:
+        """Returns whether a push that every server has must not be decided now, on top of `step`.
+
+        All servers decide in one order: whatever makes a step that the cut has is in it. What makes
+        none, as it came too late, is known by its sequence.
+        """
+        return self.token is not None and self.stops_round(step) and self.holds(push)

@@ -46,6 +46,8 @@ __all__ = [
     "PushReply",
     "PushTogether",
     "PushedTogether",
+    "PushesCommitted",
+    "PushesStaged",
     "Refused",
     "RejectedVerdict",
     "Retire",
@@ -659,6 +661,38 @@ class RoundClose(Message, frozen=True, array_like=True):
     scale: float
 
 
+class PushesStaged(Message, frozen=True, array_like=True):
+    """To server 0: which asynchronous pushes this server has, and will keep until they are decided.
+
+    Attributes:
+        server: who says so.
+        known: of how many decisions of server 0 it has heard.
+        pushes: triples (worker, incarnation, sequence).
+    """
+
+    kind: ClassVar[int] = 98
+    server: int
+    known: int
+    pushes: tuple[tuple[int, int, int], ...]
+
+
+class PushesCommitted(Message, frozen=True, array_like=True):
+    """From server 0: what it has decided of asynchronous pushes; all servers do so in this order.
+
+    What it has not decided of workers that are not in its view, it never will.
+
+    Attributes:
+        first: the number of the first of these decisions, counted from 0.
+        pushes: worker, incarnation, sequence, and whether the push is applied; else it is stale.
+        view: the number of the view that server 0 has taken.
+    """
+
+    kind: ClassVar[int] = 99
+    first: int
+    pushes: tuple[tuple[int, int, int, bool], ...]
+    view: int
+
+
 # Anybody to server -----------------------------------------------------------------------------
 
 
@@ -735,6 +769,8 @@ PS_MESSAGES: tuple[type[Message], ...] = (
     MemoryLent,
     RoundReady,
     RoundClose,
+    PushesStaged,
+    PushesCommitted,
     Enlist,
     Enlisted,
     PushTogether,

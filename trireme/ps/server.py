@@ -51,6 +51,8 @@ from trireme.ps.messages import (
     Pull,
     Push,
     PushedTogether,
+    PushesCommitted,
+    PushesStaged,
     PushReply,
     PushTogether,
     Refused,
@@ -221,6 +223,10 @@ class ShardHandler:
             self._carry_out(self.shard.round_ready(now, message))
         elif isinstance(message, RoundClose):
             self._carry_out(self.shard.round_close(now, message))
+        elif isinstance(message, PushesStaged):
+            self._carry_out(self.shard.staged(now, message))
+        elif isinstance(message, PushesCommitted):
+            self._carry_out(self.shard.committed(now, message))
         else:
             event = self._asked.get(type(message))
             if event is None:
@@ -297,6 +303,11 @@ class ShardHandler:
         self._carry_out(self.shard.load(now, route, message, tensors))
 
     def _carry_out(self, instructions: Sequence[Instruction]) -> None:
+        self._follow(instructions)
+        while self.shard.due:
+            self._follow(self.shard.go_on(self._now()))
+
+    def _follow(self, instructions: Sequence[Instruction]) -> None:
         together: dict[tuple[Link, int], list[Reply]] = {}
         for instruction in instructions:
             if isinstance(instruction, Send):

@@ -10,7 +10,11 @@ The server, the simulator, the tests and a lone process all drive this same obje
     lease, stop, set_end       what workers ask of server 0: examples, and when to end
     freeze, cut, thaw          a consistent cut over all servers, for checkpoints and evaluation
     round_ready, round_close   what servers tell each other when server 0 decides the rounds
+    staged, committed          the same where it decides asynchronous pushes
     tick                       time passes
+
+After an event, once its instructions are carried out, `go_on` is called as long as something is
+`due`: what other servers must hear of before this one does it.
 
 A request is answered once, by one `Reply` to the route it came with. A push is decided once, by
 (worker, incarnation, sequence); its verdict is written down together with the change of the
@@ -33,6 +37,7 @@ from trireme.errors import (
     TriremeError,
     UnsupportedOptimizerError,
 )
+from trireme.ps.commit import CommitFollower, CommitLeader, Commits
 from trireme.ps.dense import PartBuffer
 from trireme.ps.ending import Ending
 from trireme.ps.examples import ExampleBook
@@ -60,6 +65,8 @@ from trireme.ps.messages import (
     Pull,
     PullReply,
     Push,
+    PushesCommitted,
+    PushesStaged,
     PushReply,
     Refused,
     RejectedVerdict,
@@ -121,12 +128,16 @@ class Shard:
     Args:
         server: this server's index; server 0 also deals examples and decides when the job ends.
         factory: how to make the values once the first worker has shown its model.
+
+    Attributes:
+        due: whether `go_on` is to be called before the next event.
     """
 
     def __init__(self, server: int, factory: ValuesFactory = make_values) -> None:
         self.server = server
         self.step = 0
         self.loaded = False
+        self.due = False
         self.layout: Layout | None = None
         self.rule = Rule()
         self._synchronous = False  # the rule's: asked several times a push
@@ -141,6 +152,7 @@ class Shard:
         self._table = PushTable()
         self._round = Round(0, self._spare)
         self._judge: Judge = Leader(self.rule, 1)
+        self._commits: Commits | None = None  # of asynchronous pushes, where servers are several
         self._ending = Ending(decides=server == 0)
         self._examples = ExampleBook()
         self._hold = Hold()
@@ -180,6 +192,8 @@ class Shard:
             answers.append(record.pending)
             if self._round.pending.get(record.pending.member) is record.pending:
                 self._judge.drop(self._round, record.pending.member)
+            if self._commits is not None:
+                self._commits.drop(record.pending, self._roster.view.number)
             record.pending = None
         self._ending.done(worker)
         self._examples.release(worker)
@@ -262,6 +276,8 @@ class Shard:
         self._examples.interleave = rule.synchronous and rule.aggregate == 0
         servers = layout.spec.servers
         self._judge = Follower(rule, self.server) if self.server else Leader(rule, servers)
+        if not rule.synchronous and servers > 1:
+            self._commits = CommitFollower(self.server) if self.server else CommitLeader(servers)
 
     def load(self, now: float, route: object, request: Load, tensors: Tensors) -> list[Instruction]:
         """The chief's first values, or a checkpoint's."""
@@ -459,13 +475,16 @@ class Shard:
     # -- deciding -------------------------------------------------------------------------------
 
     def _consider(self, pending: Pending) -> None:
-        """Decides a push at once, puts it into its round, or has it wait for a cut.
+        """Decides a push at once, stages it, puts it into its round, or has it wait for a cut.
 
         What came as one sum meets one fate: all of it waits for a cut, or none.
         """
         push = pending.push
         if self._table.records[push.worker].pending is not pending:
             return  # it was held back, and its worker is out by now
+        if self._commits is not None:
+            self._commits.add(pending)
+            return
         held = self._hold.token is not None
         if held and any(self._hold.holds(part.push) for part in pending.parts):
             self._hold.later.append(pending)
@@ -488,7 +507,8 @@ class Shard:
         self._values.apply(update, push.hyper, self.step, push.steps)
         verdict = Applied(self.step)
         self._decide(pending, verdict)
-        self._withheld[push.worker] = _Answer(pending, verdict, staleness)
+        if not pending.answered:
+            self._withheld[push.worker] = _Answer(pending, verdict, staleness)
 
     def _decide(self, pending: Pending, verdict: Applied | Stale) -> None:
         push = pending.push
@@ -504,7 +524,25 @@ class Shard:
     def _decide_stale(self, pending: Pending) -> None:
         verdict = Stale(self.step)
         self._decide(pending, verdict)
-        self._due.append(_Answer(pending, verdict, self.step - pending.push.pulled))
+        if not pending.answered:
+            self._due.append(_Answer(pending, verdict, self.step - pending.push.pulled))
+
+    def _commit(self, commits: Commits) -> Sequence[Send]:
+        """Does what is decided of staged pushes, decides the next; returns what to tell others."""
+        while (found := commits.decided) is not None:
+            pending, applied = found
+            if self._hold.stops_commit(pending.push, self.step):
+                break
+            commits.done()
+            if applied:
+                self._apply_one(pending)
+            else:
+                self._decide_stale(pending)
+        ready = commits.ready
+        self.due = ready is not None and not self._hold.stops_commit(ready.push, self.step)
+        if self.due:  # the others are told first, and apply it when this server does
+            commits.decide(applied=not self._ending.reached(self.step))
+        return commits.tell(self._roster.view.number)
 
     def _close_round(self) -> Sequence[Send]:
         """Takes the open round as far as it goes; returns what to tell the other servers."""
@@ -556,6 +594,24 @@ class Shard:
         self._judge.hear(self.step, message)
         return self._proceed()
 
+    def staged(self, now: float, message: PushesStaged) -> list[Instruction]:
+        """At server 0: which asynchronous pushes another server has."""
+        if not isinstance(self._commits, CommitLeader):
+            return []
+        self._commits.hear(message)
+        return self._proceed()
+
+    def committed(self, now: float, message: PushesCommitted) -> list[Instruction]:
+        """At the others: what server 0 has decided of them."""
+        if not isinstance(self._commits, CommitFollower):
+            return []
+        self._commits.hear(message)
+        return self._proceed()
+
+    def go_on(self, now: float) -> list[Instruction]:
+        """Does what was `due` when the instructions before were carried out."""
+        return self._proceed()
+
     # -- answering ------------------------------------------------------------------------------
 
     def _proceed(self) -> list[Instruction]:
@@ -567,6 +623,8 @@ class Shard:
         while True:
             if self._synchronous:
                 out += self._close_round()
+            elif self._commits is not None:
+                out += self._commit(self._commits)
             copied = self._complete_cut() if self._hold.cut is not None else []
             out += copied
             if not copied:  # a copy may have been what stopped a round
@@ -722,8 +780,8 @@ class Shard:
 
     def _complete_cut(self) -> list[Reply]:
         cut, route = self._hold.cut, self._hold.route
-        if cut is None or (self._synchronous and self.step < cut.step):
-            return []  # asynchronous, a worker that died between two pushes leaves steps unequal
+        if cut is None or self.step < cut.step:
+            return []
         decided = dict(self._table.decided(self._roster.incarnations))
         if any(decided[w] < sequence for w, sequence in cut.decided if w in decided):
             return []
@@ -788,8 +846,18 @@ class Shard:
             if not pending.answered:
                 notice = Waiting(f"round {self._round.step + 1}", missing, now - pending.since)
                 yield pending.route, Wait(pending.push.worker, notice)
+        if self._commits is not None:
+            yield from self._staged_alone(self._commits, now)
         if self._withheld:
             yield from self._withheld_by_clock(now)
+
+    def _staged_alone(self, commits: Commits, now: float) -> Iterator[tuple[object, Wait]]:
+        """Yields those whose push some server has not staged, or server 0 has not committed."""
+        for pending in commits.staged:
+            if not pending.answered:
+                missing = commits.missing(pending)
+                notice = Waiting("a push to reach every server", missing, now - pending.since)
+                yield pending.route, Wait(pending.push.worker, notice)
 
     def _withheld_by_clock(self, now: float) -> Iterator[tuple[object, Wait]]:
         """Yields those who are too far ahead, or of whom it is not known if they go on."""

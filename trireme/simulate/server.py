@@ -20,6 +20,8 @@ from trireme.ps.messages import (
     Load,
     Pull,
     Push,
+    PushesCommitted,
+    PushesStaged,
     Retire,
     RoundClose,
     RoundReady,
@@ -134,6 +136,10 @@ class Server:
             self._carry_out(self.shard.round_ready(now, message))
         elif isinstance(message, RoundClose):
             self._carry_out(self.shard.round_close(now, message))
+        elif isinstance(message, PushesStaged):
+            self._carry_out(self.shard.staged(now, message))
+        elif isinstance(message, PushesCommitted):
+            self._carry_out(self.shard.committed(now, message))
 
     def _happen(self, route: Route, payload: Sequence[Any]) -> list[Instruction]:
         now, shard, message = self._loop.now, self.shard, route.message
@@ -147,6 +153,11 @@ class Server:
         return self._events[type(message)](now, route, message)
 
     def _carry_out(self, instructions: Sequence[Instruction]) -> None:
+        self._follow(instructions)
+        while self.shard.due:
+            self._follow(self.shard.go_on(self._loop.now))
+
+    def _follow(self, instructions: Sequence[Instruction]) -> None:
         replies = [instruction for instruction in instructions if isinstance(instruction, Reply)]
         self._observer.happened(self.index, self.shard.step, replies)
         for instruction in instructions:

@@ -118,8 +118,7 @@ class Witness:
         """A worker has the verdicts of all servers on a push: they must agree."""
         decided = [v.original if isinstance(v, Duplicate) else v for v in verdicts]
         kinds = {type(verdict) for verdict in decided}
-        exact = self._rule.synchronous and kinds == {Applied}
-        if len(kinds) > 1 or (exact and len(set(decided)) > 1):
+        if len(kinds) > 1 or (kinds == {Applied} and len(set(decided)) > 1):
             raise Violation(f"the servers do not agree on push {who}: {decided}")
         for account, verdict in zip(self.accounts, decided, strict=True):
             first = account.verdicts.get(who)
@@ -177,12 +176,15 @@ class Witness:
             self._check(account, reply.route, reply)
 
     def _explain_updates(self, account: Account, step: int) -> None:
-        """Asynchronous: each step is one push's, which the server may apply."""
+        """Asynchronous: each step is one push's, and server 0 makes it first."""
         while account.given:
             who = account.identify(account.advance(given=True))
-            if who[:2] not in account.live:
+            if account.server == 0 and who[:2] not in account.live:
                 account.fail(f"push {who} was applied, and its worker is not in {account.view}")
             self._apply(account, who)
+            first = self.accounts[0].applied.get(who)
+            if first != account.step:
+                account.fail(f"push {who} made this step, and at ps:0 it made {first}")
         if account.step != step:
             account.fail(f"it says that it is at step {step}")
 
@@ -341,22 +343,16 @@ class Witness:
     def check_cut(self, parts: Sequence[Snapshot]) -> None:
         """All servers have answered a cut: they must have copied the same state."""
         self.counts["cuts"] += 1
-        if self._rule.synchronous and len({part.step for part in parts}) > 1:
+        if len({part.step for part in parts}) > 1:
             raise Violation(f"a cut has several steps: {[part.step for part in parts]}")
         copied = [
-            self._surviving(account.decided_at(part.step))
+            account.decided_at(part.step)
             for account, part in zip(self.accounts, parts, strict=True)
         ]
         for server, applied in enumerate(copied):
             if applied != copied[0]:
                 different = sorted(applied ^ copied[0])
                 raise Violation(f"the copies of ps:0 and ps:{server} differ in pushes {different}")
-
-    def _surviving(self, applied: set[PushId]) -> set[PushId]:
-        """Leaves out what only asynchronous servers may differ in: pushes cut off by a loss."""
-        if self._rule.synchronous:
-            return applied
-        return {who for who in applied if who[:2] not in self.lost or who in self.acknowledged}
 
     def check_end(self, tables: Sequence[Sequence[WorkerProgress]], *, finished: bool) -> None:
         """The job is over.
@@ -381,29 +377,35 @@ class Witness:
                 raise Violation(f"push {who} was applied, and its live worker never knew")
         if finished:
             self._check_last_step()
+            self._check_whole()
         if self._rule.aggregate == 0 and not self.lost:
             self._check_batches()
         if self._rule.synchronous:
             for account in self.accounts:
-                if finished and account.applied != self.accounts[0].applied:
-                    account.fail("its rounds had other members than those of ps:0")
                 most = self._rule.aggregate
                 for step, count in Counter(account.applied.values()).items():
                     if 0 < most < count:
                         account.fail(f"{count} updates made step {step}, and {most} should")
 
+    def _check_whole(self) -> None:
+        """No push is on some servers only, whoever died, and each made the same step on all."""
+        for account in self.accounts:
+            other = account.applied.items() ^ self.accounts[0].applied.items()
+            if other:
+                partly = sorted({who for who, _ in other})
+                raise Violation(f"pushes are on ps:0 or ps:{account.server} only: {partly}")
+
     def _check_last_step(self) -> None:
-        """Losses may leave asynchronous servers at different steps, but server 0 at the last.
+        """All servers must end at the job's last step.
 
         Unless staleness is bounded: then what a lost worker had begun is not made good for. A job
         that is asked to stop ends with the round that is open, however many steps that makes.
         """
         steps = [account.step for account in self.accounts]
-        whole = self._rule.synchronous or not self.lost
-        exact = whole or self._rule.staleness is None
+        exact = self._rule.synchronous or self._rule.staleness is None or not self.lost
         beyond = 0 if self.end is None else steps[0] - self.end
         most = self._rule.period - 1 if self._rule.max_steps is None else 0
-        if (whole and len(set(steps)) > 1) or (exact and not 0 <= beyond <= most):
+        if len(set(steps)) > 1 or (exact and not 0 <= beyond <= most):
             raise Violation(f"the job ended at steps {steps}; it should at {self.end}")
 
     def _check_batches(self) -> None:
