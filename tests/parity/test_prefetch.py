@@ -140,6 +140,24 @@ def test_an_update_under_way_counts_when_the_program_leaves_its_loop(tmp_path: P
     assert session.local_steps == data.step == data.model["rows"][0, 0].item() == 7
 
 
+def test_the_end_may_be_heard_between_two_steps() -> None:
+    """By an evaluation, which waits for the push under way: the next step is not one too many."""
+    problem = small()
+    last = len(problem.batches)
+
+    def session(worker: int) -> Session:
+        return Session(problem.copy(), loss_of, sgd(), max_steps=last)
+
+    def program(session: Session) -> int:
+        for batch in [*problem.batches, problem.batches[0]]:
+            session.evaluate(TensorDataset(*problem.batches[0]))
+            session.step(batch)
+        return session.global_step
+
+    (step,) = run_job(Cluster(1, 1, "async", prefetch=True), session, program).values
+    assert step == last
+
+
 def test_checkpoints_and_evaluations_come_between_pushes() -> None:
     problem = small()
 

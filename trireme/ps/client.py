@@ -250,18 +250,20 @@ class Client:
 
     # -- training -------------------------------------------------------------------------------
 
-    def pull(self, *, train: bool = True) -> PullResult:
+    def pull(self, *, train: bool = True, at_least: int = 0) -> PullResult:
         """Receives the values; waits until the chief has loaded them.
 
         Args:
             train: whether an update will be computed from them.
+            at_least: waits until they are of this global step, or a later one.
 
         Raises:
             Fenced: the view changed while nothing was loaded: the chief may be another one now.
         """
         me, start = self.options.worker, self.options.incarnation
         answers = self._ask_all(
-            lambda server: Request(lambda view: Pull(me, start, view, train)), fenced=not train
+            lambda server: Request(lambda view: Pull(me, start, view, train, at_least)),
+            fenced=not train,
         )
         replies = [_expect(answer, PullReply) for answer in answers]
         if train:
@@ -589,12 +591,15 @@ class Client:
         return _expect(self._ask_first(lambda view: SetEnd(max_steps)), Stopping).step
 
     def drain(self) -> int:
-        """Waits until every worker has retired; returns the global step then.
+        """Waits until every worker has retired, and has the values then; returns their global step.
 
-        `step` is that one from now on, though the values at hand may be older.
+        The answers to this worker's last push lack what others pushed later.
+
+        Raises:
+            Fenced: this worker is out of the job: it keeps the values at hand.
         """
-        self.step = _expect(self._ask_first(lambda view: Drain()), Stopping).step
-        return self.step
+        step = _expect(self._ask_first(lambda view: Drain()), Stopping).step
+        return self.pull(train=False, at_least=step).step
 
     def status(self) -> list[ServerStatus]:
         """Returns how each server is."""

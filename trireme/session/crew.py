@@ -167,9 +167,10 @@ class CrewLeader(_Crew):
         return spans
 
     def drain(self) -> int:
-        """Waits until every worker has retired, and tells the others."""
+        """Waits until every worker has retired, and hands out the values then."""
         step = self._client.drain()
         self._tell(_Told(step, True))
+        self._spread()
         return step
 
     def _tell(self, told: _Told) -> None:
@@ -253,8 +254,10 @@ class CrewFollower(_Crew):
         """The leader retires."""
 
     def drain(self) -> int:
-        """Waits until the leader has heard that every worker has retired."""
-        return self._listen().step
+        """Waits until every worker has retired, and takes the values then."""
+        told = self._listen()
+        self._spread()
+        return told.step
 
     def share(self, topic: str, data: bytes) -> None:
         """The leader shares what is theirs together."""

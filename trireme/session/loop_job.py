@@ -53,7 +53,7 @@ class LoopJob:
             SystemExit: with status 130, where it has because the job was interrupted.
         """
         self._end.goes_on()
-        if self.supervisor.should_stop:
+        if self.supervisor.has_ended:
             self._finish_training()
             raise self.supervisor.after_the_end()
 

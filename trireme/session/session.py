@@ -445,7 +445,7 @@ class Session:
             JobFailed: the job has ended elsewhere; says where and why.
         """
         supervisor = self._supervisor
-        if supervisor.should_stop:
+        if supervisor.has_ended:
             self._finish_training()
             raise supervisor.after_the_end()
         if optimizer is not None or self._choice is not None:

@@ -343,6 +343,15 @@ class Supervisor:
         """Whether the job has reached its end; agreed by all workers."""
         return self.client.stopping
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether another update would come after the end.
+
+        With prefetch a worker may hear of the end between two steps, when it asks a server for
+        something else: the step to come finishes the push that is under way.
+        """
+        return self.client.stopping and not self._under_way
+
     def after_the_end(self) -> ConfigurationError | SystemExit:
         """Returns what a program is told that makes an update after training has ended.
 
@@ -597,7 +606,7 @@ class Supervisor:
             self.buffers.share()
         self._last_step = self.global_step
         if self.should_stop or self.together:
-            self.client.drain()
+            self._drain()
         if self.is_chief and self._training.run_dir is not None:
             self._enter("saving")
             self._write()
@@ -606,6 +615,16 @@ class Supervisor:
                 self._averager.leave_state()
             self._copy()
             self._write(last=True)
+
+    def _drain(self) -> None:
+        """Waits until every worker has made its last update, and has the values then."""
+        try:
+            self.client.drain()
+        except Fenced as fence:  # nothing is asked of this worker any more
+            self._progress.warn(
+                f"this worker was taken for lost after its last update: its model stays as it was "
+                f"at step {self.global_step} ({fence})"
+            )
 
     def take_saved(self) -> list[Path]:
         """Returns the checkpoints that were completed since this was last asked."""
