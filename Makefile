@@ -2,6 +2,7 @@
 #
 #   make demo     train a small network on one parameter server and two workers
 #   make test     the test suite                 make test PYTEST_ARGS='-k wire -x'
+#                                                make test TEST_PROCESSES=0 PYTEST_ARGS=--pdb
 #   make parity   a table: how far every way to spread a model is from one plain process
 #   make test-ray the tests that need a Ray cluster, which they start on this host
 #   make browser-test   TensorBoard's dashboards in Chromium; screenshots in build/browser/
@@ -21,6 +22,8 @@ SHELL := /bin/sh
 BIN := .venv/bin
 STAMP := .venv/.installed
 PYTEST_ARGS ?=
+# As many as there are cores. 0 is none beside pytest's own, as a debugger wants it.
+TEST_PROCESSES ?= logical
 RAY_STAMP := .venv/.ray-installed
 BENCH_STAMP := .venv/.bench-installed
 BENCH_ARGS ?=
@@ -52,7 +55,7 @@ demo: $(STAMP)
 	@echo "look at the curves: $(BIN)/tensorboard --logdir runs/demo"
 
 test: $(STAMP)
-	$(BIN)/pytest $(PYTEST_ARGS)
+	$(BIN)/pytest -n $(TEST_PROCESSES) --dist worksteal $(PYTEST_ARGS)
 
 parity: $(STAMP)
 	$(BIN)/python -m tests.parity.table

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -141,10 +141,16 @@ def test_help_is_fast_and_loads_no_pytorch() -> None:
     assert ended.stdout.endswith("[]\n")
     seconds = []
     for _ in range(3):
-        start = time.perf_counter()
+        before = _children_s_processor_time()
         subprocess.run([*TRIREME, "--help"], capture_output=True, check=True, timeout=60)
-        seconds.append(time.perf_counter() - start)
+        seconds.append(_children_s_processor_time() - before)
     assert min(seconds) < 0.5
+
+
+def _children_s_processor_time() -> float:
+    """In seconds; by the clock it would say what else this machine does."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 @pytest.mark.parametrize("command", ["run", "task", "status", "stop", "checkpoint"])

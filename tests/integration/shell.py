@@ -198,9 +198,17 @@ class Shell:
         """Checks that no process and no shared memory is left."""
         left = self.processes()
         assert not left, f"left behind: {[' '.join(p.cmdline()) for p in left]}"
-        shared = [name for name in _shared_memory() if name not in self._shared_before]
-        mapped = set(_mapped()) if shared else set()  # another job's of this machine
-        assert not [name for name in shared if name not in mapped]
+        deadline = time.monotonic() + 10.0
+        while shared := self._abandoned():
+            # Another test's, on its way between being made and being mapped, does not stay so.
+            assert time.monotonic() < deadline, f"shared memory left behind: {shared}"
+            time.sleep(0.1)
+
+    def _abandoned(self) -> list[str]:
+        """Returns names of shared memory that came up meanwhile and that no process uses."""
+        new = [name for name in _shared_memory() if name not in self._shared_before]
+        mapped = set(_mapped()) if new else set()
+        return [name for name in new if name not in mapped]
 
     def close(self) -> None:
         """Ends what still runs, so that a failed test does not spoil the next."""

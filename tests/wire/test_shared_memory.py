@@ -77,7 +77,7 @@ def test_a_view_knows_its_place() -> None:
 
 
 def test_a_killed_owner_leaves_nothing() -> None:
-    before = set(os.listdir("/dev/shm"))
+    """What it maps has no name, so nothing of it can outlive it."""
     program = (
         "import sys, time\n"
         "from trireme.wire.shared_memory import SharedMemory\n"
@@ -88,8 +88,11 @@ def test_a_killed_owner_leaves_nothing() -> None:
     owner = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE)
     assert owner.stdout is not None
     assert owner.stdout.readline() == b"made\n"
-    assert set(os.listdir("/dev/shm")) == before
+    maps = Path(f"/proc/{owner.pid}/maps").read_text()
+    assert "/memfd:trireme (deleted)" in maps
+    assert "/dev/shm/" not in maps
+    opened = Path(f"/proc/{owner.pid}/fd")
+    assert "/memfd:trireme (deleted)" in [os.readlink(each) for each in opened.iterdir()]
     owner.send_signal(signal.SIGKILL)
     owner.wait(10)
     owner.stdout.close()
-    assert set(os.listdir("/dev/shm")) == before
