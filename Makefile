@@ -27,6 +27,7 @@ TEST_PROCESSES ?= logical
 RAY_STAMP := .venv/.ray-installed
 BENCH_STAMP := .venv/.bench-installed
 BENCH_ARGS ?=
+TRANSFORMERS_STAMP := .venv/.transformers-installed
 BROWSER_STAMP := .venv/.browser-installed
 PEERS ?= .peers
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -57,7 +58,11 @@ demo: $(STAMP)
 test: $(STAMP)
 	$(BIN)/pytest -n $(TEST_PROCESSES) --dist worksteal $(PYTEST_ARGS)
 
-parity: $(STAMP)
+$(TRANSFORMERS_STAMP): $(STAMP)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[transformers]'
+	@touch $@
+
+parity: $(TRANSFORMERS_STAMP)
 	$(BIN)/python -m tests.parity.table
 
 $(RAY_STAMP): $(STAMP)

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from trireme.session.distribute import distribute
     from trireme.session.evaluation import accuracy
     from trireme.session.hooks import EarlyStopping, Hook
+    from trireme.session.model_loss import model_loss
     from trireme.session.options import Checkpoint
     from trireme.session.pipeline_picture import PipelinePicture
     from trireme.session.profile import Profile
@@ -113,6 +114,7 @@ __all__ = [
     "WireTimeout",
     "accuracy",
     "distribute",
+    "model_loss",
 ]
 
 _HOME = {
@@ -136,6 +138,7 @@ _HOME = {
     "Tensor": "trireme.strategies",
     "accuracy": "trireme.session.evaluation",
     "distribute": "trireme.session.distribute",
+    "model_loss": "trireme.session.model_loss",
 }
 """Where the names live that are imported when they are asked for."""
 

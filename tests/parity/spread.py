@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional as F
-from torch.utils.data import TensorDataset
+from torch.utils.data import Dataset, TensorDataset, default_collate
 
 from tests.parity.plain import Values, values_of
 from trireme.models import MLP, LeNet5, LSTMLanguageModel, Transformer
+from trireme.session.model_loss import model_loss
 from trireme.session.session import Session
 
 STEPS, BATCH = 20, 16
@@ -28,12 +30,62 @@ class Case:
         inputs: shape of one example's input; whole numbers below `WORDS` where `words`.
         words: whether inputs are tokens.
         classes: how many targets there are.
+        own_loss: whether the model computes its loss, from a batch by name.
     """
 
     build: Callable[[], nn.Module]
     inputs: tuple[int, ...]
     words: bool = False
     classes: int = 10
+    own_loss: bool = False
+
+
+def tied_transformer() -> nn.Module:
+    """The head's matrix is the embedding's, as in GPT-2."""
+    model = Transformer(WORDS, 16, 4, 2, TIME)
+    model.head.weight = model.embedding.token.weight
+    return model
+
+
+def bert() -> nn.Module:
+    """Two layers of BERT, of random weights, that say to which of ten kinds a sequence belongs."""
+    from transformers import BertConfig, BertForSequenceClassification
+
+    return BertForSequenceClassification(
+        BertConfig(
+            vocab_size=WORDS,
+            hidden_size=16,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            intermediate_size=32,
+            max_position_embeddings=TIME,
+            hidden_dropout_prob=0.0,
+            attention_probs_dropout_prob=0.0,
+            num_labels=10,
+            problem_type="single_label_classification",
+        )
+    )
+
+
+def gpt2() -> nn.Module:
+    """Two layers of GPT-2, of random weights; its head is tied to its embedding."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    return GPT2LMHeadModel(
+        GPT2Config(
+            vocab_size=WORDS,
+            n_positions=TIME,
+            n_embd=16,
+            n_layer=2,
+            n_head=4,
+            resid_pdrop=0.0,
+            embd_pdrop=0.0,
+            attn_pdrop=0.0,
+            bos_token_id=None,
+            eos_token_id=None,
+            use_cache=False,
+        )
+    )
 
 
 CASES = {
@@ -44,6 +96,16 @@ CASES = {
         lambda: Transformer(WORDS, 16, 4, 2, TIME), (TIME,), words=True, classes=WORDS
     ),
 }
+
+TRANSFORMERS = {
+    "BERT": Case(bert, (TIME,), words=True, own_loss=True),
+    "GPT-2": Case(gpt2, (TIME,), words=True, classes=WORDS, own_loss=True),
+}
+"""Models of another library, which have outputs of their own classes and compute their loss."""
+
+TIED = {"tied weights": Case(tied_transformer, (TIME,), words=True, classes=WORDS)}
+
+HAS_TRANSFORMERS = find_spec("transformers") is not None
 
 STATEFUL = {
     "LSTM that goes on": Case(
@@ -58,7 +120,20 @@ STATEFUL = {
 }
 """Models with more to them than parameters."""
 
-ALL = CASES | STATEFUL
+ALL = CASES | TIED | TRANSFORMERS | STATEFUL
+
+
+class ByName(Dataset[dict[str, torch.Tensor]]):
+    """Examples as tokenizers give them: dicts of `input_ids` and `labels`."""
+
+    def __init__(self, tokens: torch.Tensor, labels: torch.Tensor) -> None:
+        self._tokens, self._labels = tokens, labels
+
+    def __len__(self) -> int:
+        return len(self._tokens)
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        return {"input_ids": self._tokens[index], "labels": self._labels[index]}
 
 
 def model_of(case: str) -> nn.Module:
@@ -67,15 +142,38 @@ def model_of(case: str) -> nn.Module:
     return ALL[case].build()
 
 
-def data_of(case: str) -> TensorDataset:
+def data_of(case: str) -> Dataset[Any]:
     """Random examples, enough for all steps."""
     generator = torch.Generator().manual_seed(4)
     shape = (STEPS * BATCH, *ALL[case].inputs)
     if ALL[case].words:
         tokens = torch.randint(WORDS, shape, generator=generator)
+        if ALL[case].own_loss:
+            of_sequence = ALL[case].classes != WORDS
+            return ByName(tokens, tokens.sum(1) % 10 if of_sequence else tokens)
         return TensorDataset(tokens, (tokens + 1) % WORDS)
     inputs = torch.randn(shape, generator=generator)
     return TensorDataset(inputs, inputs.flatten(1)[:, :10].argmax(1))
+
+
+def batches_of(case: str) -> Iterator[Any]:
+    """The batches of one plain process, in order."""
+    data = data_of(case)
+    for start in range(0, STEPS * BATCH, BATCH):
+        yield default_collate([data[index] for index in range(start, start + BATCH)])
+
+
+def plain_loss(case: str, model: nn.Module, batch: Any) -> torch.Tensor:
+    """The loss as a program without Trireme computes it."""
+    if ALL[case].own_loss:
+        return model(**batch).loss
+    inputs, targets = batch
+    return loss_of(model(inputs), targets)
+
+
+def loss_for(case: str) -> Callable[[Any, Any], torch.Tensor]:
+    """What a session is given."""
+    return model_loss if ALL[case].own_loss else loss_of
 
 
 def loss_of(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -93,9 +191,9 @@ def train_plain(case: str, optimizer: str = "sgd", clip_norm: float | None = Non
     """Trains one plain PyTorch process."""
     model = model_of(case)
     made = OPTIMIZERS[optimizer](model.parameters())
-    for inputs, targets in zip(*(t.split(BATCH) for t in data_of(case).tensors), strict=True):
+    for batch in batches_of(case):
         made.zero_grad()
-        loss_of(model(inputs), targets).backward()
+        plain_loss(case, model, batch).backward()
         if clip_norm is not None:
             nn.utils.clip_grad_norm_(model.parameters(), clip_norm)
         made.step()
@@ -107,9 +205,9 @@ def train_averaged(case: str, decay: float) -> Values:
     model = model_of(case)
     made = OPTIMIZERS["sgd"](model.parameters())
     average = values_of(model)
-    for inputs, targets in zip(*(t.split(BATCH) for t in data_of(case).tensors), strict=True):
+    for batch in batches_of(case):
         made.zero_grad()
-        loss_of(model(inputs), targets).backward()
+        plain_loss(case, model, batch).backward()
         made.step()
         now = values_of(model)
         average = {name: decay * average[name] + (1 - decay) * now[name] for name in average}
@@ -134,7 +232,7 @@ def train_spread(
     """
     torch.use_deterministic_algorithms(True)
     session = Session(
-        model_of(case), loss_of, OPTIMIZERS[optimizer], max_steps=STEPS, **(options or {})
+        model_of(case), loss_for(case), OPTIMIZERS[optimizer], max_steps=STEPS, **(options or {})
     )
     with session:
         for batch in session.loader(data_of(case), BATCH // replicas, shuffle=False):

@@ -9,7 +9,15 @@ import torch
 
 from tests.gangs import Gang, run_gang
 from tests.parity.plain import Values, difference
-from tests.parity.spread import CASES, train_and_look, train_averaged, train_plain, train_spread
+from tests.parity.spread import (
+    CASES,
+    HAS_TRANSFORMERS,
+    train_and_look,
+    train_averaged,
+    train_plain,
+    train_spread,
+)
+from tests.parity.table import refusal
 from tests.parity.ways import REPLICAS, WAYS
 from trireme.session.options import Average
 
@@ -39,6 +47,56 @@ def test_every_way_equals_one_process(case: str, way: str, plain: Any) -> None:
         plain[key] = train_plain(case)
     for values in spread(way, case):
         assert difference(values, plain[key]) <= CLOSE
+
+
+@pytest.mark.parametrize("way", ["allreduce", "fsdp", "tensor", "fsdp=2,tp=2", "ps sync over tp=2"])
+def test_tied_weights_stay_one(way: str, plain: Any) -> None:
+    wanted = plain.setdefault(("tied", "sgd", None), train_plain("tied weights"))
+    for values in spread(way, "tied weights"):
+        assert difference(values, wanted) <= CLOSE
+        assert torch.equal(values["head.weight"], values["embedding.token.weight"])
+
+
+needs_transformers = pytest.mark.skipif(
+    not HAS_TRANSFORMERS,
+    reason="BERT and GPT-2 are NOT trained here: pip install 'transformers>=5' (make parity does)",
+)
+
+
+@needs_transformers
+@pytest.mark.parametrize(
+    ("case", "way"),
+    [
+        ("BERT", "allreduce"),
+        ("BERT", "fsdp=2,tp=2"),
+        ("BERT", "ps sync over tp=2"),
+        ("GPT-2", "fsdp"),
+        ("GPT-2", "averaging, H=1"),
+    ],
+)
+def test_models_of_transformers_train_by_their_own_loss(case: str, way: str) -> None:
+    wanted = train_plain(case)
+    for values in spread(way, case):
+        assert difference(values, wanted) <= CLOSE
+
+
+@pytest.mark.parametrize(
+    ("case", "way", "reason"),
+    [
+        ("tied weights", "pipeline gpipe", "are one parameter, and lie in pipeline stages 1 and 0"),
+        pytest.param(
+            *("GPT-2", "tensor", "h.0.attn.c_attn holds query, key and value as one"),
+            marks=needs_transformers,
+        ),
+        pytest.param(
+            *("BERT", "pipeline 1f1b", "BertForSequenceClassification cannot be cut into pipeline"),
+            marks=needs_transformers,
+        ),
+    ],
+)
+def test_what_cannot_be_spread_so_is_refused_by_name(case: str, way: str, reason: str) -> None:
+    said = refusal(run_gang(WAYS[way], train_spread, case, REPLICAS.get(way, 1)))
+    assert said is not None and reason in said
 
 
 @pytest.mark.parametrize("way", ["fsdp", "tensor", "dp=2,pp=2", "tp=2,pp=2", "fsdp=2,tp=2"])

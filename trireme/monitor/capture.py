@@ -15,9 +15,9 @@ from torch.nn.modules import activation
 from torch.nn.modules.conv import _ConvNd
 
 from trireme.monitor.distribution import distribution_of
-from trireme.monitor.forward import tensors_in
 from trireme.monitor.graph import Graph
 from trireme.monitor.pictures import as_images, feature_maps, filters, grid
+from trireme.parallel.structure import tensors_in
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter

@@ -24,8 +24,9 @@ from torch.utils.hooks import RemovableHandle
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from trireme.monitor.graph import Graph, Node, Output
+from trireme.parallel.structure import tensors_in
 
-__all__ = ["ForwardWatch", "Observer", "graph_of", "tensors_in"]
+__all__ = ["ForwardWatch", "Observer", "graph_of"]
 
 Observer = Callable[[str, nn.Module, Any], None]
 """Told of a module that has computed: its name in the model, itself, and what it returned."""
@@ -142,7 +143,7 @@ def graph_of(model: nn.Module, inputs: Any) -> Graph:
     model.eval()
     try:
         with ForwardWatch(model) as watch:
-            if isinstance(inputs, dict):
+            if isinstance(inputs, Mapping):
                 model(**inputs)
             else:
                 model(*(inputs if isinstance(inputs, tuple) else (inputs,)))
@@ -274,18 +275,6 @@ class _Aside:
 
     def __exit__(self, *exception: object) -> None:
         self._tracer._aside = False
-
-
-def tensors_in(value: Any) -> Iterator[torch.Tensor]:
-    """Yields the tensors in nested tuples, lists and mappings."""
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from tensors_in(item)
-    elif isinstance(value, (tuple, list)):
-        for item in value:
-            yield from tensors_in(item)
 
 
 def _join(scope: str, name: str) -> str:

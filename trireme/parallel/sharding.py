@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,9 +12,11 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from trireme.errors import ConfigurationError
 from trireme.parallel.local import called
+from trireme.parallel.structure import map_tensors, tensors_in
 
-__all__ = ["copies", "fully_sharded", "take", "whole"]
+__all__ = ["copies", "fully_sharded", "take", "tied", "whole"]
 
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:
@@ -61,40 +64,84 @@ def fully_sharded(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
     for one in module.modules():
         if getattr(one, "inplace", False):
             one.inplace = False  # type: ignore[assignment]
-    for root in called(module):
-        _shard(root, mesh)
+    roots = [root for root in called(module) if any(True for _ in root.parameters())]
+    _refuse_tied(module, roots)
+    for root in roots:
+        for unit in (*_units(root, tied(root)), root):
+            unit.register_forward_hook(_laid_open)
+            fully_shard(unit, mesh=mesh)
+            unit.register_forward_hook(_put_together)
     return module
 
 
-def _shard(module: nn.Module, mesh: DeviceMesh) -> None:
-    """Cuts the parameters of a module that is called, unit by unit."""
-    if not any(True for _ in module.parameters()):
-        return
-    for unit in (*_units(module), module):
-        # FSDP hangs on to what a unit returns. Whoever changes a view of something else in place
-        # would cut it off from that unnoticed, and have wrong gradients.
-        unit.register_forward_hook(_own)
-        fully_shard(unit, mesh=mesh)
+def _refuse_tied(module: nn.Module, roots: Sequence[nn.Module]) -> None:
+    """A parameter that two modules have, which a program calls one by one, would be two."""
+    owner: dict[int, int] = {}
+    for place, root in enumerate(roots):
+        for parameter in root.parameters():
+            if owner.setdefault(id(parameter), place) != place:
+                name = next(n for n, p in module.named_parameters() if p is parameter)
+                raise ConfigurationError(
+                    f"fsdp: {name} is a parameter of two modules that are called one by one, and "
+                    "cut it would be two: untie it, give the model a forward of its own, or use "
+                    "--strategy allreduce"
+                )
 
 
-def _own(module: nn.Module, args: object, output: Any) -> Any:
-    """Returns an output that is no view."""
+class _Held:
+    """An output whose tensors are beside it."""
+
+    def __init__(self, output: Any) -> None:
+        self.output = output
+
+
+def _laid_open(module: nn.Module, args: object, output: Any) -> Any:
+    """Returns an output as FSDP sees it: its tensors in a tuple, none of which is a view.
+
+    FSDP hangs on to what a unit returns, and knows tuples, lists and dicts alone. Whoever changes a
+    view of something else in place would cut it off from that unnoticed, and have wrong gradients.
+    """
     if isinstance(output, torch.Tensor):
-        return output.clone() if output._is_view() else output
-    if isinstance(output, dict):
-        return {key: _own(module, args, value) for key, value in output.items()}
-    if type(output) in (tuple, list):
-        return type(output)(_own(module, args, value) for value in output)
-    return output
+        return _own(output)
+    return (*(_own(tensor) for tensor in tensors_in(output)), _Held(output))
 
 
-def _units(module: nn.Module) -> Sequence[nn.Module]:
-    """Returns the children worth a group of their own: those with parameters."""
+def _put_together(module: nn.Module, args: object, output: Any) -> Any:
+    """Returns the output as the module gave it, with the tensors that FSDP hangs on to."""
+    if isinstance(output, torch.Tensor):
+        return output
+    *tensors, held = output
+    following = iter(tensors)
+    return map_tensors(held.output, lambda _: next(following))
+
+
+def _own(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.clone() if tensor._is_view() else tensor
+
+
+def tied(module: nn.Module) -> frozenset[int]:
+    """Returns which parameters have several names in a module, by identity."""
+    owners = Counter(
+        id(parameter) for _, parameter in module.named_parameters(remove_duplicate=False)
+    )
+    return frozenset(parameter for parameter, count in owners.items() if count > 1)
+
+
+def _units(module: nn.Module, several: frozenset[int]) -> Sequence[nn.Module]:
+    """Returns the parts worth a group of their own: children with parameters.
+
+    A parameter that is tied belongs to the whole model's group, for whoever uses it first and
+    last: of a child that has one, the children get groups, as far as they have none.
+    """
     found: list[nn.Module] = []
     for child in module.children():
         # Of a pipeline stage, what only stands for a part of a name is never called itself.
-        if isinstance(child, nn.Sequential) or called(child) != [child]:
-            found += _units(child)
+        if (
+            isinstance(child, nn.Sequential)
+            or called(child) != [child]
+            or any(id(parameter) in several for parameter in child.parameters())
+        ):
+            found += _units(child, several)
         elif any(True for _ in child.parameters()) and not isinstance(child, nn.ParameterList):
             found.append(child)
     return found

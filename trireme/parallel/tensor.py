@@ -26,28 +26,20 @@ from torch.distributed.tensor.parallel import (
 
 from trireme.errors import ConfigurationError
 from trireme.parallel.config import Plan
+from trireme.parallel.heads import attentions, fused, linear_layers
+from trireme.parallel.sharding import tied
 
 __all__ = ["CUTS", "derive", "resolve", "tensor_parallel"]
 
 CUTS = ("column", "row", "gathered")
 
-_BLOCKS: Plan = {
-    # Attention, and the feed-forward part behind it, by the names that they go by.
-    "*.query": "column",
-    "*.key": "column",
-    "*.value": "column",
-    "*.q_proj": "column",
-    "*.k_proj": "column",
-    "*.v_proj": "column",
-    "*.attention.output": "row",
-    "*.o_proj": "row",
-    "*.expand": "column",
-    "*.contract": "row",
-    "*.gate_proj": "column",
-    "*.up_proj": "column",
-    "*.down_proj": "row",
-}
-"""The plan of transformer blocks, of ours and by the names that are usual elsewhere."""
+_FEED_FORWARD = (
+    (("expand",), "contract"),
+    (("intermediate.dense",), "output.dense"),
+    (("gate_proj", "up_proj"), "down_proj"),
+)
+"""Columns, and the row behind them, in the feed-forward part of a block: Trireme's, BERT's and
+Llama's."""
 
 _ELEMENTWISE = (
     nn.ReLU,
@@ -75,10 +67,15 @@ def tensor_parallel(module: nn.Module, mesh: DeviceMesh, plan: Plan | None = Non
     size = mesh.size()
     chosen = derive(module, size) if plan is None else resolve(module, plan, size)
     if not chosen:
+        one = fused(module)
+        why = f": {one} holds query, key and value as one" if one else ""
         raise ConfigurationError(
             f"tensor parallelism: {type(module).__name__} has no linear layer that can be cut "
-            f"into {size}: use --strategy fsdp, which cuts any parameter, or fewer processes"
+            f"into {size}{why}: use --strategy fsdp, which cuts any parameter, or fewer processes"
         )
+    for attention in attentions(module):
+        if all(chosen.get(name) == cut for name, cut in attention.cuts()):
+            attention.share(size)
     styles = {name: _STYLES[cut]() for name, cut in chosen.items()}
     return parallelize_module(module, mesh, styles)
 
@@ -105,6 +102,7 @@ def resolve(module: nn.Module, plan: Plan, size: int) -> dict[str, str]:
         ConfigurationError: a pattern matches nothing, or what it matches cannot be cut so.
     """
     chosen: dict[str, str] = {}
+    several = tied(module)
     for pattern, cut in plan.items():
         if cut not in CUTS:
             raise ConfigurationError(
@@ -116,12 +114,15 @@ def resolve(module: nn.Module, plan: Plan, size: int) -> dict[str, str]:
                 f"tensor plan {pattern!r} matches no module of {type(module).__name__}"
             )
         for name in matched:
-            _check(name, module.get_submodule(name), cut, size)
+            _check(name, module.get_submodule(name), cut, size, several)
             chosen[name] = cut
+    for attention in attentions(module):
+        if all(chosen.get(name) == cut for name, cut in attention.cuts()):
+            attention.check(size)
     return chosen
 
 
-def _check(name: str, layer: nn.Module, cut: str, size: int) -> None:
+def _check(name: str, layer: nn.Module, cut: str, size: int, several: frozenset[int]) -> None:
     if isinstance(layer, nn.modules.conv._ConvNd):
         raise ConfigurationError(
             f"tensor plan: {name} is a convolution, and torch computes convolutions with cut "
@@ -131,6 +132,11 @@ def _check(name: str, layer: nn.Module, cut: str, size: int) -> None:
         raise ConfigurationError(
             f"tensor plan: {name} is a {type(layer).__name__}, and only nn.Linear layers can be "
             "cut: leave it out of the plan; it stays whole in every process"
+        )
+    if id(layer.weight) in several:
+        raise ConfigurationError(
+            f"tensor plan: {name}.weight is another layer's too, and cut it would be one no more: "
+            "leave it out of the plan; it stays whole in every process"
         )
     features = layer.in_features if cut == "row" else layer.out_features
     if features % size:
@@ -153,29 +159,20 @@ def derive(module: nn.Module, size: int) -> dict[str, str]:
         size: over how many processes.
     """
     chosen: dict[str, str] = {}
-    for pattern, cut in _BLOCKS.items():
-        for name, layer in module.named_modules():
-            if fnmatchcase("." + name, pattern) and isinstance(layer, nn.Linear):
-                _check_heads(module, name, size)
-                _check(name, layer, cut, size)
-                chosen[name] = cut
+    for attention in attentions(module):
+        attention.check(size)
+        chosen |= attention.cuts()
+    for name, part in module.named_modules():
+        for columns, row in _FEED_FORWARD:
+            if linear_layers(part, (*columns, row)):
+                prefix = f"{name}." if name else ""
+                chosen |= {prefix + column: "column" for column in columns} | {prefix + row: "row"}
+    several = tied(module)
     for chain in _chains(module):
-        _pair(chain, size, chosen)
+        _pair(chain, size, chosen, several)
+    for name, cut in chosen.items():
+        _check(name, module.get_submodule(name), cut, size, several)
     return chosen
-
-
-def _check_heads(module: nn.Module, name: str, size: int) -> None:
-    """Heads are shared whole: attention goes by the width of its part."""
-    parent = module.get_submodule(name.rpartition(".")[0])
-    layer, head_size = module.get_submodule(name), getattr(parent, "head_size", None)
-    if not isinstance(head_size, int) or not isinstance(layer, nn.Linear):
-        return
-    heads = layer.out_features // head_size
-    if heads % size:
-        raise ConfigurationError(
-            f"tensor parallelism: {name.rpartition('.')[0]} has {heads} heads, which {size} "
-            "processes cannot share evenly: use a number of processes that divides them"
-        )
 
 
 def _chains(module: nn.Module) -> list[list[tuple[str, nn.Module]]]:
@@ -212,15 +209,23 @@ def _links(module: nn.Module) -> list[tuple[str, nn.Module]]:
     return links
 
 
-def _pair(chain: list[tuple[str, nn.Module]], size: int, chosen: dict[str, str]) -> None:
+def _pair(
+    chain: list[tuple[str, nn.Module]],
+    size: int,
+    chosen: dict[str, str],
+    several: frozenset[int],
+) -> None:
     """Gives each linear layer of a chain its cut."""
     waiting: tuple[str, nn.Linear] | None = None  # a column whose row has not come yet
     for name, layer in chain:
         if isinstance(layer, nn.Linear) and name not in chosen:
             if waiting is not None:
-                chosen[waiting[0]], chosen[name] = "column", "row"
+                whole = id(layer.weight) in several
+                chosen[waiting[0]] = "gathered" if whole else "column"
+                if not whole:
+                    chosen[name] = "row"
                 waiting = None
-            elif layer.out_features % size == 0:
+            elif layer.out_features % size == 0 and id(layer.weight) not in several:
                 waiting = (name, layer)
         elif waiting is not None and not isinstance(layer, _ELEMENTWISE):
             chosen[waiting[0]] = "gathered"

@@ -1,8 +1,10 @@
-"""Batches as users have them: tensors in tuples, lists and dicts."""
+"""Batches as users have them: tensors in tuples, lists, mappings and dataclasses."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import copy
+from collections.abc import Iterator, Mapping
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -10,33 +12,53 @@ import torch
 
 from trireme.data.loader import Batch
 from trireme.errors import ConfigurationError
+from trireme.parallel.structure import map_tensors, tensors_in
 
 __all__ = ["examples_in", "inputs_and_targets", "move", "pieces"]
 
+_TARGETS = ("targets", "target", "labels", "label")
 
-def inputs_and_targets(batch: Any) -> tuple[Any, Any]:
+
+def inputs_and_targets(batch: Any, *, whole: bool = False) -> tuple[Any, Any]:
     """Returns what goes into the model and what the loss compares its outputs with.
 
-    A pair is taken apart; of a longer tuple the last is the target; of a dict, `target`,
+    A pair is taken apart; of a longer tuple the last is the target; of a mapping, `target`,
     `targets`, `label` or `labels`. Anything else is both.
+
+    Args:
+        batch: as the program has it.
+        whole: leave the targets in the inputs too, for a model that computes its own loss.
     """
     if isinstance(batch, Batch):
         batch = batch.data
-    if isinstance(batch, (tuple, list, dict)) and not batch:
+    if isinstance(batch, (tuple, list, Mapping)) and not batch:
         raise ConfigurationError("a batch is empty: give inputs and targets")
-    if isinstance(batch, dict):
-        for name in ("targets", "target", "labels", "label"):
+    if isinstance(batch, Mapping):
+        for name in _TARGETS:
             if name in batch:
-                return {k: v for k, v in batch.items() if k != name}, batch[name]
+                return batch if whole else _without(batch, name), batch[name]
         return batch, batch
     if isinstance(batch, (tuple, list)):
         items = tuple(batch)
-        if len(items) == 2:
-            return items[0], items[1]
-        if len(items) > 2:
-            return items[:-1], items[-1]
-        return items[0], items[0]
+        if len(items) == 1:
+            return items[0], items[0]
+        if whole:
+            return items, items[-1]
+        return items[0] if len(items) == 2 else items[:-1], items[-1]
     return batch, batch
+
+
+def _without(batch: Mapping[Any, Any], name: str) -> Any:
+    """Returns a mapping of the same class without one of its keys."""
+    if type(batch) is not dict:
+        try:
+            rest = copy.copy(batch)
+            del rest[name]  # type: ignore[attr-defined]
+        except Exception:  # what it is called with is its items, in whatever holds them
+            pass
+        else:
+            return rest
+    return {key: value for key, value in batch.items() if key != name}
 
 
 def examples_in(value: Any) -> int:
@@ -45,7 +67,7 @@ def examples_in(value: Any) -> int:
     Raises:
         ConfigurationError: there is no tensor with a dimension.
     """
-    for tensor in _tensors(value):
+    for tensor in tensors_in(value):
         if tensor.dim():
             return int(tensor.shape[0])
     raise ConfigurationError(
@@ -56,36 +78,22 @@ def examples_in(value: Any) -> int:
 
 def move(value: Any, device: torch.device) -> Any:
     """Returns the value with its tensors on a device; nothing is copied that is there already."""
-    return _map(value, lambda tensor: tensor.to(device, non_blocking=True))
+    return map_tensors(
+        value, lambda tensor: tensor.to(device, non_blocking=True) if tensor.dim() else tensor
+    )
 
 
 def pieces(value: Any, count: int) -> Iterator[tuple[Any, int]]:
-    """Cuts a batch into at most `count` pieces of nearly equal size, each with its size."""
+    """Cuts a batch into at most `count` pieces of nearly equal size, each with its size.
+
+    A tensor whose first dimension does not count the examples is in every piece, whole.
+    """
     total = examples_in(value)
     edges = [total * i // count for i in range(count + 1)]
+
+    def cut(low: int, high: int, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor[low:high] if tensor.dim() and tensor.shape[0] == total else tensor
+
     for low, high in pairwise(edges):
         if high > low:
-            yield _map(value, lambda tensor, a=low, b=high: tensor[a:b]), high - low
-
-
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from _tensors(item)
-    elif isinstance(value, (tuple, list)):
-        for item in value:
-            yield from _tensors(item)
-
-
-def _map(value: Any, function: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return function(value) if value.dim() else value
-    if isinstance(value, dict):
-        return {key: _map(item, function) for key, item in value.items()}
-    if isinstance(value, tuple):
-        return tuple(_map(item, function) for item in value)
-    if isinstance(value, list):
-        return [_map(item, function) for item in value]
-    return value
+            yield map_tensors(value, partial(cut, low, high)), high - low

@@ -61,7 +61,9 @@ def evaluate(
     try:
         with torch.inference_mode():
             for batch in _batches(dataset, batch_size):
-                inputs, targets = inputs_and_targets(transform(batch) if transform else batch)
+                inputs, targets = inputs_and_targets(
+                    transform(batch) if transform else batch, whole=replica.keeps_targets
+                )
                 inputs, targets = (move(value, replica.flat.device) for value in (inputs, targets))
                 size = examples_in(inputs)
                 loss, outputs = replica.forward(inputs, targets)

@@ -14,6 +14,7 @@ from trireme.parallel.gang import Gang, lost_peer
 from trireme.parallel.part import ModelPart
 from trireme.parallel.reducer import Reducer
 from trireme.session.batch import examples_in
+from trireme.session.model_loss import model_loss
 from trireme.session.options import Options
 from trireme.session.replica import Loss, Replica, Trained
 from trireme.session.result import Metric, StepResult
@@ -86,6 +87,12 @@ class PipelineReplica(GangReplica):
             raise ConfigurationError(
                 f"accumulate={options.accumulate} with a pipeline: micro-batches do that already; "
                 f"use --microbatches {options.accumulate}"
+            )
+        if loss is model_loss:
+            raise ConfigurationError(
+                "model_loss with a pipeline: no stage has the model's own loss, which needs the "
+                "whole model: give the session a loss function of (outputs, targets), or use "
+                "--strategy fsdp"
             )
         super().__init__(gang, nn.ModuleList(part.modules), loss, part, options, metrics, reducer)
         self.pipeline = part.pipeline(self._scalar)

@@ -14,7 +14,9 @@ from trireme.data.loader import Batch
 from trireme.errors import ConfigurationError, NonFiniteError
 from trireme.parallel.local import local
 from trireme.parallel.reducer import Reducer
+from trireme.parallel.structure import map_tensors
 from trireme.session.batch import examples_in, inputs_and_targets, move, pieces
+from trireme.session.model_loss import model_loss
 from trireme.session.options import Options
 from trireme.session.result import Metric, StepResult
 
@@ -91,6 +93,11 @@ class Replica:
         metrics: Mapping[str, Metric],
         reducer: Reducer | None = None,
     ) -> None:
+        if not callable(loss):
+            raise ConfigurationError(
+                f"the loss is {loss!r}: give a function of (outputs, targets), or "
+                "trireme.model_loss for a model that computes its own"
+            )
         self.model = model
         self.flat = flat
         self._loss = loss
@@ -129,7 +136,10 @@ class Replica:
         before = [buffer.clone() for buffer in self._kept] if self._kept else []
         data = batch.data if type(batch) is Batch else batch
         # Nearly all batches are pairs, and need not be looked at more closely.
-        pair = data if type(data) is tuple and len(data) == 2 else inputs_and_targets(data)
+        if type(data) is tuple and len(data) == 2 and self._loss is not model_loss:
+            pair = data
+        else:
+            pair = inputs_and_targets(data, whole=self.keeps_targets)
         if self._moves:
             pair = move(pair[0], self.flat.device), move(pair[1], self.flat.device)
         if self._options.accumulate > 1:
@@ -184,7 +194,12 @@ class Replica:
                 'whose "loss" is that'
             )
         plain = type(outputs) is torch.Tensor
-        return loss, outputs.detach() if plain else _detach(outputs)
+        return loss, outputs.detach() if plain else map_tensors(outputs, torch.Tensor.detach)
+
+    @property
+    def keeps_targets(self) -> bool:
+        """Whether the model is given the targets too, and computes its loss itself."""
+        return self._loss is model_loss
 
     @contextmanager
     def another_loss(self, loss: Loss) -> Iterator[None]:
@@ -268,18 +283,8 @@ def _backward(loss: torch.Tensor) -> None:
 
 
 def _call(model: nn.Module, inputs: Any) -> Any:
-    if isinstance(inputs, dict):
+    if isinstance(inputs, Mapping):
         return model(**inputs)
     if isinstance(inputs, tuple):
         return model(*inputs)
     return model(inputs)
-
-
-def _detach(outputs: Any) -> Any:
-    if isinstance(outputs, torch.Tensor):
-        return outputs.detach()
-    if isinstance(outputs, dict):
-        return {key: _detach(value) for key, value in outputs.items()}
-    if isinstance(outputs, (tuple, list)):
-        return tuple(_detach(value) for value in outputs)
-    return outputs

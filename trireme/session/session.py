@@ -64,7 +64,8 @@ class Session:
 
     Args:
         model: a module, or a function without arguments that builds one.
-        loss: (outputs, targets) -> a scalar mean over the batch, or a dict whose `loss` is it.
+        loss: (outputs, targets) -> a scalar mean over the batch, or a dict whose `loss` is it;
+            `trireme.model_loss` for a model that computes its own from a batch with `labels`.
         optimizer: builds the optimizer from the model's parameters, or is one over them. Several,
             such as a generator's and a discriminator's, are a dict of them by name, or a list;
             `step` then names the one that it is a step of. In a dict, a function builds one from
@@ -433,7 +434,8 @@ class Session:
             optimizer: which of several makes it: by name, or by its place in a list.
             loss: in the place of the session's, for this step.
             batch: one of `loader`'s, or anything that holds tensors: a pair of inputs and
-                targets, a longer tuple whose last is the target, or a dict with `targets`. What
+                targets, a longer tuple whose last is the target, or a mapping with `targets` or
+                `labels`, which stay in it for a model that computes its own loss. What
                 loaders have handed out since the last update counts as what such a batch was made
                 of.
 
