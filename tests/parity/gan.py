@@ -10,6 +10,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits as cross_entrop
 
 import trireme
 from tests.parity.plain import Values, values_of
+from trireme.errors import ConfigurationError
 from trireme.session.session import Session
 
 ROUNDS, BATCH = 10, 16
@@ -130,3 +131,22 @@ def train_session(rounds: int = ROUNDS) -> dict[str, Any]:
             session.step(batch, optimizer="generator", loss=generator_loss)
         values = session._supervisor.client.snapshot(state=False).values
     return {name: values[name].detach().numpy() for name in values}
+
+
+def step_another() -> str:
+    """Each process steps another optimizer; returns what it is told."""
+    networks = networks_of()
+    optimizers = trireme.distribute(networks, optimizers_of(networks))
+    place = optimizers["generator"].replica
+    try:
+        _step_first(networks, list(optimizers.values())[place])
+    except ConfigurationError as error:
+        return str(error)
+    return ""
+
+
+def _step_first(networks: dict[str, nn.Module], optimizer: torch.optim.Optimizer) -> None:
+    noise, real = batches()[0]
+    outputs = networks["discriminator"](networks["generator"](noise)), real
+    generator_loss(outputs).backward()
+    optimizer.step()

@@ -12,7 +12,7 @@ from torch import nn
 
 import trireme
 from tests.gangs import Gang, run_gang
-from tests.parity.gan import ROUNDS, train_loop, train_plain, train_session
+from tests.parity.gan import ROUNDS, step_another, train_loop, train_plain, train_session
 from tests.parity.plain import Values, difference
 from trireme.errors import ConfigurationError
 
@@ -52,6 +52,11 @@ def test_both_go_on_where_they_were_saved(way: str, plain: Values, tmp_path: Pat
     gang = Gang(spread.workers, spread.servers, strategy=spread.strategy, run_dir=tmp_path)
     check(gang, train_loop, train_plain(4), rounds=4)
     check(gang, train_loop, plain)
+
+
+def test_processes_that_step_together_must_step_the_same_one() -> None:
+    for rank, told in enumerate(run_gang(WAYS["allreduce"], step_another).values):
+        assert f"rank {rank} makes a step of optimizer {rank}" in told
 
 
 def two() -> tuple[nn.Module, nn.Module, torch.optim.Optimizer, torch.optim.Optimizer]:

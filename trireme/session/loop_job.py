@@ -64,23 +64,26 @@ class LoopJob:
             optimizer: which of several makes it; the gradients of the others' parameters stay.
             examples: how many examples the gradient is the mean of.
         """
+        joint = self.made.optimizer
+        if not isinstance(joint, JointOptimizer):
+            self._update(examples)
+            return
+        joint.chosen = optimizer
         with self._alone(optimizer):
-            if self.made.reducer is not None:
-                self._make_mean(examples)
-            if self._clip_here is not None:
-                norm = self.made.trained.gradient_norm()
-                factor = torch.clamp(self._clip_here / (norm + 1e-6), max=1.0)
-                self.made.trained.scale_gradients(factor)
-            self.supervisor.update(examples, ())
+            self._update(examples)
+
+    def _update(self, examples: float) -> None:
+        if self.made.reducer is not None:
+            self._make_mean(examples)
+        if self._clip_here is not None:
+            norm = self.made.trained.gradient_norm()
+            factor = torch.clamp(self._clip_here / (norm + 1e-6), max=1.0)
+            self.made.trained.scale_gradients(factor)
+        self.supervisor.update(examples, ())
 
     @contextmanager
     def _alone(self, optimizer: int) -> Iterator[None]:
-        """Has the parameters of one optimizer alone have gradients."""
-        joint = self.made.optimizer
-        if not isinstance(joint, JointOptimizer):
-            yield
-            return
-        joint.chosen = optimizer
+        """Has the parameters of one of several optimizers alone have gradients."""
         others = [
             p for index in range(len(self._of)) if index != optimizer for p in self._of[index]
         ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -460,8 +460,11 @@ class Session:
         supervisor.begin_step()
         spans = _spans([batch] if isinstance(batch, Batch) else self._handed_out)
         begin = partial(supervisor.begin_update, examples=spans) if self._overlaps else None
-        with nullcontext() if loss is None else self._replica.another_loss(loss):
+        if loss is None:
             result = self._replica.backward(batch, begin)
+        else:
+            with self._replica.another_loss(loss):
+                result = self._replica.backward(batch, begin)
         if self._choice is not None:
             self._choice.leave_out_others()
         if self._clip_here is not None:

@@ -19,6 +19,7 @@ import torch
 from trireme.errors import ConfigurationError
 from trireme.monitor.capture import Capture
 from trireme.monitor.forward import ForwardWatch
+from trireme.ps.joint import members
 from trireme.session.batch import inputs_and_targets
 from trireme.session.hooks import Hook
 
@@ -303,7 +304,7 @@ def _settings(session: Session, examples: int) -> dict[str, Any]:
     settings: dict[str, Any] = {
         "model": type(session.model).__name__,
         "parameters": sum(p.numel() for p in session.model.parameters()),
-        "optimizer": type(session.optimizer).__name__,
+        "optimizer": ", ".join(type(each).__name__ for each in members(session.optimizer)),
         **{name: value for name, value in group.items() if name != "params"},
         "strategy": task.strategy or str(options.strategy),
         "workers": task.workers,
