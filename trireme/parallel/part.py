@@ -29,6 +29,7 @@ from trireme.parallel.stages import (
     parameter_costs,
 )
 from trireme.parallel.tensor import tensor_parallel
+from trireme.ps.names import named_buffers, named_parameters
 
 __all__ = ["ModelPart", "join"]
 
@@ -81,7 +82,7 @@ class ModelPart:
         self.parameters: dict[str, nn.Parameter] = {
             name: parameter
             for module in self.modules
-            for name, parameter in module.named_parameters()
+            for name, parameter in named_parameters(module)
         }
         self._trained = [p for p in self.parameters.values() if p.requires_grad]
         self._processes = gang.size // gang.mesh.pp
@@ -174,7 +175,7 @@ class ModelPart:
     @property
     def buffer_names(self) -> frozenset[str]:
         """The names of the buffers that this process keeps up to date."""
-        return frozenset(name for module in self.modules for name, _ in module.named_buffers())
+        return frozenset(name for module in self.modules for name, _ in named_buffers(module))
 
 
 def join(gang: Gang, mine: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

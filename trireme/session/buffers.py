@@ -10,6 +10,7 @@ from safetensors.torch import load as load_bytes
 from safetensors.torch import save as save_bytes
 
 from trireme.launch.detect import TaskConfig
+from trireme.ps.names import named_buffers, state_of
 from trireme.session.training import Training
 
 __all__ = ["Buffers", "Shelf"]
@@ -45,6 +46,7 @@ class Buffers:
         self._training = training
         self._shelf = shelf
         self._alone = not task.coordinator and training.gang is None  # nobody else is in this job
+        self._last: dict[str, torch.Tensor] | None = None  # their mean, when training has ended
 
     # -- at the beginning ---------------------------------------------------------------------
 
@@ -55,13 +57,13 @@ class Buffers:
         trained = {id(parameter) for parameter in self._training.flat.parameters.values()}
         return {
             name: tensor.detach().cpu().contiguous().clone()
-            for name, tensor in model.state_dict(keep_vars=True).items()
+            for name, tensor in state_of(model).items()
             if id(tensor) not in trained
         }
 
     def set_constants(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Replaces those that are named, and nothing that is trained."""
-        own = self._training.model.state_dict(keep_vars=True)
+        own = state_of(self._training.model)
         with torch.no_grad():
             for name, tensor in tensors.items():
                 if name in own and name not in self._training.flat.parameters:
@@ -99,6 +101,8 @@ class Buffers:
 
     def average(self) -> dict[str, torch.Tensor]:
         """Returns the mean over the workers of each floating buffer, as they were last shared."""
+        if self._last is not None:
+            return self._last
         everything = self._floating()
         if self._alone or not everything:
             return everything
@@ -110,6 +114,16 @@ class Buffers:
             averages[name] = torch.stack(found).mean(0).to(tensor.dtype)
         return averages
 
+    @torch.no_grad()
+    def settle(self) -> None:
+        """Training has ended: the model has the mean from now on, which is what is saved."""
+        if self._alone:
+            return
+        self._last = self.average()
+        for name, buffer in named_buffers(self._training.model):
+            if name in self._last:
+                buffer.copy_(self._last[name])
+
     def _own(self) -> dict[str, torch.Tensor]:
         """Returns the buffers that this process keeps up to date."""
         part, everything = self._training.part, self._floating()
@@ -120,6 +134,6 @@ class Buffers:
     def _floating(self) -> dict[str, torch.Tensor]:
         return {
             name: buffer.detach().cpu().contiguous().clone()
-            for name, buffer in self._training.model.named_buffers()
+            for name, buffer in named_buffers(self._training.model)
             if buffer.is_floating_point()
         }

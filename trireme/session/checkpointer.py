@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from trireme.errors import CheckpointError, ConfigurationError
 from trireme.launch.detect import TaskConfig
 from trireme.ps.joint import members
 from trireme.ps.messages import OptimizerSpec, Span
+from trireme.ps.names import own_name, state_of
 from trireme.ps.optim import name_of
 from trireme.ps.snapshot import ModelState
 from trireme.session.averager import Averager
@@ -100,7 +102,7 @@ class Checkpointer:
         Raises:
             CheckpointError: it is of another model.
         """
-        flat = self._training.flat
+        flat, data = self._training.flat, _by_own_names(data)
         missing = [name for name in flat.parameters if name not in data.model]
         if missing:
             raise CheckpointError(
@@ -220,9 +222,24 @@ class Checkpointer:
         trained = {id(p): name for name, p in self._training.flat.parameters.items()}
         return {
             name: trained[id(tensor)]
-            for name, tensor in self._training.model.state_dict(keep_vars=True).items()
+            for name, tensor in state_of(self._training.model).items()
             if id(tensor) in trained and name not in self._training.flat.parameters
         }
+
+
+def _by_own_names(data: CheckpointData) -> CheckpointData:
+    """Returns a checkpoint without the names that `torch.compile` makes: earlier ones have them."""
+
+    def named(group: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        return {own_name(name): tensor for name, tensor in group.items()}
+
+    return replace(
+        data,
+        model=named(data.model),
+        optimizer=named(data.optimizer),
+        average=named(data.average),
+        local=named(data.local),
+    )
 
 
 def _has_state(training: Training) -> bool:

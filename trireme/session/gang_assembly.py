@@ -25,6 +25,7 @@ from trireme.ps.dense import FlatModel
 from trireme.ps.joint import members
 from trireme.ps.layout import Layout
 from trireme.ps.messages import LayoutSpec
+from trireme.ps.names import named_parameters
 from trireme.session.assembly import Assembly, Computation
 from trireme.session.gang_replica import GangReplica, PipelineReplica
 from trireme.session.options import Options
@@ -87,7 +88,7 @@ def assemble_together(
     whole, cut = model, None
     if in_place:
         whole, cut = copy.deepcopy(model), model
-        _point(optimizer, names, dict(whole.named_parameters()))
+        _point(optimizer, names, dict(named_parameters(whole)))
     flat = FlatModel(
         named_groups(whole, optimizer), servers=max(task.servers, 1), shared=task.servers > 0
     )
@@ -136,7 +137,7 @@ def _check_same(task: TaskConfig, gang: Gang, flat: FlatModel) -> None:
 def _names(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[list[str]]:
     """Returns the names of the parameters in each group of an optimizer, frozen ones too."""
     named_groups(model, optimizer)  # refuses what is not the model's
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    names = {id(parameter): name for name, parameter in named_parameters(model)}
     return [[names[id(p)] for p in group["params"]] for group in optimizer.param_groups]
 
 

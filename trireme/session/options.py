@@ -27,8 +27,12 @@ class Checkpoint:
 
     Attributes:
         every_seconds: save when so many seconds have passed since the last; None: never for that.
-        every_steps: save at each multiple of so many global steps; None: never for that. With
-            neither, only the end of the run is saved.
+        every_steps: save when a multiple of so many global steps has been reached or passed; None:
+            never for that. With neither, only the end of the run is saved. A synchronous job of all
+            its workers saves at exactly the multiples. In an asynchronous one the global step moves
+            on while the chief computes, so that it saves some steps later, such as at 103 and 201
+            of 100: by at most the updates that are made between two of the chief's. Workers that
+            average save at the end of the period in which the multiple lies.
         keep: how many of the newest to keep. The newest good one stays whatever this says.
         keep_every_steps: keep one for good for each so many global steps besides.
 

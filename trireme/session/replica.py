@@ -15,6 +15,7 @@ from trireme.errors import ConfigurationError, NonFiniteError
 from trireme.parallel.local import local
 from trireme.parallel.reducer import Reducer
 from trireme.parallel.structure import map_tensors
+from trireme.ps.names import named_parameters
 from trireme.session.batch import examples_in, inputs_and_targets, move, pieces
 from trireme.session.model_loss import model_loss
 from trireme.session.options import Options
@@ -58,7 +59,7 @@ def named_groups(
     Raises:
         ConfigurationError: the optimizer has a parameter that is not the model's.
     """
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    names = {id(parameter): name for name, parameter in named_parameters(model)}
     groups: list[list[tuple[str, nn.Parameter]]] = []
     for index, group in enumerate(optimizer.param_groups):
         for parameter in group["params"]:

@@ -23,6 +23,7 @@ from trireme.launch.here import task_here
 from trireme.launch.task_config import TaskConfig
 from trireme.monitor.tensorboard import TensorBoard
 from trireme.ps.messages import Span
+from trireme.ps.names import named_buffers
 from trireme.session.assembly import (
     Assembly,
     Computation,
@@ -513,7 +514,7 @@ class Session:
         for name, parameter in self._made.flat.parameters.items():
             parameter.copy_(values[name])
         buffers = self._supervisor.buffers.average()
-        for name, buffer in self.model.named_buffers():
+        for name, buffer in named_buffers(self.model):
             if name in buffers:
                 buffer.copy_(buffers[name])
 
@@ -563,11 +564,11 @@ class Session:
         chosen = state.average or state.values
         buffers = supervisor.buffers.average()
         kept = [value.clone() for value in flat.values]
-        own = {name: b.clone() for name, b in self.model.named_buffers() if name in buffers}
+        own = {name: b.clone() for name, b in named_buffers(self.model) if name in buffers}
         with torch.no_grad():
             for name, parameter in flat.parameters.items():
                 parameter.copy_(chosen[name])
-            for name, buffer in self.model.named_buffers():
+            for name, buffer in named_buffers(self.model):
                 if name in buffers:
                     buffer.copy_(buffers[name])
         try:
@@ -576,7 +577,7 @@ class Session:
             with torch.no_grad():
                 for value, before in zip(flat.values, kept, strict=True):
                     value.copy_(before)
-                for name, buffer in self.model.named_buffers():
+                for name, buffer in named_buffers(self.model):
                     if name in own:
                         buffer.copy_(own[name])
 

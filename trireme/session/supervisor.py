@@ -607,6 +607,7 @@ class Supervisor:
         self._last_step = self.global_step
         if self.should_stop or self.together:
             self._drain()
+        self.buffers.settle()
         if self.is_chief and self._training.run_dir is not None:
             self._enter("saving")
             self._write()

@@ -1,0 +1,50 @@
+"""Buffers of several workers: what the model has at the end is what is evaluated and saved."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+import trireme
+from tests.harness import Cluster, run_job
+from trireme.session.checkpoint import latest
+from trireme.session.session import Session
+
+INPUTS = torch.randn(96, 4, generator=torch.Generator().manual_seed(0)) * 3 + 1
+DATA = TensorDataset(INPUTS, INPUTS.sum(1, keepdim=True))
+
+
+def test_every_model_has_the_mean_at_the_end(tmp_path: Path) -> None:
+    def make(index: int) -> Session:
+        torch.manual_seed(0)
+        return Session(
+            nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 1)),
+            nn.MSELoss(),
+            lambda parameters: torch.optim.SGD(parameters, lr=0.01),
+            max_steps=6,
+            run_dir=tmp_path,
+            checkpoint=trireme.Checkpoint(every_seconds=None),
+        )
+
+    def program(session: Session) -> tuple[dict[str, torch.Tensor], float, float]:
+        for batch in session.loader(DATA, 8):
+            session.step(batch)
+        kept = {name: b.clone() for name, b in session.model.named_buffers()}
+        session.model.eval()
+        with torch.no_grad():
+            own = float(nn.functional.mse_loss(session.model(DATA.tensors[0]), DATA.tensors[1]))
+        session.model.train()
+        return kept, own, session.evaluate(DATA)["loss"]
+
+    cluster = Cluster(workers=2, servers=1, strategy="sync", run_dir=tmp_path)
+    (one, own, found), (other, _, _) = run_job(cluster, make, program).values
+    saved = latest(tmp_path, lambda path, error: None)
+    assert saved is not None
+    for name in ("0.running_mean", "0.running_var"):
+        assert torch.equal(one[name], saved.model[name]), name
+        assert torch.equal(one[name], other[name]), name
+    assert own == pytest.approx(found, rel=1e-5)

@@ -1,0 +1,36 @@
+"""The names of a model's parameters and buffers, as they are in the module that the user wrote.
+
+`torch.compile` wraps a module in another one, whose only child is the module itself, under the name
+`_orig_mod`. What is saved, and what workers compare, goes by the names without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import nn
+
+__all__ = ["named_buffers", "named_parameters", "own_name", "state_of"]
+
+_WRAPPED = "_orig_mod."
+
+
+def own_name(name: str) -> str:
+    """Returns a name without what `torch.compile` has put into it."""
+    return name.replace(_WRAPPED, "")
+
+
+def named_parameters(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    """As `module.named_parameters()`, by the module's own names."""
+    return ((own_name(name), parameter) for name, parameter in module.named_parameters())
+
+
+def named_buffers(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """As `module.named_buffers()`, by the module's own names."""
+    return ((own_name(name), buffer) for name, buffer in module.named_buffers())
+
+
+def state_of(module: nn.Module) -> dict[str, torch.Tensor]:
+    """As `module.state_dict(keep_vars=True)`, by the module's own names."""
+    return {own_name(name): tensor for name, tensor in module.state_dict(keep_vars=True).items()}
