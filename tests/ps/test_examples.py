@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from trireme.ps.examples import ExampleBook
@@ -92,3 +93,36 @@ def test_interleaved_dealing_is_the_ledgers() -> None:
     assert book.lease(lease(1, count=2)) == (Span("a", 4, 8), Span("a", 12, 16))
     with pytest.raises(ValueError, match="same batch size everywhere"):
         book.lease(lease(0, batch=5))
+
+
+def test_a_data_set_of_another_size_is_refused_after_a_checkpoint() -> None:
+    before = ExampleBook()
+    before.members([0])
+    before.lease(lease(0, count=3))
+    before.finish(0, [Span("a", 0, 12)])
+    book = ExampleBook()
+    book.members([0])
+    book.restore(before.consumed(), before.sizes())
+    request = msgspec.structs.replace(lease(0), size=before.sizes()["a"] + 1)
+    with pytest.raises(ValueError, match=r"'a' had \d+ examples in the checkpoint.*resized=True"):
+        book.lease(request)
+    assert book.consumed() == before.consumed()
+    assert book.sizes() == before.sizes()
+    assert book.lease(lease(0)) == (Span("a", 12, 16),)
+
+
+def test_a_data_set_that_is_meant_to_have_grown_goes_on_with_the_next_epoch() -> None:
+    book = ExampleBook()
+    book.members([0])
+    book.restore([Span("a", 0, 110)], {"a": 100})  # in the second epoch
+    request = msgspec.structs.replace(lease(0), size=150, resized=True)
+    assert book.lease(request) == (Span("a", 300, 304),)
+    assert book.sizes() == {"a": 150}
+
+
+@pytest.mark.parametrize("sizes", [{}, {"a": 0}, {"a": -5}, {"b": 7}])
+def test_a_checkpoint_that_does_not_say_the_size_is_believed(sizes: dict[str, int]) -> None:
+    book = ExampleBook()
+    book.members([0])
+    book.restore([Span("a", 0, 8)], sizes)
+    assert book.lease(lease(0)) == (Span("a", 8, 12),)

@@ -242,6 +242,24 @@ def test_a_checkpoint_has_tied_parameters_under_all_their_names(tmp_path: Path) 
         assert second.model.a.weight is second.model.b.weight
 
 
+def test_a_data_set_of_another_size_is_refused_unless_it_is_meant(tmp_path: Path) -> None:
+    for steps, examples, resized in ((3, 100, False), (6, 103, True), (7, 103, False)):
+        data = TensorDataset(*DATA[:examples])
+        if examples == 103 and resized:
+            with (
+                pytest.raises(Rejected, match=r"had 100 examples .* has 103.*resized=True"),
+                make_session(run_dir=tmp_path, max_steps=steps) as session,
+            ):
+                next(session.loader(data, 10))
+        with make_session(run_dir=tmp_path, max_steps=steps) as session:
+            spans = []
+            for batch in session.loader(data, 10, resized=resized):
+                spans += batch.spans
+                session.step(batch)
+    # The second began with the next epoch of the new data, and the third went on where that was.
+    assert spans == [(133, 143)]
+
+
 def test_a_compiled_model_is_saved_under_its_own_names(tmp_path: Path) -> None:
     def compiled() -> nn.Module:
         model = make_model()

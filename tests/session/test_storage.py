@@ -15,7 +15,7 @@ from torch.utils.data import TensorDataset
 
 import trireme
 from trireme.errors import CheckpointError, ConfigurationError
-from trireme.session.checkpoint import durable, list_checkpoints, step_of
+from trireme.session.checkpoint import durable, list_checkpoints, load, step_of
 from trireme.session.run_lock import LOCK, RunLock, writer_here
 
 INPUTS = torch.randn(100, 8, generator=torch.Generator().manual_seed(0))
@@ -170,3 +170,47 @@ def test_a_chief_of_another_job_publishes_nothing(
     assert steps_in(tmp_path) == [1]
     assert "until that is over nothing is saved" in capsys.readouterr().out
     lock.release()
+
+
+def test_what_fails_beside_the_values_does_not_lose_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken(*_: object) -> dict[str, torch.Tensor]:
+        raise KeyError(140_000)
+
+    with monkeypatch.context() as patched:
+        for place in (
+            "trireme.ps.local.export_state",
+            "trireme.session.checkpointer.Checkpointer._described",
+            "trireme.session.buffers.Buffers.average",
+        ):
+            patched.setattr(place, broken)
+        train(session(tmp_path))
+    assert steps_in(tmp_path)[-1] == 6
+    said = capsys.readouterr().out
+    assert (
+        "the checkpoint of step 6 is saved without the optimizer's state (KeyError: 140000" in said
+    )
+    assert "test_storage.py:" in said  # where it happened
+    with session(tmp_path, 8) as again:
+        assert again.restored_from == 6
+        assert "without the optimizer's state" in capsys.readouterr().out
+        assert next(again.loader(DATA, 10)).spans == ((60, 70),)
+
+
+def test_a_tensor_that_no_checkpoint_can_hold_is_left_out_by_name(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = nn.Linear(8, 2)
+    model.register_buffer("spectrum", torch.zeros(2, dtype=torch.complex64))
+    made = trireme.Session(
+        model,
+        nn.CrossEntropyLoss(),
+        lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+        run_dir=tmp_path,
+        max_steps=3,
+    )
+    train(made)
+    said = capsys.readouterr().out
+    assert "what it cannot hold of the model: 'spectrum' of torch.complex64" in said
+    assert set(load(list_checkpoints(tmp_path)[-1]).model) == {"weight", "bias"}

@@ -240,8 +240,11 @@ class Client:
             specs = tuple(spec for spec, _ in tensors)
             payload = [as_bytes(tensor) for _, tensor in tensors if tensor.numel()]
             consumed = state.consumed if server == 0 else ()
+            sizes = state.sizes if server == 0 else {}
             return Request(
-                lambda view: Load(me, start, view, state.step, specs, state.workers, consumed),
+                lambda view: Load(
+                    me, start, view, state.step, specs, state.workers, consumed, sizes
+                ),
                 payload,
             )
 
@@ -572,13 +575,18 @@ class Client:
 
     # -- what server 0 decides for all ----------------------------------------------------------
 
-    def lease(self, dataset: str, size: int, batch: int, count: int) -> tuple[Span, ...]:
-        """Asks for the next examples: `count` spans of `batch` examples of a data set of `size`."""
+    def lease(
+        self, dataset: str, size: int, batch: int, count: int, *, resized: bool = False
+    ) -> tuple[Span, ...]:
+        """Asks for the next examples: `count` spans of `batch` examples of a data set of `size`.
+
+        With `resized` the data set may be of another size than the checkpoint's.
+        """
         me, start = self.options.worker, self.options.incarnation
         self._leases += 1
         number = self._leases
         answer = self._ask_first(
-            lambda view: Lease(me, start, view, dataset, size, batch, count, number)
+            lambda view: Lease(me, start, view, dataset, size, batch, count, number, resized)
         )
         return _expect(answer, Leased).spans
 

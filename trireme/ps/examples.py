@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from trireme.data.ledger import Ledger
 from trireme.ps.messages import Lease, Span
 
-__all__ = ["ExampleBook"]
+__all__ = ["ExampleBook", "resized"]
 
 _MANY = 64  # finished spans that are brought into the ledgers at once, at the latest
 
@@ -23,6 +23,7 @@ class ExampleBook:
         self.interleave = False
         self._ledgers: dict[str, Ledger] = {}
         self._restored: dict[str, list[tuple[int, int]]] = {}
+        self._sizes: dict[str, int] = {}  # of the data sets of the checkpoint
         self._members: Sequence[int] = ()
         self._answered: dict[int, tuple[Lease, tuple[Span, ...]]] = {}
         # What was finished and is not in the ledgers yet. Whatever looks at them settles first.
@@ -53,7 +54,8 @@ class ExampleBook:
         if ledger is None:
             ledger = Ledger(request.size, interleave=self.interleave)
             ledger.members(self._members)
-            ledger.restore(self._restored.pop(request.dataset, []))
+            ledger.restore(self._done_before(request))
+            self._restored.pop(request.dataset, None)
             self._ledgers[request.dataset] = ledger
         if ledger.size != request.size:
             raise ValueError(
@@ -62,6 +64,15 @@ class ExampleBook:
             )
         spans = ledger.lease(request.worker, request.batch, request.count)
         return tuple(Span(request.dataset, start, stop) for start, stop in spans)
+
+    def _done_before(self, request: Lease) -> list[tuple[int, int]]:
+        """Returns what the checkpoint has finished of a data set, in positions of today's size.
+
+        Raises:
+            ValueError: its size was another one, and it is not said that this is meant.
+        """
+        done = self._restored.get(request.dataset, [])
+        return resized(request.dataset, done, self._sizes.get(request.dataset), request)
 
     def finish(self, worker: int, spans: Iterable[Span]) -> None:
         """Notes that examples are in the parameters.
@@ -106,11 +117,44 @@ class ExampleBook:
             Span(name, start, stop) for name, ranges in sorted(known) for start, stop in ranges
         )
 
-    def restore(self, consumed: Iterable[Span]) -> None:
-        """Goes on from a snapshot's `consumed`."""
+    def sizes(self) -> dict[str, int]:
+        """Returns how many examples each data set has, the checkpoint's among them."""
+        return self._sizes | {name: ledger.size for name, ledger in self._ledgers.items()}
+
+    def restore(self, consumed: Iterable[Span], sizes: Mapping[str, int] | None = None) -> None:
+        """Goes on from a snapshot's `consumed` and `sizes`."""
         self._settle()
+        self._sizes = {name: size for name, size in (sizes or {}).items() if size > 0}
         self._restored = {}
         for span in consumed:
             self._restored.setdefault(span.dataset, []).append((span.start, span.stop))
         for name, ledger in self._ledgers.items():
             ledger.restore(self._restored.pop(name, []))
+
+
+def resized(
+    dataset: str, done: Sequence[tuple[int, int]], before: int | None, request: Lease
+) -> list[tuple[int, int]]:
+    """Returns what is finished of a data set that may be of another size than it was.
+
+    Where that is meant, the epochs that had begun count as finished, and the next one begins.
+
+    Args:
+        dataset: its name.
+        done: finished positions, as ranges (start, stop).
+        before: how many examples it had; None where that is not known.
+        request: how many it has, and whether another size is meant.
+
+    Raises:
+        ValueError: it has another size, and it is not said that this is meant.
+    """
+    if before is None or before == request.size:
+        return list(done)
+    if not request.resized:
+        raise ValueError(
+            f"the data set {dataset!r} had {before} examples in the checkpoint, and worker:"
+            f"{request.worker} has {request.size}: load the same data, or say that this is meant, "
+            "session.loader(..., resized=True), to go on with the next epoch"
+        )
+    epochs = -(-max((stop for _, stop in done), default=0) // before)
+    return [(0, epochs * request.size)] if epochs else []

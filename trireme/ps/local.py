@@ -49,7 +49,7 @@ from trireme.ps.optim import OPTIMIZERS, check_optimizer, name_of
 from trireme.ps.results import PullResult, PushResult
 from trireme.ps.rule import Average, Rule
 from trireme.ps.shard import Shard
-from trireme.ps.snapshot import ModelState, assemble, disassemble
+from trireme.ps.snapshot import ModelState, assemble, disassemble, lacking
 from trireme.ps.values import Tensors, Values
 from trireme.wire.message import Message
 
@@ -108,7 +108,7 @@ class LocalClient:
             restore_state(self._optimizer, self._flat, state.optimizer)
         tensors = disassemble(self._flat.layout, replace(state, optimizer={}), 0)
         specs = tuple(spec for spec, _ in tensors)
-        request = Load(0, 1, 1, state.step, specs, (), state.consumed)
+        request = Load(0, 1, 1, state.step, specs, (), state.consumed, state.sizes)
         self._ask(self._shard.load(self._now, None, request, tensors), Loaded)
 
     def pull(self, *, train: bool = True) -> PullResult:
@@ -149,9 +149,11 @@ class LocalClient:
         self.step, self.stopping = reply.step, reply.stop
         return PushResult(reply.verdict, reply.step, reply.staleness, reply.stop)
 
-    def lease(self, dataset: str, size: int, batch: int, count: int) -> tuple[Span, ...]:
+    def lease(
+        self, dataset: str, size: int, batch: int, count: int, *, resized: bool = False
+    ) -> tuple[Span, ...]:
         """Returns the next examples: `count` spans of `batch`."""
-        request = Lease(0, 1, 1, dataset, size, batch, count)
+        request = Lease(0, 1, 1, dataset, size, batch, count, resized=resized)
         return self._ask(self._shard.lease(self._now, None, request), Leased).spans
 
     def stop(self, reason: str) -> int:
@@ -187,11 +189,12 @@ class LocalClient:
             for spec, tensor in zip(snapshot.tensors, reply.payload, strict=True)
         ]
         copied = assemble(self._flat.layout, [(snapshot, tensors)])
-        return (
-            replace(copied, optimizer=export_state(self._optimizer, self._flat))
-            if state
-            else copied
-        )
+        if not state:
+            return copied
+        try:
+            return replace(copied, optimizer=export_state(self._optimizer, self._flat))
+        except Exception as error:  # of an odd optimizer: the values must not be lost with it
+            return replace(copied, lacks=(lacking("the optimizer's state", error),))
 
     def close(self) -> None:
         """There is nothing to close."""

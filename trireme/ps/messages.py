@@ -316,7 +316,8 @@ class Lease(Message, frozen=True, array_like=True):
 
     `size` is the data set's; all workers must give the same. `number` is 1 for the first lease of
     this incarnation, then one more with each: a repeat with the same number gets the same
-    examples, and none are lost with an answer that did not arrive.
+    examples, and none are lost with an answer that did not arrive. `resized` says that the data set
+    is meant to be of another size than the checkpoint's: then the next epoch begins.
     """
 
     kind: ClassVar[int] = 72
@@ -328,6 +329,7 @@ class Lease(Message, frozen=True, array_like=True):
     batch: int
     count: int
     number: int = 0
+    resized: bool = False
 
 
 class Leased(Message, frozen=True, array_like=True):
@@ -455,6 +457,7 @@ class Snapshot(Message, frozen=True, array_like=True):
         tensors: what the payload holds.
         workers: the exactly-once table.
         consumed: which examples are in the parameters (server 0).
+        sizes: how many examples each data set has (server 0).
     """
 
     kind: ClassVar[int] = 83
@@ -462,6 +465,7 @@ class Snapshot(Message, frozen=True, array_like=True):
     tensors: tuple[TensorSpec, ...]
     workers: tuple[WorkerProgress, ...]
     consumed: tuple[Span, ...]
+    sizes: dict[str, int] = msgspec.field(default_factory=dict)
 
 
 class Thaw(Message, frozen=True, array_like=True):
@@ -488,6 +492,7 @@ class Load(Message, frozen=True, array_like=True):
     tensors: tuple[TensorSpec, ...]
     workers: tuple[WorkerProgress, ...]
     consumed: tuple[Span, ...]
+    sizes: dict[str, int] = msgspec.field(default_factory=dict)
 
 
 class Loaded(Message, frozen=True, array_like=True):

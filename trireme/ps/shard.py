@@ -300,7 +300,7 @@ class Shard:
         self._table.restore(request.workers)
         for worker, incarnation in self._roster.incarnations.items():
             self._table.admit(worker, incarnation, 0)
-        self._examples.restore(request.consumed)
+        self._examples.restore(request.consumed, request.sizes)
         self._lagging += [(waiter, pull) for waiter, pull, _ in self._unloaded]
         self._unloaded = []
         return [Reply(route, Loaded(self.step)), *self._catch_up()]
@@ -794,6 +794,7 @@ class Shard:
             tuple(spec for spec, _ in tensors),
             self._table.export(),
             self._examples.consumed(),
+            self._examples.sizes(),
         )
         self._hold.end()
         self._replay()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -13,7 +15,7 @@ from trireme.ps.layout import Layout, Part, Placed
 from trireme.ps.messages import Snapshot, Span, TensorSpec, WorkerProgress
 from trireme.ps.values import Tensors
 
-__all__ = ["ModelState", "assemble", "disassemble"]
+__all__ = ["ModelState", "assemble", "disassemble", "lacking"]
 
 
 @dataclass(frozen=True)
@@ -27,6 +29,8 @@ class ModelState:
         optimizer: `PARAMETER/STATE` -> the optimizer's state, in the parameter's shape, or 0-dim.
         workers: the exactly-once table, of server 0.
         consumed: the examples that are in the values.
+        sizes: how many examples each data set has, by name, where that is known.
+        lacks: what should be here and could not be had, in words, each with the reason.
     """
 
     step: int
@@ -35,6 +39,15 @@ class ModelState:
     optimizer: dict[str, torch.Tensor] = field(default_factory=dict)
     workers: tuple[WorkerProgress, ...] = ()
     consumed: tuple[Span, ...] = ()
+    sizes: dict[str, int] = field(default_factory=dict)
+    lacks: tuple[str, ...] = ()
+
+
+def lacking(what: str, error: Exception) -> str:
+    """Returns an entry of `ModelState.lacks`: what is not there, and which error is the reason."""
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f" at {os.path.basename(frames[-1].filename)}:{frames[-1].lineno}" if frames else ""
+    return f"{what} ({type(error).__name__}: {error}{place})"
 
 
 def assemble(layout: Layout, parts: Sequence[tuple[Snapshot, Tensors]]) -> ModelState:
@@ -81,6 +94,7 @@ def assemble(layout: Layout, parts: Sequence[tuple[Snapshot, Tensors]]) -> Model
         },
         workers=first.workers,
         consumed=first.consumed,
+        sizes=first.sizes,
     )
 
 

@@ -2,29 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import torch
 
-from trireme.errors import CheckpointError, ConfigurationError
+from trireme.errors import CheckpointError, ConfigurationError, TriremeError
 from trireme.launch.detect import TaskConfig
 from trireme.ps.joint import members
 from trireme.ps.messages import OptimizerSpec, Span
 from trireme.ps.names import own_name, state_of
 from trireme.ps.optim import name_of
-from trireme.ps.snapshot import ModelState
+from trireme.ps.snapshot import ModelState, lacking
 from trireme.session.averager import Averager
 from trireme.session.buffers import Buffers
 from trireme.session.checkpoint import CheckpointData, latest, list_checkpoints, load, step_of
+from trireme.session.checkpoint.tensors import can_hold
 from trireme.session.progress import Progress
 from trireme.session.rescue import LACKS
 from trireme.session.training import Training
 
 __all__ = ["Checkpointer"]
+
+_T = TypeVar("_T")
 
 
 class Checkpointer:
@@ -123,6 +126,7 @@ class Checkpointer:
             values={name: data.model[name] for name in flat.parameters},
             average=dict(data.average),
             optimizer=self._optimizer_of(data),
+            sizes=dict(data.state.get("sizes", {})),
             consumed=tuple(
                 Span(name, start, stop)
                 for name, ranges in data.state.get("consumed", {}).items()
@@ -173,37 +177,61 @@ class Checkpointer:
             more: entries of the checkpoint's state beside, or in place of, the usual ones. With
                 any, there are no servers left to ask for the other workers' buffers.
         """
+        parts = _Parts(state.lacks)
+        described = parts.get("how the job was launched", self._described)
+        described |= {"epoch": self._epoch, "consumed": _ranges(state.consumed)}
+        described |= {"sizes": dict(state.sizes), **(more or {})}
+        constants = parts.get("buffers and frozen parameters", self._buffers.constants)
+        # Only what `state_dict` has: not the buffers that the model does not want saved.
+        means = {} if more else parts.get("the mean of the buffers", self._buffers.average)
+        averages = {name: mean for name, mean in means.items() if name in constants}
+        aliases = parts.get("the further names of tied parameters", self._aliases)
+        tied = {name: state.values[first] for name, first in aliases.items()}
+        described["pushes"] = [msgspec.to_builtins(row) for row in state.workers]
+        data = CheckpointData(
+            state.step,
+            parts.held("model", {**constants, **averages, **state.values, **tied}),
+            parts.held("optimizer", state.optimizer),
+            parts.held("average", state.average),
+            described,
+        )
+        return self._say_lacking(data, parts)
+
+    def _say_lacking(self, data: CheckpointData, parts: _Parts) -> CheckpointData:
+        """Returns a checkpoint that names what it lacks; says so aloud."""
+        if not parts.lacks:
+            return data
+        self._progress.warn(
+            f"the checkpoint of step {data.step} is saved without {'; '.join(parts.lacks)}. The "
+            "values are in it. Please report this"
+        )
+        lacks = [*data.state.get(LACKS, ()), *parts.lacks]
+        return replace(data, state={**data.state, LACKS: lacks})
+
+    def with_local(self, data: CheckpointData, averager: Averager) -> CheckpointData:
+        """Returns a checkpoint with the state of the workers' own optimizers."""
+        parts = _Parts(())
+        local = parts.get("the workers' optimizers", lambda: averager.states(data.step))
+        return self._say_lacking(replace(data, local=parts.held("local", local)), parts)
+
+    def _described(self) -> dict[str, Any]:
+        """Returns what a checkpoint says of the job, in JSON's terms."""
         task, training = self._task, self._training
-        consumed: dict[str, list[list[int]]] = {}
-        for span in state.consumed:
-            consumed.setdefault(span.dataset, []).append([span.start, span.stop])
-        optimizer = training.optimizer
-        described: dict[str, Any] = {
+        return {
             "job": task.job,
-            "epoch": self._epoch,
             "seed": training.options.seed,
-            "consumed": consumed,
-            "pushes": [msgspec.to_builtins(row) for row in state.workers],
             "rule": msgspec.to_builtins(training.rule),
             "applies": _applied(training.outer),
             "workers": task.workers,
             "servers": task.servers,
             "optimizer": ", ".join(
-                name_of(each) or type(each).__name__ for each in members(optimizer)
+                name_of(each) or type(each).__name__ for each in members(training.optimizer)
             ),
             "groups": [
                 {k: v for k, v in group.items() if isinstance(v, (int, float, bool, str))}
-                for group in optimizer.param_groups
+                for group in training.optimizer.param_groups
             ],
         }
-        constants = self._buffers.constants()
-        # Only what `state_dict` has: not the buffers that the model does not want saved.
-        means = {} if more else self._buffers.average()
-        averages = {name: mean for name, mean in means.items() if name in constants}
-        aliases = {name: state.values[first] for name, first in self._aliases().items()}
-        model = {**constants, **averages, **state.values, **aliases}
-        described |= more or {}
-        return CheckpointData(state.step, model, state.optimizer, state.average, described)
 
     def lost_with_servers(self) -> tuple[str, ...]:
         """Returns what no worker has of what a checkpoint should hold, in words."""
@@ -225,6 +253,44 @@ class Checkpointer:
             for name, tensor in state_of(self._training.model).items()
             if id(tensor) in trained and name not in self._training.flat.parameters
         }
+
+
+class _Parts:
+    """Collects what goes into a checkpoint: what cannot be had or held is left out, and named.
+
+    The values shall be saved, whatever fails beside them.
+    """
+
+    def __init__(self, lacks: Sequence[str]) -> None:
+        self.lacks = list(lacks)
+
+    def get(self, what: str, make: Callable[[], dict[str, _T]]) -> dict[str, _T]:
+        """Returns what `make` returns; nothing where it fails otherwise than by a lost job."""
+        try:
+            return make()
+        except TriremeError:
+            raise
+        except Exception as error:
+            self.lacks.append(lacking(what, error))
+            return {}
+
+    def held(self, group: str, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Returns those tensors that a checkpoint can hold."""
+        good = {name: tensor for name, tensor in tensors.items() if can_hold(name, tensor)}
+        odd = [
+            f"{name!r} of {tensor.dtype}" for name, tensor in tensors.items() if name not in good
+        ]
+        if odd:
+            self.lacks.append(f"what it cannot hold of the {group}: {', '.join(odd)}")
+        return good
+
+
+def _ranges(spans: Sequence[Span]) -> dict[str, list[list[int]]]:
+    """Returns positions by data set, in JSON's terms."""
+    ranges: dict[str, list[list[int]]] = {}
+    for span in spans:
+        ranges.setdefault(span.dataset, []).append([span.start, span.stop])
+    return ranges
 
 
 def _by_own_names(data: CheckpointData) -> CheckpointData:

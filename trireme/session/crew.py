@@ -160,9 +160,11 @@ class CrewLeader(_Crew):
         self._tell(told)
         self._spread()
 
-    def lease(self, dataset: str, size: int, batch: int, count: int) -> tuple[Span, ...]:
+    def lease(
+        self, dataset: str, size: int, batch: int, count: int, *, resized: bool = False
+    ) -> tuple[Span, ...]:
         """Asks for the next examples, and tells the others."""
-        spans = self._client.lease(dataset, size, batch, count)
+        spans = self._client.lease(dataset, size, batch, count, resized=resized)
         self._gang.broadcast(msgspec.msgpack.encode(spans))
         return spans
 
@@ -238,7 +240,9 @@ class CrewFollower(_Crew):
         self.step, self.stopping = told.step, told.stop
         return told
 
-    def lease(self, dataset: str, size: int, batch: int, count: int) -> tuple[Span, ...]:
+    def lease(
+        self, dataset: str, size: int, batch: int, count: int, *, resized: bool = False
+    ) -> tuple[Span, ...]:
         """Takes the examples that the leader was given."""
         return msgspec.msgpack.decode(self._gang.broadcast(None), type=tuple[Span, ...])
 

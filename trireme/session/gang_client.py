@@ -27,12 +27,13 @@ from trireme.parallel.part import join
 from trireme.parallel.sharding import take, whole
 from trireme.parallel.watch import Watch
 from trireme.ps.ending import after_the_end
+from trireme.ps.examples import resized
 from trireme.ps.local import check_complete
-from trireme.ps.messages import Applied, GroupSpec, OptimizerSpec, Span
+from trireme.ps.messages import Applied, GroupSpec, Lease, OptimizerSpec, Span
 from trireme.ps.optim import check_optimizer
 from trireme.ps.results import PullResult, PushResult
 from trireme.ps.rule import Rule
-from trireme.ps.snapshot import ModelState
+from trireme.ps.snapshot import ModelState, lacking
 
 __all__ = ["GangClient", "Held"]
 
@@ -82,6 +83,7 @@ class _Header(msgspec.Struct, frozen=True):
 
     step: int
     consumed: tuple[Span, ...]
+    sizes: dict[str, int] = {}
 
 
 class GangClient:
@@ -154,7 +156,7 @@ class GangClient:
         """Gives every process the chief's state."""
         header = data = None
         if state is not None and self._gang.is_chief:
-            header = msgspec.msgpack.encode(_Header(state.step, state.consumed))
+            header = msgspec.msgpack.encode(_Header(state.step, state.consumed, state.sizes))
             data = save_bytes(_packed(state))
         head = msgspec.msgpack.decode(self._gang.broadcast(header), type=_Header)
         tensors = load_bytes(self._gang.broadcast(data))
@@ -175,7 +177,7 @@ class GangClient:
                 self._average[name] = average
         if state.optimizer:
             self._restore(state.optimizer)
-        self._consumed = state.consumed
+        self._consumed, self._sizes = state.consumed, state.sizes
         self._ledgers.clear()
 
     def _trained(self) -> list[tuple[str, nn.Parameter]]:
@@ -274,7 +276,9 @@ class GangClient:
         self.stopping = stop > 0 or (self._end is not None and self.step >= self._end)
         return PushResult(Applied(self.step), self.step, 0, self.stopping)
 
-    def lease(self, dataset: str, size: int, batch: int, count: int) -> tuple[Span, ...]:
+    def lease(
+        self, dataset: str, size: int, batch: int, count: int, *, resized: bool = False
+    ) -> tuple[Span, ...]:
         """Returns the next examples of this replica: `count` spans of `batch`.
 
         Raises:
@@ -282,7 +286,8 @@ class GangClient:
         """
         ledger = self._ledgers.get(dataset)
         if ledger is None:
-            ledger = self._open(dataset, size, batch)
+            request = Lease(self._gang.rank, 1, 1, dataset, size, batch, count, resized=resized)
+            ledger = self._open(request)
         mine: list[Span] = []
         # What came back from before a resume goes to whoever asks first: all ask in one order.
         for replica in range(self._gang.mesh.replicas):
@@ -291,7 +296,8 @@ class GangClient:
                 mine = [Span(dataset, start, stop) for start, stop in spans]
         return tuple(mine)
 
-    def _open(self, dataset: str, size: int, batch: int) -> Ledger:
+    def _open(self, request: Lease) -> Ledger:
+        dataset, size, batch = request.dataset, request.size, request.batch
         self._agree(_Wish.OPEN)
         said = msgspec.msgpack.encode((dataset, size, batch))
         for rank, other in enumerate(self._gang.exchange(said)):
@@ -302,9 +308,14 @@ class GangClient:
                     f"batches of {theirs[2]}, rank {self._gang.rank} {dataset!r} of {size} in "
                     f"batches of {batch}: every process must load the same data"
                 )
+        done = [(s.start, s.stop) for s in self._consumed if s.dataset == dataset]
+        try:
+            done = resized(dataset, done, self._sizes.get(dataset), request)
+        except ValueError as error:
+            raise Rejected(str(error)) from None
         ledger = Ledger(size, interleave=True)
         ledger.members(range(self._gang.mesh.replicas))
-        ledger.restore([(s.start, s.stop) for s in self._consumed if s.dataset == dataset])
+        ledger.restore(done)
         self._ledgers[dataset] = ledger
         return ledger
 
@@ -379,13 +390,18 @@ class GangClient:
             f"values/{name}": parameter.detach() for name, parameter in self._trained()
         }
         tensors |= {f"average/{name}": tensor for name, tensor in self._average.items()}
+        lacks: tuple[str, ...] = ()
         if state:
-            tensors |= {f"state/{name}": tensor for name, tensor in self._export().items()}
+            try:
+                tensors |= {f"state/{name}": tensor for name, tensor in self._export().items()}
+            except Exception as error:  # the values must not be lost with it
+                lacks = (lacking("the optimizer's state", error),)
         # Shards are joined by all processes in turn: they must come in the same order everywhere,
         # and what was read from a file comes in any.
         mine = {name: whole(tensors[name]).clone() for name in sorted(tensors)}
-        header = _Header(self.step, self._all_consumed() if state else ())
-        return _unpacked(header, join(self._gang, mine))
+        sizes = self._sizes | {name: ledger.size for name, ledger in self._ledgers.items()}
+        header = _Header(self.step, self._all_consumed() if state else (), sizes)
+        return replace(_unpacked(header, join(self._gang, mine)), lacks=lacks)
 
     def _all_consumed(self) -> tuple[Span, ...]:
         """Returns what all replicas have finished."""
@@ -472,4 +488,4 @@ def _unpacked(header: _Header, tensors: Mapping[str, torch.Tensor]) -> ModelStat
         kind, _, name = key.partition("/")
         named[kind][name] = tensor
     state = ModelState(header.step, named["values"], named["average"], named["state"])
-    return replace(state, consumed=header.consumed)
+    return replace(state, consumed=header.consumed, sizes=header.sizes)

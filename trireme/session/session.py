@@ -342,6 +342,7 @@ class Session:
         transform: Callable[[Any, torch.Generator], Any] | None = None,
         workers: int = 0,
         epochs: float | None = None,
+        resized: bool = False,
     ) -> Iterator[Batch]:
         """Iterates over this worker's batches, from epoch to epoch, until the session should stop.
 
@@ -359,12 +360,14 @@ class Session:
                 `trireme.data.augment`; its randomness follows from the seed and the batch.
             workers: processes that load examples, for data sets that are not in memory.
             epochs: ends the job after so many passes, where `max_steps` does not say otherwise.
+            resized: a resumed job is refused where its data set has another size than it had. With
+                this it goes on with the next epoch of what there is now.
 
         Raises:
             ConfigurationError: the data set has no length or no examples, or `epochs` is not above
                 0.
             Rejected: the workers disagree about the data set's size, or in synchronous jobs about
-                the batch size.
+                the batch size; or the checkpoint is of a data set of another size.
         """
         client = self._supervisor.client
         size = _size_of(dataset)
@@ -377,7 +380,8 @@ class Session:
         def source(count: int) -> list[tuple[int, int]]:
             left = self._left_over.pop((name, size), [])
             return [piece for span in left for piece in _cut(span, batch_size)] or [
-                (s.start, s.stop) for s in client.lease(name, size, batch_size, count)
+                (s.start, s.stop)
+                for s in client.lease(name, size, batch_size, count, resized=resized)
             ]
 
         order = Order(size, self.options.seed, shuffle=shuffle)

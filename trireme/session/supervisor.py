@@ -13,7 +13,6 @@ import logging
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -95,7 +94,7 @@ class Supervisor:
         options = training.options
         self.storage = Storage(task, training.run_dir, options.checkpoint, progress)
         self._view: View | None = None  # the last one that was looked at
-        self._last_step: int | None = None  # of the values that are here when training has ended
+        self._last_step: int | None = None  # of the values that are here while training ends
         self._interrupted: str | None = None
         self._stop_sent = False
         self._chief_at_end: bool | None = None
@@ -593,7 +592,7 @@ class Supervisor:
             return
         self._copied = None
         if self._averager is not None:
-            data = replace(data, local=self._averager.states(data.step))
+            data = self._checkpointer.with_local(data, self._averager)
         if last:
             self.storage.submit_last(data, self._view_number)
         else:
@@ -607,6 +606,7 @@ class Supervisor:
         self._last_step = self.global_step
         if self.should_stop or self.together:
             self._drain()
+        self._last_step = self.global_step
         self.buffers.settle()
         if self.is_chief and self._training.run_dir is not None:
             self._enter("saving")
@@ -720,7 +720,8 @@ class Supervisor:
         def made(before: dict[str, Any]) -> CheckpointData:
             state = ModelState(step, {name: p.detach().cpu().clone() for name, p in values.items()})
             lacks = list(self._checkpointer.lost_with_servers())
-            more = {LACKS: lacks, "rescued_from": lost, "consumed": before.get("consumed", {})}
+            kept = {name: before.get(name, {}) for name in ("consumed", "sizes")}
+            more = {LACKS: lacks, "rescued_from": lost, **kept}
             return self._checkpointer.checkpoint_of(state, more)
 
         return made

@@ -27,6 +27,7 @@ from trireme.errors import CheckpointError
 
 __all__ = [
     "FileRecord",
+    "can_hold",
     "index_name",
     "read_tensors",
     "tensor_shapes",
@@ -164,6 +165,15 @@ def _chunks(
         if tensor.numel():
             flat = tensor.detach().cpu().contiguous().reshape(-1)
             yield flat.view(torch.uint8).numpy().data
+
+
+def can_hold(name: str, tensor: torch.Tensor) -> bool:
+    """Returns whether a checkpoint can hold a tensor under that name."""
+    try:
+        _dtype_name(name, tensor)
+    except CheckpointError:
+        return False
+    return True
 
 
 def _dtype_name(name: str, tensor: torch.Tensor) -> str:
