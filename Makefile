@@ -4,6 +4,7 @@
 #   make test     the test suite                 make test PYTEST_ARGS='-k wire -x'
 #                                                make test TEST_PROCESSES=0 PYTEST_ARGS=--pdb
 #   make parity   a table: how far every way to spread a model is from one plain process
+#   make mutants  changes the program in 400 small ways: do its tests notice?   MUTANTS_ARGS=--help
 #   make test-ray the tests that need a Ray cluster, which they start on this host
 #   make browser-test   TensorBoard's dashboards in Chromium; screenshots in build/browser/
 #   make wheel    a wheel of the distribution trireme-train, in dist/
@@ -24,6 +25,8 @@ STAMP := .venv/.installed
 PYTEST_ARGS ?=
 # As many as there are cores. 0 is none beside pytest's own, as a debugger wants it.
 TEST_PROCESSES ?= logical
+MUTANTS_ARGS ?=
+MUTANTS_STAMP := .venv/.mutants-installed
 RAY_STAMP := .venv/.ray-installed
 BENCH_STAMP := .venv/.bench-installed
 BENCH_ARGS ?=
@@ -39,7 +42,7 @@ NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
 PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3; do \
     if "$$p" -c '$(NEW_ENOUGH)' >/dev/null 2>&1; then echo "$$p"; exit; fi; done)
 
-.PHONY: venv demo test test-ray browser-test parity wheel wheel-test lint bench bench-peers docs clean
+.PHONY: venv demo test test-ray browser-test parity mutants wheel wheel-test lint bench bench-peers docs clean
 
 venv: $(STAMP)
 
@@ -64,6 +67,13 @@ $(TRANSFORMERS_STAMP): $(STAMP)
 
 parity: $(TRANSFORMERS_STAMP)
 	$(BIN)/python -m tests.parity.table
+
+$(MUTANTS_STAMP): $(STAMP)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[mutants]'
+	@touch $@
+
+mutants: $(MUTANTS_STAMP)
+	$(BIN)/python -m tests.mutants $(MUTANTS_ARGS)
 
 $(RAY_STAMP): $(STAMP)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[ray]'
