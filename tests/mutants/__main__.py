@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import os
+import signal
 import sys
 import tempfile
 import time
@@ -52,6 +53,7 @@ WARM = ("torch", "numpy", "msgspec", "safetensors.torch", "hypothesis.stateful",
 
 def main(arguments: Sequence[str] | None = None) -> int:
     asked = _parse(arguments)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # ends what it has started
     began = time.monotonic()
     drawn = _drawn(asked)
     kinds = len({mutant.path for mutant in drawn})
@@ -60,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         importlib.import_module(name)
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
         first = Tree.copied(ROOT, Path(folder) / "0")
-        folders = [f"tests/{package}" for package in PACKAGES]
+        folders = sorted({f"tests/{Path(mutant.path).parts[1]}" for mutant in drawn})
         reach = measure(first, folders, asked.jobs, ROOT / "build" / "mutants" / "reach.json")
         print(
             f"{len(reach.seconds)} tests measured in {time.monotonic() - began:.0f} s"
@@ -69,8 +71,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
         trees = [first, *(first.again(Path(folder) / str(i)) for i in range(1, asked.jobs))]
         until = began + 60 * asked.minutes
-        results = list(_told(try_all(_while(drawn, until), trees, reach, asked.seconds), began))
-    return _report(results, len(drawn), asked.show)
+        results = list(
+            _told(try_all(_while(drawn, until), trees, reach, asked.seconds), began, asked.show)
+        )
+    return _report(results, len(drawn))
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -87,7 +91,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--minutes", type=float, default=55.0, help="after which no other is begun (default: 55)"
     )
-    parser.add_argument("--show", action="store_true", help="also by which test each was caught")
+    parser.add_argument("--show", action="store_true", help="also what becomes of each")
     return parser.parse_args(arguments)
 
 
@@ -115,21 +119,20 @@ def _while(mutants: Iterable[Mutant], until: float) -> Iterator[Mutant]:
         yield mutant
 
 
-def _told(results: Iterable[Result], began: float) -> Iterator[Result]:
-    """Passes results on, and says now and then how far it is."""
+def _told(results: Iterable[Result], began: float, show: bool) -> Iterator[Result]:
+    """Passes results on, and says now and then how far it is; of each, what became of it."""
     for count, result in enumerate(results, 1):
+        if show:
+            mutant, word = result.mutant, "caught" if result.caught else "SURVIVED"
+            print(f"{word} {mutant.path}:{mutant.line} {mutant.before} => {mutant.after}")
+            print(f"    {result.by}, {result.seconds:.1f} s", flush=True)
         if count % 25 == 0:
             print(f"{count} tried after {time.monotonic() - began:.0f} s", flush=True)
         yield result
 
 
-def _report(results: list[Result], drawn: int, show: bool) -> int:
+def _report(results: list[Result], drawn: int) -> int:
     known = read_survivors()
-    if show:
-        for result in results:
-            mutant, word = result.mutant, "caught" if result.caught else "SURVIVED"
-            print(f"{word} {mutant.path}:{mutant.line} {mutant.before} => {mutant.after}")
-            print(f"    {result.by}, {result.seconds:.1f} s")
     left = [result for result in results if not result.caught]
     unknown = [result for result in left if result.mutant.key not in known]
     for result in unknown:

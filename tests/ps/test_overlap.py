@@ -15,11 +15,12 @@ from tests.ps.test_client import JOB, SECRET, Membership, Servers, servers
 from trireme.errors import FrameError
 from trireme.ps.client import OVERLAP_BYTES, Client, ClientOptions
 from trireme.ps.dense import FlatModel
-from trireme.ps.messages import Applied, Push
+from trireme.ps.messages import Applied, GroupSpec, Push, Span
 from trireme.ps.optim import spec_of
 from trireme.ps.overlap import Overlap
 from trireme.ps.rule import Rule
 from trireme.ps.server import ShardHandler
+from trireme.ps.shard import Shard
 from trireme.ps.snapshot import ModelState
 
 LAYERS, WIDTH = 6, 32
@@ -253,11 +254,34 @@ def test_a_push_that_is_begun_anew_takes_the_place_of_the_one_before(worker: Wor
     assert worker.values == [1.0] * LAYERS
 
 
-def test_a_push_of_other_words_than_announced_is_sent_whole(worker: Worker) -> None:
+OTHER_WORDS = {
+    "weight": 2.0,
+    "hyper": (GroupSpec({"lr": 3.0}),),
+    "examples": (Span("d", 0, 4),),
+    "pulled": 0,
+}
+
+
+@pytest.mark.parametrize(("name", "value"), OTHER_WORDS.items(), ids=OTHER_WORDS)
+def test_a_push_of_other_words_than_announced_is_sent_whole_in_those_words(
+    name: str, value: Any, worker: Worker, made: Servers
+) -> None:
+    assert worker.step() == Applied(1)
     worker.begin().backward()  # type: ignore[no-untyped-call]
-    worker.client.push(2.0)
-    assert worker.client.wait().verdict == Applied(1)
-    assert worker.values == [1.0] * LAYERS
+    heard: dict[int, Push] = {}
+    push = Shard.push
+
+    def noted(shard: Shard, now: float, route: object, said: Push, gradients: Any) -> Any:
+        heard[shard.server] = said
+        return push(shard, now, route, said, gradients)
+
+    with mock.patch.object(Shard, "push", noted):
+        worker.client.push(**{"weight": 1.0, name: value})
+        assert worker.client.wait().verdict == Applied(2)
+    assert getattr(heard[0], name) == value
+    assert [said.order for said in heard.values()] == [()] * len(made.services)
+    assert worker.values == [4.0 if name == "hyper" else 2.0] * LAYERS
+    assert not worker.overlap.ruled_out
 
 
 def test_a_client_that_closes_in_backward_ends_its_thread_and_its_watch(made: Servers) -> None:
