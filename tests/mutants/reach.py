@@ -28,8 +28,7 @@ LEFT_OUT = re.compile(
     r"|shows_a_failing_schedule"
     r"|test_every_invariant_holds\[\w+-[1-9]"
 )
-"""Tests that pass when something is broken; and of the simulator's schedules all but the first dozens
-of each mode."""
+"""Tests that pass when something is broken; and the simulator's, but for some dozens of schedules."""
 
 
 @dataclass

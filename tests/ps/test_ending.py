@@ -93,3 +93,64 @@ def test_the_last_step_is_reached_exactly_whatever_the_order(seed: int) -> None:
         elif not training:
             break
     assert step == last
+
+
+def test_an_update_of_several_steps_counts_for_as_many() -> None:
+    end = ending(8)
+    end.period = 4
+    assert end.grant(0, 0)
+    assert end.grant(1, 0)
+    assert not end.grant(2, 0)
+    end.done(1)
+    assert end.grant(2, 0)
+    assert end.stop(0) == 8
+    end.done(0)
+    assert end.stop(1) == 5, "one is under way"
+    end = ending(None)
+    end.period = 4
+    end.grant(0, 3)
+    assert end.stop(3) == 7
+    assert end.last == 7
+
+
+def test_who_would_be_too_many_waits_for_those_under_way() -> None:
+    end = ending(5)
+    end.patient = True
+    end.grant(0, 3)
+    assert not end.undecided(1, 3), "it is the second of two"
+    end.grant(1, 3)
+    assert end.undecided(2, 3), "one of the two may be lost"
+    assert not end.undecided(0, 3), "its own is one of them"
+    assert not end.undecided(2, 5), "nothing is to be done"
+    end.done(0)
+    assert end.undecided(2, 4)
+    assert not end.undecided(2, 3)
+
+
+@pytest.mark.parametrize(
+    ("patient", "decides", "last"), [(False, True, 5), (True, False, 5), (True, True, None)]
+)
+def test_nobody_waits_where_nothing_is_to_be_waited_for(
+    patient: bool, decides: bool, last: int | None
+) -> None:
+    end = ending(last, decides=decides)
+    end.patient = patient
+    end.grant(0, 4)
+    assert not end.undecided(1, 4)
+
+
+def test_who_is_not_let_go_on_has_nothing_under_way() -> None:
+    end = ending(5)
+    end.grant(0, 3)
+    assert not end.grant(0, 5)
+    assert end.under_way == set()
+    end.done(0)
+    end.done(7)
+    assert end.grant(1, 4)
+
+
+def test_the_end_is_reached_at_the_last_step_and_after_it() -> None:
+    end = ending(5)
+    assert [end.reached(step) for step in (4, 5, 6)] == [False, True, True]
+    assert not ending(None).reached(100)
+    assert not Ending(decides=True).undecided(0, 0)
