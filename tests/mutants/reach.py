@@ -28,7 +28,7 @@ LEFT_OUT = re.compile(
     r"|shows_a_failing_schedule"
     r"|test_every_invariant_holds\[\w+-[1-9]"
 )
-"""Tests that pass when something is broken; and the simulator's, but for some dozens of schedules."""
+"""Tests that pass when something is broken; and most of the schedules of the simulator's tests."""
 
 
 @dataclass
