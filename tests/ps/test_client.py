@@ -8,22 +8,38 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
+from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 from torch import nn
 
 from trireme.cluster.view import ServerEntry, View, WorkerEntry
-from trireme.errors import WaitTimeout, WireTimeout
-from trireme.ps.client import Client, ClientOptions
-from trireme.ps.dense import FlatModel
-from trireme.ps.messages import Applied, GroupSpec, Stale
+from trireme.errors import ConfigurationError, FrameError, WaitTimeout, WireTimeout
+from trireme.ps.client import Client, ClientOptions, _expect
+from trireme.ps.dense import FlatModel, PartBuffer
+from trireme.ps.messages import (
+    Applied,
+    Freeze,
+    GroupSpec,
+    Loaded,
+    PullReply,
+    Push,
+    Span,
+    Stale,
+    Stopping,
+    Thaw,
+    Waiting,
+)
 from trireme.ps.optim import groups_of, spec_of
 from trireme.ps.rule import Rule
 from trireme.ps.server import LeaderLink, ShardHandler
 from trireme.ps.server_links import Patience, ServerLinks
+from trireme.ps.shard import Shard
 from trireme.ps.snapshot import ModelState
 from trireme.wire.handshake import Identity
+from trireme.wire.message import Message
 from trireme.wire.service import Service
 from trireme.wire.transport import listen
 
@@ -100,6 +116,7 @@ class Worker:
         aggregator: str | None = None,
         shared: bool = False,
         retry_seconds: float = 30.0,
+        patience_seconds: float = 10.0,
     ) -> None:
         torch.manual_seed(1)
         model = nn.Linear(8, 8)
@@ -114,7 +131,7 @@ class Worker:
             index,
             1,
             retry_seconds=retry_seconds,
-            patience_seconds=10.0,
+            patience_seconds=patience_seconds,
             aggregator=aggregator,
         )
         self.client = Client(options, self.membership, self.flat)
@@ -239,3 +256,274 @@ def test_who_is_waited_for_too_long_is_named() -> None:
         links.check_patience(Patience(now - 11, ["worker:1", "worker:2"]), links.links)
     with pytest.raises(WaitTimeout, match="worker:3 waited 10 s for an answer of ps:1, which said"):
         links.check_patience(Patience(now - 11), links.links[1:])
+
+
+# What a push says, and what its answer does -----------------------------------------------------
+
+
+@contextmanager
+def overhearing() -> Iterator[dict[int, list[Push]]]:
+    heard: dict[int, list[Push]] = {}
+    push = Shard.push
+
+    def noted(shard: Shard, now: float, route: object, said: Push, gradients: PartBuffer) -> Any:
+        heard.setdefault(shard.server, []).append(said)
+        return push(shard, now, route, said, gradients)
+
+    with mock.patch.object(Shard, "push", noted):
+        yield heard
+
+
+def test_a_push_says_what_it_is_and_only_server_0_hears_of_examples() -> None:
+    with servers(2) as made, overhearing() as heard:
+        worker = Worker(made, 0, Rule(every=4))
+        worker.begin()
+        worker.push()
+        worker.client.wait()
+        spans = (Span("d", 0, 4), Span("d", 4, 8))
+        worker.client.push(2.5, examples=list(spans), pulled=0, steps=3)
+        result = worker.client.wait()
+        assert (result.step, result.staleness, result.stop) == (4, 1, False)
+        worker.client.push(1.0)
+        assert worker.client.wait().staleness == 0
+        for server, pushes in heard.items():
+            first, second, third = pushes
+            assert first == Push(0, 1, 1, 1, 0, 0, 1.0, worker.hyper())
+            told = spans if server == 0 else ()
+            assert second == Push(0, 1, 1, 2, 1, 0, 2.5, None, told, steps=3)
+            assert third == Push(0, 1, 1, 3, 2, 4, 1.0)
+        worker.client.close()
+
+
+def test_hyper_parameters_are_said_when_they_have_changed_and_after_joining_again() -> None:
+    with servers(1) as made, overhearing() as heard:
+        worker = Worker(made, 0, Rule())
+        worker.begin()
+
+        def push() -> None:
+            worker.push()
+            worker.client.wait()
+
+        push()
+        push()
+        worker.client.push(1.0)
+        worker.client.wait()
+        push()
+        worker.optimizer.param_groups[0]["lr"] = 0.5
+        push()
+        worker.client.attach(spec_of(worker.optimizer), Rule())
+        push()
+        said = [p.hyper for p in heard[0]]
+        assert said == [said[0], None, None, None, worker.hyper(), worker.hyper()]
+        assert said[0] not in (None, worker.hyper())
+        worker.client.close()
+
+
+def test_bytes_are_counted_by_what_was_pushed_and_what_came() -> None:
+    with servers(2) as made:
+        worker = Worker(made, 0, SYNC)
+        size = worker.flat.layout.bytes
+        worker.begin()
+        assert (worker.client.bytes_sent, worker.client.bytes_received) == (0, size)
+        for count in (1, 2):
+            worker.push()
+            worker.client.wait()
+            assert worker.client.bytes_sent == count * size
+            assert worker.client.bytes_received == (1 + count) * size
+        worker.client.close()
+
+
+def test_one_push_at_a_time_and_none_after_the_end() -> None:
+    with servers(1) as made:
+        worker = Worker(made, 0, Rule(max_steps=2))
+        worker.begin()
+        worker.push()
+        with pytest.raises(ConfigurationError, match="worker:0 pushed before it waited"):
+            worker.push()
+        assert not worker.client.wait().stop
+        worker.push()
+        result = worker.client.wait()
+        assert (result.verdict, result.stop) == (Applied(2), True)
+        with pytest.raises(ConfigurationError, match="worker:0 made an update after training had"):
+            worker.push()
+        assert worker.client.pull().stop
+        worker.client.close()
+
+
+def test_only_a_pull_to_train_may_stop_a_worker() -> None:
+    with servers(1, workers=2) as made:
+        first, second = (Worker(made, index, Rule(max_steps=1)) for index in (0, 1))
+        first.begin()
+        first.push()
+        assert first.client.wait().stop
+        assert not second.client.pull(train=False).stop
+        assert not second.client.stopping
+        assert second.client.step == 1
+        assert second.client.pull().stop
+        for worker in (first, second):
+            worker.client.close()
+
+
+def test_what_is_asked_meanwhile_lets_the_push_under_way_be_answered_first() -> None:
+    with servers(2) as made:
+        worker = Worker(made, 0, SYNC)
+        worker.begin()
+        worker.push()
+        assert [status.step for status in worker.client.status()] == [1, 1]
+        result = worker.client.wait()
+        assert result.verdict == Applied(1)
+        assert worker.client.verdicts == [Applied(1)] * 2
+        assert worker.value == -1.0
+        worker.client.close()
+
+
+def test_values_of_different_steps_are_brought_to_the_same_one() -> None:
+    """Server 1 is a step ahead, as when a round closed between two answers."""
+    with servers(2, workers=2) as made:
+        first, second = (Worker(made, index, Rule(1, staleness=0)) for index in (0, 1))
+        for worker in (first, second):
+            worker.begin()
+        first.push()
+        first.client.wait()
+        size = second.client.bytes_received
+        assert second.client._level([0, 1]) == 1
+        assert second.client.bytes_received == size + second.client._values[0].nbytes
+        second.flat.publish_values()
+        half = [float(p.detach().flatten()[0]) for p in second.flat.parameters.values()]
+        assert -1.0 in half, "what was behind is there"
+        second.client._synchronous = False
+        assert second.client._level([3, 4]) == 3, "asynchronous servers are where they are"
+        for worker in (first, second):
+            worker.client.close()
+
+
+def test_a_new_incarnation_counts_anew() -> None:
+    with servers(1) as made, overhearing() as heard:
+        worker = Worker(made, 0, Rule())
+        worker.begin()
+        worker.push()
+        worker.client.wait()
+        worker.push()
+        second = View(2, made.first_view.servers, (WorkerEntry(0, 2),))
+        worker.membership.view = second
+        made.take(0, second)
+        worker.client.renew(2)
+        assert worker.client.options.incarnation == 2
+        worker.client.pull()
+        worker.push()
+        assert isinstance(worker.client.wait().verdict, Applied)
+        last = heard[0][-1]
+        assert (last.incarnation, last.sequence, last.acknowledged) == (2, 1, 0)
+        worker.client.close()
+
+
+# What else is asked -----------------------------------------------------------------------------
+
+
+def test_workers_leave_each_other_bytes_and_hear_who_left_what() -> None:
+    with servers(1, workers=2) as made:
+        first, second = (Worker(made, index, Rule()) for index in (0, 1))
+        first.client.share("topic", b"of the first")
+        second.client.share("topic", b"second's")
+        second.client.share("other", b"x")
+        assert first.client.collect("topic") == {0: b"of the first", 1: b"second's"}
+        assert first.client.collect("nothing") == {}
+        for worker in (first, second):
+            worker.client.close()
+
+
+def test_an_end_is_set_once_asked_for_and_waited_for() -> None:
+    with servers(1) as made:
+        worker = Worker(made, 0, Rule())
+        worker.begin()
+        assert worker.client.set_end(5) == 5
+        assert worker.client.set_end(7) == 5
+        worker.push()
+        worker.client.wait()
+        assert worker.client.stop("enough") == 2, "the update that it may compute is let in"
+        worker.client.retire()
+        assert (worker.client.drain(), worker.client.step) == (1, 1)
+        worker.client.close()
+
+
+def test_a_copy_is_of_all_servers_and_is_tried_again_while_another_is_under_way() -> None:
+    with servers(2) as made:
+        worker = Worker(made, 0, SYNC)
+        worker.begin()
+        worker.push()
+        worker.client.wait()
+        for handler in made.handlers[1:]:
+            handler.shard.freeze(time.monotonic(), None, Freeze(99))
+        tries: list[bool] = []
+        try_cut = worker.client._try_cut
+
+        def tried(state: bool) -> Any:
+            found = try_cut(state)
+            tries.append(found is not None)
+            held = [handler.shard._hold.token for handler in made.handlers]
+            if found is None:
+                assert held == [None, 99], "what was begun is taken back"
+                made.handlers[1].shard.thaw(time.monotonic(), None, Thaw(99))
+            return found
+
+        with mock.patch.object(worker.client, "_try_cut", tried):
+            copy = worker.client.snapshot(state=True)
+        assert tries == [False, True]
+        assert copy.step == 1
+        assert {name: float(v.flatten()[0]) for name, v in copy.values.items()} == {
+            name: -1.0 for name in worker.flat.parameters
+        }
+        assert [row.applied for row in copy.workers] == [1]
+        worker.client.close()
+
+
+def test_a_copy_that_never_comes_about_is_given_up() -> None:
+    with servers(1) as made:
+        worker = Worker(made, 0, SYNC, patience_seconds=0.2)
+        worker.begin()
+        made.handlers[0].shard.freeze(time.monotonic(), None, Freeze(99))
+        with pytest.raises(WaitTimeout, match="worker:0 could not copy a consistent state within"):
+            worker.client.snapshot(state=False)
+        worker.client.close()
+
+
+def test_a_copy_of_servers_in_different_views_is_not_taken() -> None:
+    with servers(2) as made:
+        worker = Worker(made, 0, SYNC)
+        worker.begin()
+        made.take(1, View(2, made.first_view.servers, made.first_view.workers))
+        assert worker.client._try_cut(False) is None
+        assert [handler.shard._hold.token for handler in made.handlers] == [None, None]
+        worker.client.close()
+
+
+def test_a_clock_of_each_server_is_read_between_asking_and_its_answer() -> None:
+    with servers(2) as made:
+        worker = Worker(made, 0, SYNC)
+        worker.begin()
+        before = time.monotonic()
+        clocks = worker.client.trace("read")
+        assert len(clocks) == 2
+        for clock in clocks:
+            assert before <= clock.asked <= clock.now <= clock.heard <= time.monotonic()
+        worker.client.close()
+
+
+@pytest.mark.parametrize("message", [Stopping(1), Waiting("x", (), 0.0)], ids=["other", "notice"])
+def test_an_answer_to_something_else_is_named(message: Message) -> None:
+    with pytest.raises(FrameError, match=r"answered with .* where Loaded was due"):
+        _expect((message, []), Loaded)
+
+
+def test_values_of_another_length_are_refused() -> None:
+    with servers(1) as made:
+        worker = Worker(made, 0, SYNC)
+        length = worker.client._values[0].nbytes
+        reply = PullReply(1, False)
+        assert worker.client._place(0, reply, length) == worker.client._values[0].views
+        for wrong in (length - 1, length + 1, 0):
+            with pytest.raises(FrameError, match=f"ps:0 sent {wrong} bytes of values where its"):
+                worker.client._place(0, reply, wrong)
+        (other,) = worker.client._place(0, Loaded(1), 12)
+        assert len(other) == 12
+        worker.client.close()
