@@ -22,6 +22,7 @@ from trireme.cluster.messages import (
     Join,
     Joined,
     Left,
+    Outcome,
     Refused,
     Stop,
     StopRequested,
@@ -668,3 +669,202 @@ class TestStatus:
 def test_a_policy_that_makes_no_sense_is_refused(option: str, value: float) -> None:
     with pytest.raises(ConfigurationError, match=option):
         replace(Policy(workers=1, servers=0), **{option: value})  # type: ignore[arg-type]
+
+
+class TestReasons:
+    """What the log says of each event: who, what and why."""
+
+    def test_who_joins_is_named_with_its_start(self) -> None:
+        job = Driver(workers=1, servers=0)
+        job.join("worker:0", pid=42)
+        assert job.reason == (
+            "worker:0 (pid 42 on h) is connected as incarnation 1; every task has come; "
+            "view 1: workers 0, 0 servers"
+        )
+        assert job.state.reason == "every task has come"
+
+    def test_who_is_refused_is_named_with_the_reason(self) -> None:
+        job = Driver(workers=1, servers=0)
+        a = job.join("worker:0", pid=42)
+        job.now += 3.0
+        b = job.join("worker:0", pid=43)
+        ((connection, refusal),) = job.sent
+        assert connection == b and isinstance(refusal, Refused)
+        assert job.reason == f"worker:0 was refused: {refusal.reason}"
+        assert refusal.reason == (
+            "worker:0 is held by pid 42 on h, connected for 3 s and last heard 3.0 s ago: end that "
+            "process first, or give this one an index of its own"
+        )
+        assert job.state.holder(a) is not None
+
+    def test_a_task_outside_is_told_how_many_there_are(self) -> None:
+        for workers, said in ((1, "which has 1 task of role worker"), (2, "which has 2 tasks of")):
+            job = Driver(workers=workers, servers=0)
+            job.join("worker:7")
+            ((_, refusal),) = job.sent
+            assert isinstance(refusal, Refused) and said in refusal.reason
+
+    def test_a_latecomer_is_noted(self) -> None:
+        job = Driver(workers=1, servers=0)
+        a = job.join("worker:0")
+        job.leave(a, "finished")
+        b = job.join("worker:0")
+        assert job.sent == [(b, over(job))]
+        assert job.reason == "worker:0 came after the job was over"
+
+    def test_a_heartbeat_and_what_is_out_of_place(self) -> None:
+        job = Driver(workers=1, servers=0)
+        a = job.join("worker:0")
+        job.say(a, Heartbeat({}))
+        assert job.reason == "worker:0 is alive"
+        job.say(9, Heartbeat({}))
+        assert job.reason == "the connection of no task is closed: Heartbeat has no place here"
+        job.say(a, HeartbeatHeard())
+        assert job.reason.startswith(
+            "the connection of worker:0 (pid 7 on h) is closed: HeartbeatHeard has no place here; "
+            "worker:0 (pid 7 on h) is cut off: HeartbeatHeard has no place here"
+        )
+        task = job.state.tasks["worker:0"]
+        assert task.reason == "its connection closed (HeartbeatHeard has no place here)"
+        assert (task.state, task.connection, task.since) == ("disconnected", None, job.now)
+
+    def test_who_is_cut_off_and_lost(self) -> None:
+        job = Driver(workers=2, servers=0)
+        tasks = job.join_all()
+        job.hang_up(tasks["worker:1"])
+        assert job.reason == "worker:1 (pid 7 on h) is cut off: the peer closed it"
+        job.now += 2.0
+        job.feed(Tick())
+        why = "its connection closed (the peer closed it), and it did not come back within 2.0 s"
+        assert job.reason == (
+            f"worker:1 (pid 7 on h) was lost: {why}; view 2: workers 0, 0 servers"
+        )
+        assert job.state.tasks["worker:1"].reason == why
+
+    def test_who_is_silent_is_lost(self) -> None:
+        job = Driver(workers=2, servers=0)
+        tasks = job.join_all()
+        job.wait(9.0, tasks["worker:0"])
+        job.now += 1.0
+        job.say(tasks["worker:0"], Heartbeat({}))
+        job.feed(Tick())
+        assert "worker:1 (pid 7 on h) was lost: it said nothing for 10.0 s" in job.reason
+        assert job.closed == [tasks["worker:1"]]
+
+    def test_who_leaves_says_how(self) -> None:
+        job = Driver(workers=2, servers=0)
+        tasks = job.join_all()
+        job.leave(tasks["worker:1"], "finished", "it is done")
+        assert job.reason.startswith("worker:1 (pid 7 on h) left, finished: it is done")
+        job.leave(tasks["worker:1"], "finished")
+        assert job.sent == [(tasks["worker:1"], Left())]
+        assert job.reason == "worker:1 (pid 7 on h) left, finished"
+        job.leave(tasks["worker:0"], "finished")
+        assert job.reason.endswith("the job is over, finished: every worker has finished")
+        job.say(tasks["worker:0"], JobOverHeard())
+        assert job.reason == "worker:0 knows that the job is over"
+        assert job.closed == [tasks["worker:0"]]
+        assert job.state.tasks["worker:0"].connection is None
+
+    def test_a_stop_says_why_and_reaches_workers_that_are_there(self) -> None:
+        job = Driver(workers=3, servers=1)
+        tasks = job.join_all()
+        job.hang_up(tasks["worker:2"])
+        job.say(tasks["ps:0"], Stop("enough"))
+        assert job.reason == "the job was asked to stop: enough"
+        assert job.sent == [(tasks[f"worker:{w}"], StopRequested("enough")) for w in (0, 1)]
+        job.say(tasks["ps:0"], Stop("again"))
+        assert (job.reason, job.sent, job.state.stop) == ("", [], "enough")
+
+    def test_a_pause_moves_every_deadline(self) -> None:
+        job = Driver(workers=3, servers=0)
+        tasks = job.join_all()
+        job.hang_up(tasks["worker:1"])
+        job.wait(2.0, tasks["worker:0"], tasks["worker:2"])
+        job.hang_up(tasks["worker:2"])
+        before = job.state.tasks
+        job.now += 60.0
+        job.feed(Paused(60.0))
+        assert job.reason == ("the coordinator stood still for 60.0 s: nobody is given up for it")
+        for name, waited in (("worker:0", 0.0), ("worker:1", 60.0), ("worker:2", 60.0)):
+            task = job.state.tasks[name]
+            assert task.heard == before[name].heard + 60.0
+            assert task.since == before[name].since + waited
+        assert [task.state for task in job.state.tasks.values()] == ["live", "lost", "disconnected"]
+
+    def test_those_who_are_waited_for_are_noted(self) -> None:
+        job = Driver(workers=2, servers=0, join_timeout=60.0)
+        a = job.join("worker:0")
+        job.wait(5.0, a)
+        assert job.reason == "waiting for worker:1, 55 s more"
+
+
+class TestFailures:
+    def test_a_worker_that_fails_after_a_server_went_names_the_first_of_them(self) -> None:
+        job = Driver(workers=2, servers=2)
+        tasks = job.join_all()
+        job.hang_up(tasks["ps:1"])
+        job.now += 0.5
+        job.hang_up(tasks["ps:0"])
+        job.now += 0.5
+        job.leave(tasks["worker:0"], "failed", "no server", "Traceback")
+        end = over(job)
+        assert (end.outcome, end.culprit, end.details) == ("failed", "ps:1", "Traceback")
+        assert end.reason == (
+            "ps:1 (pid 7 on h) went away: its connection closed (the peer closed it); 1.0 s later "
+            "worker:0 (pid 7 on h) failed: no server"
+        )
+
+    def test_a_server_that_fails_is_the_culprit_itself(self) -> None:
+        job = Driver(workers=1, servers=2)
+        tasks = job.join_all()
+        job.hang_up(tasks["ps:1"])
+        job.leave(tasks["ps:0"], "failed", "no memory")
+        assert (over(job).culprit, over(job).reason) == (
+            "ps:0",
+            "ps:0 (pid 7 on h) failed: no memory",
+        )
+
+    @pytest.mark.parametrize(("outcome", "how"), [("finished", "failed"), ("interrupted",) * 2])
+    def test_a_server_that_leaves_too_early_ends_the_job(self, outcome: Outcome, how: str) -> None:
+        job = Driver(workers=1, servers=1)
+        tasks = job.join_all()
+        job.leave(tasks["ps:0"], outcome)
+        end = over(job)
+        assert (end.outcome, end.culprit) == (how, "ps:0")
+        assert end.reason.endswith(f"left, {outcome}, while workers still needed its parameters")
+
+    def test_an_incarnation_that_was_never_given_and_one_that_was_given_up(self) -> None:
+        job = Driver(workers=2, servers=0)
+        tasks = job.join_all()
+        job.join("worker:0", incarnation=2)
+        ((_, unknown),) = job.sent
+        assert isinstance(unknown, Refused) and unknown.code == "unknown"
+        job.hang_up(tasks["worker:0"])
+        job.join("worker:0")
+        job.join("worker:0", incarnation=1)
+        ((_, superseded),) = job.sent
+        assert isinstance(superseded, Refused) and superseded.code == "superseded"
+        assert superseded.reason.startswith("worker:0 (pid 7 on h) is now incarnation 2 of this")
+
+    def test_who_comes_back_is_live_since_then(self) -> None:
+        job = Driver(workers=2, servers=0)
+        tasks = job.join_all()
+        job.hang_up(tasks["worker:0"])
+        job.now += 1.0
+        again = job.join("worker:0", incarnation=1)
+        task = job.state.tasks["worker:0"]
+        assert (task.state, task.reason, task.since) == ("live", "it connected again", job.now)
+        assert (task.heard, task.connection) == (job.now, again)
+        job.now += 1.0
+        newer = job.join("worker:0", incarnation=1)
+        assert job.state.tasks["worker:0"].since == job.now - 1.0, "it was live before"
+        assert job.closed == [again]
+        assert job.state.tasks["worker:0"].connection == newer
+
+    def test_a_new_process_shows_where_it_is(self) -> None:
+        job = Driver(workers=1, servers=1)
+        job.join("ps:0", pid=3)
+        task = job.state.tasks["ps:0"]
+        assert (task.host, task.pid, task.address) == ("h", 3, "tcp://h:0")
+        assert (task.reason, task.since, task.incarnation) == ("it joined", job.now, 1)

@@ -237,7 +237,9 @@ def _other_arguments(node: cst.Call) -> Iterator[cst.CSTNode]:
         return
     for changed in operator_arg_removal(node):
         left_out = len(changed.args) < len(node.args)
-        gone = next(a for i, a in enumerate(node.args) if a not in changed.args)
+        gone = next(a for a in node.args if a not in changed.args)
+        if gone.keyword is not None and gone.keyword.value == "strict":
+            continue  # of zip: an assertion
         if left_out == (gone.keyword is not None):
             yield changed
 

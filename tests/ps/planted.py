@@ -21,16 +21,21 @@ from trireme.ps.layout import Layout
 from trireme.ps.messages import (
     Applied,
     Attach,
+    Cut,
     Lease,
+    Load,
     Push,
+    Retire,
+    Retired,
     RoundClose,
+    RoundReady,
     Span,
     WorkerProgress,
 )
 from trireme.ps.push_table import Pending, PushTable, WorkerRecord
 from trireme.ps.round import Decision, Follower, Leader, Live, Member, Round
 from trireme.ps.shard import Shard, _Answer
-from trireme.ps.values import Total, ValuesFactory, make_values
+from trireme.ps.values import Tensors, Total, ValuesFactory, make_values
 from trireme.simulate.client import Client, Lane
 from trireme.simulate.server import Route, Server
 
@@ -422,3 +427,155 @@ class WaitsInOrder(Client):
             self.network.loop.after(0.1, lambda: self.retry(lane))
         else:
             super().retry(lane)
+
+
+class LoadsTwice(Shard):
+    """A repeated load, or that of a chief that takes over late, begins the values anew."""
+
+    def load(self, now: float, route: object, request: Load, tensors: Tensors) -> list[Instruction]:
+        self.loaded = False
+        return super().load(now, route, request, tensors)
+
+
+class WaitsForTheRetired(Shard):
+    """Who trains no more is waited for."""
+
+    def retire(self, now: float, route: object, request: Retire) -> list[Instruction]:
+        return [Reply(route, Retired())]
+
+
+class AppliesWhatTheLostHadHeld(Shard):
+    """What a cut held back is decided after it, though its worker is out by then."""
+
+    def _consider(self, pending: Pending) -> None:
+        record = self._table.records[pending.push.worker]
+        record.pending = pending
+        super()._consider(pending)
+
+
+class CutsTooEarly(Shard):
+    """A copy does not wait for what other servers have decided."""
+
+    def cut(self, now: float, route: object, request: Cut) -> list[Instruction]:
+        return super().cut(now, route, msgspec.structs.replace(request, step=0, decided=()))
+
+
+class ForgetsWhatWasConsumed(Shard):
+    """A resumed job deals examples again that are in the values."""
+
+    def load(self, now: float, route: object, request: Load, tensors: Tensors) -> list[Instruction]:
+        request = msgspec.structs.replace(request, consumed=())
+        return super().load(now, route, request, tensors)
+
+
+class RepeatsGoUnanswered(Shard):
+    """A worker that asks again while its answer is withheld is answered where it asked first."""
+
+    def push(
+        self, now: float, route: object, push: Push, gradients: PartBuffer
+    ) -> list[Instruction]:
+        record = self._table.records.get(push.worker)
+        waiting = None if record is None else record.pending
+        kept = None if waiting is None else waiting.route
+        out = super().push(now, route, push, gradients)
+        if waiting is not None and record is not None and record.pending is waiting:
+            waiting.route = kept
+        return out
+
+
+class AppliesWithoutCounting(Shard):
+    """An update that is applied under a staleness bound or without one makes no step."""
+
+    def _apply_one(self, pending: Pending) -> None:
+        super()._apply_one(pending)
+        if pending.push.sequence % 5 == 0:
+            self.step -= pending.push.steps
+
+
+class _KeepsSequences(PushTable):
+    def admit(self, worker: int, incarnation: int, clock: int) -> WorkerRecord:
+        sequence = self.records[worker].sequence if worker in self.records else 0
+        record = super().admit(worker, incarnation, clock)
+        record.sequence = max(record.sequence, sequence)
+        return record
+
+
+class KeepsSequences(_WithParts):
+    """A worker that was started anew goes on with the numbers of the process before."""
+
+    table = _KeepsSequences
+
+
+class _KeepsVerdicts(PushTable):
+    def admit(self, worker: int, incarnation: int, clock: int) -> WorkerRecord:
+        record = self.records.setdefault(worker, WorkerRecord())
+        kept = dict(record.verdicts)
+        pushed = record.sequence
+        super().admit(worker, incarnation, clock)
+        if incarnation > 1 and kept and not record.sequence:
+            record.verdicts, record.sequence = kept, min(1, pushed)
+        return record
+
+
+class AnswersForTheProcessBefore(_WithParts):
+    """A new process's first push gets the verdict of the old one's."""
+
+    table = _KeepsVerdicts
+
+
+class _BeginsAtZero(PushTable):
+    def admit(self, worker: int, incarnation: int, clock: int) -> WorkerRecord:
+        return super().admit(worker, incarnation, 10**6)
+
+
+class NewcomersAreAhead(_WithParts):
+    """A newcomer counts as further than everybody: it waits for the others, and nobody for it."""
+
+    table = _BeginsAtZero
+
+
+class _ClosesAnother(Follower):
+    def hear(self, step: int, message: RoundClose) -> None:
+        super().hear(message.step, message)
+
+
+class ClosesAnotherRound(_WithParts):
+    """A decision on one round is taken for one on the next."""
+
+    follower = _ClosesAnother
+
+
+class _HearsOld(Leader):
+    def hear(self, step: int, message: RoundReady) -> list[Send]:
+        return super().hear(message.step, message)
+
+
+class HearsOfOldRounds(_WithParts):
+    """What a server has said of an earlier round counts for the open one."""
+
+    leader = _HearsOld
+
+
+class _KeepsHeard(Leader):
+    def begin(self) -> None:
+        self._proposed = ()
+
+
+class RemembersTheRoundBefore(_WithParts):
+    """What servers held in one round they are believed to hold in the next."""
+
+    leader = _KeepsHeard
+
+
+class _Lane(Lane):
+    def _hear(self, route: Route, message: Any, payload: Sequence[Any]) -> None:
+        self.wire, self._sequence = route.wire, route.sequence
+        super()._hear(route, message, payload)
+
+
+class TakesAnyAnswer(Client):
+    """A late answer, of an earlier request or connection, is taken for the one that is due."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.lanes = [_Lane(self, lane._server) for lane in self.lanes]

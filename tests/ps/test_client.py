@@ -21,11 +21,14 @@ from trireme.ps.client import Client, ClientOptions, _expect
 from trireme.ps.dense import FlatModel, PartBuffer
 from trireme.ps.messages import (
     Applied,
+    Cut,
     Freeze,
     GroupSpec,
     Loaded,
     PullReply,
     Push,
+    PushReply,
+    Refused,
     Span,
     Stale,
     Stopping,
@@ -35,7 +38,7 @@ from trireme.ps.messages import (
 from trireme.ps.optim import groups_of, spec_of
 from trireme.ps.rule import Rule
 from trireme.ps.server import LeaderLink, ShardHandler
-from trireme.ps.server_links import Patience, ServerLinks
+from trireme.ps.server_links import Patience, Request, ServerLinks
 from trireme.ps.shard import Shard
 from trireme.ps.snapshot import ModelState
 from trireme.wire.handshake import Identity
@@ -497,6 +500,27 @@ def test_a_copy_of_servers_in_different_views_is_not_taken() -> None:
         worker.client.close()
 
 
+def test_a_copy_has_what_any_server_has_decided() -> None:
+    with servers(2) as made:
+        worker = Worker(made, 0, SYNC)
+        worker.begin()
+        first = made.handlers[0].shard
+        first._table.decide(Push(0, 1, 1, 1, 0, 0, 1.0), Applied(1))
+        first.step = 1
+        asked: list[Message] = []
+
+        def ask_all(request: Any) -> list[Any]:
+            asked.append(request(0).build(1))
+            return [(Refused("busy", "", 1), [])] * 2
+
+        with mock.patch.object(worker.client, "_ask_all", ask_all):
+            assert worker.client._try_cut(True) is None
+        (cut,) = asked
+        assert isinstance(cut, Cut)
+        assert (cut.step, cut.decided, cut.state) == (1, ((0, 1),), True)
+        worker.client.close()
+
+
 def test_a_clock_of_each_server_is_read_between_asking_and_its_answer() -> None:
     with servers(2) as made:
         worker = Worker(made, 0, SYNC)
@@ -526,4 +550,28 @@ def test_values_of_another_length_are_refused() -> None:
                 worker.client._place(0, reply, wrong)
         (other,) = worker.client._place(0, Loaded(1), 12)
         assert len(other) == 12
+        worker.client.close()
+
+
+def test_what_an_aggregator_says_meanwhile_is_passed_on() -> None:
+    with servers(1) as made:
+        worker = Worker(made, 0, SYNC)
+        client, notice = worker.client, Waiting("round 1", ("worker:1",), 2.0)
+
+        def wait(seconds: float, meanwhile: Any) -> PushReply:
+            meanwhile(notice)
+            meanwhile(None)
+            return PushReply(Applied(1), 1, 0, True)
+
+        client._host = mock.Mock(wait=wait)
+        client._over_host = client._pushed = True
+        client._links[0].request = Request(lambda view: Loaded(view))
+        with (
+            mock.patch.object(client._servers, "notice") as told,
+            mock.patch.object(worker.membership, "check") as checked,
+        ):
+            assert client.wait().stop
+        assert [call.args[0] for call in told.call_args_list] == [notice]
+        assert checked.call_count == 2, "whether the job goes on"
+        assert (client._links[0].request, client._over_host) == (None, False)
         worker.client.close()

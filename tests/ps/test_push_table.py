@@ -87,3 +87,13 @@ def test_counts_outlive_the_job_and_sequences_do_not() -> None:
     assert (record.incarnation, record.sequence, record.clock) == (1, 0, 0)
     resumed.decide(push(0, 1), Applied(2))
     assert (record.applied, record.stale) == (2, 1)
+
+
+def test_of_a_snapshot_only_the_counts_are_taken_over() -> None:
+    table = PushTable()
+    table.restore([WorkerProgress(3, 2, 9, 5, 1)])
+    assert table.export() == (WorkerProgress(3, 0, 0, 5, 1),)
+    record = table.records[3]
+    assert (record.clock, record.verdicts, record.pending) == (0, {}, None)
+    assert table.admit(3, 1, 4).clock == 4
+    assert table.export() == (WorkerProgress(3, 1, 0, 5, 1),)

@@ -39,3 +39,10 @@ def test_a_request_is_fenced_off_with_a_reason() -> None:
     assert roster.fence(1, 2, 4) == "worker:1 was started anew: 3 has replaced 2"
     assert roster.fence(1, 3, 3) == "view 3 is not the present one, 4"
     assert roster.fence(1, 3, 5) == "view 5 is not the present one, 4"
+
+
+def test_before_the_first_view_there_is_nobody() -> None:
+    roster = Roster()
+    assert roster.view == View(0, (), ())
+    assert (roster.live, roster.incarnations) == ({}, {})
+    assert roster.fence(0, 1, 0) == "worker:0 is not in view 0"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import select
+import socket
 import threading
 import time
 from collections import deque
@@ -397,6 +399,47 @@ def test_a_server_that_says_nothing_is_named(two: Rig) -> None:
     two.servers[1].script.append(is_silent)
     with pytest.raises(WaitTimeout, match=r"for an answer of ps:1 at memory://[^ ]*, which said"):
         two.ask_all()
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_an_answer_that_is_there_counts_though_the_job_is_over(count: int) -> None:
+    with running(count) as rig:
+        rig.membership.failure = JobFailed("it is over")
+        if count == 1:
+            assert rig.ask_all() == [Stopping(0)]
+            return
+        for link in rig.links.links:
+            rig.links.start(link, Request(SetEnd))
+            assert link.connection is not None
+            while not select.select([link.connection], [], [], 10)[0]:
+                pass
+        found = rig.links.finish_all(rig.links.links)
+        assert [message for message, _ in found] == [Stopping(0), Stopping(1)]
+
+
+def test_several_links_are_looked_at_before_sleeping_where_all_lead_through_memory() -> None:
+    options = ClientOptions(JOB, SECRET, 3, 5)
+    links = ServerLinks(options, Membership(None), 2, lambda *_: [])
+    one, other = socket.socketpair()
+    looks: list[bool] = []
+
+    def wait(poll: Callable[[float], list[object]], seconds: float, *, look: bool) -> bool:
+        looks.append(look)
+        return bool(poll(0))
+
+    with one, other, mock.patch.object(links, "_spin") as spin:
+        spin.wait = wait
+        for spins in ((spin, spin), (spin, None), (None, None)):
+            for link, end, how in zip(links.links, (one, other), spins, strict=True):
+                link.connection = mock.Mock(spin=how, fileno=end.fileno)
+            assert not links._readable(links.links)
+        one.send(b"x")
+        assert links._readable(links.links)
+        assert looks == [True, False, False, False]
+        assert not links._readable(links.links[1:]), "one alone has been waited on already"
+        links.links[0].connection = None
+        assert not links._readable(links.links), "that one is to be made again at once"
+        assert len(looks) == 4
 
 
 # What breaks ------------------------------------------------------------------------------------

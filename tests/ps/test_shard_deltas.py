@@ -74,6 +74,16 @@ def test_the_moving_average_decays_once_for_each_step() -> None:
     assert numbers == [92.0, 100 - 8 * (1 - 0.5**3)]
 
 
+def test_the_moving_average_decays_once_for_each_step_of_a_round() -> None:
+    average = Average(0.5, warm_up=False)
+    bench = Bench(Rule(aggregate=0, staleness=0, every=EVERY, average=average))
+    bench.push(0, 1, 8.0, steps=3)
+    bench.push(1, 1, 8.0, steps=1)
+    bench.freeze()
+    _, numbers = snapshot_of(bench.cut(3, (0, 1), (1, 1)))
+    assert numbers == [92.0, 100 - 8 * (1 - 0.5**3)]
+
+
 def test_a_rule_without_sense_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="every is 0: it counts a worker's steps"):
         Rule(every=0).check()

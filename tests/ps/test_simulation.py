@@ -81,6 +81,20 @@ BUGS: list[tuple[str, Makers]] = [
     ("sync", Makers(server=planted.LateCopyTakesTheAnswer)),
     ("sync", Makers(server=planted.NeverRepeats)),
     ("sync", Makers(client=planted.WaitsInOrder)),
+    ("backup", Makers(shard=planted.LoadsTwice)),
+    ("async", Makers(shard=planted.WaitsForTheRetired)),
+    ("ssp", Makers(shard=planted.AppliesWhatTheLostHadHeld)),
+    ("async", Makers(shard=planted.CutsTooEarly)),
+    ("async", Makers(shard=planted.ForgetsWhatWasConsumed)),
+    ("async", Makers(shard=planted.RepeatsGoUnanswered)),
+    ("async", Makers(shard=planted.AppliesWithoutCounting)),
+    ("async", Makers(shard=planted.KeepsSequences)),
+    ("async", Makers(shard=planted.AnswersForTheProcessBefore)),
+    ("ssp", Makers(shard=planted.NewcomersAreAhead)),
+    ("sync", Makers(shard=planted.ClosesAnotherRound)),
+    ("backup", Makers(shard=planted.HearsOfOldRounds)),
+    ("sync", Makers(shard=planted.RemembersTheRoundBefore)),
+    ("ssp", Makers(client=planted.TakesAnyAnswer)),
 ]
 
 

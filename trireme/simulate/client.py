@@ -72,14 +72,22 @@ class Client:
         self.lanes = [Lane(self, server) for server in servers]
 
     def ask(self, requests: Mapping[int, Request]) -> Start:
-        """Returns what a process yields to get `{server: answer}`, sent in the given order."""
+        """Returns what a process yields to get `{server: answer}`, sent in the given order.
+
+        A request that is not asked again and meets a fence ends the whole: as the error that it is
+        in `trireme.ps.client`. What the other servers answer then comes late, and to nobody.
+        """
 
         def begin(resume: Callable[[Any], None]) -> None:
             answers: dict[int, Answer] = {}
 
             def note(server: int, answer: Answer) -> None:
                 answers[server] = answer
-                if len(answers) == len(requests):
+                ends = not requests[server].again and _fenced_at(answer[0]) is not None
+                if ends:
+                    for other in requests:
+                        self.lanes[other].request = None
+                if ends or len(answers) == len(requests):
                     resume(answers)
 
             for server, request in requests.items():
