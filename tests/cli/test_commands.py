@@ -25,6 +25,23 @@ from trireme.session.checkpoint import CheckpointData, save
 TRIREME = [sys.executable, "-m", "trireme"]
 
 
+FINISHED = JobRecord(
+    job="abc",
+    state="finished",
+    status=0,
+    host="here",
+    launcher=1,
+    pids={},
+    coordinator="",
+    secret_file="",
+    command=("train.py",),
+    options={},
+    origins={},
+    started=1.0,
+    ended=2.0,
+)
+
+
 @pytest.fixture(autouse=True)
 def empty_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Each test stands in a directory of its own, in an environment without our variables."""
@@ -147,6 +164,21 @@ def test_help_is_fast_and_loads_no_pytorch() -> None:
     assert min(seconds) < 0.5
 
 
+@pytest.mark.processes
+@pytest.mark.parametrize("command", [["--help"], ["run", "--help"], ["status", "--json", "run"]])
+def test_who_reads_may_go_as_head_does(command: list[str]) -> None:
+    directory = claim(Path("run"))
+    directory.write_record(FINISHED)
+    directory.release()
+    reading, writing = os.pipe()
+    os.close(reading)
+    ended = subprocess.run(
+        [*TRIREME, *command], stdout=writing, stderr=subprocess.PIPE, text=True, timeout=60
+    )
+    os.close(writing)
+    assert (ended.returncode, ended.stderr) == (141, "")
+
+
 def _children_s_processor_time() -> float:
     """In seconds; by the clock it would say what else this machine does."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -176,6 +208,16 @@ def test_runs_a_program_to_its_end(capsys) -> None:
     assert not is_running(Path("runs/train"))
     assert main(["status", "runs/train"]) == 0
     assert "finished" in capsys.readouterr().out
+
+
+@pytest.mark.processes
+def test_what_is_refused_is_not_said_to_be_tried_again(capsys) -> None:
+    write("train.py", "import trireme\nraise trireme.UsageError('there is no --batchsize')")
+    assert main(["run", "--run-dir", "here", "train.py"]) == 2
+    error = capsys.readouterr().err
+    assert "there is no --batchsize" in error
+    assert "the same command would be refused again" in error
+    assert "run the same command again" not in error
 
 
 @pytest.mark.processes
@@ -413,25 +455,10 @@ def test_top_shows_a_job_that_has_only_just_been_claimed(
     path = tmp_path / "run"
     directory = claim(path)
     frames: list[float] = []
-    finished = JobRecord(
-        job="abc",
-        state="finished",
-        status=0,
-        host="here",
-        launcher=1,
-        pids={},
-        coordinator="",
-        secret_file="",
-        command=("train.py",),
-        options={},
-        origins={},
-        started=1.0,
-        ended=2.0,
-    )
 
     def ends_soon(seconds: float) -> None:
         frames.append(seconds)
-        directory.write_record(finished)
+        directory.write_record(FINISHED)
         directory.release()
 
     monkeypatch.setattr("trireme.cli.top.time.sleep", ends_soon)

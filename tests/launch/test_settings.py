@@ -1,11 +1,12 @@
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
 from trireme.errors import ConfigurationError, UsageError
-from trireme.launch.settings import OPTIONS, check_together, read_file, resolve
+from trireme.launch.settings import OPTIONS, OTHER_VARIABLES, check_together, read_file, resolve
 
 
 def test_the_command_line_comes_first_then_environment_then_file_then_default() -> None:
@@ -123,3 +124,33 @@ def test_a_bad_file_is_named(tmp_path: Path) -> None:
         read_file(None, tmp_path)
     with pytest.raises(ConfigurationError, match=r"missing.toml cannot be read"):
         read_file(tmp_path / "missing.toml", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("TRIREME_WORKRS", "TRIREME_WORKERS"),
+        ("TRIREME_WORKER", "TRIREME_WORKERS"),
+        ("TRIREME_MAXRESTARTS", "TRIREME_MAX_RESTARTS"),
+        ("TRIREME_STRATGEY", "TRIREME_STRATEGY"),
+        ("TRIREME_SECRETS", "TRIREME_SECRET"),
+    ],
+)
+def test_a_misspelt_variable_is_refused_with_what_was_meant(name: str, meant: str) -> None:
+    with pytest.raises(UsageError, match=rf"sets {name}, .*\(did you mean {meant}\?\)"):
+        resolve({}, {name: "2"}, None)
+
+
+def test_variables_that_are_ours_or_somebody_else_s_pass() -> None:
+    own = {option.variable: "" for option in OPTIONS} | dict.fromkeys(OTHER_VARIABLES, "x")
+    others = {"TRIREME_DATA": "/data", "TRIREME_INTEGRATION_TEST": "1", "WORKRS": "3"}
+    assert resolve({}, own | others, None)["workers"] == 1
+
+
+def test_every_variable_that_the_package_reads_is_known() -> None:
+    import trireme
+
+    known = {*OTHER_VARIABLES, *(option.variable for option in OPTIONS)}
+    for path in Path(trireme.__file__).parent.rglob("*.py"):
+        for name in re.findall(r"\bTRIREME_[A-Z][A-Z_]*", path.read_text(encoding="utf-8")):
+            assert name in known, f"{path} names {name}"

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from tests.ps.bench import SYNC, Bench
 from trireme.metrics import Registry
+from trireme.monitor.picture import Picture, TaskPicture, findings
 from trireme.ps.notes import Notes
 from trireme.ps.observation import Observation
 from trireme.ps.shard import Shard
@@ -69,6 +70,23 @@ def test_it_tells_how_it_was_at_the_end_whenever_that_is() -> None:
     last = watched.observation.status(watched.bench.now, watched.bench.shard)
     assert last["global_step"] == 1
     assert last["apply_seconds"] > 0
+
+
+def test_a_wait_that_is_over_is_said_to_be_so() -> None:
+    """What is reported stays, at the coordinator, until it is reported anew."""
+    watched = Watched()
+    bench = watched.bench
+    bench.push(0, 1, 2.0)
+    bench.now += 0.75
+    known = dict(watched.look())
+    assert known["waiting_for"] == "worker:1"
+    bench.push(1, 1, 4.0)
+    bench.now += 0.75
+    known |= watched.look()
+    assert known["global_step"] == 1
+    assert (known["waiting"], known["waiting_for"], known["waiting_seconds"]) == ("", "", 0)
+    task = TaskPicture("ps:0", "serving", status=known)
+    assert findings(Picture("job", "running", 1.5, (task,))) == []
 
 
 def test_steps_are_noted_for_whoever_looks() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
@@ -21,17 +23,36 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     Returns:
         The exit status: 0 for success, 1 if a task failed, 2 for bad usage, 130 if the run was
-        interrupted after a clean save.
+        interrupted after a clean save, 141 if whoever read the output has gone, as with `| head`.
     """
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     try:
-        return _run(arguments)
+        try:
+            return _run(arguments)
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        if not _nobody_reads():
+            raise
+        return 128 + signal.SIGPIPE
     except UsageError as error:
         return _complain(error, 2)
     except TriremeError as error:
         return _complain(error, 1)
     except KeyboardInterrupt:
         return 130
+
+
+def _nobody_reads() -> bool:
+    """Returns whether standard output leads nowhere; then drops what is still to be written."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
+        return True
+    return False
 
 
 def _run(arguments: Sequence[str]) -> int:

@@ -96,6 +96,8 @@ def _advice(culprit: Failure) -> str:
         return f"it crashed in native code, or somebody sent it the signal; {_AGAIN}"
     if kind == "exception":
         return f"correct what the traceback shows, then {_AGAIN}"
-    if kind in ("usage", "error", "victim"):
+    if kind == "usage":
+        return "correct what its message above names: the same command would be refused again"
+    if kind in ("error", "victim"):
         return f"see its message above; then {_AGAIN}"
     return f"look at its output, then {_AGAIN}"

@@ -34,6 +34,12 @@ __all__ = [
 ]
 
 ENGINES = ("local", "ray")
+
+OTHER_VARIABLES = ("TRIREME_TASK", "TRIREME_SECRET", "TRIREME_ALLOW_PLAINTEXT")
+"""What is read from the environment besides options."""
+
+_PREFIX = "TRIREME_"
+_ALIKE = 0.75  # `WORKRS` is 0.92 like `WORKERS`; `DATA`, which is not ours, is 0.5 like `TASK`
 SERVED = ("async", "ssp", "sync", "averaging", "diloco")
 """The strategies that need parameter servers."""
 GANG_OPTIONS = ("mesh", "schedule", "microbatches")
@@ -173,7 +179,7 @@ class Option:
     @property
     def variable(self) -> str:
         """The environment variable."""
-        return f"TRIREME_{self.name.replace('-', '_').upper()}"
+        return f"{_PREFIX}{self.name.replace('-', '_').upper()}"
 
     def read(self, text: str, origin: str) -> Setting:
         """Returns the setting that `text` gives.
@@ -311,8 +317,10 @@ def resolve(
         options: which options to look for.
 
     Raises:
-        UsageError: a value is not what its option expects.
+        UsageError: a value is not what its option expects, or a variable of the environment has
+            nearly the name of an option's.
     """
+    _check_variables(environ)
     origin, said = file if file is not None else ("", {})
     settings = {}
     for option in options:
@@ -326,6 +334,26 @@ def resolve(
             setting = Setting(option.default, "default")
         settings[option.name] = setting
     return Settings(settings)
+
+
+def _check_variables(environ: Mapping[str, str]) -> None:
+    """Refuses a variable that is no option's, and that somebody has meant for one.
+
+    Raises:
+        UsageError: there is one; names that which was meant.
+    """
+    known = [option.variable for option in OPTIONS]
+    for name in environ:
+        if not name.startswith(_PREFIX) or name in known:
+            continue
+        # What the names begin with is alike, and would make any two of them look alike.
+        words = [each.removeprefix(_PREFIX) for each in (*known, *OTHER_VARIABLES)]
+        close = difflib.get_close_matches(name.removeprefix(_PREFIX), words, n=1, cutoff=_ALIKE)
+        if close and name not in OTHER_VARIABLES:
+            raise UsageError(
+                f"the environment sets {name}, which is no option (did you mean "
+                f"{_PREFIX}{close[0]}?): correct it, or unset it"
+            )
 
 
 def check_together(settings: Settings, workers: int, servers: int) -> None:

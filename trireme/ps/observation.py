@@ -54,6 +54,7 @@ class Observation:
         self._due = 0.0
         self._seconds = 0.0  # spent in applying, and how often, since the last report
         self._times = 0
+        self._told: dict[str, float | str] = {}
         self._histogram: Histogram = registry.histogram(
             "trireme_apply_seconds", "How long it took to apply the updates of a step"
         )
@@ -127,8 +128,12 @@ class Observation:
                 "waiting_reason": longest.reason,
                 "waiting_seconds": longest.seconds,
             }
+        status |= {f"lag/worker:{worker}": lag for worker, lag in sorted(lags.items())}
         self._seconds, self._times = 0.0, 0
-        return status | {f"lag/worker:{worker}": lag for worker, lag in sorted(lags.items())}
+        # What is reported stays until it is reported anew: what is over has to be said too.
+        over = {name: "" if isinstance(told, str) else 0.0 for name, told in self._told.items()}
+        self._told = status
+        return {name: told for name, told in over.items() if name not in status} | status
 
 
 class _ObservedValues(Values):

@@ -161,6 +161,10 @@ class Options:
         return Average(self.ema) if isinstance(self.ema, (int, float)) else self.ema
 
 
+_OF_THE_SESSION = ("metrics", "run_dir", "max_steps")
+"""What a session is told by name besides its options."""
+
+
 def make_options(values: OptionValues) -> Options:
     """Returns the options of a session's keywords.
 
@@ -168,9 +172,10 @@ def make_options(values: OptionValues) -> Options:
         ConfigurationError: there is no option of that name, with a suggestion; or a value is out
             of range.
     """
-    known = [field.name for field in fields(Options)]
+    own = [field.name for field in fields(Options)]
+    known = [*_OF_THE_SESSION, *own]
     for name in values:
-        if name not in known:
+        if name not in own:
             close = get_close_matches(name, known, 1)
             hint = f"did you mean {close[0]!r}? " if close else ""
             raise ConfigurationError(
