@@ -24,7 +24,7 @@ from typing import Any
 from tests.harness import JOB, SECRET, Cluster, Ran, keepers
 from trireme.launch.detect import TASK_VARIABLE, TaskConfig, encode_task
 
-SECONDS = 90.0
+SECONDS = 180.0
 
 _spawner = multiprocessing.get_context("forkserver")
 _spawner.set_forkserver_preload(["trireme.session.session", "trireme.session.gang_assembly"])

@@ -27,7 +27,7 @@ def run(directory: Path, *command: str | Path) -> str:
         env=environ,
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=240,
     )
     assert ended.returncode == 0, ended.stdout + ended.stderr
     return ended.stdout

@@ -22,7 +22,7 @@ PROGRAMS = Path(__file__).parent / "programs"
 TRIREME = (sys.executable, "-m", "trireme")
 PYTHON = (sys.executable,)
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
-SECONDS = 100.0
+SECONDS = 240.0
 """After this a command is taken for hung. Importing torch takes seconds of it on a busy machine."""
 
 _MARK = "TRIREME_INTEGRATION_TEST"

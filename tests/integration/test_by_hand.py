@@ -18,7 +18,7 @@ from benchmarks.processes import free_ports
 from tests.integration.shell import PROGRAMS, Ended, Running, Shell
 from trireme.wire.message import MAGIC, PROTOCOL_VERSION
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
 
 STEPS = 30
 TRAIN = (PROGRAMS / "train.py", "--out", "out", "--max-steps", STEPS)

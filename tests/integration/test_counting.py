@@ -15,7 +15,7 @@ from tests.integration.shell import PROGRAMS, Ended, Shell
 from trireme.ps.messages import WorkerProgress
 from trireme.session.checkpoint import CheckpointData, latest
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
 
 BATCH = 4
 
@@ -127,7 +127,6 @@ def test_backup_workers_count_what_came_too_late(shell: Shell) -> None:
     "words",
     [
         ("--compress", "fp16"),
-        ("--compress", "bf16"),
         ("--prefetch",),
         ("--prefetch", "--transport", "tcp", "--compress", "bf16"),
     ],

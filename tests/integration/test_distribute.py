@@ -10,7 +10,7 @@ import pytest
 
 from tests.integration.shell import PROGRAMS, TORCHRUN, TRIREME, Shell
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
 
 LOOP = PROGRAMS / "loop.py"
 

@@ -19,7 +19,7 @@ from trireme.data.mnist import FILES
 from trireme.launch.run_directory import read_record
 from trireme.session.checkpoint import describe, list_checkpoints, step_of
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
 
 TRAIN = (PROGRAMS / "train.py", "--out", "out")
 

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from tests.integration.shell import PROGRAMS, Ended, Shell
 from tests.integration.test_failures import pid_of, report
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
 
 TRAIN = (PROGRAMS / "train.py", "--out", "out")
 JOBS = {

@@ -20,7 +20,7 @@ from tests.integration.test_counting import (
     updates,
 )
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
 
 HOST = ("--ps", 1, "--strategy", "sync", "--host-aggregator")
 

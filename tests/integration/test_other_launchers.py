@@ -12,7 +12,7 @@ import pytest
 from benchmarks.processes import free_ports
 from tests.integration.shell import PROGRAMS, PYTHON, ROOT, TORCHRUN, Ended, Shell
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
 
 TRAIN = (PROGRAMS / "train.py", "--out", "out")
 DIGITS = (ROOT / "examples" / "digits.py", "--max-steps", 60)

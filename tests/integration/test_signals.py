@@ -10,7 +10,7 @@ import pytest
 from tests.integration.shell import PROGRAMS, Shell
 from trireme.session.checkpoint import latest
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
 
 CTRL_C = b"\x03"
 ENDLESS = (PROGRAMS / "train.py", "--out", "out", "--max-steps", 10**9)

@@ -13,7 +13,7 @@ import pytest
 from tests.integration.shell import PROGRAMS, Shell
 from trireme.launch.run_directory import read_record
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
 
 TRAIN = (PROGRAMS / "train.py", "--out", "out")
 

@@ -7,7 +7,7 @@ import pytest
 from tests.integration.shell import PROGRAMS, Shell
 from tests.tracing import arrows, read_trace, tasks_of
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
 
 
 def test_two_workers_and_a_server_on_one_timeline(shell: Shell) -> None:

@@ -23,7 +23,7 @@ from tests.parity.spread import STEPS
 from trireme.errors import ConfigurationError
 from trireme.launch.task_config import TASK_VARIABLE, TaskConfig, encode_task
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(400)]
 
 CLOSE = 1e-5
 

@@ -14,7 +14,7 @@ from tests.parity.plain import Problem, Values, difference, train
 from tests.parity.problems import same_everywhere, sgd
 from trireme.data.order import Order
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
 
 PROGRAM = Path(__file__).parent / "programs" / "lenet.py"
 

@@ -21,7 +21,7 @@ from tests.parity.table import refusal
 from tests.parity.ways import REPLICAS, WAYS
 from trireme.session.options import Average
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(400)]
 
 CLOSE = 1e-5
 """What float32 leaves of rounding after twenty steps; most cells are a hundred times closer."""
