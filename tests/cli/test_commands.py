@@ -165,7 +165,7 @@ def test_help_is_fast_and_loads_no_pytorch() -> None:
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("command", [["--help"], ["run", "--help"], ["status", "--json", "run"]])
+@pytest.mark.parametrize("command", [["--help"], ["status", "run"], ["status", "--json", "run"]])
 def test_who_reads_may_go_as_head_does(command: list[str]) -> None:
     directory = claim(Path("run"))
     directory.write_record(FINISHED)

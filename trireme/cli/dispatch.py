@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -46,13 +47,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _nobody_reads() -> bool:
     """Returns whether standard output leads nowhere; then drops what is still to be written."""
     try:
-        sys.stdout.flush()
-    except BrokenPipeError:
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, sys.stdout.fileno())
-        os.close(nowhere)
-        return True
-    return False
+        output = sys.stdout.fileno()
+    except (OSError, ValueError):  # an object of somebody's own
+        return False
+    asked = select.poll()
+    asked.register(output, 0)
+    if not asked.poll(0):
+        return False
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, output)
+    os.close(nowhere)
+    return True
 
 
 def _run(arguments: Sequence[str]) -> int:
