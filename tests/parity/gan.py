@@ -110,9 +110,8 @@ def _whole(module: nn.Module) -> nn.Module:
     return module
 
 
-def train_session(rounds: int = ROUNDS) -> dict[str, Any]:
-    """The same by a session, whose steps name their optimizer and their loss."""
-    session = Session(
+def _session(rounds: int) -> Session:
+    return Session(
         GAN,
         discriminator_loss,
         {
@@ -122,6 +121,11 @@ def train_session(rounds: int = ROUNDS) -> dict[str, Any]:
         seed=5,
         max_steps=2 * rounds,
     )
+
+
+def train_session(rounds: int = ROUNDS) -> dict[str, Any]:
+    """The same by a session, whose steps name their optimizer and their loss."""
+    session = _session(rounds)
     with session:
         for noise, real in batches()[session.global_step // 2 : rounds]:
             place = session.task.rank if not session.task.servers else session.task.index
@@ -140,6 +144,18 @@ def step_another() -> str:
     place = optimizers["generator"].replica
     try:
         _step_first(networks, list(optimizers.values())[place])
+    except ConfigurationError as error:
+        return str(error)
+    return ""
+
+
+def step_another_in_session() -> str:
+    """The same in a session."""
+    try:
+        with _session(1) as session:
+            noise, real = batches()[0]
+            name = ("generator", "discriminator")[session.task.rank]
+            session.step(((noise, real), real), optimizer=name)
     except ConfigurationError as error:
         return str(error)
     return ""

@@ -12,7 +12,14 @@ from torch import nn
 
 import trireme
 from tests.gangs import Gang, run_gang
-from tests.parity.gan import ROUNDS, step_another, train_loop, train_plain, train_session
+from tests.parity.gan import (
+    ROUNDS,
+    step_another,
+    step_another_in_session,
+    train_loop,
+    train_plain,
+    train_session,
+)
 from tests.parity.plain import Values, difference
 from trireme.errors import ConfigurationError
 
@@ -54,8 +61,9 @@ def test_both_go_on_where_they_were_saved(way: str, plain: Values, tmp_path: Pat
     check(gang, train_loop, plain)
 
 
-def test_processes_that_step_together_must_step_the_same_one() -> None:
-    for rank, told in enumerate(run_gang(WAYS["allreduce"], step_another).values):
+@pytest.mark.parametrize("program", [step_another, step_another_in_session])
+def test_processes_that_step_together_must_step_the_same_one(program: Any) -> None:
+    for rank, told in enumerate(run_gang(WAYS["allreduce"], program).values):
         assert f"rank {rank} makes a step of optimizer {rank}" in told
 
 

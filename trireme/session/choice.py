@@ -11,7 +11,7 @@ from trireme.ps.joint import JointOptimizer
 from trireme.session.assembly import Assembly
 from trireme.session.rules import Optimizers
 
-__all__ = ["Choice", "choose"]
+__all__ = ["Choice", "agree_on_optimizer", "choose"]
 
 
 class Choice:
@@ -85,3 +85,27 @@ def choose(choice: Choice | None, name: str | int | None) -> None:
             "name, in a dict"
         )
     choice.choose(name)
+
+
+def agree_on_optimizer(made: Assembly, *, takes_part: bool = True) -> None:
+    """Checks that all processes that step together step the same one of several optimizers.
+
+    Args:
+        made: what they train; nothing is asked where one process or one optimizer trains it.
+        takes_part: whether this one has chosen; if not, it takes what the others have.
+
+    Raises:
+        ConfigurationError: they do not.
+    """
+    joint, gang = made.optimizer, made.gang
+    if not isinstance(joint, JointOptimizer) or gang is None:
+        return
+    chosen = float(joint.chosen)
+    said = [chosen, chosen**2, 1.0] if takes_part else [0.0, 0.0, 0.0]
+    total, squares, count = gang.total(said)()
+    if total**2 != squares * count:
+        raise ConfigurationError(
+            f"rank {gang.rank} makes a step of optimizer {joint.chosen}, and another process of "
+            "another: every process must step the same optimizers in the same order"
+        )
+    joint.chosen = round(total / count)

@@ -12,6 +12,7 @@ from trireme.errors import ConfigurationError
 from trireme.launch.program_end import ProgramEnd
 from trireme.ps.joint import JointOptimizer
 from trireme.session.assembly import Assembly
+from trireme.session.choice import agree_on_optimizer
 from trireme.session.signals import Signals
 from trireme.session.supervisor import Supervisor
 
@@ -115,26 +116,11 @@ class LoopJob:
             made.flat.gather_gradients()
             made.flat.restore_gradients()
         share = made.reducer.share(examples)()
-        self._agree_on_optimizer(takes_part=True)
+        agree_on_optimizer(made)
         if share != 1.0:
             made.trained.scale_gradients(share)
         made.reducer.begin()
         made.reducer.finish()
-
-    def _agree_on_optimizer(self, *, takes_part: bool) -> None:
-        """Checks that all processes step the same one of several optimizers, or learns which."""
-        joint, gang = self.made.optimizer, self.made.gang
-        if not isinstance(joint, JointOptimizer) or gang is None:
-            return
-        chosen = float(joint.chosen)
-        said = [chosen, chosen**2, 1.0] if takes_part else [0.0, 0.0, 0.0]
-        total, squares, count = gang.total(said)()
-        if total**2 != squares * count:
-            raise ConfigurationError(
-                f"rank {gang.rank} makes a step of optimizer {joint.chosen}, and another process "
-                "one of another: every process must step the same optimizers in the same order"
-            )
-        joint.chosen = round(total / count)
 
     def save(self) -> None:
         """As `Session.save`."""
@@ -178,7 +164,7 @@ class LoopJob:
         if gang.count(0.0)() == 0.0:
             gang.vote()  # they all have ended: nobody makes that step
             return
-        self._agree_on_optimizer(takes_part=False)
+        agree_on_optimizer(made, takes_part=False)
         made.flat.zero_gradients()
         made.flat.gather_gradients()
         made.flat.restore_gradients()

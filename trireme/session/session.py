@@ -31,7 +31,7 @@ from trireme.session.assembly import (
     computation_of,
     device_of,
 )
-from trireme.session.choice import Choice, choose
+from trireme.session.choice import Choice, agree_on_optimizer, choose
 from trireme.session.dry_run import describe
 from trireme.session.evaluation import Transform, evaluate
 from trireme.session.options import Options, OptionValues, make_options
@@ -446,7 +446,8 @@ class Session:
 
         Raises:
             ConfigurationError: training has ended, and what it led to is saved; the session was
-                not entered; or there is no such optimizer.
+                not entered; there is no such optimizer; or a process that makes the step together
+                with this one makes one of another.
             SystemExit: with status 130, where training has ended because the job was interrupted.
             NonFiniteError: the loss is NaN or infinite, and the policy is to raise.
             JobFailed: the job has ended elsewhere; says where and why.
@@ -463,6 +464,8 @@ class Session:
         if self.options.deterministic:
             torch.manual_seed(derive(self.options.seed, _SEED_STEP, self._place, self.global_step))
         supervisor.begin_step()
+        if self._choice is not None:
+            agree_on_optimizer(self._made)
         spans = _spans([batch] if isinstance(batch, Batch) else self._handed_out)
         begin = partial(supervisor.begin_update, examples=spans) if self._overlaps else None
         if loss is None:
