@@ -106,6 +106,7 @@ def _task(settings: Settings, allow_plaintext: bool) -> TaskConfig:
         metrics_host=settings["metrics-host"],
         display="plain",
         join_timeout=settings["join-timeout"],
+        progress_timeout=settings["progress-timeout"],
         connect_timeout=min(settings["join-timeout"], CONNECT_TIMEOUT),
         allow_plaintext=allow_plaintext,
         origins=settings.origins,

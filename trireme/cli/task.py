@@ -234,6 +234,7 @@ def _policy(config: TaskConfig) -> Policy:
         workers=config.workers,
         servers=config.servers,
         join_timeout=config.join_timeout,
+        progress_timeout=config.progress_timeout,
         wait_for_restart=config.join_timeout if config.restarts_left else 0.0,
     )
 

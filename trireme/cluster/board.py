@@ -36,6 +36,7 @@ class Board:
         left: whether the coordinator has heard that.
         closing: whether the thread shall end.
         ended: whether it has.
+        pulse: asked at each heartbeat for what it says besides, in the thread that sends it.
     """
 
     def __init__(self) -> None:
@@ -54,6 +55,7 @@ class Board:
         self.ended = False
         self._changed = threading.Condition()
         self._status: dict[str, StatusValue] = {}
+        self.pulse: Callable[[], Mapping[str, StatusValue]] = dict
         self._subscribers: list[Subscriber] = []
 
     @contextmanager
@@ -97,7 +99,7 @@ class Board:
     def status(self) -> dict[str, StatusValue]:
         """Returns a copy of what the next heartbeat says."""
         with self._changed:
-            return dict(self._status)
+            return {**self._status, **self.pulse()}
 
 
 def _plain(name: str, value: object) -> StatusValue:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from trireme.cluster import progress
 from trireme.cluster.decision import Draft
 from trireme.cluster.messages import JobOver, StopRequested, ViewChanged, WaitingFor
 from trireme.cluster.state import Task, missing
@@ -19,6 +20,7 @@ __all__ = ["lose_server", "settle"]
 def settle(draft: Draft) -> None:
     """Brings the job into line with its tasks and the time."""
     _give_up_the_silent(draft)
+    _give_up_the_stuck(draft)
     if draft.state.phase == "forming":
         _form(draft)
     if draft.state.phase in ("forming", "running"):
@@ -44,6 +46,19 @@ def _give_up_the_silent(draft: Draft) -> None:
             _lose(draft, task, f"it said nothing for {silence:.1f} s")
         elif task.state == "disconnected" and away >= policy.reconnect_grace:
             _lose(draft, task, f"{task.reason}, and it did not come back within {away:.1f} s")
+
+
+def _give_up_the_stuck(draft: Draft) -> None:
+    """Names who lives and makes no steps, and goes on without it in the end."""
+    if draft.state.phase != "running":
+        return
+    for task in draft.state.of("worker"):
+        if progress.is_overdue(draft.now, draft.state.policy, task):
+            task = replace(task, late=True)
+            _lose(draft, task, progress.standstill(draft.now, task))
+        elif not task.late and progress.is_late(draft.now, draft.state.policy, task):
+            draft.put(replace(task, late=True))
+            draft.because(f"{task} is stuck: {progress.standstill(draft.now, task)}")
 
 
 def _lose(draft: Draft, task: Task, why: str) -> None:

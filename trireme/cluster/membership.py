@@ -25,6 +25,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from trireme.cluster import progress
 from trireme.cluster.consequences import lose_server, settle
 from trireme.cluster.decision import Close, Decision, Draft, Instruction, Send
 from trireme.cluster.messages import (
@@ -171,7 +172,7 @@ def _join(draft: Draft, connection: int, join: Join) -> None:
 def _take_in(draft: Draft, connection: int, known: Task, task: Task) -> None:
     if known.connection is not None and known.connection != connection:
         draft.close(known.connection)
-    task = replace(task, connection=connection, heard=draft.now)
+    task = replace(task, connection=connection, heard=draft.now, moved=draft.now)
     if task.state != known.state:
         task = replace(task, since=draft.now)
     draft.put(task)
@@ -218,6 +219,12 @@ def _refusal(draft: Draft, connection: int, known: Task, join: Join) -> Refused 
             f"{known} is now incarnation {known.incarnation} of this task: incarnation "
             f"{join.incarnation}, of which nothing was heard, was given up; end its process",
         )
+    if join.incarnation > 0 and known.state == "lost" and known.late:
+        return Refused(
+            "superseded",
+            f"{known} was put out of the job: {known.reason}; end its process, or give its steps "
+            "longer (--progress-timeout)",
+        )
     if join.incarnation == 0 and known.state == "live":
         return Refused(
             "claimed",
@@ -262,7 +269,7 @@ def _admitted(known: Task, join: Join) -> Task:
 
 def _hear(draft: Draft, task: Task, connection: int, message: Message) -> None:
     assert isinstance(message, Heartbeat)
-    draft.put(replace(task, status=message.status))
+    draft.put(progress.heard(draft.now, task, message.status))
     draft.send(connection, HeartbeatHeard())
     draft.because(f"{task.name} is alive")
 
@@ -350,5 +357,12 @@ def _forgive(draft: Draft, seconds: float) -> None:
     """Moves the deadlines of the tasks: the silence was the coordinator's own."""
     for task in draft.state.tasks.values():
         waited = seconds if task.state in ("disconnected", "lost") else 0.0
-        draft.put(replace(task, heard=task.heard + seconds, since=task.since + waited))
+        draft.put(
+            replace(
+                task,
+                heard=task.heard + seconds,
+                since=task.since + waited,
+                moved=task.moved + seconds,
+            )
+        )
     draft.because(f"the coordinator stood still for {seconds:.1f} s: nobody is given up for it")

@@ -109,6 +109,14 @@ class Member:
         """
         self._board.report(status)
 
+    def observe(self, pulse: Callable[[], Mapping[str, StatusValue]]) -> None:
+        """Has a function asked, at each heartbeat and in its thread, what else it shall say.
+
+        So a heartbeat can tell how another thread is, whatever that does.
+        """
+        with self._board.change():
+            self._board.pulse = pulse
+
     def start(self) -> None:
         """Begins to join without waiting for it. What comes of it the subscribers are told.
 

@@ -47,6 +47,8 @@ class Policy:
         wait_for_restart: how long a lost worker's new process is waited for before the job fails
             because all workers are lost, or because it is strict. 0 where nothing starts one; a
             strict job then leaves it to its people, and waits for `join_timeout`.
+        progress_timeout: a worker that lives, and has made no step for so long without an excuse,
+            is lost; 0 for never. See `trireme.cluster.progress`.
 
     Raises:
         ConfigurationError: a count or a time that makes no sense; names it.
@@ -62,6 +64,7 @@ class Policy:
     notice_interval: float = 5.0
     strict: bool = False
     wait_for_restart: float = 0.0
+    progress_timeout: float = 600.0
 
     def __post_init__(self) -> None:
         if self.workers < 1 or self.servers < 0:
@@ -72,7 +75,7 @@ class Policy:
         for name in ("join_timeout", "heartbeat_interval", "notice_interval"):
             if not getattr(self, name) > 0:
                 raise ConfigurationError(f"{name} is {getattr(self, name)}: it must be above 0")
-        for name in ("reconnect_grace", "end_grace", "wait_for_restart"):
+        for name in ("reconnect_grace", "end_grace", "wait_for_restart", "progress_timeout"):
             if not getattr(self, name) >= 0:
                 raise ConfigurationError(f"{name} is {getattr(self, name)}: it must be 0 or more")
         if not self.heartbeat_timeout > self.heartbeat_interval:
@@ -100,6 +103,10 @@ class Task:
         heard: when it was last heard; the end of a connection counts too.
         outcome: how it left; None if it did not.
         status: what its last heartbeat said.
+        steps: how many steps it says that it has made; 0 where it says nothing of that.
+        moved: when it last had made another, or had an excuse.
+        usual: how many seconds its steps take; 0 where that is not known.
+        late: whether it has made none for several times that; of a lost one, whether that is why.
     """
 
     role: str
@@ -115,6 +122,10 @@ class Task:
     heard: float = 0.0
     outcome: Outcome | None = None
     status: Mapping[str, StatusValue] = field(default_factory=dict)
+    steps: int = 0
+    moved: float = 0.0
+    usual: float = 0.0
+    late: bool = False
 
     @property
     def name(self) -> str:

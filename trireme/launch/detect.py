@@ -101,6 +101,7 @@ def _gang_task(place: Place, settings: Settings, environ: Mapping[str, str]) -> 
         schedule=settings["schedule"],
         microbatches=settings["microbatches"],
         join_timeout=settings["join-timeout"],
+        progress_timeout=settings["progress-timeout"],
         # All of them write to one terminal or file, and nobody names the lines.
         display="none" if place.rank else "auto",
         threads=threads if place.size > 1 else None,

@@ -122,6 +122,7 @@ def _config(
         metrics_port=settings["metrics-port"],
         metrics_host=settings["metrics-host"],
         join_timeout=settings["join-timeout"],
+        progress_timeout=settings["progress-timeout"],
         connect_timeout=settings["join-timeout"],
         allow_plaintext=options.allow_plaintext,
         origins=settings.origins | {"secret": origin},

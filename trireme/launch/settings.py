@@ -71,6 +71,10 @@ def _seconds(text: str) -> float:
     return number
 
 
+def _patience(text: str) -> float:
+    return 0.0 if text == "0" else _seconds(text)
+
+
 def _workers(text: str) -> int | str:
     return text if text == "auto" else _whole(1)(text)
 
@@ -247,6 +251,9 @@ OPTIONS = (
            "or the coordinator dies (default 0)"),
     Option("join-timeout", _seconds, "a number of seconds above 0", 300.0, "SECONDS",
            "how long the tasks of a job wait for each other to come (default 300)"),
+    Option("progress-timeout", _patience, "a number of seconds from 0", 600.0, "SECONDS",
+           "go on without a worker that lives and makes no step for so long; 0: never (default "
+           "600)"),
     Option("on", _engine, f"one of {', '.join(ENGINES)}", "local", "ENGINE",
            "where tasks run: local: this host; ray: the nodes of a Ray cluster (default local)"),
     Option("ray-address", str, "host:port or auto", "auto", "ADDRESS",

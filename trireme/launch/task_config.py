@@ -45,6 +45,7 @@ class TaskConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             the launcher shows), nothing, or what suits the terminal.
         dry_run: print what would be done, and end before training.
         join_timeout: seconds until every task must have come.
+        progress_timeout: seconds without a step after which a worker that lives is lost; 0: never.
         connect_timeout: seconds until the coordinator must have been reached; short where it is
             known to listen already.
         threads: BLAS threads of this process; None leaves it to PyTorch.
@@ -91,6 +92,7 @@ class TaskConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     display: Literal["auto", "plain", "events", "none"] = "auto"
     dry_run: bool = False
     join_timeout: float = 300.0
+    progress_timeout: float = 600.0
     connect_timeout: float = 300.0
     threads: int | None = None
     allow_plaintext: bool = False

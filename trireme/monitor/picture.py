@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from statistics import median
 
 from trireme.cluster.messages import ClusterStatus, StatusValue
+from trireme.cluster.progress import STUCK
 from trireme.cluster.spec import task_name
 from trireme.monitor.records import Start
 
@@ -157,13 +158,20 @@ def findings(picture: Picture) -> list[str]:
     """Returns what holds a job up, the gravest first: who is gone, silent, waited for, or slow."""
     if picture.missing:
         return [f"the job waits for {', '.join(picture.missing)}"]
-    return [*_gone(picture), *_held_up(picture), *_slow(picture)]
+    return [*_gone(picture), *_stuck(picture), *_held_up(picture), *_slow(picture)]
 
 
 def _gone(picture: Picture) -> Iterator[str]:
     for task in picture.tasks:
         if task.state in ("disconnected", "lost"):
             yield f"{task.name} is {task.state}: {task.reason}"
+
+
+def _stuck(picture: Picture) -> Iterator[str]:
+    for task in picture.tasks:
+        standstill = task.status.get(STUCK)
+        if task.live and standstill:
+            yield f"{task.name} is stuck: {standstill}"
 
 
 def _held_up(picture: Picture) -> Iterator[str]:

@@ -546,7 +546,7 @@ class Session:
             batch_size: how many examples at a time.
             transform: batch -> batch, such as a centre crop.
         """
-        with self._consistent_values():
+        with self._supervisor.pulse.excused("it evaluates"), self._consistent_values():
             results = evaluate(
                 self._computes.evaluator,
                 dataset,

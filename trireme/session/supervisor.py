@@ -38,6 +38,7 @@ from trireme.session.buffers import Buffers
 from trireme.session.checkpoint import CheckpointData
 from trireme.session.checkpointer import Checkpointer
 from trireme.session.progress import Progress
+from trireme.session.pulse import Pulse
 from trireme.session.rescue import LACKS, Rescue
 from trireme.session.storage import Storage
 from trireme.session.training import Training
@@ -107,6 +108,7 @@ class Supervisor:
         self._comes_back = False
         self._under_way = False  # a push that nobody has waited for
         self.exchange = Exchange()  # of the last update
+        self.pulse = Pulse()
 
     # -- joining --------------------------------------------------------------------------------
 
@@ -167,6 +169,8 @@ class Supervisor:
             connect_timeout=self.task.connect_timeout,
         )
         self._member = Member(config)
+        self.pulse.watch()
+        self._member.observe(self.pulse.status)
         incarnation = self._member.join()
         self._enter("waiting for the cluster")
         self._member.wait_for_view(
@@ -427,6 +431,7 @@ class Supervisor:
         except Fenced as fence:
             self._under_way = False
             result = self._rejoin(fence)
+        self.pulse.stepped()
         self._decided(result)
         if not self._stop_sent and not client.stopping:
             reason = self.interrupted
@@ -452,10 +457,12 @@ class Supervisor:
             pushed = time.monotonic()
             meanwhile()
             waiting = time.monotonic()
+            self.pulse.excuse = "it waits for its answer"
             result = client.wait()
             self.exchange = Exchange(began, pushed, waiting, time.monotonic())
             return result
         basis, waiting = client.step, time.monotonic()
+        self.pulse.excuse = "it waits for its answer"
         before = client.wait() if self._under_way else None
         began = time.monotonic()
         self._under_way = False
@@ -482,6 +489,7 @@ class Supervisor:
         if not self._under_way and not averages:
             return None
         self._under_way = False
+        self.pulse.excuse = "it waits for its answer"
         try:
             if averages:
                 assert not isinstance(client, Client | LocalClient)
@@ -581,7 +589,8 @@ class Supervisor:
         if not self.storage.scheduled:
             return
         self._write()
-        state = self.client.snapshot(state=True)
+        with self.pulse.excused("it saves"):
+            state = self.client.snapshot(state=True)
         if not self.storage.has(state.step) and self.is_chief:  # else it only takes part
             self._copied = self._checkpointer.checkpoint_of(state)
 
@@ -601,6 +610,7 @@ class Supervisor:
     def finish_training(self) -> None:
         """Training has ended: waits until it has for everybody; the chief saves."""
         self._chief_at_end = self.is_chief
+        self.pulse.excuse = "it has ended training"
         if not self.should_stop:
             self.buffers.share()
         self._last_step = self.global_step

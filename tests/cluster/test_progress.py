@@ -1,0 +1,160 @@
+"""A worker that beats and makes no steps: named, then put out; by a clock moved by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.cluster.driver import Driver
+from trireme.cluster.membership import Paused, Tick, cluster_status
+from trireme.cluster.messages import Heartbeat, Refused, StatusValue
+from trireme.errors import ConfigurationError
+from trireme.monitor.picture import findings, from_cluster
+
+
+class Stuck:
+    """Two workers that make a step a second each; then worker:1 makes none."""
+
+    def __init__(self, **options: float | bool) -> None:
+        self.job = Driver(workers=2, servers=1, **options)
+        self.connections = self.job.join_all()
+        self.steps = {"worker:0": 0, "worker:1": 0}
+        self.reasons: list[str] = []
+        self.go(10)
+
+    def go(self, seconds: int, *stuck: str, **status: StatusValue) -> None:
+        """Lets seconds pass; `status` is what the stuck ones say besides."""
+        job = self.job
+        for _ in range(seconds):
+            job.now += 1.0
+            for name, connection in self.connections.items():
+                if job.state.holder(connection) is None:
+                    continue
+                if name not in self.steps:
+                    job.say(connection, Heartbeat({}))
+                    continue
+                own = status if name in stuck else {}
+                self.steps[name] += name not in stuck
+                job.say(connection, Heartbeat({"progress": self.steps[name], **own}))
+            job.feed(Tick())
+            self.reasons.append(job.reason)
+
+    @property
+    def state(self) -> str:
+        return self.job.state.tasks["worker:1"].state
+
+    @property
+    def findings(self) -> list[str]:
+        return findings(from_cluster("", cluster_status(self.job.now, self.job.state), 0.0))
+
+
+def test_it_is_named_after_several_of_its_usual_steps() -> None:
+    stuck = Stuck()
+    stuck.go(9, "worker:1", at="program.py:7 in load")
+    assert not any("stuck" in reason for reason in stuck.reasons)
+    assert stuck.findings == []
+    stuck.go(2, "worker:1", at="program.py:7 in load")
+    (named,) = [reason for reason in stuck.reasons if "stuck" in reason]
+    assert "worker:1 (pid 7 on h) is stuck: it lives, and has made no step for 10 s" in named
+    assert "where its steps take 1 s; its main thread is at program.py:7 in load" in named
+    (finding,) = stuck.findings
+    assert finding.startswith("worker:1 is stuck: it lives, and has made no step for 11 s")
+    assert stuck.state == "live"
+
+
+def test_slow_steps_are_not_stuck() -> None:
+    stuck = Stuck()
+    for _ in range(20):  # its steps come to take 8 s
+        stuck.go(7, "worker:1")
+        stuck.go(1)
+    stuck.go(40, "worker:1")
+    assert not any("stuck" in reason for reason in stuck.reasons)
+
+
+def test_it_is_put_out_at_the_deadline_and_named_as_the_reason() -> None:
+    stuck = Stuck(progress_timeout=60.0)
+    stuck.go(59, "worker:1", at="program.py:7 in load")
+    assert stuck.state == "live"
+    assert stuck.job.workers == {0: 1, 1: 1}
+    stuck.go(1, "worker:1", at="program.py:7 in load")
+    assert stuck.state == "lost"
+    assert stuck.job.workers == {0: 1}
+    assert "no step for 60 s" in stuck.job.state.tasks["worker:1"].reason
+    assert stuck.job.state.over is None
+
+
+@pytest.mark.parametrize(
+    "status",
+    [
+        {"excuse": "it evaluates"},
+        {"excuse": "a debugger holds it"},
+        {"excuse": "it waits for its answer"},
+    ],
+)
+def test_an_excuse_suspends_the_deadline(status: dict[str, StatusValue]) -> None:
+    stuck = Stuck(progress_timeout=60.0)
+    stuck.go(50, "worker:1")
+    stuck.go(1000, "worker:1", **status)
+    stuck.go(59, "worker:1")
+    assert stuck.state == "live"
+    stuck.go(1, "worker:1")
+    assert stuck.state == "lost"
+
+
+def test_before_the_first_step_nobody_is_late() -> None:
+    job = Driver(workers=1, servers=0, progress_timeout=5.0)
+    a = job.join("worker:0")
+    for _ in range(100):
+        job.now += 1.0
+        job.say(a, Heartbeat({"progress": 0}))
+        job.feed(Tick())
+    assert job.state.tasks["worker:0"].state == "live"
+
+
+def test_who_goes_on_is_late_no_longer() -> None:
+    stuck = Stuck(progress_timeout=60.0)
+    stuck.go(30, "worker:1")
+    assert stuck.findings
+    stuck.go(1)
+    assert stuck.findings == []
+    stuck.go(59, "worker:1")
+    assert stuck.state == "live"
+
+
+def test_without_a_deadline_it_is_only_named() -> None:
+    stuck = Stuck(progress_timeout=0.0)
+    stuck.go(5000, "worker:1")
+    assert stuck.state == "live"
+    assert len([reason for reason in stuck.reasons if "stuck" in reason]) == 1
+
+
+def test_the_process_that_was_put_out_does_not_come_back_and_a_new_one_does() -> None:
+    stuck = Stuck(progress_timeout=60.0)
+    stuck.go(60, "worker:1")
+    back = stuck.job.join("worker:1", incarnation=1)
+    (refusal,) = stuck.job.to(back)
+    assert isinstance(refusal, Refused) and refusal.code == "superseded"
+    assert "no step for 60 s" in refusal.reason and "--progress-timeout" in refusal.reason
+    stuck.job.join("worker:1", pid=8)
+    assert stuck.job.workers == {0: 1, 1: 2}
+
+
+def test_the_coordinators_own_standstill_counts_for_nobody() -> None:
+    stuck = Stuck(progress_timeout=60.0)
+    stuck.go(50, "worker:1")
+    stuck.job.now += 100.0
+    stuck.job.feed(Paused(100.0))
+    stuck.go(9, "worker:1")
+    assert stuck.state == "live"
+    stuck.go(1, "worker:1")
+    assert stuck.state == "lost"
+
+
+def test_a_server_makes_no_steps_and_is_never_late() -> None:
+    stuck = Stuck(progress_timeout=5.0)
+    stuck.go(100)
+    assert stuck.job.state.tasks["ps:0"].state == "live"
+
+
+def test_a_deadline_below_zero_makes_no_sense() -> None:
+    with pytest.raises(ConfigurationError, match="progress_timeout is -1"):
+        Driver(progress_timeout=-1.0)
