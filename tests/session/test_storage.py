@@ -15,8 +15,11 @@ from torch.utils.data import TensorDataset
 
 import trireme
 from trireme.errors import CheckpointError, ConfigurationError
-from trireme.session.checkpoint import durable, list_checkpoints, load, step_of
+from trireme.launch.task_config import TaskConfig
+from trireme.session.checkpoint import CheckpointData, durable, list_checkpoints, load, step_of
+from trireme.session.progress import make_progress
 from trireme.session.run_lock import LOCK, RunLock, writer_here
+from trireme.session.storage import Storage
 
 INPUTS = torch.randn(100, 8, generator=torch.Generator().manual_seed(0))
 DATA = TensorDataset(INPUTS, (INPUTS.sum(1) > 0).long())
@@ -214,3 +217,52 @@ def test_a_tensor_that_no_checkpoint_can_hold_is_left_out_by_name(
     said = capsys.readouterr().out
     assert "what it cannot hold of the model: 'spectrum' of torch.complex64" in said
     assert set(load(list_checkpoints(tmp_path)[-1]).model) == {"weight", "bias"}
+
+
+def storage_of(worker: int, run_dir: Path) -> Storage:
+    task = TaskConfig(job="job", index=worker)
+    made = Storage(task, run_dir, EACH, make_progress("plain"))
+    made.epoch = "one start of the job"
+    return made
+
+
+def checkpoint(step: int) -> CheckpointData:
+    return CheckpointData(step, {"w": torch.full((2,), float(step))})
+
+
+def test_the_directory_goes_from_chief_to_chief(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    old, new = storage_of(0, tmp_path), storage_of(1, tmp_path)
+    for each in (old, new):
+        each.begin(0, restored=False)
+    old.open(1)
+    old.submit(checkpoint(1), 1)
+    old.settle()
+    new.follow(2, chief=True)  # worker:0 was stopped, and given up
+    new.submit(checkpoint(2), 2)
+    new.settle()
+    old.submit(checkpoint(3), 1)  # it wakes, and does not know yet
+    old.settle()
+    assert steps_in(tmp_path) == [1, 2]
+    assert "the checkpoint of step 3 is NOT SAVED" in capsys.readouterr().out
+    new.follow(3, chief=False)
+    old.follow(3, chief=True)  # it has come back
+    old.submit_last(checkpoint(4), 3)
+    assert steps_in(tmp_path) == [1, 2, 4]
+    new.close()
+    old.close()
+
+
+def test_the_durability_is_said_in_one_line(tmp_path: Path) -> None:
+    def said(run_dir: Path | None, options: trireme.Checkpoint | None) -> str:
+        return Storage(TaskConfig(job="job"), run_dir, options, make_progress("none")).durability
+
+    both = trireme.Checkpoint(every_seconds=600, every_steps=100)
+    assert said(tmp_path, both).startswith(
+        "at most 100 steps or 600 s can be lost if a server dies"
+    )
+    assert said(tmp_path, EACH).startswith("at most 1 step can be lost if a server dies")
+    assert "all steps of this run" in said(tmp_path, trireme.Checkpoint(every_seconds=None))
+    assert said(None, both).startswith("nothing is saved (there is no run_dir)")
+    assert said(tmp_path, None).startswith("nothing is saved (checkpoint=None)")

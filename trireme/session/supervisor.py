@@ -129,6 +129,9 @@ class Supervisor:
         except TriremeError as error:
             self.fail(error)
             raise
+        except BaseException:
+            self.storage.close()  # a console lives on, and may try again
+            raise
         self.storage.begin(self.global_step, restored=self.restored_from is not None)
         if self.task.servers and self.is_chief:
             self._progress.message(self.storage.durability)
