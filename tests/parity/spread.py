@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
@@ -31,6 +31,8 @@ class Case:
         words: whether inputs are tokens.
         classes: how many targets there are.
         own_loss: whether the model computes its loss, from a batch by name.
+        optimizer: by which it is trained, where nothing else is said.
+        before: called with the trained parameters by name and the step before each step.
     """
 
     build: Callable[[], nn.Module]
@@ -38,6 +40,8 @@ class Case:
     words: bool = False
     classes: int = 10
     own_loss: bool = False
+    optimizer: str = "sgd"
+    before: Callable[[Mapping[str, nn.Parameter], int], None] = lambda parameters, step: None
 
 
 def tied_transformer() -> nn.Module:
@@ -88,6 +92,46 @@ def gpt2() -> nn.Module:
     )
 
 
+class WithUnused(nn.Module):
+    """A layer that has another one which nobody uses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.used = nn.Linear(32, 32)
+        self.unused = nn.Linear(32, 32)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        outputs: torch.Tensor = self.used(inputs)
+        return outputs
+
+
+class Gated(nn.Module):
+    """A branch for examples that ask for it: a batch, or a process's part of it, may have none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(20, 32), nn.Linear(32, 10)
+        self.branch = nn.Linear(20, 32)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        hidden = self.first(inputs)
+        asks = inputs[:, 0] > 1.4
+        if asks.any():
+            more = torch.zeros_like(hidden)
+            more[asks] = self.branch(inputs[asks])
+            hidden = hidden + more
+        outputs: torch.Tensor = self.last(torch.tanh(hidden))
+        return outputs
+
+
+def _freeze(parameters: Mapping[str, nn.Parameter], step: int) -> None:
+    """Freezes the second layer half way, in whatever process has it."""
+    if step == STEPS // 2:
+        for name, parameter in parameters.items():
+            if name.startswith("2."):
+                parameter.requires_grad_(False)
+
+
 CASES = {
     "MLP": Case(lambda: MLP(20, 32, 24, 10), (20,)),
     "LeNet-5": Case(lambda: LeNet5(1, 12), (1, 12, 12)),
@@ -120,7 +164,28 @@ STATEFUL = {
 }
 """Models with more to them than parameters."""
 
-ALL = CASES | TIED | TRANSFORMERS | STATEFUL
+ABSENT = {
+    "unused": Case(
+        lambda: nn.Sequential(
+            nn.Linear(20, 32), nn.Tanh(), WithUnused(), nn.Tanh(), nn.Linear(32, 10)
+        ),
+        (20,),
+        optimizer="decay",
+    ),
+    "frozen": Case(
+        lambda: nn.Sequential(
+            nn.Linear(20, 32), nn.Tanh(), nn.Linear(32, 32), nn.Tanh(), nn.Linear(32, 10)
+        ),
+        (20,),
+        before=_freeze,
+    ),
+}
+"""Of their parameters, some have no gradient: never, or not any more."""
+
+GATED = {"gated": Case(Gated, (20,), optimizer="decay")}
+"""What has a gradient in one process may have none in another."""
+
+ALL = CASES | TIED | TRANSFORMERS | STATEFUL | ABSENT | GATED
 
 
 class ByName(Dataset[dict[str, torch.Tensor]]):
@@ -184,14 +249,17 @@ def loss_of(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "sgd": lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9),
     "adam": lambda params: torch.optim.Adam(params, lr=0.01),
+    "adamw": lambda params: torch.optim.AdamW(params, lr=0.003, weight_decay=0.3),
+    "decay": lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9, weight_decay=0.1),
 }
 
 
-def train_plain(case: str, optimizer: str = "sgd", clip_norm: float | None = None) -> Values:
+def train_plain(case: str, optimizer: str = "", clip_norm: float | None = None) -> Values:
     """Trains one plain PyTorch process."""
     model = model_of(case)
-    made = OPTIMIZERS[optimizer](model.parameters())
-    for batch in batches_of(case):
+    made = OPTIMIZERS[optimizer or ALL[case].optimizer](model.parameters())
+    for step, batch in enumerate(batches_of(case)):
+        ALL[case].before(dict(model.named_parameters()), step)
         made.zero_grad()
         plain_loss(case, model, batch).backward()
         if clip_norm is not None:
@@ -217,7 +285,7 @@ def train_averaged(case: str, decay: float) -> Values:
 def train_spread(
     case: str,
     replicas: int,
-    optimizer: str = "sgd",
+    optimizer: str = "",
     options: dict[str, Any] | None = None,
     which: str = "values",
 ) -> dict[str, Any]:
@@ -226,20 +294,37 @@ def train_spread(
     Args:
         case: which.
         replicas: how many batches make a step.
-        optimizer: by name.
+        optimizer: by name; the case's own where it is empty.
         options: of the session.
         which: `values` or `average`.
     """
     torch.use_deterministic_algorithms(True)
     session = Session(
-        model_of(case), loss_for(case), OPTIMIZERS[optimizer], max_steps=STEPS, **(options or {})
+        model_of(case),
+        loss_for(case),
+        OPTIMIZERS[optimizer or ALL[case].optimizer],
+        max_steps=STEPS,
+        **(options or {}),
     )
     with session:
         for batch in session.loader(data_of(case), BATCH // replicas, shuffle=False):
+            ALL[case].before(session.parameters, session.global_step)
             session.step(batch)
         average = dict(session._supervisor.client.snapshot(state=False).average)
     values = {n: t for n, t in session.model.state_dict().items() if t.is_floating_point()}
     return {n: t.numpy() for n, t in (average if which == "average" else values).items()}
+
+
+def train_frozen(run_dir: str, steps: int, start: int = 0) -> dict[str, Any]:
+    """Trains with an optimizer over all parameters, some of them frozen, and saves at the end."""
+    model = model_of("frozen")
+    _freeze({n: p for n, p in model.named_parameters() if n == "2.weight"}, STEPS // 2)
+    session = Session(model, loss_of, OPTIMIZERS["adamw"], max_steps=steps, run_dir=run_dir)
+    with session:
+        assert session.global_step == start
+        for batch in session.loader(data_of("frozen"), BATCH // 2, shuffle=False):
+            session.step(batch)
+    return {name: value.numpy() for name, value in values_of(session.model).items()}
 
 
 def train_and_look(case: str, replicas: int) -> tuple[dict[str, Any], list[float]]:

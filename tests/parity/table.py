@@ -15,6 +15,7 @@ import torch
 from tests.gangs import GangRan, run_gang
 from tests.parity.plain import difference
 from tests.parity.spread import (
+    ABSENT,
     BATCH,
     CASES,
     HAS_TRANSFORMERS,
@@ -32,7 +33,7 @@ LIMIT = 1e-4
 def main() -> int:
     began = time.monotonic()
     torch.set_num_threads(1)
-    cases = [*CASES, *TIED, *(TRANSFORMERS if HAS_TRANSFORMERS else ())]
+    cases = [*CASES, *TIED, *ABSENT, *(TRANSFORMERS if HAS_TRANSFORMERS else ())]
     if not HAS_TRANSFORMERS:
         print(f"NOT COMPARED: {', '.join(TRANSFORMERS)}: pip install 'transformers>=5'")
     wanted = {case: train_plain(case) for case in cases}

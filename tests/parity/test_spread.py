@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,15 +11,19 @@ import torch
 from tests.gangs import Gang, run_gang
 from tests.parity.plain import Values, difference
 from tests.parity.spread import (
+    ABSENT,
     CASES,
     HAS_TRANSFORMERS,
+    model_of,
     train_and_look,
     train_averaged,
+    train_frozen,
     train_plain,
     train_spread,
 )
 from tests.parity.table import refusal
 from tests.parity.ways import REPLICAS, WAYS
+from trireme.session.checkpoint import latest
 from trireme.session.options import Average
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(400)]
@@ -97,6 +102,63 @@ def test_models_of_transformers_train_by_their_own_loss(case: str, way: str) -> 
 def test_what_cannot_be_spread_so_is_refused_by_name(case: str, way: str, reason: str) -> None:
     said = refusal(run_gang(WAYS[way], train_spread, case, REPLICAS.get(way, 1)))
     assert said is not None and reason in said
+
+
+@pytest.mark.parametrize("case", ABSENT)
+@pytest.mark.parametrize(
+    "way",
+    [
+        "allreduce",
+        "fsdp",
+        "tensor",
+        "pipeline zero-bubble",
+        "dp=2,tp=2",
+        "ps sync over pp=2",
+        "ps sync over tp=2",
+    ],
+)
+def test_what_has_no_gradient_is_left_alone(way: str, case: str) -> None:
+    wanted, first = train_plain(case), dict(model_of(case).named_parameters())
+    for values in spread(way, case, ""):
+        assert difference(values, wanted) <= 1e-6
+        if case == "unused":
+            assert torch.equal(values["2.unused.weight"], first["2.unused.weight"])
+
+
+@pytest.mark.parametrize("way", ["allreduce", "pipeline 1f1b", "ps sync over pp=2"])
+def test_adamw_moves_no_unused_layer(way: str) -> None:
+    wanted = train_plain("unused", "adamw")
+    for values in spread(way, "unused", "adamw"):
+        assert difference(values, wanted) <= 1e-4
+        assert torch.equal(values["2.unused.bias"], wanted["2.unused.bias"])
+
+
+@pytest.mark.parametrize("optimizer", ["decay", "adam"])
+@pytest.mark.parametrize("options", [{}, {"accumulate": 2}, {"clip_norm": 100.0}], ids=str)
+def test_a_gradient_that_one_process_has_alone_counts_for_all(
+    options: dict[str, Any], optimizer: str
+) -> None:
+    wanted = train_plain("gated", optimizer)
+    ran = run_gang(WAYS["allreduce"], train_spread, "gated", 2, optimizer, options)
+    found = [{n: torch.from_numpy(v) for n, v in values.items()} for values in ran.values]
+    for values in found:
+        assert difference(values, wanted) <= CLOSE
+        assert all(torch.equal(values[name], found[0][name]) for name in values)
+
+
+@pytest.mark.parametrize("way", ["allreduce", "fsdp", "ps sync over tp=2"])
+def test_frozen_parameters_are_saved_and_a_job_goes_on_with_them(way: str, tmp_path: Path) -> None:
+    gang, wanted = WAYS[way], dict(model_of("frozen").named_parameters())["2.weight"]
+    before = run_gang(gang, train_frozen, str(tmp_path), 6).values[0]
+    saved = latest(tmp_path, lambda path, error: pytest.fail(f"{path}: {error}"))
+    assert saved is not None and saved.step == 6
+    assert torch.equal(saved.model["2.weight"], wanted)
+    assert not any(name.startswith("2.weight/") for name in saved.optimizer)
+    for name, value in before.items():
+        assert torch.equal(saved.model[name], torch.from_numpy(value))
+    after = run_gang(gang, train_frozen, str(tmp_path), 12, 6).values[0]
+    assert torch.equal(torch.from_numpy(after["2.weight"]), wanted)
+    assert (after["0.weight"] != before["0.weight"]).any()
 
 
 @pytest.mark.parametrize("way", ["fsdp", "tensor", "dp=2,pp=2", "tp=2,pp=2", "fsdp=2,tp=2"])

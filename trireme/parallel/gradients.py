@@ -12,6 +12,7 @@ from torch.distributed.fsdp import FSDPModule
 from trireme.errors import ConfigurationError
 from trireme.parallel.gang import Gang, lost_peer
 from trireme.parallel.local import local
+from trireme.ps.dense import FlatModel
 
 __all__ = ["BucketedMean", "EqualShares", "ListMean", "ShardedMean"]
 
@@ -104,30 +105,32 @@ class BucketedMean(_Shares):
 
     A bucket leaves when backward has made the last of its gradients. Buckets leave in the same
     order everywhere, from the end of each vector to its begin; a parameter that took no part
-    counts as a gradient of zero, so the processes need not use the same ones.
+    counts as a gradient of zero, so the processes need not use the same ones. What took no part in
+    any of them has no gradient then: with the last bucket goes how many have one.
 
     Args:
         gang: whose replicas.
-        vectors: the flat gradients.
-        placed: for each vector, its parameters and the range of elements that each one has.
+        flat: the gradients, with room for `presence`.
     """
 
-    def __init__(
-        self,
-        gang: Gang,
-        vectors: Sequence[torch.Tensor],
-        placed: Sequence[Sequence[tuple[nn.Parameter, int, int]]],
-    ) -> None:
+    def __init__(self, gang: Gang, flat: FlatModel) -> None:
         super().__init__(gang)
-        self._vectors = vectors
+        self._flat = flat
+        # With versions of their own: sums of what backward made are no writes to the gradients.
+        self._vectors = [vector.data for vector in flat.gradients]
         self._buckets: list[torch.Tensor] = []
         self._sizes: list[int] = []  # parameters a bucket
         self._missing: list[int] = []  # of them not yet there
         self._next = 0
         self._armed = False
         self._works: list[dist.Work] = []
-        for vector, parameters in zip(vectors, placed, strict=True):
+        for vector, parameters in zip(self._vectors, flat.placed, strict=True):
             self._cut(vector, parameters)
+        # The last to leave, which begins where the last vector does.
+        head, lead = self._buckets[-1], flat.presence.numel()
+        self._buckets[-1] = head.as_strided(
+            (lead + head.numel(),), (1,), head.storage_offset() - lead
+        )
 
     def _cut(self, vector: torch.Tensor, placed: Sequence[tuple[nn.Parameter, int, int]]) -> None:
         members: list[nn.Parameter] = []
@@ -159,7 +162,8 @@ class BucketedMean(_Shares):
         if not self._armed:
             return
         self._missing[index] -= 1
-        while self._next < len(self._buckets) and self._missing[self._next] == 0:
+        # The last one waits until it is known what has no gradient.
+        while self._next < len(self._buckets) - 1 and self._missing[self._next] == 0:
             self._send()
 
     def _send(self) -> None:
@@ -173,6 +177,11 @@ class BucketedMean(_Shares):
 
     def finish(self) -> None:
         self._armed = False
+        flat = self._flat
+        absent = flat.absent
+        flat.presence.fill_(1.0)
+        for position in absent:
+            flat.presence[position] = 0.0
         while self._next < len(self._buckets):
             self._send()
         with lost_peer():
@@ -180,6 +189,9 @@ class BucketedMean(_Shares):
                 work.wait()
         for vector in self._vectors:
             vector.div_(self._gang.mesh.replicas)
+        if absent:  # here; what another process has a gradient for has one here too
+            counts = flat.presence.tolist()
+            flat.restore_gradients([position for position in absent if not counts[position]])
 
 
 class ListMean(_Shares):
@@ -198,19 +210,30 @@ class ListMean(_Shares):
         pass
 
     def finish(self) -> None:
-        kinds: dict[torch.dtype, list[torch.Tensor]] = {}
+        kinds: dict[torch.dtype, list[nn.Parameter]] = {}
         for parameter in self._parameters:
+            kinds.setdefault(parameter.dtype, []).append(parameter)
+        for parameters in kinds.values():
+            self._add_up(parameters)
+
+    def _add_up(self, parameters: Sequence[nn.Parameter]) -> None:
+        """Makes the means of the gradients of one dtype; what has none anywhere is left without."""
+        present = [float(parameter.grad is not None) for parameter in parameters]
+        for parameter in parameters:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
-            gradient = local(parameter.grad)
-            kinds.setdefault(gradient.dtype, []).append(gradient)
-        for gradients in kinds.values():
-            joined = torch.cat([gradient.reshape(-1) for gradient in gradients])
-            with lost_peer():
-                dist.all_reduce(joined, group=self._gang.group("dp"))
-            joined.div_(self._gang.mesh.dp)
-            pieces = torch.split(joined, [gradient.numel() for gradient in gradients])
-            torch._foreach_copy_(
-                gradients,
-                [p.view(g.shape) for p, g in zip(pieces, gradients, strict=True)],
-            )
+        gradients = [local(p.grad) for p in parameters if p.grad is not None]
+        counts = torch.tensor(present, dtype=gradients[0].dtype, device=gradients[0].device)
+        joined = torch.cat([*(gradient.reshape(-1) for gradient in gradients), counts])
+        with lost_peer():
+            dist.all_reduce(joined, group=self._gang.group("dp"))
+        joined.div_(self._gang.mesh.dp)
+        *pieces, counts = torch.split(joined, [*(g.numel() for g in gradients), len(parameters)])
+        torch._foreach_copy_(
+            gradients,
+            [p.view(g.shape) for p, g in zip(pieces, gradients, strict=True)],
+        )
+        if not all(present):
+            for parameter, count in zip(parameters, counts.tolist(), strict=True):
+                if not count:
+                    parameter.grad = None

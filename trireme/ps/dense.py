@@ -6,7 +6,7 @@ sends, and a pull receives, without packing. On the server each part of a vector
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from trireme.errors import ConfigurationError
-from trireme.ps.layout import DEFAULT_SLOTS, Layout
+from trireme.ps.layout import ALIGNMENT, DEFAULT_SLOTS, Layout
 from trireme.ps.messages import ParameterSpec
 from trireme.wire.shared_memory import SharedMemory, available
 
@@ -105,6 +105,7 @@ class FlatModel:
         shared: whether what servers read and write lies in memory that can be lent to them.
         staged: whether that is memory of its own, so that the module can compute meanwhile; it
             always is where the module is not on the CPU.
+        counted: whether `presence` is needed.
 
     A parameter that backward did not reach is *absent*: it has no gradient, as `torch.optim` sees
     it where `.grad` is None. Its place in the flat gradients is zero.
@@ -115,6 +116,9 @@ class FlatModel:
         layout: where each of them lies.
         values, gradients: the flat vectors, in the layout's order.
         memory: what can be lent to servers of this host; None where there is none.
+        presence: one number for each parameter, for whoever adds up the gradients of several
+            processes: it lies right before the last of the flat gradients, and can be added up
+            together with them. Empty where it is not needed.
         keeps_views: whether backward adds to the flat gradients where they lie, as whoever sends
             them while it runs needs it. If not, it makes tensors of its own, which are copied to
             their places when all are there: two passes over memory less than zeros and sums, and
@@ -133,6 +137,7 @@ class FlatModel:
         slots: int = DEFAULT_SLOTS,
         shared: bool = False,
         staged: bool = False,
+        counted: bool = False,
     ) -> None:
         by_name = {name: parameter for group in groups for name, parameter in group}
         self.parameters = by_name
@@ -145,6 +150,9 @@ class FlatModel:
             self.values, self.gradients = self._lendable()
         else:
             self.values, self.gradients = self._vectors(), self._vectors()
+        self.presence = torch.empty(0)
+        if counted:
+            self._count()
         self._bound: list[tuple[nn.Parameter, torch.Tensor]] = []
         views = zip(self._views(self.values), self._views(self.gradients), strict=True)
         for parameter, (value, place) in zip(self._in_order(), views, strict=True):
@@ -198,14 +206,17 @@ class FlatModel:
         self._zeroed = [view._version for _, view in self._bound]
         self._know_writes()
 
-    def restore_gradients(self) -> None:
-        """Makes every gradient its place in the flat ones again, whatever is there; none is absent.
+    def restore_gradients(self, absent: Collection[int] = ()) -> None:
+        """Makes every gradient its place in the flat ones again, whatever is there.
 
         For whoever has written to the flat gradients.
+
+        Args:
+            absent: the positions of the parameters that have none.
         """
         self._zeroed = []
-        for parameter, view in self._bound:
-            parameter.grad = view
+        for position, (parameter, view) in enumerate(self._bound):
+            parameter.grad = None if position in absent else view
 
     @property
     def absent(self) -> tuple[int, ...]:
@@ -391,6 +402,14 @@ class FlatModel:
             for placed in vector.placed:
                 shape = self.parameters[placed.parameter.name].shape
                 yield flat[placed.start : placed.stop].view(shape)
+
+    def _count(self) -> None:
+        """Makes room for `presence`, and for the last of the flat gradients behind it."""
+        last, step = self.gradients[-1], ALIGNMENT // self.gradients[-1].element_size()
+        lead = -(-len(self.parameters) // step) * step
+        both = torch.zeros(lead + last.numel(), dtype=last.dtype, device=self.device)
+        self.presence, behind = both[:lead], both[lead:]
+        self.gradients = (*self.gradients[:-1], behind)
 
     def _lendable(self) -> tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]:
         """Returns values and gradients, zero, in new memory that can be lent."""

@@ -58,6 +58,7 @@ __all__ = [
     "check_complete",
     "export_state",
     "restore_state",
+    "state_names",
 ]
 
 _M = TypeVar("_M", bound=Message)
@@ -242,18 +243,21 @@ class _UserOptimizer:
         """Nothing that is laid out flat."""
 
 
-def _names(optimizer: torch.optim.Optimizer, flat: FlatModel) -> list[str | None]:
+def state_names(
+    optimizer: torch.optim.Optimizer, parameters: Mapping[str, torch.Tensor]
+) -> list[str | None]:
     """Returns the parameters' names in the order in which the optimizer's state counts them.
 
-    A frozen one counts too, but has no state, and no name here.
+    One that is not among `parameters`, because it is frozen, counts too, but has no state, and no
+    name here.
     """
-    by_identity = {id(parameter): name for name, parameter in flat.parameters.items()}
+    by_identity = {id(parameter): name for name, parameter in parameters.items()}
     return [by_identity.get(id(p)) for group in optimizer.param_groups for p in group["params"]]
 
 
 def export_state(optimizer: torch.optim.Optimizer, flat: FlatModel) -> dict[str, torch.Tensor]:
     """Returns copies of an optimizer's state as `PARAMETER/STATE` -> tensor, on the CPU."""
-    names = _names(optimizer, flat)
+    names = state_names(optimizer, flat.parameters)
     state: dict[int, dict[str, Any]] = optimizer.state_dict()["state"]
     return {
         f"{names[index]}/{key}": torch.as_tensor(value).detach().cpu().clone()
@@ -272,7 +276,11 @@ def restore_state(
     Raises:
         Rejected: it is another optimizer's.
     """
-    index = {name: position for position, name in enumerate(_names(optimizer, flat)) if name}
+    index = {
+        name: position
+        for position, name in enumerate(state_names(optimizer, flat.parameters))
+        if name
+    }
     state: dict[int, dict[str, torch.Tensor]] = {}
     for key, tensor in tensors.items():
         parameter, _, entry = key.rpartition("/")

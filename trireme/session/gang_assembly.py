@@ -81,9 +81,9 @@ def assemble_together(
     """
     names = _names(model, optimizer)
     if not gang.mesh.sharded and not task.servers:
-        flat = FlatModel(named_groups(model, optimizer), servers=1)
+        flat = FlatModel(named_groups(model, optimizer), servers=1, counted=True)
         _check_same(task, gang, flat)
-        mean = BucketedMean(gang, flat.gradients, flat.placed)
+        mean = BucketedMean(gang, flat)
         return Assembly(model, optimizer, flat, gang, reducer=mean)
     whole, cut = model, None
     if in_place:

@@ -28,7 +28,7 @@ from trireme.parallel.sharding import take, whole
 from trireme.parallel.watch import Watch
 from trireme.ps.ending import after_the_end
 from trireme.ps.examples import resized
-from trireme.ps.local import check_complete
+from trireme.ps.local import check_complete, state_names
 from trireme.ps.messages import Applied, GroupSpec, Lease, OptimizerSpec, Span
 from trireme.ps.optim import check_optimizer
 from trireme.ps.results import PullResult, PushResult
@@ -117,6 +117,7 @@ class GangClient:
         self.saves = False  # whether one of them would: then all take part
         self._gang = gang
         self._held = held
+        self._names = frozenset(n for n, p in held.parameters.items() if p.requires_grad)
         self._optimizer = optimizer
         self._clip_norm = clip_norm
         self._agree_on_skips = agree_on_skips
@@ -181,7 +182,8 @@ class GangClient:
         self._ledgers.clear()
 
     def _trained(self) -> list[tuple[str, nn.Parameter]]:
-        return [(n, p) for n, p in self._held.parameters.items() if p.requires_grad]
+        """Returns what the job trains; a program may have frozen some of it since."""
+        return [(n, p) for n, p in self._held.parameters.items() if n in self._names]
 
     # -- what all must do together --------------------------------------------------------------
 
@@ -421,17 +423,14 @@ class GangClient:
             for start, stop in ranges.ranges()
         )
 
-    def _names(self) -> list[str]:
-        by_identity = {id(p): name for name, p in self._held.parameters.items()}
-        return [by_identity[id(p)] for g in self._optimizer.param_groups for p in g["params"]]
-
     def _export(self) -> dict[str, torch.Tensor]:
         """Returns the optimizer's state as `PARAMETER/STATE` -> this process's tensor."""
-        names = self._names()
+        names = state_names(self._optimizer, self._held.parameters)
         state: dict[int, dict[str, Any]] = self._optimizer.state_dict()["state"]
         return {
             f"{names[index]}/{key}": torch.as_tensor(value).detach()
             for index, entries in state.items()
+            if names[index] is not None
             for key, value in entries.items()
             if isinstance(value, (torch.Tensor, int, float))
         }
@@ -442,7 +441,8 @@ class GangClient:
         Raises:
             Rejected: it is another optimizer's.
         """
-        index = {name: position for position, name in enumerate(self._names())}
+        names = state_names(self._optimizer, self._held.parameters)
+        index = {name: position for position, name in enumerate(names) if name}
         state: dict[int, dict[str, torch.Tensor]] = {}
         for key, tensor in tensors.items():
             name, _, entry = key.rpartition("/")

@@ -114,7 +114,6 @@ class LoopJob:
         self.supervisor.begin_step()
         if made.part is None:
             made.flat.gather_gradients()
-            made.flat.restore_gradients()
         share = made.reducer.share(examples)()
         agree_on_optimizer(made)
         if share != 1.0:
@@ -167,7 +166,6 @@ class LoopJob:
         agree_on_optimizer(made, takes_part=False)
         made.flat.zero_gradients()
         made.flat.gather_gradients()
-        made.flat.restore_gradients()
         reducer.begin()
         reducer.finish()
         supervisor.update(1.0, ())
