@@ -150,3 +150,39 @@ def pid_of(run_dir: Path, task: str) -> int:
     pid = read_record(run_dir).pids[task]
     assert psutil.pid_exists(pid)
     return pid
+
+
+STARTS_CHILDREN = """
+import subprocess, sys
+sys.argv[0] = {train!r}
+subprocess.Popen(["sleep", "1000"])
+subprocess.Popen(["sleep", "1000"], start_new_session=True)
+exec(compile(open({train!r}).read(), {train!r}, "exec"))
+"""
+
+
+def test_when_the_launcher_is_killed_nothing_is_left_of_what_its_tasks_started(
+    shell: Shell,
+) -> None:
+    (shell.directory / "program.py").write_text(STARTS_CHILDREN.format(train=str(TRAIN[0])))
+    running = shell.start(
+        *("run", "--ps", 1, "--workers", 2, "--run-dir", "run", "program.py"),
+        *(*TRAIN[1:], "--max-steps", 10**9),
+    )
+    running.until(r"worker:1 \| step 10 ")
+    sleeping = [p for p in shell.processes() if p.name() == "sleep"]
+    assert len(sleeping) == 4
+    running.send(signal.SIGKILL)
+    running.ended()
+    deadline = time.monotonic() + 15
+    while shell.processes():
+        assert time.monotonic() < deadline, [p.cmdline() for p in shell.processes()]
+        time.sleep(0.05)
+
+
+def test_a_program_that_opens_no_session_has_not_finished(shell: Shell) -> None:
+    (shell.directory / "program.py").write_text("print('nothing to train')")
+    ended = shell.run("run", "--ps", 1, "--workers", 2, "--run-dir", "run", "program.py")
+    assert ended.status == 2
+    assert "no worker had joined the job: nothing was trained" in report(ended)
+    assert "trireme: finished" not in ended.err

@@ -2,6 +2,9 @@ from __future__ import annotations
 
 import io
 import os
+import subprocess
+import sys
+from pathlib import Path
 
 from trireme.launch.console import Console
 from trireme.launch.process import LINE, Pipe
@@ -49,6 +52,27 @@ def test_a_reader_that_went_away_does_not_end_the_job() -> None:
         console.line("ps:0", "y", False)
         console.say("still here")
     assert err.getvalue() == "trireme: still here\n"
+
+
+def test_a_full_disk_under_one_stream_is_said_at_the_other(tmp_path: Path) -> None:
+    code = """
+import resource, signal, sys
+from trireme.launch.console import Console
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (100, resource.RLIM_INFINITY))
+console = Console(sys.stdout, sys.stderr, {})
+for number in range(50):
+    console.line("worker:0", f"line {number}", False)
+console.say("finished")
+"""
+    with (tmp_path / "out").open("w") as out:
+        ended = subprocess.run(
+            [sys.executable, "-c", code], stdout=out, stderr=subprocess.PIPE, text=True, timeout=60
+        )
+    assert ended.returncode == 0
+    first, second = ended.stderr.splitlines()
+    assert "output cannot be written (File too large)" in first
+    assert second == "trireme: finished"
 
 
 def test_lines_across_chunks() -> None:

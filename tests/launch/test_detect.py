@@ -116,7 +116,7 @@ def test_workers_of_tf_config_meet_at_the_chief(tmp_path: Path) -> None:
 
 def test_tf_config_with_servers_is_a_job_by_hand(tmp_path: Path) -> None:
     hosts = {"chief": ["localhost:1"], "worker": ["localhost:2"], "ps": ["localhost:3"]}
-    environ = {"TRIREME_SECRET": "0123456789abcdef", "TRIREME_STRATEGY": "sync"}
+    environ = {"TRIREME_SECRET": "0123456789abcdef" * 2, "TRIREME_STRATEGY": "sync"}
     task = detect(tf("worker", 0, **hosts) | environ, tmp_path)
     assert (task.name, task.workers, task.servers, task.processes) == ("worker:1", 2, 1, 1)
     assert (task.coordinator, task.strategy) == ("tcp://localhost:3", "sync")
@@ -171,7 +171,7 @@ VARIABLES = {
 @settings(max_examples=500, deadline=None)
 @given(environ=st.fixed_dictionaries({}, optional=VARIABLES))
 def test_any_variables_give_a_task_or_one_error(environ: dict[str, str]) -> None:
-    environ = environ | {"TRIREME_SECRET": "0123456789abcdef"}
+    environ = environ | {"TRIREME_SECRET": "0123456789abcdef" * 2}
     try:
         task = detect(environ, Path("/nowhere"))
     except UsageError as error:

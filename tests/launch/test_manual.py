@@ -69,7 +69,8 @@ def test_what_names_no_task_is_refused(
 
 def test_tasks_of_several_hosts_count_only_themselves(tmp_path: Path) -> None:
     file = tmp_path / "secret"
-    file.write_text("0123456789abcdef")
+    file.write_text("0123456789abcdef" * 2)
+    file.chmod(0o600)
     options = replace(LOCAL, ps_hosts="node1:1", secret_file=file, allow_plaintext=True)
     task = mean(options, tmp_path)
     assert task.neighbours == 1

@@ -88,3 +88,17 @@ def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigurationError, match="--run-dir"):
         claim(tmp_path / "file" / "run")
+
+
+def test_what_somebody_has_left_in_its_place_is_not_written_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An attacker who could foresee the name would have the secret written where they like."""
+    monkeypatch.setattr("trireme.launch.run_directory.secrets.token_hex", lambda size: "foreseen")
+    claimed = claim(tmp_path / "run")
+    trap = tmp_path / "elsewhere"
+    (tmp_path / "run" / ".job.secret.foreseen").symlink_to(trap)
+    with pytest.raises(FileExistsError):
+        claimed.write_secret("00")
+    assert not trap.exists()
+    claimed.release()

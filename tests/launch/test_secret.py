@@ -1,24 +1,37 @@
+"""A job's secret: where it comes from, what is refused, and how a task gets it."""
+
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests.launch.programs import run_programs
 from trireme.errors import ConfigurationError
-from trireme.launch.secret import SECRET_VARIABLE, find_secret, fresh_secret, user_secret
+from trireme.launch.detect import TASK_VARIABLE, TaskConfig, detect, encode_task
+from trireme.launch.secret import (
+    SECRET_VARIABLE,
+    find_secret,
+    fresh_secret,
+    handed_over,
+    read_secret,
+    user_secret,
+)
 
-LONG = "0123456789abcdef"
+LONG = "0123456789abcdef" * 2
 
 
 def test_the_file_comes_before_the_environment(tmp_path: Path) -> None:
     file = tmp_path / "secret"
     file.write_text(LONG + "\n")
-    environ = {SECRET_VARIABLE: "another secret of mine"}
+    file.chmod(0o600)
+    environ = {SECRET_VARIABLE: "another secret of mine, long enough"}
     assert find_secret(file, environ, loopback=True) == (LONG.encode().hex(), f"file {file}")
     secret, origin = find_secret(None, environ, loopback=True)
-    assert bytes.fromhex(secret) == b"another secret of mine"
+    assert bytes.fromhex(secret) == b"another secret of mine, long enough"
     assert SECRET_VARIABLE in origin
 
 
@@ -55,11 +68,25 @@ def test_others_must_not_be_able_to_read_it(tmp_path: Path) -> None:
     file = tmp_path / "secret"
     user_secret(file)
     file.chmod(0o640)
-    with pytest.raises(ConfigurationError, match="chmod 600"):
+    with pytest.raises(ConfigurationError, match="readable by nobody else"):
         user_secret(file)
 
 
-@pytest.mark.parametrize("text", ["", "short", "x" * 15])
+@pytest.mark.parametrize("mode", [0o604, 0o640, 0o644, 0o666])
+def test_nor_one_that_was_given(tmp_path: Path, mode: int) -> None:
+    file = tmp_path / "job.secret"
+    file.write_text(LONG)
+    file.chmod(mode)
+    with pytest.raises(ConfigurationError, match="can be read by other users"):
+        find_secret(file, {}, loopback=True)
+    file.chmod(0o400)
+    assert read_secret(file) == LONG.encode().hex()
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "short", "x" * 15, "x" * 64, "0123456789abcdef", LONG[1:], "1234567890" * 3, "ab" * 40],
+)
 def test_what_can_be_guessed_is_refused(text: str) -> None:
     with pytest.raises(ConfigurationError, match="guessed"):
         find_secret(None, {SECRET_VARIABLE: text}, loopback=True)
@@ -79,3 +106,47 @@ def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
 def test_fresh_secrets_differ() -> None:
     assert fresh_secret() != fresh_secret()
     assert len(fresh_secret()) == 64
+
+
+@pytest.mark.parametrize(
+    "text", [LONG, LONG.upper(), "A7xK" * 3 + "pQz/t9+Lw2=", "12345678905" * 4]
+)
+def test_what_may_hold_128_bits_is_taken(text: str) -> None:
+    find_secret(None, {SECRET_VARIABLE: text}, loopback=True)
+
+
+def test_a_task_reads_it_from_what_it_inherits_as_often_as_it_asks() -> None:
+    with handed_over("abcd", "j") as fd:
+        environ = {TASK_VARIABLE: encode_task(TaskConfig(job="j", secret_fd=fd))}
+        assert [detect(environ).secret, detect(environ).secret] == ["abcd", "abcd"]
+
+
+def test_who_is_started_by_a_task_is_not_that_task() -> None:
+    with handed_over("abcd", "another job") as fd:
+        environ = {TASK_VARIABLE: encode_task(TaskConfig(job="j", secret_fd=fd))}
+        with pytest.raises(ConfigurationError, match="is not that task"):
+            detect(environ)
+    with pytest.raises(ConfigurationError, match="is not that task"):
+        detect(environ)
+
+
+def test_a_worker_has_it_and_what_it_starts_has_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(SECRET_VARIABLE, LONG)
+    look = (
+        "import subprocess; from trireme.launch.detect import detect; "
+        "open(HERE + '/secret', 'w').write(detect().secret); "
+        "print(open('/proc/self/environ').read()); "
+        "subprocess.run(['env']); "
+        "child = subprocess.run(['ls', '-l', '/proc/self/fd'], capture_output=True, text=True); "
+        "print(child.stdout)"
+    )
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+    ran = run_programs(tmp_path, {"worker:0": look})
+    assert ran.status == 0, ran.err
+    assert (tmp_path / "secret").read_text() == "00"  # the job's
+    assert LONG not in ran.out
+    tasks = [line for line in ran.out.splitlines() if "TRIREME_TASK=" in line]
+    assert tasks and all('"secret":""' in line for line in tasks)
+    assert "trireme-secret" not in ran.out

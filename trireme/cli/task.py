@@ -22,10 +22,11 @@ from trireme.launch.allocator import keep_freed_memory
 from trireme.launch.attendance import Attendance, AttendanceFile, Lost
 from trireme.launch.command import LOOPBACK
 from trireme.launch.detect import TASK_VARIABLE, TaskConfig, detect, encode_task, tf_options
-from trireme.launch.manual import ManualOptions, manual_task
+from trireme.launch.manual import ManualOptions, ManualTask, manual_task
 from trireme.launch.outcome import describe, write_outcome
 from trireme.launch.scheduling import take_turns
 from trireme.launch.script import check_script, run_script
+from trireme.launch.secret import SECRET_VARIABLE, handed_over
 from trireme.launch.settings import check_together, suggestion
 from trireme.launch.tether import tether
 from trireme.launch.tf_config import TF_VARIABLE, TfTask, read_tf_config
@@ -113,7 +114,14 @@ def _by_hand(given: argparse.Namespace, program: Sequence[str]) -> int:
     check_together(settings, config.workers, config.servers)
     threads, variables = thread_variables(os.environ, task.neighbours)
     config = msgspec.structs.replace(config, threads=threads)
-    _export(os.environ, variables, config)
+    with handed_over(config.secret, config.job) as secret:
+        _export(os.environ, variables, config, secret)
+        return _start_by_hand(given, task, config, program)
+
+
+def _start_by_hand(
+    given: argparse.Namespace, task: ManualTask, config: TaskConfig, program: Sequence[str]
+) -> int:
     if config.strategy == "sync" or (config.processes > 1 and not config.servers):
         take_turns()
     if config.role == "worker":
@@ -211,10 +219,19 @@ def _path(text: str | None) -> Path | None:
 
 
 def _export(
-    environ: MutableMapping[str, str], variables: dict[str, str], config: TaskConfig
+    environ: MutableMapping[str, str],
+    variables: dict[str, str],
+    config: TaskConfig,
+    secret: int | None,
 ) -> None:
-    """Tells the program in this process, before it imports PyTorch, what it is."""
+    """Tells the program in this process, before it imports PyTorch, what it is.
+
+    What the program starts in turn inherits all of that but the secret.
+    """
     environ.update(variables)
+    environ.pop(SECRET_VARIABLE, None)
+    if secret is not None:
+        config = msgspec.structs.replace(config, secret="", secret_fd=secret)
     environ[TASK_VARIABLE] = encode_task(config)
 
 

@@ -24,8 +24,10 @@ import msgspec
 
 from trireme.launch.attendance import Attendance, AttendanceReader
 from trireme.launch.command import TaskFiles, task_command
+from trireme.launch.guard import Guard
 from trireme.launch.outcome import Outcome, describe_status, read_outcome
 from trireme.launch.process import TaskProcess
+from trireme.launch.secret import handed_over
 from trireme.launch.task_config import TASK_VARIABLE, decode_task, encode_task
 
 __all__ = ["Born", "End", "NodeFacts", "Order", "Report", "TaskAgent", "host_identity"]
@@ -155,6 +157,7 @@ class TaskAgent:
         self._used = self._measured = 0.0
         self._end: tuple[int, Outcome] | None = None
         self._process: TaskProcess | None = None
+        self._guard: Guard | None = None
         self._thread: threading.Thread | None = None
         self._attempt = 0
         self._told = 0  # the attempts up to this one are to end
@@ -234,6 +237,8 @@ class TaskAgent:
         """Kills the task, waits for its end, and lives with no other."""
         self.kill(float("inf"))
         self._join()
+        if self._guard is not None:
+            self._guard.close()
 
     def _join(self) -> None:
         if self._thread is not None:
@@ -281,11 +286,17 @@ class TaskAgent:
                 fds = [listener.fileno()]
                 meeting = f"{order.host}:{listener.getsockname()[1]}"
                 config = msgspec.structs.replace(config, gang=meeting, gang_fd=fds[0])
+            secret = stack.enter_context(handed_over(config.secret, config.job))
+            if secret is not None:
+                config = msgspec.structs.replace(config, secret="", secret_fd=secret)
+                fds = [*fds, secret]
+            if self._guard is None:
+                self._guard = Guard()
             told = {TASK_VARIABLE: encode_task(config), "PYTHONUNBUFFERED": "1"}
             process = TaskProcess(
                 self._name,
                 task_command(config, files, order.program, host=order.host),
-                {**os.environ, **order.environ, **told},
+                {**os.environ, **order.environ, **told, **self._guard.variables},
                 log=Path(os.devnull),  # the launcher keeps it
                 emit=self._emit,
                 pass_fds=fds,
@@ -296,7 +307,7 @@ class TaskAgent:
                 process.kill()
             elif self._told >= order.attempt:
                 process.terminate()
-        return process, config.gang if fds else ""
+        return process, config.gang if config.gang_fd is not None else ""
 
     def _emit(self, line: str, error: bool) -> None:
         with self._changed:

@@ -19,7 +19,8 @@ class Console:
     """Writes lines to the launcher's standard output and error; any thread may.
 
     On a terminal, one more line stays below them. Whoever reads may go away
-    (`trireme run ... | head`): the job goes on, unheard.
+    (`trireme run ... | head`), and the disk that a stream goes to may be full: the job goes on,
+    unheard.
     """
 
     def __init__(self, out: TextIO, error: TextIO, environ: Mapping[str, str]) -> None:
@@ -76,12 +77,16 @@ class Console:
             return
         try:
             print(_printable(line, stream), end=end, file=stream, flush=True)
-        except BrokenPipeError:
+        except OSError as error:
             self._deaf.add(id(stream))
             # Python flushes the stream once more when it ends, and would complain.
             nowhere = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nowhere, stream.fileno())
             os.close(nowhere)
+            if not isinstance(error, BrokenPipeError):
+                other = self._out if stream is self._error else self._error
+                reason = f"trireme: WARNING: output cannot be written ({error.strerror}): it ends"
+                self._write(other, reason)
 
 
 def _printable(line: str, stream: TextIO) -> str:

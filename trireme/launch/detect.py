@@ -15,6 +15,7 @@ import msgspec
 from trireme.errors import ConfigurationError
 from trireme.launch.manual import ManualOptions, manual_task
 from trireme.launch.others import TORCHRUN, Place, find_place
+from trireme.launch.secret import taken_over
 from trireme.launch.settings import Settings, check_mesh, check_together, read_file, resolve
 from trireme.launch.task_config import (
     TASK_VARIABLE,
@@ -55,7 +56,10 @@ def detect(environ: Mapping[str, str] | None = None, directory: Path | None = No
     """
     environ = os.environ if environ is None else environ
     if TASK_VARIABLE in environ:
-        return decode_task(environ[TASK_VARIABLE])
+        task = decode_task(environ[TASK_VARIABLE])
+        if task.secret_fd is None:
+            return task
+        return msgspec.structs.replace(task, secret=taken_over(task.secret_fd, task.job))
     place = find_place(environ, TORCHRUN)
     tf = read_tf_config(environ[TF_VARIABLE]) if environ.get(TF_VARIABLE, "").strip() else None
     if place is None and tf is not None:

@@ -27,7 +27,7 @@ from trireme.launch.orders import (
     Terminate,
 )
 from trireme.launch.outcome import Outcome
-from trireme.launch.run_directory import JobRecord, RunDirectory
+from trireme.launch.run_directory import RECORD, JobRecord, RunDirectory
 from trireme.launch.supervision import Phase, Supervision
 from trireme.launch.task_config import Role, TaskConfig
 
@@ -176,6 +176,7 @@ class Launcher:
         self._begin = time.monotonic()
         self._turned = self._begin
         self._heard: float | None = None  # when the coordinator last said who takes part
+        self._unrecorded = False  # what happens cannot be recorded now
         self._again = False  # the whole job is to be started again
 
     # From start to end -----------------------------------------------------------------------
@@ -232,25 +233,37 @@ class Launcher:
         return status
 
     def _record(self, state: str, status: int | None, failure: Sequence[str] = ()) -> None:
+        try:
+            self._directory.write_record(self._job_record(state, status, failure))
+        except OSError as error:
+            if not self._unrecorded:
+                self._console.say(
+                    f"WARNING: {self._directory.path / RECORD} cannot be written "
+                    f"({error.strerror}): `trireme status` may show what was so before",
+                    alarm=True,
+                )
+            self._unrecorded = True
+        else:
+            self._unrecorded = False
+
+    def _job_record(self, state: str, status: int | None, failure: Sequence[str]) -> JobRecord:
         job = self._job
-        self._directory.write_record(
-            JobRecord(
-                job=job.task.job,
-                state=state,
-                status=status,
-                host=socket.gethostname(),
-                launcher=os.getpid(),
-                pids=self._engine.pids,
-                nodes=self._engine.nodes,
-                coordinator=self._engine.coordinator,
-                secret_file=str(self._directory.secret_file.resolve()),
-                command=job.program,
-                options=dict(job.options),
-                origins=job.task.origins,
-                started=self._started,
-                ended=None if status is None else time.time(),
-                failure=tuple(failure),
-            )
+        return JobRecord(
+            job=job.task.job,
+            state=state,
+            status=status,
+            host=socket.gethostname(),
+            launcher=os.getpid(),
+            pids=self._engine.pids,
+            nodes=self._engine.nodes,
+            coordinator=self._engine.coordinator,
+            secret_file=str(self._directory.secret_file.resolve()),
+            command=job.program,
+            options=dict(job.options),
+            origins=job.task.origins,
+            started=self._started,
+            ended=None if status is None else time.time(),
+            failure=tuple(failure),
         )
 
     # Starting --------------------------------------------------------------------------------

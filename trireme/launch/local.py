@@ -1,8 +1,8 @@
 """Starts the tasks of a job as processes of this host, and stays with them until all have ended.
 
 Every process started here is gone when `run_local` returns; should the launcher itself be killed,
-the kernel kills them (see `tether.py`). Single-threaded: the kernel ties a child's life to the
-thread that started it.
+the kernel kills them (see `tether.py`), and a guard what they have started (see `guard.py`).
+Single-threaded: the kernel ties a child's life to the thread that started it.
 """
 
 from __future__ import annotations
@@ -18,10 +18,12 @@ import msgspec
 from trireme.launch.attendance import AttendanceReader
 from trireme.launch.command import CommandBuilder, TaskFiles, task_command
 from trireme.launch.console import Console
+from trireme.launch.guard import Guard
 from trireme.launch.launcher import Asked, Attended, Ended, Event, Job, Launcher
 from trireme.launch.outcome import describe_status, read_outcome
 from trireme.launch.process import Pipe, TaskProcess
 from trireme.launch.run_directory import RunDirectory
+from trireme.launch.secret import SECRET_VARIABLE, handed_over
 from trireme.launch.signals import requests_to_stop, signals
 from trireme.launch.task_config import TASK_VARIABLE, TaskConfig, encode_task
 from trireme.launch.threads import thread_variables
@@ -50,9 +52,9 @@ def run_local(
         0 finished; 1 a task failed; 2 a worker found that it was asked for something impossible;
         130 stopped by a signal, after the workers have saved and ended.
     """
-    with signals() as wakeup, selectors.DefaultSelector() as selector:
+    with signals() as wakeup, selectors.DefaultSelector() as selector, Guard() as guard:
         selector.register(wakeup, selectors.EVENT_READ, None)
-        engine = _LocalEngine(job, directory, console, selector, build_command)
+        engine = _LocalEngine(job, directory, console, selector, build_command, guard)
         launcher = Launcher(job, directory, console, engine)
         try:
             launcher.run()
@@ -71,6 +73,7 @@ class _LocalEngine:
         console: Console,
         selector: selectors.BaseSelector,
         build_command: CommandBuilder,
+        guard: Guard,
     ) -> None:
         self.pids: dict[str, int] = {}
         self.nodes: dict[str, str] = {}
@@ -79,6 +82,7 @@ class _LocalEngine:
         self._console = console
         self._selector = selector
         self._build_command = build_command
+        self._guard = guard
         self._processes: dict[str, TaskProcess] = {}
         self._meetings: dict[int, str] = {}
         self._coordinator = ""
@@ -100,12 +104,17 @@ class _LocalEngine:
             self._coordinator = ""
         with contextlib.ExitStack() as stack:
             config, fds = self._meeting(config, stack)
+            secret = stack.enter_context(handed_over(config.secret, config.job))
+            if secret is not None:
+                config = msgspec.structs.replace(config, secret="", secret_fd=secret)
+                fds = (*fds, secret)
             process = TaskProcess(
                 name,
                 self._build_command(config, files, self._job.program),
                 self._environ(config),
                 log=self._directory.log(name),
                 emit=lambda line, error: self._console.line(name, line, error),
+                complain=lambda text: self._console.say(text, alarm=True),
                 pass_fds=fds,
             )
         self._processes[name] = process
@@ -172,7 +181,9 @@ class _LocalEngine:
     def _environ(self, config: TaskConfig) -> dict[str, str]:
         threads, variables = thread_variables(os.environ, config.tasks)
         task = encode_task(msgspec.structs.replace(config, threads=threads))
-        return {**os.environ, **variables, TASK_VARIABLE: task, "PYTHONUNBUFFERED": "1"}
+        told = {TASK_VARIABLE: task, "PYTHONUNBUFFERED": "1", **self._guard.variables}
+        own = {name: value for name, value in os.environ.items() if name != SECRET_VARIABLE}
+        return {**own, **variables, **told}
 
     def _read(self, process: TaskProcess, pipe: Pipe) -> None:
         if not process.read(pipe):

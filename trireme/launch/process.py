@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+from trireme.launch.log_file import LogFile
+
 __all__ = ["Pipe", "TaskProcess"]
 
 CHUNK = 1 << 16
@@ -57,7 +59,8 @@ class TaskProcess:
     """A running task, leader of a session and process group of its own.
 
     Ctrl-C on the terminal does not reach it: its launcher decides what it is told. Its output
-    goes line by line into its log and to `emit(line, error)`.
+    goes line by line into its log and to `emit(line, error)`; `complain(text)` hears where its
+    log cannot be written.
     """
 
     def __init__(
@@ -68,6 +71,7 @@ class TaskProcess:
         *,
         log: Path,
         emit: Callable[[str, bool], None],
+        complain: Callable[[str], None] = lambda text: None,
         pass_fds: Sequence[int] = (),
         directory: Path | None = None,
     ) -> None:
@@ -75,7 +79,7 @@ class TaskProcess:
         self.last_lines: deque[str] = deque(maxlen=LAST_LINES)
         self._emit = emit
         self._lines = 0
-        self._log: IO[bytes] = log.open("ab", buffering=0)
+        self._log = LogFile(log, complain)
         self._process = subprocess.Popen(
             command,
             env=dict(environ),
@@ -150,7 +154,7 @@ class TaskProcess:
     def _show(self, lines: Sequence[bytes], error: bool) -> None:
         self._lines += len(lines)
         for line in lines:
-            self._log.write(line + b"\n")
+            self._log.write(line)
             text = line.decode("utf-8", errors="replace")
             self.last_lines.append(text)
             self._emit(text, error)

@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from concurrent.futures import wait as wait_for_all
 from dataclasses import dataclass, field
-from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -28,6 +27,7 @@ from trireme.launch.agent import Born, NodeFacts, Order, Report
 from trireme.launch.command import LOOPBACK
 from trireme.launch.console import Console
 from trireme.launch.launcher import Asked, Attended, Ended, Event, Job, Launcher, Placed
+from trireme.launch.log_file import LogFile
 from trireme.launch.outcome import Outcome, describe_status
 from trireme.launch.placement import Wishes, bracketed, listen_hosts
 from trireme.launch.process import LAST_LINES
@@ -84,7 +84,13 @@ def run_ray(
         facts = look_around(agents, os.getcwd(), job.program[0], patience)
         hosts = listen_hosts(facts, version, allow_plaintext=job.task.allow_plaintext)
         tasks = {
-            name: _Task(name, agent, facts[name], hosts[name], directory.log(name))
+            name: _Task(
+                name,
+                agent,
+                facts[name],
+                hosts[name],
+                LogFile(directory.log(name), lambda text: console.say(text, alarm=True)),
+            )
             for name, agent in agents.items()
         }
         for line in _where(facts):
@@ -128,7 +134,7 @@ class _Task:
     agent: Agent | None
     facts: NodeFacts
     host: str
-    log: Path
+    log: LogFile
     last_lines: deque[str] = field(default_factory=lambda: deque(maxlen=LAST_LINES))
     running: bool = False
     attempt: int = 0
@@ -188,6 +194,8 @@ class _Engine:
             wait_for_all([agent.call("dismiss") for agent in agents], PARTING)
             for agent in agents:
                 agent.end()
+            for task in self._tasks.values():
+                task.log.close()
 
     # What the launcher asks for --------------------------------------------------------------
 
@@ -307,12 +315,8 @@ class _Engine:
         self._ended(task, report.end.status, outcome)
 
     def _show(self, task: _Task, report: Report) -> None:
-        if not report.lines:
-            return
-        text = "".join(f"{line}\n" for line, _ in report.lines)
-        with task.log.open("ab") as log:
-            log.write(text.encode("utf-8", "replace"))
         for line, error in report.lines:
+            task.log.write(line.encode("utf-8", "replace"))
             task.last_lines.append(line)
             self._console.line(task.name, line, error)
 

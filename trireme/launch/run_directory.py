@@ -7,6 +7,7 @@ a process id whether a job is still there.
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
 import time
 from contextlib import suppress
@@ -201,8 +202,18 @@ def _holder(path: Path) -> str:
 
 
 def _write_private(path: Path, content: bytes) -> None:
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    handle = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(handle, "wb") as file:
-        file.write(content)
-    beside.replace(path)
+    """Replaces a file so that a reader sees all of it or nothing, and no other user any of it.
+
+    Its name until then cannot be foreseen, and is made here or not at all: nobody can have left a
+    file or a link there.
+    """
+    beside = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    handle = os.open(beside, flags, 0o600)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+        beside.replace(path)
+    except OSError:
+        beside.unlink(missing_ok=True)
+        raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import runpy
 import sys
@@ -95,7 +96,8 @@ def _failed(error: BaseException, task: str, outcome: Path | None) -> int:
 
 def _leave(path: Path | None, outcome: Outcome) -> None:
     if path is not None:
-        write_outcome(path, outcome)
+        with contextlib.suppress(OSError):  # a full disk, say: the exit status is left
+            write_outcome(path, outcome)
 
 
 def _without_launcher(frames: TracebackType | None) -> TracebackType | None:

@@ -5,19 +5,44 @@ It never stands on a command line, where every user of the machine could read it
 
 from __future__ import annotations
 
+import contextlib
+import math
 import os
 import secrets
 import stat
+import string
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from trireme.errors import ConfigurationError
 
-__all__ = ["SECRET_VARIABLE", "find_secret", "fresh_secret", "read_secret", "user_secret"]
+__all__ = [
+    "SECRET_VARIABLE",
+    "find_secret",
+    "fresh_secret",
+    "handed_over",
+    "read_secret",
+    "taken_over",
+    "user_secret",
+]
 
 SECRET_VARIABLE = "TRIREME_SECRET"
-SHORTEST = 16
+BITS = 128
+DISTINCT = 8
+"""So many different characters, at least, are in random text of so many bits."""
+
+ALPHABETS = (
+    string.digits,
+    "0123456789abcdef",
+    string.ascii_lowercase,
+    string.ascii_lowercase + string.digits,
+    string.ascii_letters,
+    string.ascii_letters + string.digits,
+    string.ascii_letters + string.digits + "-_+/=",
+)
+OTHERS = 95
+MARK = "trireme secret"
 
 
 def fresh_secret() -> str:
@@ -48,8 +73,8 @@ def find_secret(
     if not loopback:
         raise ConfigurationError(
             "the tasks of this job are on several hosts, and no secret was given: write one into "
-            "a file (`openssl rand -hex 32 > job.secret`), copy it to every host and give each "
-            f"task --secret-file job.secret, or set {SECRET_VARIABLE}"
+            "a file of yours alone (`(umask 077; openssl rand -hex 32 > job.secret)`), copy it to "
+            f"every host and give each task --secret-file job.secret, or set {SECRET_VARIABLE}"
         )
     return _user_secret(environ)
 
@@ -58,22 +83,95 @@ def read_secret(path: Path) -> str:
     """Returns the secret whose text is in a file, in hexadecimal digits.
 
     Raises:
-        ConfigurationError: the file cannot be read, or holds less than 16 characters.
+        ConfigurationError: the file cannot be read; other users can read it; or what it holds
+            could be guessed, as it has less than 128 bits.
     """
     try:
-        text = path.read_text(encoding="utf-8").strip()
+        with path.open(encoding="utf-8") as file:
+            mode = os.fstat(file.fileno())
+            text = file.read().strip()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"the secret cannot be read from {path}: {error}") from error
+    if mode.st_uid not in (os.getuid(), 0) or mode.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+        raise ConfigurationError(
+            f"the secret in {path} can be read by other users of this machine: make a new one, "
+            f"as they may have it, and keep it to yourself: `(umask 077; openssl rand -hex 32 > "
+            f"{path}.new)`"
+        )
     return _checked(text, str(path))
 
 
 def _checked(text: str, origin: str) -> str:
-    if len(text) < SHORTEST:
+    bits = _most_bits(text)
+    if bits < BITS:
         raise ConfigurationError(
-            f"the secret in {origin} has {len(text)} characters, and fewer than {SHORTEST} can "
-            "be guessed: `openssl rand -hex 32` makes a good one"
+            f"the secret in {origin} can be guessed: its {len(text)} characters hold {bits:.0f} "
+            f"bits at most, and {BITS} are needed; `openssl rand -hex 32` makes a good one"
         )
     return text.encode().hex()
+
+
+def _most_bits(text: str) -> float:
+    """Returns how many random bits a text can hold, from its length and its kinds of characters."""
+    characters = set(text)
+    if len(characters) < DISTINCT:
+        return float(len(characters))
+    sizes = (len(a) for a in ALPHABETS if characters <= set(a) or characters <= set(a.upper()))
+    return len(text) * math.log2(min(sizes, default=OTHERS))
+
+
+# From a launcher to its task ---------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def handed_over(secret: str, job: str) -> Iterator[int | None]:
+    """Gives a descriptor that a task inherits, and reads its secret from; None without a secret.
+
+    A variable would be in the environment of all that the task starts, and in what the system
+    shows of the task itself.
+
+    Args:
+        secret: in hexadecimal digits.
+        job: the job's id.
+    """
+    if not secret:
+        yield None
+        return
+    with _nameless_file() as fd:
+        os.write(fd, f"{MARK} {job} {secret}".encode())
+        yield fd
+
+
+@contextlib.contextmanager
+def _nameless_file() -> Iterator[int]:
+    if not hasattr(os, "memfd_create"):
+        with tempfile.TemporaryFile(buffering=0) as file:
+            yield file.fileno()
+        return
+    fd = os.memfd_create("trireme-secret")
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def taken_over(fd: int, job: str) -> str:
+    """Returns the secret that a launcher left in a descriptor, which no child will inherit.
+
+    Raises:
+        ConfigurationError: it is not there: this process is not the task, but was started by it.
+    """
+    try:
+        words = os.pread(fd, 4096, 0).decode("ascii", "replace").rpartition(" ")
+        os.set_inheritable(fd, False)
+    except OSError:
+        words = ("", "", "")
+    if words[0] != f"{MARK} {job}":
+        raise ConfigurationError(
+            "this process was started by a task of a job, and is not that task: start it without "
+            "the environment variable TRIREME_TASK, to have it train by itself"
+        )
+    return words[2]
 
 
 def user_secret_path(environ: Mapping[str, str]) -> Path:
@@ -107,8 +205,8 @@ def user_secret(path: Path) -> str:
         ) from error
     if mode.st_uid != os.getuid() or mode.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
         raise ConfigurationError(
-            f"{path} must belong to you and be readable by nobody else: remove it, or "
-            f"`chmod 600 {path}`"
+            f"{path} must belong to you and be readable by nobody else: remove it, and a new one "
+            "is made"
         )
     return read_secret(path)
 

@@ -30,6 +30,7 @@ class TaskConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         servers: how many parameter servers it has; 0 for a worker that holds its own shard.
         coordinator: the coordinator's address with its scheme; empty where there is none.
         secret: the job's secret in hexadecimal digits; empty where nobody connects.
+        secret_fd: an inherited descriptor that holds the secret, in place of it; see `secret.py`.
         run_dir: where the job keeps its checkpoints and records; None leaves it to the script.
         strategy: the name that the user gave; None leaves it to the script.
         aggregate: how many updates make a round; None for the strategy's own.
@@ -79,6 +80,7 @@ class TaskConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     servers: int = 0
     coordinator: str = ""
     secret: str = ""
+    secret_fd: int | None = None
     run_dir: str | None = None
     strategy: str | None = None
     aggregate: int | None = None

@@ -1,0 +1,79 @@
+"""A task's output in a file, on a disk that may be full."""
+
+from __future__ import annotations
+
+import resource
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from trireme.launch.log_file import LogFile
+
+
+@contextmanager
+def full_at(size: int) -> Iterator[None]:
+    """No file may grow beyond so many bytes: the nearest to a full disk that needs no other one."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)
+
+
+def test_lines_are_appended(tmp_path: Path) -> None:
+    (tmp_path / "log").write_text("before\n")
+    log = LogFile(tmp_path / "log", pytest.fail)
+    log.write(b"one")
+    log.write(b"two")
+    log.close()
+    assert (tmp_path / "log").read_text() == "before\none\ntwo\n"
+
+
+def test_what_a_full_disk_does_not_take_is_counted_and_said_once(tmp_path: Path) -> None:
+    said: list[str] = []
+    log = LogFile(tmp_path / "log", said.append)
+    with full_at(10):
+        for _ in range(5):
+            log.write(b"1234567")
+    log.write(b"again")
+    log.write(b"on")
+    log.close()
+    (complaint,) = said
+    assert f"{tmp_path / 'log'} cannot be written (File too large)" in complaint
+    text = (tmp_path / "log").read_text()
+    assert text.startswith("1234567\n12")
+    assert text.endswith("[trireme: 4 lines could not be written here]\nagain\non\n")
+
+
+def test_a_directory_that_is_gone_ends_nothing(tmp_path: Path) -> None:
+    said: list[str] = []
+    log = LogFile(tmp_path / "gone" / "log", said.append)
+    log.write(b"one")
+    log.close()
+    assert len(said) == 1
+
+
+def test_a_launcher_outlives_a_full_disk(tmp_path: Path) -> None:
+    code = """
+import resource, signal, sys
+from pathlib import Path
+from tests.launch.programs import run_programs
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (4096, resource.RLIM_INFINITY))
+ran = run_programs(Path(sys.argv[1]), {"worker:0": "[print('x' * 99) for _ in range(200)]"})
+print(ran.status, ran.out.count("x" * 99), ran.err)
+"""
+    ended = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, timeout=60
+    )
+    assert ended.stdout.startswith("0 200 "), ended.stdout + ended.stderr
+    assert ended.stdout.count("cannot be written (File too large)") == 1
+    assert "finished in" in ended.stdout
