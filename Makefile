@@ -5,6 +5,7 @@
 #                                                make test TEST_PROCESSES=0 PYTEST_ARGS=--pdb
 #   make parity   a table: how far every way to spread a model is from one plain process
 #   make mutants  changes the program in 400 small ways: do its tests notice?   MUTANTS_ARGS=--help
+#   make random-faults SECONDS=1200 SEED=1   workers killed and stopped at random; exact counts
 #   make test-ray the tests that need a Ray cluster, which they start on this host
 #   make browser-test   TensorBoard's dashboards in Chromium; screenshots in build/browser/
 #   make wheel    a wheel of the distribution trireme-train, in dist/
@@ -28,6 +29,8 @@ TEST_PROCESSES ?= logical
 MUTANTS_ARGS ?=
 MUTANTS_STAMP := .venv/.mutants-installed
 RAY_STAMP := .venv/.ray-installed
+SECONDS ?= 1200
+SEED ?= 1
 BENCH_STAMP := .venv/.bench-installed
 BENCH_ARGS ?=
 TRANSFORMERS_STAMP := .venv/.transformers-installed
@@ -42,7 +45,8 @@ NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
 PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3; do \
     if "$$p" -c '$(NEW_ENOUGH)' >/dev/null 2>&1; then echo "$$p"; exit; fi; done)
 
-.PHONY: venv demo test test-ray browser-test parity mutants wheel wheel-test lint bench bench-peers docs clean
+.PHONY: venv demo test random-faults test-ray browser-test parity mutants wheel wheel-test lint bench \
+	bench-peers docs clean
 
 venv: $(STAMP)
 
@@ -64,6 +68,9 @@ test: $(STAMP)
 $(TRANSFORMERS_STAMP): $(STAMP)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[transformers]'
 	@touch $@
+
+random-faults: $(STAMP)
+	$(BIN)/python -m tests.random_faults --seconds $(SECONDS) --seed $(SEED)
 
 parity: $(TRANSFORMERS_STAMP)
 	$(BIN)/python -m tests.parity.table

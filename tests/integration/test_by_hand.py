@@ -30,6 +30,7 @@ def ends(module_shell: Shell) -> dict[str, Ended]:
     """How each command of the play ended, by a name for it."""
     shell = module_shell
     (shell.directory / "other.secret").write_text("not the secret of this user's jobs")
+    (shell.directory / "other.secret").chmod(0o600)
     (port,) = free_ports(1)
     hosts = (f"--ps_hosts=127.0.0.1:{port}", "--worker_hosts=127.0.0.1:1,127.0.0.1:2")
 

@@ -233,6 +233,39 @@ def test_workers_that_do_not_save_in_time_are_killed() -> None:
     assert supervision.status == 1
 
 
+def test_who_hangs_while_the_others_save_does_not_undo_that() -> None:
+    supervision = supervise()
+    supervision.interrupt(1)
+    end(supervision, 2, "worker:0", 130)
+    finish(supervision, 3)  # to the coordinator the job is over: worker:1 had not come yet
+    late = supervision.tick(61)
+    assert "worker:1 did not end within 60 s: killed" in said(late)
+    end(supervision, 61, "worker:1", -9)
+    assert supervision.phase is Phase.DONE
+    assert supervision.status == 130
+
+
+def test_a_worker_that_somebody_kills_while_it_saves_is_lost() -> None:
+    supervision = supervise()
+    supervision.interrupt(1)
+    assert "worker:1 was killed by SIGKILL" in said(end(supervision, 2, "worker:1", -9))
+    end(supervision, 3, "worker:0", 130)
+    assert supervision.status == 130
+
+
+def test_a_job_whose_workers_were_all_being_started_again_did_not_save() -> None:
+    supervision = supervise(limits=Limits(restarts=5))
+    supervision.attended(1, True, {})
+    end(supervision, 2, "worker:0", -9)
+    end(supervision, 3, "worker:1", -9)
+    assert orders(supervision.interrupt(4)) == [Terminate("worker:0"), Terminate("worker:1")]
+    end(supervision, 5, "worker:0", -15)  # they had not come so far as to save when they are told
+    end(supervision, 5, "worker:1", -15)
+    finish(supervision, 6)
+    assert supervision.unsaved == ["worker:0", "worker:1"]
+    assert supervision.status == 1
+
+
 def test_asked_twice_all_end_at_once() -> None:
     supervision = supervise(workers=1)
     supervision.interrupt(1)

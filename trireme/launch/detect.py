@@ -96,6 +96,7 @@ def _gang_task(place: Place, settings: Settings, environ: Mapping[str, str]) -> 
         processes=place.size,
         rank=place.rank,
         local_rank=place.local_rank,
+        one_host=place.local_size == place.size,
         gang=place.address,
         gang_prefix=place.prefix,
         run_dir=settings["run-dir"],

@@ -10,8 +10,10 @@ import os
 import sys
 from types import TracebackType
 
+from trireme.cluster.spec import is_loopback
 from trireme.errors import TriremeError, UsageError
 from trireme.launch.detect import detect
+from trireme.launch.loopback import stay_on_loopback
 from trireme.launch.others import MARKS, RANKS
 from trireme.launch.task_config import TASK_VARIABLE, TaskConfig
 from trireme.launch.tf_config import TF_VARIABLE
@@ -35,6 +37,8 @@ def task_here() -> TaskConfig:
         sys.stdout.flush()
         sys.stderr.flush()
         os.execv(sys.executable, [sys.executable, "-m", "trireme", "task"])
+    if task.processes > 1 and (task.one_host or is_loopback(task.gang)):
+        stay_on_loopback(os.environ)
     return task
 
 

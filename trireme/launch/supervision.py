@@ -11,6 +11,7 @@ time.
 from __future__ import annotations
 
 import enum
+import signal
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -142,7 +143,8 @@ class Supervision:
             return []  # it was given up for good, and the kernel has ended it after all
         if task.given_up is not None and outcome.kind == "signal":
             outcome = task.given_up
-        ours = (task.told or task.killed) and outcome.kind == "signal"
+        ended_us = (-signal.SIGTERM,) * task.told + (-signal.SIGKILL,) * task.killed
+        ours = status in ended_us and outcome.kind == "signal"
         task.alive, task.due = False, None
         if name in self._again:
             if status not in (0, INTERRUPTED) and not ours:
@@ -261,9 +263,11 @@ class Supervision:
             self.phase = Phase.DONE
             return [Say(f"{names} cannot be killed: left to the kernel")]
         if self.phase is Phase.STOPPING:
-            self.unsaved = [task.name for task in alive if task.worker]
-            late = ", ".join(self.unsaved)
-            say = Say(f"{late} did not save and end within {self._limits.stop:.0f} s: killed")
+            late = [task.name for task in alive if task.worker]
+            did = "end" if self._over else "save and end"  # all that takes part has, by now
+            self.unsaved = [] if self._over else late
+            seconds = f"{self._limits.stop:.0f} s"
+            say = Say(f"{', '.join(late)} did not {did} within {seconds}: killed")
             return [say, *self._kill(now)]
         # Servers and coordinator come last: the workers may need them to end well.
         due = [task for task in alive if task.worker or self.phase is Phase.ENDING]
@@ -516,6 +520,8 @@ class Supervision:
     def _conclude(self) -> None:
         """The last task has ended."""
         self._failed |= not (self._ended_well or self._interrupted)
+        if self._interrupted and self._joined and not self._ended_well and not self.unsaved:
+            self.unsaved = [task.name for task in self._tasks.values() if task.worker]
         if self._joined is False and not self._failed and not self._interrupted:
             first = next(task.name for task in self._tasks.values() if task.worker)
             self._failed = True

@@ -57,6 +57,7 @@ class TaskConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             without servers, or those of one worker.
         rank: which of them this is.
         local_rank: which of those on this host.
+        one_host: whether all of those processes are known to be on this host.
         mesh: the degrees of parallelism that the launch gave, such as `dp=2,tp=2`.
         schedule: of a pipeline; None for the script's.
         microbatches: of a pipeline; None for the script's.
@@ -102,6 +103,7 @@ class TaskConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     processes: int = 1
     rank: int = 0
     local_rank: int = 0
+    one_host: bool = False
     mesh: str = ""
     schedule: str | None = None
     microbatches: int | None = None
