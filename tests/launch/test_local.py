@@ -285,7 +285,7 @@ def test_outcomes_of_an_earlier_start_are_forgotten(tmp_path: Path) -> None:
 
 
 def test_an_outcome_is_what_the_fake_tasks_write() -> None:
-    assert set(Outcome.__struct_fields__) == {"kind", "summary", "at"}
+    assert set(Outcome.__struct_fields__) == {"kind", "summary", "at", "loss"}
 
 
 def test_a_coordinator_that_says_nothing_any_more_is_killed(tmp_path: Path) -> None:

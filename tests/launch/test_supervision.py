@@ -494,6 +494,17 @@ def test_when_a_server_dies_the_whole_job_is_started_again() -> None:
     assert supervision.status == 0
 
 
+def test_what_is_lost_is_said_once_before_the_restart() -> None:
+    supervision = supervise(limits=AGAIN)
+    end(supervision, 1, "ps:0", -9)
+    victim = Outcome(kind="victim", summary="ps:0 was lost", at=2.0, loss="steps 5 to 9 are lost")
+    end(supervision, 2, "worker:0", 1, victim)
+    end(supervision, 2, "worker:1", 1, victim)
+    last = end(supervision, 3, "coordinator:0", 1, raised(kind="victim"))
+    assert said(last) == "worker:1: steps 5 to 9 are lost"
+    assert last[-1] == RestartAll()
+
+
 def test_when_the_coordinator_dies_the_workers_save_and_all_is_started_again() -> None:
     supervision = supervise(limits=AGAIN)
     told = end(supervision, 1, "coordinator:0", -9)

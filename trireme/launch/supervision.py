@@ -376,7 +376,8 @@ class Supervision:
         if whole and any(not task.worker for task in tasks):
             self._rounds += 1
             self._awaited, self._joined = True, None
-            return [RestartAll()]
+            lost = {f.outcome.loss: f.name for f in self._fallen if f.outcome.loss}
+            return [*(Say(f"{name}: {loss}") for loss, name in lost.items()), RestartAll()]
         own = [failure for failure in self._fallen if failure.outcome.kind != "victim"]
         first = min(own or self._fallen, key=lambda failure: failure.outcome.at)
         orders: list[Instruction] = [
