@@ -455,6 +455,23 @@ def test_what_broke_is_sent_again_with_the_same_number(count: int) -> None:
         assert rig.links.links[-1].failing_since is None, "it answers again"
 
 
+def test_what_broke_is_made_again_at_once_while_another_server_is_waited_for(two: Rig) -> None:
+    asked_again = threading.Event()
+
+    def waits(link: Link, incoming: Incoming) -> None:
+        assert asked_again.wait(10)
+        link.offer(Stopping(0), sequence=incoming.sequence)
+
+    def lets_go(link: Link, incoming: Incoming) -> None:
+        link.offer(Stopping(1), sequence=incoming.sequence)
+        asked_again.set()
+
+    two.servers[0].script.append(waits)
+    two.servers[1].script += [breaks, lets_go]
+    with mock.patch("trireme.ps.server_links.SLICE", 60.0):
+        assert two.ask_all() == [Stopping(0), Stopping(1)]
+
+
 def test_who_is_out_of_reach_too_long_is_named(one: Rig) -> None:
     one.made(retry_seconds=0.2)
     one.membership.view = View(1, (ServerEntry(0, 1, "memory://nobody"),), (ME,))
