@@ -868,3 +868,15 @@ class TestFailures:
         task = job.state.tasks["ps:0"]
         assert (task.host, task.pid, task.address) == ("h", 3, "tcp://h:0")
         assert (task.reason, task.since, task.incarnation) == ("it joined", job.now, 1)
+
+    def test_a_stop_while_no_worker_is_there_names_the_first_that_was_lost(self) -> None:
+        job = Driver(workers=2, servers=1, wait_for_restart=60.0)
+        tasks = job.join_all()
+        job.hang_up(tasks["worker:1"])
+        job.wait(3.0, tasks["ps:0"], tasks["worker:0"])
+        job.hang_up(tasks["worker:0"])
+        job.wait(3.0, tasks["ps:0"])
+        job.say(tasks["ps:0"], Stop("enough"))
+        end = over(job)
+        assert (end.outcome, end.culprit) == ("interrupted", "worker:1")
+        assert end.reason == "the job was stopped while no worker was left: enough"

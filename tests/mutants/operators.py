@@ -29,6 +29,11 @@ NOTHING = cst.SimpleStatementLine([cst.Pass()])
 NARROWING = {"cast", "isinstance", "len", "TypeVar", "Literal"}
 """Calls whose arguments are types, or cannot be left out."""
 
+TYPE = m.Subscript(
+    m.OneOf(*map(m.Name, ("Callable", "Literal", "Mapping", "Sequence", "dict", "list", "tuple")))
+)
+"""A type that is given a name."""
+
 
 @dataclass(frozen=True)
 class Mutant:
@@ -176,7 +181,7 @@ def _sites(node: cst.CSTNode, function: str) -> Iterator[tuple[str, cst.CSTNode]
         return
     if m.matches(node, m.Assign([m.AssignTarget(m.Name("__all__"))])):
         return
-    if m.matches(node, m.If(m.Name("TYPE_CHECKING"))):
+    if m.matches(node, m.If(m.Name("TYPE_CHECKING")) | m.Assign(value=TYPE)):
         return
     if isinstance(node, cst.ClassDef | cst.FunctionDef):
         function = f"{function}.{node.name.value}".strip(".")

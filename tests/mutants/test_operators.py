@@ -17,6 +17,7 @@ from typing import cast
 __all__ = ["limit", "Box"]
 
 MOST = 5
+Sizes = dict[str, int]
 
 
 class Box(Base, frozen=True):
@@ -61,7 +62,16 @@ def test_a_call_is_dropped_and_its_arguments_are_changed() -> None:
 
 def test_nothing_is_changed_that_does_nothing_or_is_for_people() -> None:
     told = changes()
-    for untouched in ('"""', "__all__", "import", "assert", "class", "cast(", "far too much"):
+    for untouched in (
+        '"""',
+        "__all__",
+        "import",
+        "assert",
+        "class",
+        "cast(",
+        "far too much",
+        "Sizes",
+    ):
         changed = [pair for pair in told if untouched in pair[0] and "code" not in pair[0]]
         assert not changed, untouched
     assert [after for before, after in told if "code" in before and "XX" in after] == [
@@ -78,9 +88,9 @@ def test_a_mutant_knows_where_it_is() -> None:
         at["def limit(value: int | None, *, most: int = 4) -> int:"],
         at["pass"],
     )
-    assert (size.function, size.in_function, [*size.lines]) == ("Box", False, [13])
+    assert (size.function, size.in_function, [*size.lines]) == ("Box", False, [14])
     assert (default.function, default.in_function) == ("limit", False)
-    assert (call.function, call.in_function, [*call.lines]) == ("limit", True, [22])
+    assert (call.function, call.in_function, [*call.lines]) == ("limit", True, [23])
     assert call.text.replace("    pass\n", "    note(value, level=1)\n") == PROGRAM
     assert len({mutant.order for mutant in mutants}) == len(mutants)
 

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from trireme.cluster.view import ServerEntry, View, WorkerEntry
-from trireme.errors import ConfigurationError, FrameError, WaitTimeout, WireTimeout
+from trireme.errors import ConfigurationError, Fenced, FrameError, WaitTimeout, WireTimeout
 from trireme.ps.client import Client, ClientOptions, _expect
 from trireme.ps.dense import FlatModel, PartBuffer
 from trireme.ps.messages import (
@@ -365,6 +365,27 @@ def test_only_a_pull_to_train_may_stop_a_worker() -> None:
         assert second.client.pull().stop
         for worker in (first, second):
             worker.client.close()
+
+
+def test_a_pull_to_train_that_is_fenced_off_is_not_asked_again() -> None:
+    """Another may be chief by now: what to do is begun anew. Others go on under the new view."""
+    with servers(1) as made:
+        worker = Worker(made, 0, SYNC)
+        worker.begin()
+        second = View(2, made.first_view.servers, made.first_view.workers)
+        made.take(0, second)
+        with pytest.raises(Fenced, match="view 1 is not the present one, 2"):
+            worker.client.pull()
+        worker.membership.view = second
+        worker.client.pull()
+        made.take(0, View(3, made.first_view.servers, made.first_view.workers))
+
+        def learn() -> None:
+            worker.membership.view = View(3, made.first_view.servers, made.first_view.workers)
+
+        with mock.patch.object(worker.membership, "check", learn):
+            worker.client.pull(train=False)
+        worker.client.close()
 
 
 def test_what_is_asked_meanwhile_lets_the_push_under_way_be_answered_first() -> None:

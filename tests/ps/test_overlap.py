@@ -160,7 +160,10 @@ def test_two_backwards_are_pushed_whole_and_rule_it_out(worker: Worker, made: Se
     assert worker.push() == Applied(1)
     assert worker.values == [3.0] * LAYERS
     assert "several parts" in worker.overlap.ruled_out
-    assert worker.step() == Applied(2)
+    loss = worker.begin()
+    assert worker.client._early is None, "it is ruled out"
+    loss.backward()  # type: ignore[no-untyped-call]
+    assert worker.push() == Applied(2)
     assert worker.client._early is None
     assert worker.values == [4.0] * LAYERS
     assert decided(made) == [2] * len(made.services)
@@ -308,6 +311,16 @@ def test_small_models_push_after_backward(made: Servers) -> None:
     with mock.patch("trireme.ps.client.OVERLAP_BYTES", worker.flat.layout.bytes):
         assert worker.step() == Applied(2)
     assert worker.overlap.servers == list(range(len(made.services)))
+    worker.client.close()
+
+
+def test_gradients_that_are_copied_before_they_are_sent_cannot_leave_early(made: Servers) -> None:
+    worker = Worker(made)
+    assert worker.client.pushes_early
+    with mock.patch.object(FlatModel, "pushes_in_place", False):
+        assert not worker.client.pushes_early
+        assert worker.step() == Applied(1)
+    assert worker.client._overlap is None
     worker.client.close()
 
 

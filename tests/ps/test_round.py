@@ -349,3 +349,7 @@ def test_clipping_is_torchs(limit: float) -> None:
 @pytest.mark.parametrize("square", [math.nan, math.inf, -1.0])
 def test_what_is_not_finite_is_not_hidden(square: float) -> None:
     assert math.isnan(clip_factor(square, 1.0))
+
+
+def test_a_gradient_of_nothing_is_not_clipped() -> None:
+    assert clip_factor(0.0, 1.0) == 1.0

@@ -303,6 +303,14 @@ def test_who_is_fenced_off_and_still_in_the_job_asks_again_under_the_new_view(
     assert one.servers[0].heard == [(1, SetEnd(1)), (2, SetEnd(2))]
 
 
+def test_who_is_fenced_off_asks_again_after_a_moment(one: Rig) -> None:
+    one.servers[0].script.append(says(Refused("fenced", "x", 2)))
+    one.membership.views.append(one.view(2, ME))
+    with mock.patch("trireme.ps.server_links.time", wraps=time) as clock:
+        assert one.ask() == Stopping(0)
+    clock.sleep.assert_called_once_with(0.001)
+
+
 def test_who_is_asked_once_is_told_of_the_fence(one: Rig) -> None:
     one.servers[0].script.append(says(Refused("fenced", "the view has changed", 2)))
     with pytest.raises(Fenced, match=r"^the view has changed$") as caught:
