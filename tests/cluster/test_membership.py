@@ -880,3 +880,9 @@ class TestFailures:
         end = over(job)
         assert (end.outcome, end.culprit) == ("interrupted", "worker:1")
         assert end.reason == "the job was stopped while no worker was left: enough"
+
+
+def test_the_last_view_of_a_term_is_followed_by_the_first_of_the_next() -> None:
+    for term in (1, 2, 7):
+        assert term_of(first_view(term)) == term
+        assert term_of(first_view(term + 1) - 1) == term

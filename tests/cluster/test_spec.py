@@ -94,3 +94,10 @@ def test_names_of_tasks() -> None:
     for name in ("worker", "worker:", "worker:-1", "chief:0", "worker:1:2", "worker:²", ":0"):
         with pytest.raises(ConfigurationError, match="ROLE:INDEX"):
             parse_task_name(name)
+
+
+@pytest.mark.parametrize("option", ["ps_hosts", "worker_hosts"])
+def test_an_empty_entry_is_refused_by_the_name_of_its_option(option: str) -> None:
+    hosts = {"ps_hosts": "a:1", "worker_hosts": "b:1", option: "c:1,,d:1"}
+    with pytest.raises(ConfigurationError, match=f"^{option} is 'c:1,,d:1', with an empty entry"):
+        ClusterSpec.from_hosts(**hosts)

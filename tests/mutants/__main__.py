@@ -32,6 +32,7 @@ CORE = (
         f"trireme/ps/{name}.py"
         for name in (
             "client",
+            "commit",
             "ending",
             "examples",
             "hold",

@@ -21,6 +21,8 @@ from trireme.ps.messages import (
     Leased,
     OptimizerSpec,
     PullReply,
+    PushesCommitted,
+    PushesStaged,
     PushReply,
     Refused,
     RejectedVerdict,
@@ -230,6 +232,17 @@ def test_what_servers_tell_each_other_is_heard_by_whom_it_is_for() -> None:
     follower.shard.round_close(follower.now, RoundClose(0, both, 1.0))
     assert (leader.shard.step, follower.shard.step) == (1, 1)
     assert leader.counters["rounds"] == follower.counters["rounds"] == 1.0
+
+
+def test_what_servers_tell_each_other_of_pushes_is_heard_by_whom_it_is_for() -> None:
+    leader, follower = Bench(ASYNC, servers=2), Bench(ASYNC, server=1, servers=2)
+    staged, committed = PushesStaged(1, 0, ((0, 1, 1),)), PushesCommitted(0, (), 1)
+    for bench in (leader, follower, Bench(SYNC), Bench(loaded=False)):
+        if bench is not leader:
+            assert bench.shard.staged(bench.now, staged) == []
+        if bench is not follower:
+            assert bench.shard.committed(bench.now, committed) == []
+        assert bench.shard.step == 0
 
 
 def test_who_waits_at_the_end_is_answered_where_it_asked() -> None:
