@@ -497,7 +497,9 @@ class Client:
         brought = self._layout if self._subscription is None else self._subscription
         self.bytes_received += brought.bytes
         self._flat.publish_values()
-        return PushResult(first.verdict, self.step, first.staleness, self.stopping)
+        return PushResult(
+            first.verdict, self.step, first.staleness, self.stopping, notice=first.notice
+        )
 
     def settle(self) -> None:
         """Waits for the answers to the push under way, if there is one; `wait` has them then.

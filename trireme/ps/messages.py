@@ -253,6 +253,8 @@ class PushReply(Message, frozen=True, array_like=True):
         stop: whether the worker should stop training: the job's end is reached or was asked for.
         since: where the payload is what has changed, packed: of which global step the values are
             to which it is to be added. None where the values are whole.
+        notice: what the worker's program should be told, such as that the workers of a round
+            disagree about the learning rate; empty as a rule.
     """
 
     kind: ClassVar[int] = 67
@@ -261,6 +263,7 @@ class PushReply(Message, frozen=True, array_like=True):
     staleness: int
     stop: bool
     since: int | None = None
+    notice: str = ""
 
 
 class Pull(Message, frozen=True, array_like=True):

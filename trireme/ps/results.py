@@ -28,6 +28,7 @@ class PushResult(msgspec.Struct, frozen=True):
         staleness: how many updates were applied between this worker's pull and its push.
         stop: whether this worker should stop training.
         steps: of how many of the worker's steps the push was.
+        notice: what the worker's program should be told; empty as a rule.
     """
 
     verdict: Verdict
@@ -35,6 +36,7 @@ class PushResult(msgspec.Struct, frozen=True):
     staleness: int
     stop: bool
     steps: int = 1
+    notice: str = ""
 
     @property
     def decided(self) -> Verdict:

@@ -24,7 +24,7 @@ values, and a repeat gets the same verdict.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -114,6 +114,10 @@ class _Answer(msgspec.Struct, frozen=True):
     staleness: int
 
 
+_Settings = tuple[Mapping[str, object], ...]
+"""Hyper-parameters by name, group by group."""
+
+
 @dataclass(frozen=True, slots=True)
 class Wait:
     """A worker whose answer is withheld, and what it is told about it from time to time."""
@@ -148,6 +152,8 @@ class Shard:
         self._scratch: PartBuffer | None = None
         self._optimizer = OptimizerSpec("", ())
         self._shown_by = ""
+        self._settled: _Settings = ()  # the hyper-parameters of the last round, group by group
+        self._notice = ""  # what the answers of that round say besides
         self._roster = Roster()
         self._table = PushTable()
         self._round = Round(0, self._spare)
@@ -266,6 +272,7 @@ class Shard:
             self._publication = Publication(codec, layout, self.server, self._buffer)
         self.layout, self.rule, self._synchronous = layout, rule, rule.synchronous
         self._optimizer, self._shown_by = request.optimizer, f"worker:{request.worker}"
+        self._settled = tuple(group.values for group in request.optimizer.groups)
         self._ending.synchronous = rule.synchronous
         self._ending.period = rule.period
         self._ending.patient = not rule.synchronous and (
@@ -559,13 +566,12 @@ class Shard:
         current = self._round
         update = current.update(decision)
         members: list[Pending] = []
-        hyper: Sequence[GroupSpec] | None = None
         steps = 0
         for member in decision.members:
             pending = current.pending.pop(member)
             members.append(pending)
-            hyper = pending.push.hyper if hyper is None else hyper
             steps = max(steps, pending.push.steps)
+        hyper = self._settings([pending.push for pending in members])
         self.step += steps
         self._values.apply(update, hyper, self.step, steps)
         if self._publication is not None:
@@ -612,6 +618,25 @@ class Shard:
         """Does what was `due` when the instructions before were carried out."""
         return self._proceed()
 
+    def _settings(self, pushes: Sequence[Push]) -> Sequence[GroupSpec] | None:
+        """Returns the hyper-parameters of a round, where they have changed: its first worker's.
+
+        Where the others' are not the same, that is counted, and all are told.
+        """
+        said = [push for push in pushes if push.hyper is not None]
+        if not said:
+            self._notice = ""
+            return None
+        first = said[0]
+        assert first.hyper is not None
+        before, self._settled = self._settled, tuple(group.values for group in first.hyper)
+        other = next((push for push in pushes if _settings_of(push, before) != self._settled), None)
+        self._notice = ""
+        if other is not None:
+            self.counters["disagreements"] += 1
+            self._notice = _disagreement(first.worker, self._settled, other.worker, before, other)
+        return first.hyper
+
     # -- answering ------------------------------------------------------------------------------
 
     def _proceed(self) -> list[Instruction]:
@@ -647,7 +672,7 @@ class Shard:
         payload: Sequence[torch.Tensor] = self._buffer.vectors if push.pull else ()
         if self._publication is not None and push.pull:
             since, payload = self._publication.since(push.pulled)
-        message = PushReply(answer.verdict, self.step, answer.staleness, stop, since)
+        message = PushReply(answer.verdict, self.step, answer.staleness, stop, since, self._notice)
         return Reply(route, message, payload)
 
     def _release(self) -> list[Reply]:
@@ -897,6 +922,29 @@ _COUNTERS: dict[type[Verdict], str] = {
     kind: kind.__name__.removesuffix("Verdict").lower()
     for kind in (Applied, Stale, Duplicate, FencedVerdict, RejectedVerdict)
 }
+
+
+def _settings_of(push: Push, before: _Settings) -> _Settings:
+    """Returns the hyper-parameters of a push; those of the last round where they are unchanged."""
+    return before if push.hyper is None else tuple(group.values for group in push.hyper)
+
+
+def _disagreement(
+    worker: int, settings: _Settings, other: int, before: _Settings, push: Push
+) -> str:
+    """Says of what two workers of a round say different things."""
+    pairs = zip(settings, _settings_of(push, before), strict=True)
+    name, mine, theirs = next(
+        (name, group.get(name), another.get(name))
+        for group, another in pairs
+        for name in group
+        if group.get(name) != another.get(name)
+    )
+    return (
+        f"the workers of a round disagree about {name}: it is {mine} at worker:{worker} and "
+        f"{theirs} at worker:{other}, and the first counts. Whoever changes it must do so alike in "
+        "every worker: let a session do it (scheduler=...), or go by global_step"
+    )
 
 
 def _listed(optimizer: OptimizerSpec) -> str:

@@ -87,7 +87,8 @@ class Options:
             strategies clip the mean of the round, as one process would; others each push.
         ema: keeps an exponential moving average of the parameters with this decay, or by this
             rule; `evaluate` then uses it. A number means warm-up: min(decay, (1 + n) / (10 + n)).
-        scheduler: builds a learning-rate scheduler; it counts global steps.
+        scheduler: builds a learning-rate scheduler from the optimizer, or is one over it; it counts
+            global steps.
         l2: adds l2 / 2 times the sum of the squares of all trained parameters of two or more
             dimensions to the loss (biases are left alone). The loss that is shown is without it.
         seed: of everything random; the order of the examples follows from it.
@@ -118,7 +119,7 @@ class Options:
     accumulate: int = 1
     clip_norm: float | None = None
     ema: float | Average | None = None
-    scheduler: Callable[[Any], Any] | None = None
+    scheduler: Callable[[Any], Any] | torch.optim.lr_scheduler.LRScheduler | None = None
     l2: float = 0.0
     seed: int = 0
     deterministic: bool = False
@@ -142,6 +143,13 @@ class Options:
             raise ConfigurationError(
                 f"hooks={self.hooks!r}: give a list of hooks, such as [EarlyStopping(...)], each "
                 "an object of a class derived from trireme.session.hooks.Hook"
+            )
+        built = hasattr(self.scheduler, "step") and hasattr(self.scheduler, "optimizer")
+        if self.scheduler is not None and not callable(self.scheduler) and not built:
+            raise ConfigurationError(
+                f"scheduler={self.scheduler!r}: give a function that builds one from the "
+                "optimizer, such as lambda optimizer: ExponentialLR(optimizer, 0.99), or a "
+                "scheduler of torch.optim.lr_scheduler over the session's optimizer"
             )
         if self.clip_norm is not None:
             _above("clip_norm", self.clip_norm, 0)

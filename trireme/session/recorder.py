@@ -11,6 +11,7 @@ import psutil
 import torch
 from torch import nn
 
+from trireme.errors import NonFiniteError
 from trireme.launch.detect import TaskConfig
 from trireme.metrics import COUNT_BUCKETS, Histogram, Registry
 from trireme.monitor.prometheus import expose
@@ -24,6 +25,16 @@ from trireme.session.result import StepResult
 from trireme.session.supervisor import Supervisor
 
 __all__ = ["Recorder"]
+
+MOST_SKIPS = 100
+"""After so many steps in a row whose loss is not finite a run is ended: values do not get better by
+themselves."""
+
+_FEW = 10
+_AGAINST_NAN = (
+    "Lower the learning rate, clip the gradient (clip_norm=1.0), look for bad examples, or go on "
+    "from an earlier checkpoint (resume=PATH)"
+)
 
 _REPORT_SECONDS = 0.5
 _SHOW_SECONDS = 0.1
@@ -67,6 +78,7 @@ class Recorder:
 
     Attributes:
         applied, stale: this worker's steps by the verdict of the push that they went into.
+        skipped: its steps that made no update, because their loss was not finite.
     """
 
     def __init__(
@@ -83,6 +95,8 @@ class Recorder:
         self._counts = counts
         self.applied = 0
         self.stale = 0
+        self.skipped = 0
+        self._in_a_row = 0  # of these
         self._supervisor = supervisor
         self._progress = progress
         self._directory = None if run_dir is None else run_dir / "tensorboard"
@@ -160,6 +174,10 @@ class Recorder:
         self._examples += result.examples
         if result.verdict is not None:
             self.count(result.verdict, result.steps)
+        if result.examples:
+            self._in_a_row = 0
+        elif self._options.nan == "skip":
+            self._skip(result)
         self._staleness += result.staleness
         self._stalenesses.append(result.staleness)
         self._add_phases(began, computed)
@@ -172,6 +190,39 @@ class Recorder:
         if now >= self._report_at:
             self._report_at = now + _REPORT_SECONDS
             self._report(result)
+
+    def _skip(self, result: StepResult) -> None:
+        """Counts a step whose update was left out.
+
+        Raises:
+            NonFiniteError: so were all before it for long: such a run learns nothing any more.
+        """
+        self.skipped += 1
+        self._in_a_row += 1
+        if self.skipped == 1:
+            self._progress.warn(
+                f"the loss of local step {self._steps} is {result.loss}: its update is left out "
+                '(nan="skip"); how many there are is said at the end'
+            )
+        if self._in_a_row >= MOST_SKIPS:
+            raise NonFiniteError(
+                f"{self._in_a_row} steps in a row had a loss that is not finite, and made no "
+                f"update: nothing is learned any more. {_AGAINST_NAN}"
+            )
+
+    def check_progress(self) -> None:
+        """Checks, at the end, that the run has made a step at all.
+
+        Raises:
+            NonFiniteError: each one was left out. Of several workers one may have had bad examples
+                only: then only of many steps is that an error.
+        """
+        fewest = 1 if self._supervisor.task.workers == 1 else _FEW
+        if self.skipped == self._steps >= fewest:
+            raise NonFiniteError(
+                f"none of the {self._steps} steps made an update: each had a loss that is not "
+                f"finite, and was left out. {_AGAINST_NAN}"
+            )
 
     def _show(self, result: StepResult) -> None:
         self._settle()
@@ -279,6 +330,7 @@ class Recorder:
             "loss": result.loss,
             "examples_per_second": now.pace(before),
             "applied": self.applied,
+            "skipped": self.skipped,
             "stale": self.stale,
             "staleness": (now.staleness - before.staleness) / max(made, 1),
             "memory_bytes": self._process.memory_info().rss,
@@ -375,13 +427,16 @@ class Recorder:
         say = self._progress.message
         if self._supervisor.task.servers:
             stale = f", {self.stale} stale" if self.stale else ""
-            say(f"{self._steps} local steps: {self.applied} applied{stale}")
+            applied = max(self.applied - self.skipped, 0)
+            say(f"{self._steps} local steps: {applied} applied{stale}{self._left_out}")
             pushed, pulled = self._supervisor.bytes_pushed, self._supervisor.bytes_pulled
             steps = max(self._steps, 1)
             say(
                 f"bytes: {pushed:,} pushed, {pulled:,} pulled; "
                 f"a step {pushed / steps:,.0f} and {pulled / steps:,.0f}"
             )
+        elif self.skipped:
+            say(f"{self._steps} steps{self._left_out}")
         if not self._supervisor.is_chief:
             return
         steps = self._supervisor.global_step - self._first_step
@@ -395,6 +450,10 @@ class Recorder:
             say(f"curves: tensorboard --logdir {self._directory}")
         seconds = (self._ended or time.monotonic()) - self._began
         say(summary_line(steps, seconds, self.job_examples))
+
+    @property
+    def _left_out(self) -> str:
+        return f", {self.skipped} skipped: the loss was not finite" if self.skipped else ""
 
     def close(self) -> None:
         """Writes out what is left. May be repeated."""

@@ -508,6 +508,7 @@ class Session:
             last = self._supervisor.complete()
             if last is not None:
                 self._recorder.count(last.decided, last.steps)
+            self._recorder.check_progress()
             self._recorder.training_ended()
             self._supervisor.finish_training()
             self._announce_checkpoints()

@@ -54,6 +54,10 @@ __all__ = ["Exchange", "Supervisor"]
 
 _log = logging.getLogger(__name__)
 
+_DISAGREEMENT = (
+    "Each worker counts its own steps then; where they have made different numbers of them, they "
+    "disagree, and the servers take the settings of each update."
+)
 _WAIT_SHOWN = 1.0  # seconds: servers tell all who wait, and nobody wants to read of milliseconds
 
 
@@ -103,6 +107,7 @@ class Supervisor:
         # Counted here: not every scheduler counts for itself.
         self._scheduled = getattr(self._scheduler, "last_epoch", 0)
         self._left = False
+        self._noted_change = False
         self._groups_then: list[tuple[Any, ...]] = []
         self._hyper_then: tuple[GroupSpec, ...] = ()
         self._comes_back = False
@@ -463,6 +468,9 @@ class Supervisor:
             self.pulse.excuse = "it waits for its answer"
             result = client.wait()
             self.exchange = Exchange(began, pushed, waiting, time.monotonic())
+            if result is not None and result.notice and not self._noted_change:
+                self._noted_change = True
+                self._progress.warn(result.notice)
             return result
         basis, waiting = client.step, time.monotonic()
         self.pulse.excuse = "it waits for its answer"
@@ -535,9 +543,25 @@ class Supervisor:
         groups = self._training.optimizer.param_groups
         now = [tuple(group.values()) for group in groups]  # the parameters are the same objects
         if now != self._groups_then:
+            if self._groups_then and self._scheduler is None:
+                self._note_change()
             self._groups_then = now
             self._hyper_then = spec_of(self._training.optimizer).groups
         return self._hyper_then
+
+    def _note_change(self) -> None:
+        """Says once what it means that the program itself changes the learning rate.
+
+        In rounds the servers compare what workers say of it.
+        """
+        if self._noted_change or self._training.rule.synchronous or self.task.workers == 1:
+            return
+        self._noted_change = True
+        self._progress.warn(
+            f"the program changes the optimizer's learning rate, or another setting, by itself. "
+            f"{_DISAGREEMENT} Let a session count the job's steps (scheduler=...), or set the rate "
+            "by global_step"
+        )
 
     def _advance_scheduler(self, scheduler: Any) -> None:
         """Brings the learning rate to the global step: schedules count the job's steps."""
@@ -764,7 +788,21 @@ def _scheduler(training: Training) -> Any:
     make = training.options.scheduler
     if make is None:
         return None
-    scheduler = make(training.optimizer)
+    if isinstance(make, torch.optim.lr_scheduler.LRScheduler):
+        scheduler: Any = make
+        if make.optimizer is not training.optimizer:
+            raise ConfigurationError(
+                f"the {type(make).__name__} given as scheduler is over another optimizer than the "
+                "session's: give the session that very optimizer too, or a function that builds "
+                f"the scheduler: scheduler=lambda optimizer: {type(make).__name__}(optimizer, ...)"
+            )
+    else:
+        scheduler = make(training.optimizer)
+    if not callable(getattr(scheduler, "step", None)):
+        raise ConfigurationError(
+            f"the function given as scheduler returned {scheduler!r}: it must return a scheduler "
+            "of torch.optim.lr_scheduler"
+        )
     if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
         raise ConfigurationError(
             "ReduceLROnPlateau needs a metric at each step, which a session cannot give it: use a "
