@@ -31,6 +31,7 @@ def supervisor(task: TaskConfig) -> Any:
         exchange=Exchange(),
         optimizer=torch.optim.SGD([parameter], lr=0.1),
         buffers=SimpleNamespace(share=lambda: None),
+        storage=SimpleNamespace(saved=0, failed=0),
         mean=lambda values, counts: dict(values),
         lags=dict,
         report=lambda status: None,
