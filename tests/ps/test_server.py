@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 import zlib
 from collections.abc import Iterator
@@ -229,3 +231,21 @@ def test_a_push_that_nobody_packed_ends_its_connection_with_one_clear_error(
         client.close()
     assert message in caplog.text
     assert "Traceback" not in caplog.text
+
+
+def test_a_server_that_listens_has_imported_what_optimizers_need() -> None:
+    """Importing it takes seconds, in which the service's thread would answer nobody."""
+    program = (
+        "import sys\n"
+        "import trireme.ps.server as server\n"
+        "def listen(*given, **named):\n"
+        "    loaded = set(sys.modules)\n"
+        "    import torch\n"
+        "    torch.optim.Adam([torch.zeros(1)], fused=True)\n"
+        "    sys.exit(len([n for n in set(sys.modules) - loaded if n.startswith('torch')]))\n"
+        "server.listen = listen\n"
+        "config = server.ServerConfig('job', b's' * 32, 0, 'tcp://127.0.0.1:0', None, None)\n"
+        "server.serve(config, print)\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], timeout=100, check=False)
+    assert ended.returncode == 0, "modules are imported when the first optimizer is made"

@@ -22,7 +22,7 @@ from trireme.ps.layout import Layout, Range, Segment
 from trireme.ps.messages import GroupSpec, OptimizerSpec, TensorSpec
 from trireme.ps.optim import OPTIMIZERS, WIDE
 
-__all__ = ["PartOptimizer", "SegmentOptimizer"]
+__all__ = ["PartOptimizer", "SegmentOptimizer", "load_optimizers"]
 
 _State = Sequence[tuple[TensorSpec, torch.Tensor]]
 
@@ -53,6 +53,15 @@ class PartOptimizer(Protocol):
 
     def restore(self, state: _State) -> None:
         """Replaces the state."""
+
+
+def load_optimizers() -> None:
+    """Imports what torch imports when the first optimizer of a process is made.
+
+    It takes seconds, and ten times as many on a busy machine. A server that did it when the first
+    worker shows its model would answer nobody meanwhile, and be given up.
+    """
+    torch.optim.SGD([torch.zeros(1)], lr=0.0)
 
 
 class SegmentOptimizer:

@@ -71,6 +71,7 @@ from trireme.ps.messages import (
 )
 from trireme.ps.notes import Notes
 from trireme.ps.observation import Observation
+from trireme.ps.segment_optimizer import load_optimizers
 from trireme.ps.shard import Shard
 from trireme.ps.values import make_values, tensors_from
 from trireme.wire.connection import Connection, Incoming
@@ -478,6 +479,7 @@ def serve(
     """
     # One BLAS thread a process is the launcher's business; autograd is of no use here.
     torch.set_grad_enabled(False)
+    load_optimizers()
     listener = listen(config.listen, allow_plaintext=config.allow_plaintext)
     on_listening(listener.address)
     return _Server(config, listener, registry or Registry(), record).run()
