@@ -69,6 +69,25 @@ def test_should_stop_without_parentheses_answers_and_warns() -> None:
     optimizer.close()
 
 
+@pytest.mark.parametrize("over", ["the one given", "the one returned"])
+def test_a_scheduler_acts_whenever_it_was_made_and_leaves_step_alone(
+    over: str, recwarn: pytest.WarningsRecorder
+) -> None:
+    model = nn.Linear(3, 2)
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+    schedule = torch.optim.lr_scheduler.StepLR(sgd, 1, gamma=0.5)
+    optimizer = trireme.distribute(model, sgd)
+    if over == "the one returned":
+        schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
+    for done in range(1, 4):
+        step(model, optimizer)
+        schedule.step()
+        assert optimizer.global_step == done
+        assert optimizer.param_groups[0]["lr"] == 0.1 * 0.5**done
+    optimizer.close()
+    assert not [str(w.message) for w in recwarn if "lr_scheduler" in str(w.message)]
+
+
 PROGRAM = """
 import torch, trireme
 model = torch.nn.Linear(3, 2)

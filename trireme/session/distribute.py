@@ -187,8 +187,13 @@ class DistributedOptimizer(torch.optim.Optimizer):
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, job: LoopJob, index: int) -> None:
-        # Not Optimizer.__init__: the groups shall be the very same objects.
-        self.__dict__.update(optimizer.__dict__)
+        # Not Optimizer.__init__: the groups shall be the very same objects. A learning-rate
+        # scheduler that was made before has put its own `step` into the optimizer: that is its.
+        own = {
+            name: value for name, value in vars(optimizer).items() if not hasattr(type(self), name)
+        }
+        self.__dict__.update(own)
+        self._given = optimizer
         self._job = job
         self._index = index
         self._supervisor = job.supervisor
@@ -249,6 +254,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         self._job.update(self._index, examples)
+        self._given._opt_called = True  # type: ignore[attr-defined]  # a scheduler of it asks
         return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:
