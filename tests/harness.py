@@ -29,6 +29,7 @@ from unittest import mock
 
 import torch
 
+from tests.faults import unnoticed
 from trireme.cluster.coordinator import Coordinator
 from trireme.cluster.messages import JobOver
 from trireme.cluster.state import Policy
@@ -145,7 +146,8 @@ def run_job(cluster: Cluster, make: Callable[[int], Session], program: Program[T
         AssertionError: a thread did not end in time, or a server ended by an error.
     """
     ran: Ran[T] = Ran()
-    with _global_state(), keepers(cluster, ran) as coordinator:
+    passing_on = mock.patch("trireme.cluster.conversation.connect", unnoticed)
+    with _global_state(), passing_on, keepers(cluster, ran) as coordinator:
         sessions = {
             index: _session(cluster, make, index, coordinator) for index in range(cluster.workers)
         }

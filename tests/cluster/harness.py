@@ -171,7 +171,13 @@ class ByHand:
     def __init__(self, address: str, task: str, incarnation: int = 0) -> None:
         stream = connect(address, timeout=PATIENCE)
         self.connection = Connection(stream, CLUSTER_CATALOG)
-        authenticate(self.connection, Identity(JOB, task, incarnation), SECRET, timeout=PATIENCE)
+        authenticate(
+            self.connection,
+            Identity(JOB, task, incarnation),
+            SECRET,
+            server="coordinator:0",
+            timeout=PATIENCE,
+        )
 
     def __enter__(self) -> ByHand:
         return self

@@ -84,7 +84,7 @@ class Running:
 
     def client(self, task: str = "worker:0") -> Connection:
         connection = Connection(self.stranger(), CATALOG)
-        authenticate(connection, Identity(JOB, task), SECRET, timeout=PATIENCE)
+        authenticate(connection, Identity(JOB, task), SECRET, server="ps:0", timeout=PATIENCE)
         return connection
 
 

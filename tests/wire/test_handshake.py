@@ -37,6 +37,7 @@ from trireme.wire.message import HANDSHAKE_LIMITS, Limits, Message
 from trireme.wire.sockets import SocketStream
 
 JOB, SECRET = "job-1", b"the secret of job-1"
+SERVER = "ps:0"
 EPOCH = "the first start"
 WORKER = Identity(JOB, "worker:1", 3, EPOCH)
 
@@ -44,7 +45,7 @@ Answers = Callable[[Message], Message | None]
 
 
 @contextmanager
-def against(answer: Answers) -> Iterator[Connection]:
+def against(answer: Answers, *, called: str = "") -> Iterator[Connection]:
     """A client's connection, at whose other end a thread answers."""
     here, there = socket.socketpair()
     server = Connection(SocketStream(there, "client"), HANDSHAKE_CATALOG, limits=HANDSHAKE_LIMITS)
@@ -60,7 +61,7 @@ def against(answer: Answers) -> Iterator[Connection]:
 
     with (
         in_thread(serve),
-        Connection(SocketStream(here, "tcp://there:1"), CATALOG) as client,
+        Connection(SocketStream(here, "tcp://there:1", called), CATALOG) as client,
     ):
         yield client
 
@@ -91,7 +92,7 @@ def test_both_sides_prove_themselves() -> None:
     assert handshake.identity is None
     with against(handshake.answer) as client:
         limits = client.limits = Limits(metadata=5)
-        authenticate(client, WORKER, SECRET, timeout=PATIENCE)
+        authenticate(client, WORKER, SECRET, server=SERVER, timeout=PATIENCE)
         assert client.catalog is CATALOG
         assert client.limits is limits
     assert handshake.identity == WORKER
@@ -102,7 +103,7 @@ def test_wrong_secret() -> None:
     handshake = ServerHandshake(JOB, b"another secret", EPOCH)
     with against(handshake.answer) as client:
         with pytest.raises(AuthenticationError, match=r"tcp://there:1 .*secret is not that of job"):
-            authenticate(client, WORKER, SECRET, timeout=PATIENCE)
+            authenticate(client, WORKER, SECRET, server=SERVER, timeout=PATIENCE)
         with pytest.raises(WireError, match="closed by this side"):
             client.send(Note(), timeout=PATIENCE)
     assert handshake.identity is None
@@ -115,7 +116,7 @@ def test_wrong_job() -> None:
         against(recorder) as client,
         pytest.raises(AuthenticationError, match="serves another job than job-1"),
     ):
-        authenticate(client, WORKER, SECRET, timeout=PATIENCE)
+        authenticate(client, WORKER, SECRET, server=SERVER, timeout=PATIENCE)
     assert recorder.handshake.identity is None
     # A stranger does not learn the job's name.
     assert recorder.answers == [Denied("job")]
@@ -129,7 +130,7 @@ def test_a_server_without_the_secret_is_found_out() -> None:
         against(pretend) as client,
         pytest.raises(AuthenticationError, match="could not prove that it knows the secret"),
     ):
-        authenticate(client, WORKER, SECRET, timeout=PATIENCE)
+        authenticate(client, WORKER, SECRET, server=SERVER, timeout=PATIENCE)
 
 
 def test_a_server_cannot_reflect_the_clients_proof() -> None:
@@ -142,13 +143,13 @@ def test_a_server_cannot_reflect_the_clients_proof() -> None:
         against(reflect) as client,
         pytest.raises(AuthenticationError, match="could not prove"),
     ):
-        authenticate(client, WORKER, SECRET, timeout=PATIENCE)
+        authenticate(client, WORKER, SECRET, server=SERVER, timeout=PATIENCE)
 
 
 def recorded() -> Recorder:
     recorder = Recorder(ServerHandshake(JOB, SECRET, EPOCH))
     with against(recorder) as client:
-        authenticate(client, WORKER, SECRET, timeout=PATIENCE)
+        authenticate(client, WORKER, SECRET, server=SERVER, timeout=PATIENCE)
     return recorder
 
 
@@ -172,7 +173,7 @@ def test_a_replayed_welcome_is_found_out() -> None:
         against(replay) as client,
         pytest.raises(AuthenticationError, match="could not prove"),
     ):
-        authenticate(client, WORKER, SECRET, timeout=PATIENCE)
+        authenticate(client, WORKER, SECRET, server=SERVER, timeout=PATIENCE)
 
 
 @pytest.mark.parametrize(
@@ -181,6 +182,8 @@ def test_a_replayed_welcome_is_found_out() -> None:
         {"task": "worker:2"},
         {"incarnation": 4},
         {"epoch": ""},
+        {"server": "ps:1"},
+        {"address": "shm://there"},
         {"nonce": bytes(32)},
     ],
     ids=lambda change: next(iter(change)),
@@ -197,7 +200,7 @@ def test_the_proof_covers_who_it_is(change: dict[str, Any]) -> None:
         against(man_in_the_middle) as client,
         pytest.raises(AuthenticationError, match="secret"),
     ):
-        authenticate(client, WORKER, SECRET, timeout=PATIENCE)
+        authenticate(client, WORKER, SECRET, server=SERVER, timeout=PATIENCE)
     assert handshake.identity is None
 
 
@@ -207,9 +210,59 @@ def test_a_task_of_an_earlier_start_is_denied() -> None:
         against(handshake.answer) as client,
         pytest.raises(StaleEpochError, match=r"worker:1 belongs to an earlier start of job job-1"),
     ):
-        authenticate(client, WORKER, SECRET, timeout=PATIENCE)
+        authenticate(client, WORKER, SECRET, server=SERVER, timeout=PATIENCE)
     assert handshake.identity is None
     assert handshake.denied == "worker:1 belongs to an earlier start of the job"
+
+
+def test_a_client_that_meant_another_task_is_denied() -> None:
+    handshake = ServerHandshake(JOB, SECRET, EPOCH, serves=("ps:1", "coordinator:0"))
+    with (
+        against(handshake.answer) as client,
+        pytest.raises(AuthenticationError, match=r"tcp://there:1 is not ps:0, which worker:1 mean"),
+    ):
+        authenticate(client, WORKER, SECRET, server="ps:0", timeout=PATIENCE)
+    assert handshake.denied == "worker:1 meant to reach ps:0, not ps:1 and coordinator:0"
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [
+        ("shm://trireme-127.0.0.1:2222", "tcp://127.0.0.1:2222"),
+        ("shm://trireme-127.0.0.1:2222", "shm://trireme-127.0.0.1:2223"),
+        ("tcp://[::1]:2222", "tcp://127.0.0.1:2222"),
+        ("tcp://127.0.0.1:2222", "tcp://127.0.0.1:2223"),
+        ("tcp://127.0.0.1:2222", "tcp://10.0.0.5:2222"),
+        ("tcp://10.0.0.5:2222", "tcp://127.0.0.1:2222"),
+        ("tcp://10.0.0.5:2222", "shm://trireme-10.0.0.5:2222"),
+        ("", "tcp://127.0.0.1:2222"),
+        ("tcp://", "tcp://127.0.0.1:2222"),
+        ("tcp://nonsense", "tcp://10.0.0.5:2222"),
+    ],
+)
+def test_what_came_by_another_way_than_the_client_went_is_denied(theirs: str, ours: str) -> None:
+    handshake = ServerHandshake(JOB, SECRET, EPOCH, called=ours)
+    with (
+        against(handshake.answer, called=theirs) as client,
+        pytest.raises(AuthenticationError, match="something between them passes on"),
+    ):
+        authenticate(client, WORKER, SECRET, server=SERVER, timeout=PATIENCE)
+    assert handshake.identity is None
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [
+        ("shm://trireme-127.0.0.1:2222", "shm://trireme-127.0.0.1:2222"),
+        ("tcp://[::1]:2222", "tcp://[::1]:2222"),
+        ("tcp://10.0.0.5:2222", "tcp://192.168.0.5:32222"),  # translated on the way
+    ],
+)
+def test_the_way_that_the_client_went_is_let_in(theirs: str, ours: str) -> None:
+    handshake = ServerHandshake(JOB, SECRET, EPOCH, called=ours)
+    with against(handshake.answer, called=theirs) as client:
+        authenticate(client, WORKER, SECRET, server=SERVER, timeout=PATIENCE)
+    assert handshake.identity == WORKER
 
 
 def test_only_who_knows_the_secret_is_told_of_the_epoch() -> None:
@@ -224,13 +277,13 @@ def test_a_task_may_come_before_the_server_has_joined_itself() -> None:
         against(handshake.answer) as client,
         pytest.raises(ConnectionRefused, match="has not joined job job-1 yet"),
     ):
-        authenticate(client, WORKER, SECRET, timeout=PATIENCE)
+        authenticate(client, WORKER, SECRET, server=SERVER, timeout=PATIENCE)
 
 
 def test_who_has_not_joined_names_no_epoch() -> None:
     handshake = ServerHandshake(JOB, SECRET, EPOCH)
     with against(handshake.answer) as client:
-        authenticate(client, Identity(JOB, "worker:1"), SECRET, timeout=PATIENCE)
+        authenticate(client, Identity(JOB, "worker:1"), SECRET, server=SERVER, timeout=PATIENCE)
     assert handshake.identity == Identity(JOB, "worker:1", 0, "")
 
 
@@ -302,7 +355,7 @@ def test_no_sequence_of_guesses_is_welcome(said: list[Message]) -> None:
 def test_a_stalled_server() -> None:
     with against(lambda message: None) as client:
         with pytest.raises(WireTimeout, match=r"did not answer the handshake of worker:1 in time"):
-            authenticate(client, WORKER, SECRET, timeout=0.05)
+            authenticate(client, WORKER, SECRET, server=SERVER, timeout=0.05)
         with pytest.raises(WireError, match="closed by this side"):
             client.receive(timeout=PATIENCE)
 
@@ -312,7 +365,7 @@ def test_a_server_that_answers_out_of_order() -> None:
         against(lambda message: Welcome(bytes(32))) as client,
         pytest.raises(FrameError, match="answered Hello with Welcome"),
     ):
-        authenticate(client, WORKER, SECRET, timeout=PATIENCE)
+        authenticate(client, WORKER, SECRET, server=SERVER, timeout=PATIENCE)
 
 
 def test_a_server_that_goes_away() -> None:
@@ -320,7 +373,7 @@ def test_a_server_that_goes_away() -> None:
     there.close()
     client = Connection(SocketStream(here, "there"), CATALOG)
     with pytest.raises(WireError):
-        authenticate(client, WORKER, SECRET, timeout=PATIENCE)
+        authenticate(client, WORKER, SECRET, server=SERVER, timeout=PATIENCE)
 
 
 def test_the_client_accepts_no_large_answer() -> None:
@@ -328,7 +381,7 @@ def test_the_client_accepts_no_large_answer() -> None:
     client = Connection(SocketStream(here, "there"), CATALOG)
     there.sendall(frame_of(Note("x" * 2000)))
     with pytest.raises(FrameError, match="at most 1024"):
-        authenticate(client, WORKER, SECRET, timeout=PATIENCE)
+        authenticate(client, WORKER, SECRET, server=SERVER, timeout=PATIENCE)
     server = Connection(SocketStream(there, "client"), HANDSHAKE_CATALOG)
     assert isinstance(server.receive(timeout=PATIENCE).message, Hello)
     with pytest.raises((PeerClosed, ConnectionBroken)):

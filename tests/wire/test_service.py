@@ -183,7 +183,9 @@ def test_a_wrong_secret_is_denied(caplog: pytest.LogCaptureFixture) -> None:
     with running(handler) as run, run.client() as good:
         stranger = Connection(run.stranger(), CATALOG)
         with pytest.raises(AuthenticationError, match="secret"):
-            authenticate(stranger, Identity(JOB, "worker:1"), b"wrong", timeout=PATIENCE)
+            authenticate(
+                stranger, Identity(JOB, "worker:1"), b"wrong", server="ps:0", timeout=PATIENCE
+            )
         ask(good, "good")
         assert handler.links.get(timeout=PATIENCE).identity.task == "worker:0"
         assert handler.links.empty()
@@ -239,7 +241,9 @@ def test_too_many_strangers(caplog: pytest.LogCaptureFixture) -> None:
         assert read_until_end(strangers[0]) == b""
         for stranger in strangers[1:]:
             connection = Connection(stranger, CATALOG)
-            authenticate(connection, Identity(JOB, "worker:1"), SECRET, timeout=PATIENCE)
+            authenticate(
+                connection, Identity(JOB, "worker:1"), SECRET, server="ps:0", timeout=PATIENCE
+            )
             ask(connection, "known")
         ask(good, "good")
     assert "3 connections wait to prove themselves" in caplog.text
@@ -591,7 +595,7 @@ def test_too_many_open_files_are_survived(
         assert len(failures) == left  # it is tried once, until the next tick
         clock.advance(0.2)
     stranger = Connection(waiting, CATALOG)
-    authenticate(stranger, Identity(JOB, "worker:0"), SECRET, timeout=PATIENCE)
+    authenticate(stranger, Identity(JOB, "worker:0"), SECRET, server="ps:0", timeout=PATIENCE)
     ask(stranger, "served")
     service.stop()
     run.join()

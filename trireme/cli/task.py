@@ -272,6 +272,7 @@ def _serve_coordinator(config: TaskConfig, place: _Place) -> JobOver | None:
         job=config.job,
         secret=bytes.fromhex(config.secret),
         epoch=coordinator.epoch,
+        serves=("coordinator:0",),
     )
     _tell_address(place, listener.address)
     membership = MembershipMetrics()

@@ -52,7 +52,8 @@ def request_stop(
 def _ask(address: str, job: str, secret: bytes, question: Message, timeout: float) -> ClusterStatus:
     stream = connect(address, timeout=timeout)
     with Connection(stream, CLUSTER_CATALOG, limits=Limits(payload=0)) as connection:
-        authenticate(connection, Identity(job, _OBSERVER), secret, timeout=timeout)
+        identity = Identity(job, _OBSERVER)
+        authenticate(connection, identity, secret, server="coordinator:0", timeout=timeout)
         connection.send(question, timeout=timeout)
         answer = connection.receive(timeout=timeout).message
     if not isinstance(answer, ClusterStatus):

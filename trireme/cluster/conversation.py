@@ -153,7 +153,7 @@ class Conversation:
         connection = Connection(stream, CLUSTER_CATALOG, limits=_LIMITS)
         board = self._board
         identity = Identity(config.job, config.name, board.incarnation, board.epoch)
-        authenticate(connection, identity, config.secret, timeout=timeout)
+        authenticate(connection, identity, config.secret, server="coordinator:0", timeout=timeout)
         return connection
 
     def _away_until(self) -> float:

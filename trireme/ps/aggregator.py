@@ -272,7 +272,12 @@ class Aggregator:
         self.address = listener.address
         self._handler = AggregatorHandler(join_timeout=config.join_timeout)
         self._service = Service(
-            listener, [self._handler], job=config.job, secret=config.secret, epoch=None
+            listener,
+            [self._handler],
+            job=config.job,
+            secret=config.secret,
+            epoch=None,
+            serves=("aggregator:0",),
         )
         self._handler.unused = self._service.stop
         self._upstream = connect_through(self._service, self._handler, config.job, config.secret)

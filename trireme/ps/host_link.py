@@ -204,7 +204,7 @@ class HostLink:
         connection = Connection(stream, PS_CATALOG, destination=self._place)
         connection.peer = f"the aggregator of this host at {self.address}"
         try:
-            authenticate(connection, self._identity, self._secret)
+            authenticate(connection, self._identity, self._secret, server="aggregator:0")
             connection.send(enlist, timeout=self._silence)
             answer = connection.receive(timeout=self._silence).message
             if not isinstance(answer, Enlisted):

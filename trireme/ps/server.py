@@ -408,7 +408,7 @@ class LeaderLink:
         while not self._closed.is_set():
             try:
                 connection = Connection(connect(leader.address, timeout=5.0), PS_CATALOG)
-                authenticate(connection, self._identity, self._secret)
+                authenticate(connection, self._identity, self._secret, server="ps:0")
             except WireError as error:
                 if isinstance(error, StaleEpochError):
                     _log.warning("%s", error)
@@ -493,6 +493,7 @@ class _Server:
     ) -> None:
         self._config = config
         self._record = record
+        identity = Identity(config.job, f"ps:{config.index}")
         self._handler = ShardHandler(config.index, observation=Observation(registry, self._report))
         handlers: list[Handler] = [self._handler]
         epoch = ""  # until this server has joined
@@ -506,9 +507,9 @@ class _Server:
             job=config.job,
             secret=config.secret,
             epoch=epoch,
+            serves=(identity.task, *(("coordinator:0",) if epoch else ())),
             beside=beside(listener.address) if config.share_memory else (),
         )
-        identity = Identity(config.job, f"ps:{config.index}")
         self._leader = LeaderLink(self._service, identity, config.secret)
         self._handler.leader_gone = self._leader.lost
         self._member = Member(

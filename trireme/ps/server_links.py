@@ -6,10 +6,10 @@ number, until there is an answer or the deadline is reached.
 
 from __future__ import annotations
 
+import logging
 import select
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -23,6 +23,7 @@ from trireme.errors import (
     JobFailed,
     ModelMismatchError,
     Rejected,
+    StaleEpochError,
     UnsupportedOptimizerError,
     WaitTimeout,
     WireError,
@@ -59,6 +60,8 @@ __all__ = [
     "ServerLinks",
     "identity_of",
 ]
+
+_log = logging.getLogger(__name__)
 
 Overlapping = Literal["auto", "on", "off"]
 """Whether pushes leave while backward runs: where that is possible, and where `auto`, also pays."""
@@ -152,6 +155,7 @@ class ServerLink:
         self.request: Request | None = None
         self.sequence = 0
         self.failing_since: float | None = None
+        self.trusts_memory = True  # until something else was met under the name of its socket
 
     @property
     def name(self) -> str:
@@ -342,17 +346,53 @@ class ServerLinks:
             self._lost(link, error)
 
     def _connect(self, link: ServerLink) -> Connection:
-        """Connects to a server as the newest view has it."""
+        """Connects to a server as the newest view has it, through memory where that can be."""
         entry = self.entry(link.index)
+        connection = self._connect_by_memory(link, entry)
+        if connection is None:
+            stream = connect(entry.address, timeout=min(5.0, self.options.retry_seconds))
+            connection = self._introduce(link, entry, stream)
+        link.connection = connection
+        return connection
+
+    def _connect_by_memory(self, link: ServerLink, entry: ServerEntry) -> Connection | None:
+        """Connects over the socket that a server of this host has for that; None without one.
+
+        Any process of this host may take its name first. One that is not the server is told
+        nothing, is lent nothing, and keeps nobody from reaching the server over TCP.
+        """
+        if not self.loans or not link.trusts_memory:
+            return None
+        try:
+            stream = connect(shm_address(entry.address), timeout=1.0)
+        except WireError as error:
+            if isinstance(error, AuthenticationError):
+                self._distrust(link, error)
+            return None
+        try:
+            return self._introduce(link, entry, stream)
+        except StaleEpochError:
+            raise
+        except AuthenticationError as error:
+            self._distrust(link, error)
+            return None
+
+    def _distrust(self, link: ServerLink, error: AuthenticationError) -> None:
+        link.trusts_memory = False
+        who = f"worker:{self.options.worker}"
+        _log.warning("%s goes on over TCP to ps:%d: %s", who, link.index, error)
+
+    def _introduce(self, link: ServerLink, entry: ServerEntry, stream: Stream) -> Connection:
+        """Returns a connection of which both ends have proven who they are."""
         options = self.options
-        stream = self._nearest(entry.address)
         connection = Connection(stream, PS_CATALOG)
         connection.peer = f"ps:{link.index} at {entry.address}"
         connection.destination = lambda message, length: self._place(link.index, message, length)
         try:
             identity = identity_of(options)
             patience = min(HANDSHAKE_TIMEOUT, options.retry_seconds)
-            authenticate(connection, identity, options.secret, timeout=patience)
+            server = f"ps:{link.index}"
+            authenticate(connection, identity, options.secret, server=server, timeout=patience)
             if isinstance(stream, ShmStream):
                 loan = self.loans[link.index]
                 if loan.offer(connection, stream, timeout=options.retry_seconds):
@@ -360,15 +400,7 @@ class ServerLinks:
         except BaseException:
             connection.close()
             raise
-        link.connection = connection
         return connection
-
-    def _nearest(self, address: str) -> Stream:
-        """Connects to a server by shared memory where it is on this host, else as it says."""
-        if self.loans:
-            with suppress(WireError):
-                return connect(shm_address(address), timeout=1.0)
-        return connect(address, timeout=min(5.0, self.options.retry_seconds))
 
     def _lost(self, link: ServerLink, error: WireError) -> None:
         """A connection failed: makes ready to try again, or gives up."""

@@ -1,7 +1,7 @@
 """How two tasks of a job prove to each other that they know its secret.
 
     client                                            server
-      Hello(job, epoch, task, ...)          ->
+      Hello(who, to whom, nonce)            ->
                                             <-  Challenge(nonce)
       Proof(HMAC of both, as the client)    ->
                                             <-  Welcome(HMAC of all three, as the server)
@@ -10,6 +10,11 @@ or `Denied(reason)` in the place of an answer. The HMACs are SHA-256 under the j
 everything said so far, each side with a label of its own, so that neither can be replayed later or
 reflected. The client proves first: a stranger learns only whether the job's name was right.
 What follows is neither encrypted nor signed: that is for TLS.
+
+The transcript holds to whom the client means to speak: the server's task, and the address that it
+called, with its transport. A server that finds itself elsewhere denies it. So whoever has taken an
+address before the server could, and passes what it is told on to the server, is found out: the
+client gets no `Welcome`.
 
 The *epoch* says which start of the job a task belongs to: a job that is started again has another,
 though its id, its secret and its addresses may be the same. A task learns it when it joins. Whoever
@@ -20,7 +25,9 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import ipaddress
 import secrets
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import ClassVar, TypeVar
 
@@ -66,6 +73,8 @@ class Hello(Message, frozen=True, array_like=True):
         task: the role and index, such as `worker:1`.
         incarnation: which start of this task; 0 while none was given.
         nonce: 32 random bytes.
+        server: the task that it means to speak to, such as `ps:0`.
+        address: where it called that task, with the transport, as the system says.
     """
 
     kind: ClassVar[int] = 1
@@ -74,6 +83,8 @@ class Hello(Message, frozen=True, array_like=True):
     task: str
     incarnation: int
     nonce: bytes
+    server: str = ""
+    address: str = ""
 
 
 class Challenge(Message, frozen=True, array_like=True):
@@ -98,8 +109,10 @@ class Welcome(Message, frozen=True, array_like=True):
 
 
 class Denied(Message, frozen=True, array_like=True):
-    """The server does not go on. `reason` is one of `job`, `secret`, `epoch`, `early`, `order`.
+    """The server does not go on.
 
+    `reason` is one of `order`, `job`, `secret`, `server` (it is another task), `address` (the
+    client called another address than the one at which this server was called), `epoch`, and
     `early`: the server itself has not joined, and cannot tell yet if the epoch is right.
     """
 
@@ -142,18 +155,30 @@ class ServerHandshake:
         job: the job's id.
         secret: the job's.
         epoch: the server's own; "" where it has not joined yet, None to take clients of any.
+        serves: the tasks that it is, such as `ps:0`; empty to take clients that mean any.
+        called: where it was called: see `trireme.wire.transport.Stream`.
 
     Attributes:
         identity: who the client has proven to be; None before that.
         denied: why the handshake failed; None while it has not.
     """
 
-    def __init__(self, job: str, secret: bytes, epoch: str | None = "") -> None:
+    def __init__(
+        self,
+        job: str,
+        secret: bytes,
+        epoch: str | None = "",
+        *,
+        serves: Collection[str] = (),
+        called: str = "",
+    ) -> None:
         self.identity: Identity | None = None
         self.denied: str | None = None
         self._job = job
         self._secret = secret
         self._epoch = epoch
+        self._serves = serves
+        self._called = called
         self._hello: Hello | None = None
         self._challenge = Challenge(secrets.token_bytes(_NONCE_BYTES))
 
@@ -181,6 +206,12 @@ class ServerHandshake:
         expected = _client_proof(self._secret, hello, self._challenge)
         if not hmac.compare_digest(expected, proof.hmac):
             return self._deny("secret", f"{hello.task} does not know this job's secret")
+        if self._serves and hello.server not in self._serves:
+            here = " and ".join(self._serves)
+            return self._deny("server", f"{hello.task} meant to reach {hello.server}, not {here}")
+        if not _same_place(hello.address, self._called):
+            how = f"called {hello.address}, and its connection came to {self._called}"
+            return self._deny("address", f"{hello.task} {how}: something between passes it on")
         if hello.epoch and self._epoch is not None and hello.epoch != self._epoch:
             if not self._epoch:
                 return self._deny("early", f"{hello.task} came before this task had joined")
@@ -199,6 +230,7 @@ def authenticate(
     identity: Identity,
     secret: bytes,
     *,
+    server: str,
     timeout: float = HANDSHAKE_TIMEOUT,
 ) -> None:
     """Proves to the server at the other end who this is, and has it prove the same; blocks.
@@ -209,11 +241,13 @@ def authenticate(
         connection: fresh, nothing sent or received.
         identity: this task's.
         secret: the job's.
+        server: the task that is to be at the other end, such as `ps:0`.
         timeout: in seconds, for all of it.
 
     Raises:
-        AuthenticationError: the server serves another job or has another secret. The connection
-            is closed. Trying again is of no use.
+        AuthenticationError: the server serves another job, has another secret or is another task,
+            or something else listens in its place. The connection is closed. Trying again is of no
+            use.
         StaleEpochError: this task belongs to an earlier start of the job. The connection is
             closed.
         ConnectionRefused: the server has not joined the job yet. The connection is closed; try
@@ -225,7 +259,7 @@ def authenticate(
     catalog, limits = connection.catalog, connection.limits
     connection.catalog, connection.limits = HANDSHAKE_CATALOG, HANDSHAKE_LIMITS
     try:
-        _authenticate(connection, identity, secret, timeout)
+        _authenticate(connection, identity, secret, server, timeout)
     except WireError:
         connection.close()
         raise
@@ -233,14 +267,22 @@ def authenticate(
 
 
 def _authenticate(
-    connection: Connection, identity: Identity, secret: bytes, timeout: float
+    connection: Connection, identity: Identity, secret: bytes, server: str, timeout: float
 ) -> None:
     nonce = secrets.token_bytes(_NONCE_BYTES)
-    hello = Hello(identity.job, identity.epoch, identity.task, identity.incarnation, nonce)
+    hello = Hello(
+        job=identity.job,
+        epoch=identity.epoch,
+        task=identity.task,
+        incarnation=identity.incarnation,
+        nonce=nonce,
+        server=server,
+        address=connection.stream.called,
+    )
     deadline = connection.clock.now() + timeout
-    challenge = _ask(connection, hello, Challenge, identity, deadline)
+    challenge = _ask(connection, hello, Challenge, hello, deadline)
     proof = Proof(_client_proof(secret, hello, challenge))
-    welcome = _ask(connection, proof, Welcome, identity, deadline)
+    welcome = _ask(connection, proof, Welcome, hello, deadline)
     expected = _server_proof(secret, hello, challenge, proof)
     if not hmac.compare_digest(expected, welcome.hmac):
         raise AuthenticationError(
@@ -253,7 +295,7 @@ def _ask(
     connection: Connection,
     question: Message,
     wanted: type[_Answer],
-    identity: Identity,
+    hello: Hello,
     deadline: float,
 ) -> _Answer:
     try:
@@ -261,11 +303,11 @@ def _ask(
         answer = connection.receive(timeout=deadline - connection.clock.now()).message
     except WireTimeout as error:
         raise WireTimeout(
-            f"{connection.peer} did not answer the handshake of {identity.task} in time: the "
+            f"{connection.peer} did not answer the handshake of {hello.task} in time: the "
             "process there hangs, or is not Trireme's"
         ) from error
     if isinstance(answer, Denied):
-        raise _refusal(answer.reason, connection.peer, identity)
+        raise _refusal(answer.reason, connection.peer, hello)
     if not isinstance(answer, wanted):
         raise FrameError(
             f"{connection.peer} answered {type(question).__name__} with {type(answer).__name__}"
@@ -273,30 +315,63 @@ def _ask(
     return answer
 
 
-def _refusal(reason: str, peer: str, identity: Identity) -> WireError:
+def _refusal(reason: str, peer: str, hello: Hello) -> WireError:
     if reason == "early":
-        return ConnectionRefused(f"{peer} has not joined job {identity.job} yet")
+        return ConnectionRefused(f"{peer} has not joined job {hello.job} yet")
     if reason == "epoch":
         return StaleEpochError(
-            f"{identity.task} belongs to an earlier start of job {identity.job}: the job at "
+            f"{hello.task} belongs to an earlier start of job {hello.job}: the job at "
             f"{peer} was started again since. End this process; the new start takes none of its "
             "updates"
         )
-    return AuthenticationError(_explain(reason, peer, identity))
+    return AuthenticationError(_explain(reason, peer, hello))
 
 
-def _explain(reason: str, peer: str, identity: Identity) -> str:
+def _explain(reason: str, peer: str, hello: Hello) -> str:
     if reason == "job":
         return (
-            f"{peer} serves another job than {identity.job}: check the address, and whether tasks "
+            f"{peer} serves another job than {hello.job}: check the address, and whether tasks "
             "of an older run are still there"
         )
     if reason == "secret":
         return (
-            f"{peer} denied {identity.task}: this task's secret is not that of job "
-            f"{identity.job}; start every task of a job with the same secret"
+            f"{peer} denied {hello.task}: this task's secret is not that of job "
+            f"{hello.job}; start every task of a job with the same secret"
         )
-    return f"{peer} denied {identity.task}: it took the handshake for malformed ({reason!r})"
+    if reason == "server":
+        return (
+            f"{peer} is not {hello.server}, which {hello.task} meant to reach: check the "
+            "addresses, which must be in the same order for every task"
+        )
+    if reason == "address":
+        return (
+            f"{hello.task} called {hello.address} for {hello.server}, which is not called there: "
+            "something between them passes on what they say, such as another process that has "
+            "taken the address, or a proxy or a tunnel. Connect to the task directly"
+        )
+    return f"{peer} denied {hello.task}: it took the handshake for malformed ({reason!r})"
+
+
+def _same_place(theirs: str, ours: str) -> bool:
+    """Returns whether both sides mean the same address.
+
+    On one host they must: names of sockets, and addresses that only this host can reach. Between
+    hosts the network may translate addresses; there only the transport must be the same.
+    """
+    if theirs == ours:
+        return True
+    (scheme, _, there), (wanted, _, here) = theirs.partition("://"), ours.partition("://")
+    if not scheme == wanted == "tcp":
+        return False
+    return not (_is_loopback(there) or _is_loopback(here))
+
+
+def _is_loopback(place: str) -> bool:
+    host = place.rpartition(":")[0].strip("[]")
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return True  # nothing that a socket of ours says: not to be trusted
 
 
 def _client_proof(secret: bytes, hello: Hello, challenge: Challenge) -> bytes:

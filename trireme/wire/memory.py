@@ -117,9 +117,9 @@ class MemoryListener(Listener):
         ours, theirs = _pair()
         for end in (ours, theirs):
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER_BYTES)
-        self._waiting.append(SocketStream(theirs, f"{self.address}#client"))
+        self._waiting.append(SocketStream(theirs, f"{self.address}#client", self.address))
         self._bell.send(b"\0")
-        return SocketStream(ours, self.address)
+        return SocketStream(ours, self.address, self.address)
 
     def close(self) -> None:
         self._names.release(self._name)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import socket
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Protocol
@@ -77,6 +77,7 @@ class Service:
         job: str,
         secret: bytes,
         epoch: str | None = "",
+        serves: Collection[str] = (),
         clock: Clock | None = None,
         tick_seconds: float = 0.1,
         limits: Limits = _DEFAULT_LIMITS,
@@ -92,6 +93,8 @@ class Service:
             secret: the job's, which they must prove to know.
             epoch: which start of the job this is; peers that name one must name the same. "" while
                 this process has not joined, see `epoch`; None for handlers that check it.
+            serves: the tasks that this process is, such as `ps:0`: peers must mean one of them;
+                empty to take peers that mean any.
             clock: for ticks and deadlines.
             tick_seconds: how often handlers are ticked.
             limits: the largest frame of an authenticated peer.
@@ -111,6 +114,7 @@ class Service:
         self.epoch = epoch  # any thread may set it, once this process has joined
         self._job = job
         self._secret = secret
+        self._serves = serves
         self._tick_seconds = tick_seconds
         self._peers: dict[Peer, None] = {}  # in the order in which they came
         self._ready: deque[Peer] = deque()
@@ -268,7 +272,14 @@ class Service:
         connection = Connection(
             stream, HANDSHAKE_CATALOG, limits=HANDSHAKE_LIMITS, clock=self.clock
         )
-        self._register(Peer(self, connection, ServerHandshake(self._job, self._secret, self.epoch)))
+        handshake = ServerHandshake(
+            self._job,
+            self._secret,
+            self.epoch,
+            serves=self._serves,
+            called=stream.called,
+        )
+        self._register(Peer(self, connection, handshake))
 
     def adopt(self, connection: Connection, identity: Identity) -> Link:
         """Serves a connection that this process opened and that is authenticated already.

@@ -1,7 +1,8 @@
 """The `shm://name` transport: two processes of one host, over a unix socket that passes memory.
 
 The name is of the abstract kind: it lies in no file system, is gone with its listener, and is seen
-in one network namespace only, as a TCP port is. Only processes of the same user may connect.
+in one network namespace only, as a TCP port is. Whoever comes first may take any name, so both
+sides ask the system whose process the other is: only processes of one user talk to each other.
 Control frames cross the socket; payloads that lie in lent memory do not: see
 `trireme.wire.lending`.
 """
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING
 
 from trireme.errors import (
     AddressInUse,
+    AuthenticationError,
     ConfigurationError,
     ConnectionClosed,
     ConnectionRefused,
@@ -64,6 +66,12 @@ def connect(rest: str, *, timeout: float) -> Stream:
         if error.errno == errno.EAGAIN:
             raise ConnectTimeout(f"{address} has too many connections waiting: it hangs") from None
         raise ConnectionRefused(f"nothing listens at {address} on this host") from error
+    if (user := _user_of(client)) != os.geteuid():
+        client.close()
+        raise AuthenticationError(
+            f"a process of another user (uid {user}) listens at {address}, and took a name that is "
+            "this job's: nothing was said to it"
+        )
     return ShmStream(client, address)
 
 
@@ -96,7 +104,7 @@ class ShmStream(SocketStream):
     """
 
     def __init__(self, connected: socket.socket, peer: str, *, accepted: bool = False) -> None:
-        super().__init__(connected, peer)
+        super().__init__(connected, peer, peer.partition("#")[0])
         connected.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER_BYTES)
         self._outgoing: int | None = None
         self._incoming: int | None = None

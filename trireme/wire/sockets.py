@@ -23,12 +23,19 @@ BUFFER_BYTES = 4 << 20
 
 
 class SocketStream(Stream):
-    """A connected stream socket, which this object owns from now on."""
+    """A connected stream socket, which this object owns from now on.
 
-    def __init__(self, connected: socket.socket, peer: str) -> None:
+    Args:
+        connected: the socket.
+        peer: the address of the other end, for messages.
+        called: the address that was called; see `Stream`.
+    """
+
+    def __init__(self, connected: socket.socket, peer: str, called: str = "") -> None:
         connected.setblocking(False)
         self._socket = connected
         self.peer = peer
+        self.called = called
 
     def fileno(self) -> int:
         return self._socket.fileno()

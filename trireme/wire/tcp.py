@@ -85,7 +85,7 @@ class TcpListener(Listener):
                 raise ConnectionClosed(f"{self.address} was closed by this side") from error
             raise WireError(f"{self.address} cannot accept: {error.strerror}") from error
         try:
-            return _stream(accepted, _url(address[0], address[1]))
+            return _stream(accepted, _url(address[0], address[1]), accepted.getsockname())
         except OSError:  # reset since: some systems then refuse the options
             accepted.close()
             return None
@@ -105,7 +105,7 @@ def _connect_once(
         if connecting.getsockname() == connecting.getpeername():
             # Two ends of one socket: the system chose the very port that was called as ours.
             raise ConnectionRefusedError(errno.ECONNREFUSED, "nothing listens there")
-        return _stream(connecting, f"tcp://{rest}")
+        return _stream(connecting, f"tcp://{rest}", connecting.getpeername())
     except OSError:
         connecting.close()
         raise
@@ -125,7 +125,7 @@ def _listen_once(family: socket.AddressFamily, address: tuple[Any, ...]) -> sock
     return listening
 
 
-def _stream(connected: socket.socket, peer: str) -> SocketStream:
+def _stream(connected: socket.socket, peer: str, called: tuple[Any, ...]) -> SocketStream:
     connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in (
@@ -137,7 +137,7 @@ def _stream(connected: socket.socket, peer: str) -> SocketStream:
         option = getattr(socket, name, None)  # not every system has each of them
         if option is not None:
             connected.setsockopt(socket.IPPROTO_TCP, option, value)
-    return SocketStream(connected, peer)
+    return SocketStream(connected, peer, _called(called))
 
 
 def _set_buffers(unconnected: socket.socket) -> None:
@@ -157,6 +157,13 @@ def _split(rest: str) -> tuple[str, int]:
             "tcp://[ipv6]:port with a port from 0 to 65535"
         )
     return host, int(digits)
+
+
+def _called(name: tuple[Any, ...]) -> str:
+    """Returns a socket's name as an address; of IPv4 inside IPv6 the plain IPv4 one."""
+    host = ipaddress.ip_address(name[0].split("%")[0])
+    mapped = host.ipv4_mapped if isinstance(host, ipaddress.IPv6Address) else None
+    return _url(str(mapped or host), name[1])
 
 
 def _url(host: str, port: int) -> str:

@@ -27,9 +27,13 @@ class Stream(ABC):
 
     Attributes:
         peer: the address of the other end, for messages.
+        called: the address at which one side was called by the other, with its scheme, as this side
+            sees it. Both sides see the same one, unless something between them passes on what they
+            say. Numbers, not names: `tcp://127.0.0.1:2222`.
     """
 
     peer: str
+    called: str
 
     @abstractmethod
     def fileno(self) -> int:

@@ -1,6 +1,6 @@
 """Trains until there is a file OUT/enough, and writes down what became of each push.
 
-    until_told.py OUT [STEP]    stops itself (SIGSTOP) with the push of so manieth step in flight
+until_told.py OUT [STEP]    stops itself (SIGSTOP) with the push of so manieth step in flight
 """
 
 from __future__ import annotations
