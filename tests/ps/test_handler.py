@@ -23,6 +23,7 @@ class FakeLink:
     context: Any = None
     destination: Any = None
     lending: Any = None
+    opened_here: bool = True
 
     def offer(self, message: Message, payload: Sequence[Any] = (), *, sequence: int = 0) -> bool:
         self.sent.append(message)

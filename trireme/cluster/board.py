@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from numbers import Integral, Real
 
-from trireme.cluster.messages import JobOver, Leave, StatusValue, WaitingFor
+from trireme.cluster.messages import MAX_LINE, JobOver, Leave, StatusValue, WaitingFor
 from trireme.cluster.view import View
 
 __all__ = ["Board", "Subscriber"]
@@ -104,12 +104,12 @@ class Board:
 
 def _plain(name: str, value: object) -> StatusValue:
     """Returns a value as the wire has it: numpy's numbers, for one, are not."""
-    if type(value) is float or type(value) is int or type(value) is str:
+    if type(value) is float or type(value) is int:
         return value
     if isinstance(value, Integral):
         return int(value)
     if isinstance(value, Real):
         return float(value)
     if isinstance(value, str):
-        return str(value)
+        return str(value)[:MAX_LINE]
     raise TypeError(f"the status {name!r} is a {type(value).__name__}: report numbers and strings")

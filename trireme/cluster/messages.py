@@ -6,12 +6,12 @@ Only `StatusQuery` and `Stop` are requests with a reply, which carries their fra
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import msgspec
 
 from trireme.cluster.view import View
-from trireme.wire.message import Catalog, Message
+from trireme.wire.message import Catalog, Index, Message, Name, Number
 
 __all__ = [
     "CLUSTER_CATALOG",
@@ -55,7 +55,13 @@ Refusal = Literal["outside", "claimed", "superseded", "unknown", "deposed"]
 has taken it over; the coordinator never gave out its incarnation; a coordinator of a later term
 has replaced this one."""
 
-StatusValue = float | int | str
+MAX_LINE = 16 << 10
+"""The most characters of a `Line`."""
+
+Line = Annotated[str, msgspec.Meta(max_length=MAX_LINE)]
+"""A line for people to read."""
+
+StatusValue = float | Annotated[int, msgspec.Meta(ge=-(1 << 62), le=1 << 62)] | Line
 """What a heartbeat may say about a task, by name."""
 
 MAX_DETAILS = 64 << 10
@@ -94,20 +100,20 @@ class Join(Message, frozen=True, array_like=True):
     """
 
     kind: ClassVar[int] = 16
-    role: str
-    index: int
-    incarnation: int
-    host: str
-    pid: int
-    address: str
-    term: int = 0
+    role: Name
+    index: Index
+    incarnation: Number
+    host: Name
+    pid: Number
+    address: Name
+    term: Number = 0
 
 
 class Heartbeat(Message, frozen=True, array_like=True):
     """The task is alive. `status` is the latest of what it has to say about itself."""
 
     kind: ClassVar[int] = 19
-    status: dict[str, StatusValue]
+    status: Annotated[dict[Name, StatusValue], msgspec.Meta(max_length=4096)]
 
 
 class Leave(Message, frozen=True, array_like=True):
@@ -121,8 +127,8 @@ class Leave(Message, frozen=True, array_like=True):
 
     kind: ClassVar[int] = 24
     outcome: Outcome
-    reason: str = ""
-    details: str = ""
+    reason: Annotated[str, msgspec.Meta(max_length=MAX_DETAILS)] = ""
+    details: Annotated[str, msgspec.Meta(max_length=MAX_DETAILS)] = ""
 
 
 class JobOverHeard(Message, frozen=True, array_like=True):
@@ -272,7 +278,7 @@ class Stop(Message, frozen=True, array_like=True):
     """Asks that the job be saved and stopped. Answered by `ClusterStatus`."""
 
     kind: ClassVar[int] = 34
-    reason: str
+    reason: Line
 
 
 CLUSTER_MESSAGES: tuple[type[Message], ...] = (

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from trireme.wire.message import Index, Name, Number
+
 __all__ = ["VIEWS_OF_TERM", "ServerEntry", "View", "WorkerEntry", "first_view", "term_of"]
 
 VIEWS_OF_TERM = 1 << 32
@@ -29,9 +31,9 @@ class ServerEntry(msgspec.Struct, frozen=True, array_like=True):
         address: where it listens, with its scheme, such as `tcp://127.0.0.1:2222`.
     """
 
-    index: int
-    incarnation: int
-    address: str
+    index: Index
+    incarnation: Number
+    address: Name
 
 
 class WorkerEntry(msgspec.Struct, frozen=True, array_like=True):
@@ -42,8 +44,8 @@ class WorkerEntry(msgspec.Struct, frozen=True, array_like=True):
         incarnation: which start of this task; grows by one with every new process.
     """
 
-    index: int
-    incarnation: int
+    index: Index
+    incarnation: Number
 
 
 class View(msgspec.Struct, frozen=True, array_like=True):
@@ -57,7 +59,7 @@ class View(msgspec.Struct, frozen=True, array_like=True):
         workers: the live ones that still train, by index, lowest first.
     """
 
-    number: int
+    number: Number
     servers: tuple[ServerEntry, ...]
     workers: tuple[WorkerEntry, ...]
 

@@ -10,7 +10,16 @@ from collections.abc import Iterable, Sequence
 
 from trireme.data.intervals import IntervalSet, joined
 
-__all__ = ["Ledger"]
+__all__ = ["MOST_DEALT", "MOST_POSITIONS", "MOST_SPANS", "Ledger"]
+
+MOST_SPANS = 4096
+"""How many spans are dealt at once, at most: a loader asks for 256."""
+
+MOST_DEALT = 1 << 60
+"""The position up to which is dealt: beyond it, numbers would no longer fit into messages."""
+
+MOST_POSITIONS = 1 << 32
+"""How many positions a span may have."""
 
 
 class Ledger:
@@ -53,6 +62,11 @@ class Ledger:
         self._rounds = _Rounds(0, ())
 
     @property
+    def frontier(self) -> int:
+        """The position from which on nothing was ever dealt."""
+        return self._frontier
+
+    @property
     def workers(self) -> tuple[int, ...]:
         """The members: those that take part, lowest first."""
         return tuple(self._held)
@@ -88,12 +102,19 @@ class Ledger:
 
         Raises:
             ValueError: the worker is no member; batch or count is below 1; or, interleaved, other
-                members asked with another batch.
+                members asked with another batch; or more than is dealt at once.
         """
         if worker not in self._held:
             raise ValueError(f"worker {worker} takes no part: the members are {self.workers}")
         if batch < 1 or count < 1:
             raise ValueError(f"cannot deal {count} spans of {batch} positions: both start at 1")
+        if count > MOST_SPANS or batch > MOST_POSITIONS:
+            raise ValueError(
+                f"cannot deal {count} spans of {batch} positions at once: at most {MOST_SPANS} "
+                f"spans of {MOST_POSITIONS}"
+            )
+        if self._frontier + batch * count * len(self._held) > MOST_DEALT:
+            raise ValueError(f"all positions up to {MOST_DEALT} are dealt")
         if self.interleave:
             self._rounds.agree(worker, batch)
         spans = [] if self._open else self._all_fresh(worker, batch, count)

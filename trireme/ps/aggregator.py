@@ -103,7 +103,7 @@ class AggregatorHandler:
     def authenticated(self, link: Link) -> None:
         """A worker, or the server that this process has connected to."""
         link.destination = lambda message, length: self._place(link, message, length)
-        if link.identity.task == "ps:0":
+        if link.opened_here:
             self._server, self._reaching = link, False
             self._carry_out(self.gathering.connect())
 
@@ -116,7 +116,7 @@ class AggregatorHandler:
             link.offer(self._enlist(link, message), sequence=sequence)
         elif isinstance(message, LendMemory):
             link.offer(MemoryLent(self._intake.borrow(link, message)), sequence=sequence)
-        elif isinstance(message, Push) and self._links.get(message.worker) is link:
+        elif isinstance(message, Push) and self._speaks(link, message):
             staging = self._intake.take(link, incoming.payload)
             route = _Route(link, sequence, staging)
             self._carry_out(self.gathering.push(self._now(), route, message, staging.gradients))
@@ -142,6 +142,11 @@ class AggregatorHandler:
         if self._ends is not None and now >= self._ends:
             self.unused()
 
+    def _speaks(self, link: Link, push: Push) -> bool:
+        """Returns whether a push is of the worker that has enlisted over its link."""
+        enlisted = self._links.get(push.worker) is link
+        return enlisted and push.incarnation == link.identity.incarnation
+
     def forget(self) -> None:
         """The job was started anew: whoever is here belongs to the start before."""
         links, self._links = [*self._links.values()], {}
@@ -156,12 +161,14 @@ class AggregatorHandler:
 
     def _enlist(self, link: Link, message: Enlist) -> Message:
         """Lets a worker push here, if it trains what the others do."""
-        if link.identity.task != f"worker:{message.worker}":
+        who = link.identity
+        if (who.task, who.incarnation) != (f"worker:{message.worker}", message.incarnation):
             raise FrameError(f"{link.identity.task} enlists worker:{message.worker}")
         if self._enlisted is not None and link.identity.epoch != self.epoch:
             raise FrameError(f"{link.identity.task} has joined another start of the job")
-        layout, known = Layout(message.layout), self._enlisted
+        known = self._enlisted
         try:
+            layout = Layout(message.layout)
             message.rule.check_summed(layout.spec.servers)
         except ConfigurationError as error:
             return Refused("rejected", str(error), 0)

@@ -111,9 +111,14 @@ class CommitLeader:
         return [*self._ready, *self._waiting.values()]
 
     def hear(self, message: PushesStaged) -> None:
-        """Notes what another server has staged. What is said late, or twice, changes nothing."""
+        """Notes what another server has staged. What is said late, or twice, changes nothing.
+
+        Nor does what no server of this job can say.
+        """
+        if message.server not in self._others:
+            return
         told = self._told.setdefault(message.server, _Told({}))
-        told.known = max(told.known, message.known)
+        told.known = max(told.known, min(message.known, self._first + len(self._log)))
         for worker, incarnation, sequence in message.pushes:
             newest = told.staged.get(worker, (0, 0))
             told.staged[worker] = max(newest, (incarnation, sequence))
@@ -204,11 +209,18 @@ class CommitFollower:
     def hear(self, message: PushesCommitted) -> None:
         """Takes what server 0 has decided. What is said late, or twice, changes nothing."""
         new = message.pushes[max(self._known - message.first, 0) :]
+        if message.first > self._known or not all(map(self._has, new)):
+            return  # server 0 decides one after the other, and only what it was told of
         self._decided.extend(new)
         self._known += len(new)
         self._leader_view = max(self._leader_view, message.view)
         for member, view in [*self._out.items()]:
             self._forget(member, view)
+
+    def _has(self, entry: Entry) -> bool:
+        worker, incarnation, sequence, _ = entry
+        staged = self._staged.get((worker, incarnation))
+        return staged is not None and staged.push.sequence == sequence
 
     def add(self, pending: Pending) -> None:
         self._staged[pending.member] = pending

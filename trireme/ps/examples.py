@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from trireme.data.ledger import Ledger
+from trireme.data.ledger import MOST_DEALT, Ledger
 from trireme.ps.messages import Lease, Span
 
 __all__ = ["ExampleBook", "resized"]
 
+_MOST_DATASETS = 1024
 _MANY = 64  # finished spans that are brought into the ledgers at once, at the latest
 
 
@@ -51,6 +52,8 @@ class ExampleBook:
 
     def _deal(self, request: Lease) -> tuple[Span, ...]:
         ledger = self._ledgers.get(request.dataset)
+        if ledger is None and len(self._ledgers) >= _MOST_DATASETS:
+            raise ValueError(f"a job deals the examples of at most {_MOST_DATASETS} data sets")
         if ledger is None:
             ledger = Ledger(request.size, interleave=self.interleave)
             ledger.members(self._members)
@@ -73,6 +76,20 @@ class ExampleBook:
         """
         done = self._restored.get(request.dataset, [])
         return resized(request.dataset, done, self._sizes.get(request.dataset), request)
+
+    def senseless(self, spans: Iterable[Span]) -> str | None:
+        """Returns why examples cannot be those of an update; None where they can.
+
+        Only what was dealt can be finished. Of data sets that nobody has asked for, nothing was.
+        """
+        for span in spans:
+            ledger = self._ledgers.get(span.dataset)
+            if span.stop < span.start or (ledger is not None and span.stop > ledger.frontier):
+                return (
+                    f"a push names the examples {span.start} to {span.stop} of {span.dataset!r}, "
+                    "which were not dealt"
+                )
+        return None
 
     def finish(self, worker: int, spans: Iterable[Span]) -> None:
         """Notes that examples are in the parameters.
@@ -157,4 +174,6 @@ def resized(
             "session.loader(..., resized=True), to go on with the next epoch"
         )
     epochs = -(-max((stop for _, stop in done), default=0) // before)
+    if epochs * request.size > MOST_DEALT:
+        raise ValueError(f"{epochs} epochs of {request.size} examples are more than can be counted")
     return [(0, epochs * request.size)] if epochs else []

@@ -28,7 +28,8 @@ class Hold:
 
     def begin(self, token: int, now: float) -> None:
         """Begins to hold back; a repeat keeps what is held."""
-        self.token, self.since = token, now
+        if self.token is None:
+            self.token, self.since = token, now
 
     def end(self) -> None:
         """Holds back nothing more. What was held is still in `later`."""

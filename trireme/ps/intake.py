@@ -74,7 +74,12 @@ class Intake:
         """
         staging = link.context
         if not isinstance(staging, Staging) or staging.busy:
-            gradients = PartBuffer(self._known(link), self._server)
+            try:
+                gradients = PartBuffer(self._known(link), self._server)
+            except RuntimeError as error:
+                raise FrameError(
+                    f"no memory for a push of {link.identity.task}: {error}"
+                ) from error
             rule = self._rule()
             codec, deflates = make_codec(rule.codec), rule.deflates
             unpacker = None if codec is None else Unpacker(codec, gradients, deflates=deflates)

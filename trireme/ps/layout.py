@@ -40,6 +40,9 @@ ITEM_SIZES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 """Bytes of one element, for every dtype that a parameter may have."""
 
 
+MOST_BYTES = 1 << 48
+"""What a model may have: more than any machine's memory, and small enough to count with."""
+
 CHUNK_BYTES = 1 << 20
 """What a chunk has at least: so much is worth a call to send it."""
 
@@ -145,7 +148,8 @@ class Layout:
         spec: the parameters, how many slots, and how many servers.
 
     Raises:
-        ConfigurationError: a dtype that cannot be trained, or a count below one.
+        ConfigurationError: a dtype that cannot be trained, a count below one, or a model beyond
+            any machine.
     """
 
     def __init__(self, spec: LayoutSpec) -> None:
@@ -156,6 +160,11 @@ class Layout:
             )
         self.spec = spec
         self.vectors = tuple(_vectors(spec.parameters))
+        if self.bytes > MOST_BYTES:
+            raise ConfigurationError(
+                f"the model has {self.bytes} bytes of parameters, and at most {MOST_BYTES} can be "
+                "laid out"
+            )
         self._parts: dict[int, tuple[Part, ...]] = {}
         self._segments: dict[int, tuple[Segment, ...]] = {}
         self._chunks: dict[int, tuple[Chunk, ...]] = {}

@@ -6,12 +6,12 @@ with that sequence may come, which say for whom the reply is withheld.
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import msgspec
 
 from trireme.ps.rule import Rule
-from trireme.wire.message import Catalog, Message
+from trireme.wire.message import Catalog, Index, Message, Name, Number
 
 __all__ = [
     "PS_CATALOG",
@@ -77,13 +77,26 @@ __all__ = [
 # What a model is, without code -----------------------------------------------------------------
 
 
+Size = Annotated[int, msgspec.Meta(ge=0, lt=1 << 48)]
+"""Of one dimension."""
+
+Shape = Annotated[tuple[Size, ...], msgspec.Meta(max_length=64)]
+"""The sizes of a parameter's dimensions."""
+
+Count = Annotated[int, msgspec.Meta(ge=1, le=1 << 53)]
+"""How many examples a data set has."""
+
+Pairs = Annotated[tuple[tuple[Number, Number], ...], msgspec.Meta(max_length=1 << 16)]
+"""At most one pair for each task that a job can have."""
+
+
 class ParameterSpec(msgspec.Struct, frozen=True, array_like=True):
     """One parameter: its name, shape, dtype name (`float32`) and parameter group's index."""
 
-    name: str
-    shape: tuple[int, ...]
-    dtype: str
-    group: int
+    name: Name
+    shape: Shape
+    dtype: Name
+    group: Index
 
 
 class LayoutSpec(msgspec.Struct, frozen=True, array_like=True):
@@ -96,8 +109,8 @@ class LayoutSpec(msgspec.Struct, frozen=True, array_like=True):
     """
 
     parameters: tuple[ParameterSpec, ...]
-    slots: int
-    servers: int
+    slots: Number
+    servers: Number
 
 
 class GroupSpec(msgspec.Struct, frozen=True, array_like=True):
@@ -121,7 +134,7 @@ class OptimizerSpec(msgspec.Struct, frozen=True, array_like=True):
         groups: the parameter groups, in the order in which the layout counts them.
     """
 
-    name: str
+    name: Name
     groups: tuple[GroupSpec, ...]
 
     @property
@@ -136,13 +149,13 @@ class OptimizerSpec(msgspec.Struct, frozen=True, array_like=True):
 class Applied(msgspec.Struct, frozen=True, array_like=True, tag="applied"):
     """The update is in the parameters; `step` is the global step that it made."""
 
-    step: int
+    step: Number
 
 
 class Stale(msgspec.Struct, frozen=True, array_like=True, tag="stale"):
     """The update's round was closed, or the job is over: it was not applied. `step` is now's."""
 
-    step: int
+    step: Number
 
 
 class Duplicate(msgspec.Struct, frozen=True, array_like=True, tag="duplicate"):
@@ -154,7 +167,7 @@ class Duplicate(msgspec.Struct, frozen=True, array_like=True, tag="duplicate"):
 class FencedVerdict(msgspec.Struct, frozen=True, array_like=True, tag="fenced"):
     """The request carried another view than the server's (`view`), or an old incarnation."""
 
-    view: int
+    view: Number
     reason: str
 
 
@@ -174,9 +187,9 @@ class Attach(Message, frozen=True, array_like=True):
     """A worker shows what it trains. The first one creates the shard; the others must agree."""
 
     kind: ClassVar[int] = 64
-    worker: int
-    incarnation: int
-    view: int
+    worker: Index
+    incarnation: Number
+    view: Number
     layout: LayoutSpec
     optimizer: OptimizerSpec
     rule: Rule
@@ -187,15 +200,15 @@ class Attached(Message, frozen=True, array_like=True):
 
     kind: ClassVar[int] = 65
     loaded: bool
-    step: int
+    step: Number
 
 
 class Span(msgspec.Struct, frozen=True, array_like=True):
     """Examples of a data set by position: [start, stop) in the endless sequence of its epochs."""
 
-    dataset: str
-    start: int
-    stop: int
+    dataset: Name
+    start: Number
+    stop: Number
 
 
 class Push(Message, frozen=True, array_like=True):
@@ -228,19 +241,19 @@ class Push(Message, frozen=True, array_like=True):
     """
 
     kind: ClassVar[int] = 66
-    worker: int
-    incarnation: int
-    view: int
-    sequence: int
-    acknowledged: int
-    pulled: int
+    worker: Index
+    incarnation: Number
+    view: Number
+    sequence: Number
+    acknowledged: Number
+    pulled: Number
     weight: float
     hyper: tuple[GroupSpec, ...] | None = None
     examples: tuple[Span, ...] = ()
     pull: bool = True
-    order: tuple[int, ...] = ()
-    steps: int = 1
-    absent: tuple[int, ...] = ()
+    order: tuple[Number, ...] = ()
+    steps: Number = 1
+    absent: tuple[Number, ...] = ()
 
 
 class PushReply(Message, frozen=True, array_like=True):
@@ -259,10 +272,10 @@ class PushReply(Message, frozen=True, array_like=True):
 
     kind: ClassVar[int] = 67
     verdict: Verdict
-    step: int
+    step: Number
     staleness: int
     stop: bool
-    since: int | None = None
+    since: Number | None = None
     notice: str = ""
 
 
@@ -276,18 +289,18 @@ class Pull(Message, frozen=True, array_like=True):
     """
 
     kind: ClassVar[int] = 68
-    worker: int
-    incarnation: int
-    view: int
+    worker: Index
+    incarnation: Number
+    view: Number
     train: bool = True
-    at_least: int = 0
+    at_least: Number = 0
 
 
 class PullReply(Message, frozen=True, array_like=True):
     """The answer to `Pull`. Payload: the values, of the given global step."""
 
     kind: ClassVar[int] = 69
-    step: int
+    step: Number
     stop: bool
 
 
@@ -311,7 +324,7 @@ class Refused(Message, frozen=True, array_like=True):
     kind: ClassVar[int] = 71
     code: str
     reason: str
-    view: int
+    view: Number
 
 
 class Lease(Message, frozen=True, array_like=True):
@@ -324,14 +337,14 @@ class Lease(Message, frozen=True, array_like=True):
     """
 
     kind: ClassVar[int] = 72
-    worker: int
-    incarnation: int
-    view: int
-    dataset: str
-    size: int
-    batch: int
-    count: int
-    number: int = 0
+    worker: Index
+    incarnation: Number
+    view: Number
+    dataset: Name
+    size: Number
+    batch: Number
+    count: Number
+    number: Number = 0
     resized: bool = False
 
 
@@ -353,14 +366,14 @@ class Stopping(Message, frozen=True, array_like=True):
     """The answer to `StopJob`: the global step at which the job will end."""
 
     kind: ClassVar[int] = 75
-    step: int
+    step: Number
 
 
 class SetEnd(Message, frozen=True, array_like=True):
     """Sets server 0's `max_steps`, where it was not known at `Attach`. Answered by `Stopping`."""
 
     kind: ClassVar[int] = 76
-    max_steps: int
+    max_steps: Number
 
 
 class Drain(Message, frozen=True, array_like=True):
@@ -373,8 +386,8 @@ class Retire(Message, frozen=True, array_like=True):
     """A worker says that it trains no more, though it stays: nobody shall wait for its updates."""
 
     kind: ClassVar[int] = 78
-    worker: int
-    incarnation: int
+    worker: Index
+    incarnation: Number
 
 
 class Retired(Message, frozen=True, array_like=True):
@@ -390,7 +403,7 @@ class Freeze(Message, frozen=True, array_like=True):
     """Asks to apply nothing more until `Cut` and its snapshot, or `Thaw`."""
 
     kind: ClassVar[int] = 80
-    token: int
+    token: Number
 
 
 class Frozen(Message, frozen=True, array_like=True):
@@ -401,9 +414,9 @@ class Frozen(Message, frozen=True, array_like=True):
     """
 
     kind: ClassVar[int] = 81
-    step: int
-    decided: tuple[tuple[int, int], ...]
-    view: int = 0
+    step: Number
+    decided: Pairs
+    view: Number = 0
 
 
 class Cut(Message, frozen=True, array_like=True):
@@ -417,9 +430,9 @@ class Cut(Message, frozen=True, array_like=True):
     """
 
     kind: ClassVar[int] = 82
-    token: int
-    step: int
-    decided: tuple[tuple[int, int], ...]
+    token: Number
+    step: Number
+    decided: Pairs
     state: bool
 
 
@@ -434,22 +447,22 @@ class TensorSpec(msgspec.Struct, frozen=True, array_like=True):
         group: the parameter group, for a scalar; -1 otherwise.
     """
 
-    key: str
-    dtype: str
-    vector: str
-    start: int
-    stop: int
-    group: int = -1
+    key: Name
+    dtype: Name
+    vector: Name
+    start: Number
+    stop: Number
+    group: Annotated[int, msgspec.Meta(ge=-1, lt=1 << 16)] = -1
 
 
 class WorkerProgress(msgspec.Struct, frozen=True, array_like=True):
     """One line of the exactly-once table."""
 
-    worker: int
-    incarnation: int
-    sequence: int
-    applied: int
-    stale: int
+    worker: Index
+    incarnation: Number
+    sequence: Number
+    applied: Number
+    stale: Number
 
 
 class Snapshot(Message, frozen=True, array_like=True):
@@ -464,18 +477,18 @@ class Snapshot(Message, frozen=True, array_like=True):
     """
 
     kind: ClassVar[int] = 83
-    step: int
+    step: Number
     tensors: tuple[TensorSpec, ...]
     workers: tuple[WorkerProgress, ...]
     consumed: tuple[Span, ...]
-    sizes: dict[str, int] = msgspec.field(default_factory=dict)
+    sizes: dict[Name, Count] = msgspec.field(default_factory=dict)
 
 
 class Thaw(Message, frozen=True, array_like=True):
     """Gives up a `Freeze`. Answered by `Thawed`."""
 
     kind: ClassVar[int] = 84
-    token: int
+    token: Number
 
 
 class Thawed(Message, frozen=True, array_like=True):
@@ -488,21 +501,21 @@ class Load(Message, frozen=True, array_like=True):
     """The chief's first values, or a checkpoint's. Payload as in `Snapshot`."""
 
     kind: ClassVar[int] = 86
-    worker: int
-    incarnation: int
-    view: int
-    step: int
+    worker: Index
+    incarnation: Number
+    view: Number
+    step: Number
     tensors: tuple[TensorSpec, ...]
     workers: tuple[WorkerProgress, ...]
     consumed: tuple[Span, ...]
-    sizes: dict[str, int] = msgspec.field(default_factory=dict)
+    sizes: dict[Name, Count] = msgspec.field(default_factory=dict)
 
 
 class Loaded(Message, frozen=True, array_like=True):
     """The answer to `Load`."""
 
     kind: ClassVar[int] = 87
-    step: int
+    step: Number
 
 
 # What workers tell each other through server 0 --------------------------------------------------
@@ -515,9 +528,9 @@ class Share(Message, frozen=True, array_like=True):
     """
 
     kind: ClassVar[int] = 88
-    worker: int
-    incarnation: int
-    topic: str
+    worker: Index
+    incarnation: Number
+    topic: Name
 
 
 class Shared(Message, frozen=True, array_like=True):
@@ -530,7 +543,7 @@ class Collect(Message, frozen=True, array_like=True):
     """Asks for what workers have left under a topic. Answered by `Collected`."""
 
     kind: ClassVar[int] = 90
-    topic: str
+    topic: Name
 
 
 class Collected(Message, frozen=True, array_like=True):
@@ -554,9 +567,9 @@ class LendMemory(Message, frozen=True, array_like=True):
     """
 
     kind: ClassVar[int] = 92
-    nbytes: int
-    outbound: tuple[tuple[int, int], ...]
-    inbound: tuple[tuple[int, int], ...]
+    nbytes: Number
+    outbound: Pairs
+    inbound: Pairs
 
 
 class MemoryLent(Message, frozen=True, array_like=True):
@@ -583,11 +596,11 @@ class Enlist(Message, frozen=True, array_like=True):
     """
 
     kind: ClassVar[int] = 100
-    worker: int
-    incarnation: int
+    worker: Index
+    incarnation: Number
     layout: LayoutSpec
     rule: Rule
-    server: str
+    server: Name
 
 
 class Enlisted(Message, frozen=True, array_like=True):
@@ -614,7 +627,7 @@ class PushTogether(Message, frozen=True, array_like=True):
 class MemberAnswer(msgspec.Struct, frozen=True, array_like=True):
     """What a worker whose update was part of a sum is to be told; see `PushReply`."""
 
-    worker: int
+    worker: Index
     verdict: Verdict
     staleness: int
     stop: bool
@@ -630,7 +643,7 @@ class PushedTogether(Message, frozen=True, array_like=True):
     """
 
     kind: ClassVar[int] = 103
-    step: int
+    step: Number
     answers: tuple[MemberAnswer, ...]
 
 
@@ -649,10 +662,10 @@ class RoundReady(Message, frozen=True, array_like=True):
     """
 
     kind: ClassVar[int] = 96
-    server: int
-    step: int
-    members: tuple[tuple[int, int], ...]
-    measured: tuple[tuple[int, int], ...]
+    server: Index
+    step: Number
+    members: Pairs
+    measured: Pairs
     square: float
 
 
@@ -664,8 +677,8 @@ class RoundClose(Message, frozen=True, array_like=True):
     """
 
     kind: ClassVar[int] = 97
-    step: int
-    members: tuple[tuple[int, int], ...]
+    step: Number
+    members: Pairs
     scale: float
 
 
@@ -679,9 +692,9 @@ class PushesStaged(Message, frozen=True, array_like=True):
     """
 
     kind: ClassVar[int] = 98
-    server: int
-    known: int
-    pushes: tuple[tuple[int, int, int], ...]
+    server: Index
+    known: Number
+    pushes: tuple[tuple[Number, Number, Number], ...]
 
 
 class PushesCommitted(Message, frozen=True, array_like=True):
@@ -696,9 +709,9 @@ class PushesCommitted(Message, frozen=True, array_like=True):
     """
 
     kind: ClassVar[int] = 99
-    first: int
-    pushes: tuple[tuple[int, int, int, bool], ...]
-    view: int
+    first: Number
+    pushes: tuple[tuple[Number, Number, Number, bool], ...]
+    view: Number
 
 
 # Anybody to server -----------------------------------------------------------------------------
@@ -714,9 +727,9 @@ class ServerStatus(Message, frozen=True, array_like=True):
     """The answer to `Status`."""
 
     kind: ClassVar[int] = 111
-    step: int
+    step: Number
     loaded: bool
-    view: int
+    view: Number
     workers: tuple[WorkerProgress, ...]
     counters: dict[str, float]
 

@@ -7,6 +7,7 @@ vectors instead of on the model's tensors. No code is ever sent.
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +25,7 @@ __all__ = [
     "Entry",
     "check_optimizer",
     "groups_of",
+    "is_sensible",
     "join",
     "misfit",
     "name_of",
@@ -235,10 +237,28 @@ def misfit(spec: OptimizerSpec, groups: Sequence[GroupSpec]) -> str | None:
         unknown = sorted(set(group.values) - entry.hyper)
         if unknown:
             return f"{name} has no hyper-parameter {unknown[0]!r}"
+        for key, value in group.values.items():
+            if not is_sensible(key, value):
+                return f"{name}'s {key} is {value!r}"
         if entry.needs({**first.values, **group.values}) != entry.needs(first.values):
             switched = " or ".join(entry.keeps_if)
             return f"{name} keeps state from its first step on: {switched} cannot be switched"
     return None
+
+
+_SWITCHES = {"nesterov", "maximize", "amsgrad", "centered", "decoupled_weight_decay"}
+_PAIRS = {"betas", "etas", "step_sizes"}
+
+
+def is_sensible(name: str, value: Hyper) -> bool:
+    """Returns whether a hyper-parameter is of the kind that torch computes with."""
+    if name in _SWITCHES:
+        return isinstance(value, bool)
+    if name in _PAIRS:
+        if not isinstance(value, tuple) or len(value) != 2 or not all(map(math.isfinite, value)):
+            return False
+        return name != "betas" or all(0 <= beta < 1 for beta in value)
+    return isinstance(value, int | float) and math.isfinite(value)
 
 
 def _plain(value: Any) -> Hyper:

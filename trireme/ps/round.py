@@ -184,6 +184,8 @@ class Leader:
             step: the step of the open round.
             message: what it said.
         """
+        if not 0 < message.server < self._servers:
+            return []  # a job has no such server
         if message.step == step:
             self._heard[message.server] = message
         elif self._told is not None and message.step == self._told.step:

@@ -20,7 +20,7 @@ from trireme.ps.dense import PartBuffer, dtype_of
 from trireme.ps.kernels import DIRECT, Kernel
 from trireme.ps.layout import Layout, Range, Segment
 from trireme.ps.messages import GroupSpec, OptimizerSpec, TensorSpec
-from trireme.ps.optim import OPTIMIZERS, WIDE
+from trireme.ps.optim import OPTIMIZERS, WIDE, is_sensible
 
 __all__ = ["PartOptimizer", "SegmentOptimizer", "load_optimizers"]
 
@@ -84,6 +84,11 @@ class SegmentOptimizer:
         self._layout, self._server = layout, server
         names = dict.fromkeys(spec.names or (spec.name,))
         kinds = [_Kind(name, spec, layout, server, values) for name in names]
+        beyond = [s.group for s in layout.segments(server) if s.group >= len(spec.groups)]
+        if beyond:
+            raise ConfigurationError(
+                f"a parameter is of group {beyond[0]}, and the optimizer has {len(spec.groups)}"
+            )
         self._kinds = [kind for kind in kinds if kind.pieces]
         self._flushes = self._may_flush()
 
@@ -242,6 +247,9 @@ class _Kind:
                     f"{self._name} has no hyper-parameter {unknown[0]!r}: it has "
                     f"{', '.join(sorted(self._entry.hyper))}"
                 )
+            for key, value in group.values.items():
+                if not is_sensible(key, value):
+                    raise ConfigurationError(f"{self._name}'s {key} is {value!r}")
             tensors = self._tensors(index)
             if tensors:
                 made.append({"params": tensors, **group.values})

@@ -23,6 +23,7 @@ from trireme.cluster.rendezvous import Member, MemberConfig
 from trireme.cluster.state import Policy
 from trireme.cluster.view import ServerEntry, View
 from trireme.errors import (
+    ConfigurationError,
     FrameError,
     JobFailed,
     Rejected,
@@ -71,6 +72,7 @@ from trireme.ps.messages import (
 )
 from trireme.ps.notes import Notes
 from trireme.ps.observation import Observation
+from trireme.ps.permission import refusal
 from trireme.ps.segment_optimizer import load_optimizers
 from trireme.ps.shard import Shard
 from trireme.ps.values import make_values, tensors_from
@@ -91,6 +93,8 @@ Recording = Callable[[Mapping[str, float | str], bool], object]
 
 _RETRY_SECONDS = 0.2
 _SHARE_BYTES = 1 << 32
+_MOST_TENSORS = 16  # of the size of the model that a checkpoint has for a server, at most
+_SLACK_BYTES = 1 << 20  # for scalars
 
 
 class _Route(msgspec.Struct, frozen=True, eq=False):
@@ -118,6 +122,8 @@ class ShardHandler:
         observation: who watches the shard, if anybody.
 
     Attributes:
+        epoch: which start of the job this is; what tasks of another, or of none, say is refused.
+            None where that is not checked.
         leader_gone: called when the connection to server 0 is lost.
     """
 
@@ -130,6 +136,7 @@ class ShardHandler:
         observation: Observation | None = None,
     ) -> None:
         self.index = index
+        self.epoch: str | None = None
         self.shard = Shard(index, make_values if observation is None else observation.values)
         self._now = now
         self._observation = observation
@@ -162,9 +169,16 @@ class ShardHandler:
     def authenticated(self, link: Link) -> None:
         """A peer has proven itself: payloads of its pushes go to memory of their own."""
         link.destination = lambda message, length: self._place(link, message, length)
-        role, _, index = link.identity.task.partition(":")
-        if role == "ps":
-            self.meet(int(index), link)
+        other = link.identity.index
+        if link.identity.role == "ps" and self._leads(other, link):
+            self.meet(other, link)
+
+    def _leads(self, other: int, link: Link) -> bool:
+        """Returns whether one end of a link to another server is server 0, and made by the other.
+
+        Server 0 calls nobody: who calls a server and says that it is `ps:0` is not.
+        """
+        return link.opened_here and other == 0 if self.index else other > 0
 
     def meet(self, server: int, link: Link) -> None:
         """Another server can be talked to over this link; what it was last told is repeated."""
@@ -200,7 +214,10 @@ class ShardHandler:
     def _take(self, link: Link, incoming: Incoming) -> None:
         now, message = self._now(), incoming.message
         if link not in self._current:
+            self._check_epoch(link)
             self._supersede(link)
+        if (reason := refusal(link.identity, message)) is not None:
+            raise FrameError(reason)
         if isinstance(message, Push):
             staging = self._intake.take(link, incoming.payload)
             route = _Route(link, incoming.sequence, staging)
@@ -221,18 +238,42 @@ class ShardHandler:
             route = _Route(link, incoming.sequence)
             self._carry_out(self.shard.share(now, route, message, left))
         elif isinstance(message, RoundReady):
+            self._check_server(link, message.server)
             self._carry_out(self.shard.round_ready(now, message))
         elif isinstance(message, RoundClose):
+            self._check_server(link, 0)
             self._carry_out(self.shard.round_close(now, message))
         elif isinstance(message, PushesStaged):
+            self._check_server(link, message.server)
             self._carry_out(self.shard.staged(now, message))
         elif isinstance(message, PushesCommitted):
+            self._check_server(link, 0)
             self._carry_out(self.shard.committed(now, message))
         else:
-            event = self._asked.get(type(message))
-            if event is None:
-                raise FrameError(f"a server is not asked {type(message).__name__}")
+            event = self._asked[type(message)]
             self._carry_out(event(now, _Route(link, incoming.sequence), message))
+
+    def _check_epoch(self, link: Link) -> None:
+        """Checks that a task of the job has joined the start of it that this server has.
+
+        Raises:
+            FrameError: it has not, or another.
+        """
+        identity = link.identity
+        if self.epoch is None or identity.epoch == self.epoch or identity.role == "observer":
+            return
+        raise FrameError(f"{identity.task} has not joined this start of the job")
+
+    def _check_server(self, link: Link, server: int) -> None:
+        """Checks that it is over this link that a server is talked to.
+
+        Raises:
+            FrameError: it is not.
+        """
+        if self._servers.get(server) is not link:
+            raise FrameError(
+                f"{link.identity.task} may not speak as ps:{server} over this connection"
+            )
 
     def _supersede(self, link: Link) -> None:
         """Closes the link over which this process spoke before.
@@ -288,10 +329,20 @@ class ShardHandler:
             expected = sum(_size_of(spec) for spec in message.tensors)
             if length != expected:
                 raise FrameError(f"a load announces {length} bytes and its tensors take {expected}")
+            if length > self._most_loaded():
+                raise FrameError(f"a load announces {length} bytes, more than its model can have")
             return [memoryview(bytearray(length))]
         if isinstance(message, Share) and length <= _SHARE_BYTES:
             return [memoryview(bytearray(length))]
         raise FrameError(f"{type(message).__name__} has no payload of {length} bytes")
+
+    def _most_loaded(self) -> int:
+        """Returns how many bytes a load may have: values, average, and any optimizer's state."""
+        layout = self.shard.layout
+        if layout is None:
+            return 0
+        elements = sum(part.length for part in layout.parts(self.index))
+        return _SLACK_BYTES + _MOST_TENSORS * 8 * elements
 
     def _load(
         self, now: float, route: _Route, message: Load, payload: Sequence[memoryview]
@@ -409,7 +460,7 @@ class LeaderLink:
             try:
                 connection = Connection(connect(leader.address, timeout=5.0), PS_CATALOG)
                 authenticate(connection, self._identity, self._secret, server="ps:0")
-            except WireError as error:
+            except (WireError, ConfigurationError) as error:
                 if isinstance(error, StaleEpochError):
                     _log.warning("%s", error)
                     self._service.call_soon(self.stale)
@@ -426,7 +477,8 @@ class LeaderLink:
                 self._lost.wait()
 
     def _adopt(self, connection: Connection) -> None:
-        self._service.adopt(connection, Identity(self._identity.job, "ps:0"))
+        identity = Identity(self._identity.job, "ps:0", epoch=self._identity.epoch)
+        self._service.adopt(connection, identity)
 
 
 @dataclass(frozen=True)
@@ -553,7 +605,7 @@ class _Server:
     def _heard(self, news: View | JobOver) -> None:
         """A new view, or the end. In the member's thread."""
         if isinstance(news, View):
-            self._service.epoch = self._member.epoch
+            self._service.epoch = self._handler.epoch = self._member.epoch
             self._service.call_soon(partial(self._handler.view, news))
             if self._config.index != 0:
                 self._leader.follow(news.servers[0], self._member.epoch)

@@ -102,6 +102,9 @@ __all__ = ["FREEZE_SECONDS", "NOTICE_SECONDS", "Shard", "Wait"]
 NOTICE_SECONDS = 5.0
 """How often a worker whose answer is withheld is told for whom it waits."""
 
+_MOST_TOPICS = 4096
+_ONLOOKERS = 64
+
 FREEZE_SECONDS = 60.0
 """After this long a cut that was not completed is given up, and training goes on."""
 
@@ -243,11 +246,19 @@ class Shard:
             return [self._refused(route, "optimizer", str(error))]
         except ConfigurationError as error:
             return [self._refused(route, "rejected", str(error))]
+        except RuntimeError as error:  # of torch: there is no memory for the model
+            return [self._refused(route, "rejected", f"the model cannot be made here: {error}")]
         return [Reply(route, Attached(self.loaded, self.step))]
 
     def _agree(self, request: Attach) -> None:
         task = f"worker:{request.worker}"
         layout = Layout(request.layout)
+        servers = len(self._roster.view.servers) or layout.spec.servers
+        if not self.server < layout.spec.servers == servers:
+            raise ConfigurationError(
+                f"{task} lays its model out over {layout.spec.servers} servers, and the job has "
+                f"{servers}"
+            )
         if self.layout is None:
             self._create(request, layout)
             return
@@ -296,9 +307,11 @@ class Shard:
             return [self._refused(route, "rejected", reason)]
         if self.loaded:  # a repeat, or a chief that took over too late
             return [Reply(route, Loaded(self.step))]
+        if any(span.stop < span.start for span in request.consumed):
+            return [self._refused(route, "rejected", "examples end before they begin")]
         try:
             self._values.load(tensors)
-        except (TriremeError, RuntimeError) as error:
+        except (TriremeError, RuntimeError, TypeError, ValueError) as error:
             return [self._refused(route, "rejected", str(error))]
         self.step, self.loaded = request.step, True
         if self._publication is not None:
@@ -317,9 +330,14 @@ class Shard:
         reason = self._roster.fence(request.worker, request.incarnation, request.view)
         if reason is not None:
             return [self._refused(route, "fenced", reason)]
+        # A worker waits for one answer at a time: it has given up those that it asked for before.
         if not self.loaded:
+            mine = request.worker
+            self._unloaded = [each for each in self._unloaded if each[1].worker != mine]
             self._unloaded.append((route, request, now))
             return []
+        if self._lagging:
+            self._lagging = [each for each in self._lagging if each[1].worker != request.worker]
         self._lagging.append((route, request))
         return [*self._catch_up()]
 
@@ -377,6 +395,8 @@ class Shard:
                 "values of one step from all servers"
             )
         if push.absent and (reason := self._nowhere(push.absent)) is not None:
+            return reason
+        if push.examples and (reason := self._examples.senseless(push.examples)) is not None:
             return reason
         return misfit(self._optimizer, push.hyper) if push.hyper is not None else None
 
@@ -597,6 +617,8 @@ class Shard:
         """At the others: what server 0 has proposed or decided."""
         if not isinstance(self._judge, Follower):
             return []
+        if message.step == self.step and not set(message.members) <= self._round.pending.keys():
+            return []  # server 0 counts only on what this one has said that it holds
         self._judge.hear(self.step, message)
         return self._proceed()
 
@@ -714,6 +736,8 @@ class Shard:
 
     def drain(self, now: float, route: object, request: Drain) -> list[Instruction]:
         """Waits until no worker trains any more, so that the last step is in."""
+        if len(self._draining) > 2 * len(self._roster.incarnations) + _ONLOOKERS:
+            return [self._refused(route, "busy", "more tasks wait for the end than there are")]
         self._draining.append((route, now))
         return [*self._drained()]
 
@@ -750,6 +774,8 @@ class Shard:
     ) -> list[Instruction]:
         """Keeps what a worker leaves for the others."""
         if self._roster.holds(request.worker, request.incarnation):
+            if request.topic not in self._shared and len(self._shared) >= _MOST_TOPICS:
+                return [self._refused(route, "rejected", f"workers share {_MOST_TOPICS} topics")]
             self._shared.setdefault(request.topic, {})[request.worker] = payload
         return [Reply(route, Shared())]
 

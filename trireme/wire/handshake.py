@@ -26,9 +26,10 @@ from __future__ import annotations
 import hashlib
 import hmac
 import ipaddress
+import re
 import secrets
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, TypeVar
 
 from trireme.errors import (
@@ -40,7 +41,7 @@ from trireme.errors import (
     WireTimeout,
 )
 from trireme.wire.connection import Connection
-from trireme.wire.message import HANDSHAKE_LIMITS, Catalog, Message
+from trireme.wire.message import HANDSHAKE_LIMITS, Catalog, Message, Number
 
 __all__ = [
     "HANDSHAKE_CATALOG",
@@ -60,6 +61,7 @@ HANDSHAKE_TIMEOUT = 10.0
 """Seconds that a handshake may take, unless the caller says otherwise."""
 
 _NONCE_BYTES = 32
+_TASK = re.compile(r"[a-z]{1,32}:(0|[1-9][0-9]{0,4})", re.ASCII)
 _CLIENT = b"trireme handshake 2 client"
 _SERVER = b"trireme handshake 2 server"
 
@@ -81,7 +83,7 @@ class Hello(Message, frozen=True, array_like=True):
     job: str
     epoch: str
     task: str
-    incarnation: int
+    incarnation: Number
     nonce: bytes
     server: str = ""
     address: str = ""
@@ -135,12 +137,21 @@ class Identity:
         task: the role and index, such as `worker:1`.
         incarnation: which start of this task; 0 while none was given.
         epoch: which start of the job; "" before the task has joined.
+        role: the task's, such as `worker`.
+        index: the task's, such as 1; -1 where its name is none, which no handshake lets through.
     """
 
     job: str
     task: str
     incarnation: int = 0
     epoch: str = ""
+    role: str = field(init=False, repr=False, compare=False)
+    index: int = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        role, _, digits = self.task.partition(":")
+        object.__setattr__(self, "role", role)
+        object.__setattr__(self, "index", int(digits) if _TASK.fullmatch(self.task) else -1)
 
 
 def new_epoch() -> str:
@@ -199,6 +210,8 @@ class ServerHandshake:
             return self._deny("job", f"{hello.task} is of another job, {hello.job}")
         if len(hello.nonce) != _NONCE_BYTES:
             return self._deny("order", f"{hello.task} sent a nonce of {len(hello.nonce)} bytes")
+        if _TASK.fullmatch(hello.task) is None:
+            return self._deny("order", f"{hello.task!r} is not the name of a task")
         self._hello = hello
         return self._challenge
 

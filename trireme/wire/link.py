@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -21,8 +20,6 @@ if TYPE_CHECKING:
     from trireme.wire.service import Service
 
 __all__ = ["Bounds", "Link", "Peer"]
-
-_log = logging.getLogger(__name__)
 
 _TURN_MESSAGES = 32  # how many messages of one link are handled before the others have their turn
 
@@ -53,12 +50,16 @@ class Link:
     Attributes:
         identity: who the peer has proven to be.
         context: for the handler that serves this peer; the service never looks at it.
+        opened_here: whether this process has made the connection, and not the peer.
         departing: whether the peer has said that it goes. It need not read what it is still sent,
             and if its connection breaks then, that is no news.
     """
 
-    def __init__(self, connection: Connection, identity: Identity, owner: Peer) -> None:
+    def __init__(
+        self, connection: Connection, identity: Identity, owner: Peer, *, opened_here: bool
+    ) -> None:
         self.identity = identity
+        self.opened_here = opened_here
         self.context: Any = None
         self.departing = False
         self._connection = connection
@@ -220,7 +221,7 @@ class Peer:
         self._deadline = None
         self.connection.catalog = self._service.catalog
         self.connection.limits = self._service.limits
-        self.link = Link(self.connection, identity, self)
+        self.link = Link(self.connection, identity, self, opened_here=self._handshake is None)
         for handler in self._service.handlers:
             handler.authenticated(self.link)
         return self.link
@@ -230,7 +231,8 @@ class Peer:
         assert handshake is not None  # or it was adopted, and has a link
         self.offer(handshake.answer(message))
         if handshake.denied:
-            _log.warning("denied %s: %s", self.name, handshake.denied)
+            reason = f"denied {self.name}: {handshake.denied}"
+            self._service.refusals.say(self._service.clock.now(), reason)
             self.finish()
         elif handshake.identity and not self.over:
             self.welcome(handshake.identity)

@@ -22,7 +22,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import msgspec
 
@@ -34,8 +34,11 @@ __all__ = [
     "PROTOCOL_VERSION",
     "Catalog",
     "Header",
+    "Index",
     "Limits",
     "Message",
+    "Name",
+    "Number",
     "pack_header",
     "unpack_header",
 ]
@@ -45,6 +48,16 @@ _LENT = 1
 PROTOCOL_VERSION = 1
 _HEADER = struct.Struct("!4sBBHIQQ")
 HEADER_SIZE = _HEADER.size
+
+
+Number = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
+"""A count, a step, a sequence, a place: never negative, and with room to go on counting."""
+
+Index = Annotated[int, msgspec.Meta(ge=0, lt=1 << 16)]
+"""The index of a task, or of a parameter group."""
+
+Name = Annotated[str, msgspec.Meta(max_length=1024)]
+"""A name of something, or an address."""
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, gc=False):

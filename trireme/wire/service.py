@@ -23,6 +23,7 @@ from trireme.wire.handshake import HANDSHAKE_CATALOG, Identity, ServerHandshake
 from trireme.wire.link import Bounds, Link, Peer
 from trireme.wire.message import HANDSHAKE_LIMITS, Catalog, Limits, Message
 from trireme.wire.polling import READABLE, Poller
+from trireme.wire.refusals import Refusals
 from trireme.wire.transport import Listener, Stream
 
 __all__ = ["Bounds", "Handler", "Link", "Service"]
@@ -110,6 +111,7 @@ class Service:
         self.clock = clock or MonotonicClock()
         self.handlers = tuple(handlers)
         self.handler_of = {message: handler for handler in handlers for message in handler.messages}
+        self.refusals = Refusals()
         self._listeners = (listener, *beside)
         self.epoch = epoch  # any thread may set it, once this process has joined
         self._job = job
@@ -201,6 +203,7 @@ class Service:
     def _tick(self, now: float) -> None:
         self._listen()
         self._sweep(now)
+        self.refusals.tick(now)
         for handler in self.handlers:
             handler.tick(now)
 
@@ -322,5 +325,8 @@ class Service:
             routine = isinstance(error, PeerClosed) or (
                 departing and isinstance(error, ConnectionBroken)
             )
-            level = logging.DEBUG if routine else logging.WARNING
-            _log.log(level, "closed the connection of %s: %s", peer.name, error)
+            reason = f"closed the connection of {peer.name}: {error}"
+            if routine:
+                _log.debug("%s", reason)
+            else:
+                self.refusals.say(self.clock.now(), reason)
