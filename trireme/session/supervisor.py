@@ -37,6 +37,7 @@ from trireme.session.averager import Averager
 from trireme.session.buffers import Buffers
 from trireme.session.checkpoint import CheckpointData
 from trireme.session.checkpointer import Checkpointer
+from trireme.session.frozen import Frozen
 from trireme.session.progress import Progress
 from trireme.session.pulse import Pulse
 from trireme.session.rescue import LACKS, Rescue
@@ -103,6 +104,7 @@ class Supervisor:
         self._interrupted: str | None = None
         self._stop_sent = False
         self._chief_at_end: bool | None = None
+        self._frozen = Frozen(training.model, training.optimizer)
         self._scheduler = _scheduler(training)
         # Counted here: not every scheduler counts for itself.
         self._scheduled = getattr(self._scheduler, "last_epoch", 0)
@@ -432,6 +434,7 @@ class Supervisor:
         """
         client = self._client
         assert client is not None, "the supervisor was not started"
+        self._frozen.check()
         if self._averager is not None:
             self._averager.wants_save = self._wants_save()
         try:
