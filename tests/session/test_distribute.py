@@ -58,6 +58,16 @@ def test_a_step_after_the_end_says_what_to_do_and_loses_nothing(tmp_path: Path) 
     optimizer.close()
 
 
+def test_what_is_left_of_the_last_iteration_makes_no_update(tmp_path: Path) -> None:
+    model, optimizer = make(tmp_path, max_steps=5)
+    while not optimizer.should_stop():
+        step(model, optimizer)
+        step(model, optimizer)
+    optimizer.close()
+    assert optimizer.global_step == 5
+    assert saved(tmp_path) == ["step-000000005"]
+
+
 def test_should_stop_without_parentheses_answers_and_warns() -> None:
     model, optimizer = make(max_steps=1)
     with pytest.warns(DeprecationWarning, match=r"should_stop\(\)"):

@@ -62,6 +62,39 @@ def test_an_update_after_the_end_says_what_to_do() -> None:
             s.step(DATA[:10])
 
 
+def test_what_is_left_of_the_last_iteration_makes_no_update(tmp_path: Path) -> None:
+    """Two steps an iteration, such as those of a GAN, and an end in between."""
+    verdicts = []
+    with make_session(run_dir=tmp_path, max_steps=5) as session:
+        for batch in session.loader(DATA, 10):
+            verdicts.append(session.step(batch).verdict)
+            last = session.step(batch)
+            verdicts.append(last.verdict)
+    assert [type(verdict).__name__ for verdict in verdicts] == ["Applied"] * 5 + ["Stale"]
+    assert session.global_step == 5 and last.loss > 0
+    saved = saved_model(tmp_path)
+    assert all(torch.equal(saved[name], p) for name, p in session.model.named_parameters())
+
+
+@pytest.mark.parametrize("code", [None, 0])
+def test_a_program_that_ends_well_inside_the_session_has_saved(
+    tmp_path: Path, code: int | None
+) -> None:
+    with pytest.raises(SystemExit), make_session(run_dir=tmp_path) as session:
+        session.step(DATA[:10])
+        raise SystemExit(code)
+    assert saved_model(tmp_path)
+
+
+def test_a_loop_that_is_told_of_the_end_and_goes_on_is_told_what_to_do() -> None:
+    asked = pytest.raises(ConfigurationError, match="should_stop")
+    with asked, make_session(max_steps=1) as session:
+        for batch in session.loader(DATA, 10):
+            session.step(batch)
+            session.step(batch)
+        session.step(batch)
+
+
 def test_batches_taken_apart_count_as_the_loaders(tmp_path: Path) -> None:
     with make_session(run_dir=tmp_path, max_steps=4) as session:
         for inputs, targets in session.loader(DATA, 10):

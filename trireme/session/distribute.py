@@ -206,8 +206,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
     @property
     def should_stop(self) -> StopSign:
         """`should_stop()` returns whether training should end; agreed by all workers."""
-        supervisor = self._supervisor
-        return StopSign(lambda: supervisor.should_stop)
+        supervisor, last = self._supervisor, self._job.last_iteration
+        return StopSign(lambda: last.asked(supervisor.should_stop))
 
     @property
     def is_chief(self) -> bool:
@@ -233,8 +233,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def step(self, closure: Callable[[], Any] | None = None, *, examples: float = 1.0) -> Any:
         """Pushes the gradients and brings the new values into the model.
 
-        As `Session.step`, it makes no update after training has ended: leave the loop when
-        `should_stop()` says so.
+        As `Session.step`, it makes no update after training has ended, and nothing else in what is
+        left of that iteration of the loop: leave the loop when `should_stop()` says so.
 
         Args:
             closure: computes the loss and the gradients anew, as for any optimizer.
@@ -244,15 +244,17 @@ class DistributedOptimizer(torch.optim.Optimizer):
             What the closure returned.
 
         Raises:
-            ConfigurationError: training has ended, and what it led to is saved.
+            ConfigurationError: the loop goes on after training has ended; what it led to is saved.
             SystemExit: with status 130, where training has ended because the job was interrupted.
             JobFailed: the job has ended elsewhere; says where and why.
         """
-        self._job.check_goes_on()
+        goes_on = self._job.goes_on()
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        if not goes_on:
+            return loss
         self._job.update(self._index, examples)
         self._given._opt_called = True  # type: ignore[attr-defined]  # a scheduler of it asks
         return loss

@@ -13,6 +13,7 @@ from trireme.launch.program_end import ProgramEnd
 from trireme.ps.joint import JointOptimizer
 from trireme.session.assembly import Assembly
 from trireme.session.choice import agree_on_optimizer
+from trireme.session.last_iteration import LastIteration
 from trireme.session.signals import Signals
 from trireme.session.supervisor import Supervisor
 
@@ -35,6 +36,7 @@ class LoopJob:
         self._of = made.parameters_of_each()
         if made.part is None:
             made.flat.keeps_views = False  # the loop may look at gradients, and change them
+        self.last_iteration = LastIteration()
         self._closed = False
         self._finished = False
         self._end = ProgramEnd()
@@ -46,17 +48,20 @@ class LoopJob:
 
     # -- training -------------------------------------------------------------------------------
 
-    def check_goes_on(self) -> None:
-        """Checks that an update may be made.
+    def goes_on(self) -> bool:
+        """Returns whether to make an update; not after the end, in the iteration in which it came.
 
         Raises:
-            ConfigurationError: training has ended, and what it led to is saved.
+            ConfigurationError: the loop goes on after training has ended; what it led to is saved.
             SystemExit: with status 130, where it has because the job was interrupted.
         """
         self._end.goes_on()
-        if self.supervisor.has_ended:
-            self._finish_training()
-            raise self.supervisor.after_the_end()
+        if not self.supervisor.has_ended:
+            return True
+        if self.last_iteration.leaves_out():
+            return False
+        self._finish_training()
+        raise self.supervisor.after_the_end()
 
     def update(self, optimizer: int, examples: float) -> None:
         """Makes one update of the job from the gradients that backward has left.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -22,8 +22,9 @@ from trireme.errors import ConfigurationError, UsageError
 from trireme.launch.here import task_here
 from trireme.launch.task_config import TaskConfig
 from trireme.monitor.tensorboard import TensorBoard
-from trireme.ps.messages import Span
+from trireme.ps.messages import Span, Stale
 from trireme.ps.names import named_buffers
+from trireme.ps.results import PushResult
 from trireme.session.assembly import (
     Assembly,
     Computation,
@@ -34,6 +35,7 @@ from trireme.session.assembly import (
 from trireme.session.choice import Choice, agree_on_optimizer, choose
 from trireme.session.dry_run import describe
 from trireme.session.evaluation import Transform, evaluate
+from trireme.session.last_iteration import LastIteration
 from trireme.session.options import Options, OptionValues, make_options
 from trireme.session.progress import Progress, make_progress
 from trireme.session.recorder import Recorder
@@ -104,6 +106,7 @@ class Session:
         self._handed_out: list[Batch] = []  # by loaders, since the last update
         self._loader: Loader | None = None  # the one whose batches are asked for
         self._left_over: dict[tuple[str, int], list[tuple[int, int]]] = {}
+        self._last_iteration = LastIteration()
 
     # -- life -----------------------------------------------------------------------------------
 
@@ -182,11 +185,13 @@ class Session:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Saves and leaves; after an exception, tells the job why it failed.
+        """Saves and leaves, at `sys.exit(0)` too; after an exception, tells the job why it failed.
 
         Raises:
             SystemExit: with status 130, when the job was interrupted and saved.
         """
+        if isinstance(error, SystemExit) and error.code in (None, 0):
+            error = None  # the program ends here, and nothing is wrong
         try:
             self._close(error)
         finally:
@@ -323,8 +328,8 @@ class Session:
     @property
     def should_stop(self) -> StopSign:
         """`should_stop()` returns whether training should end; agreed by all workers."""
-        supervisor = self._supervisor
-        return StopSign(lambda: supervisor.should_stop)
+        supervisor, last = self._supervisor, self._last_iteration
+        return StopSign(lambda: last.asked(supervisor.should_stop))
 
     def stop(self, reason: str) -> None:
         """Asks that the job end at the next step at which every worker can; safe on any worker."""
@@ -412,7 +417,9 @@ class Session:
                             break
                         batch.dataset = name
                         self._handed_out.append(batch)
+                        self._last_iteration.asked(False)
                         yield batch
+                self._last_iteration.asked(True)
             finally:
                 self._loader = None
                 left = self._left_over.setdefault((name, loader.order.size), [])
@@ -444,18 +451,20 @@ class Session:
                 loaders have handed out since the last update counts as what such a batch was made
                 of.
 
+        Where training ends in the middle of an iteration of the program's loop, the steps that are
+        left of it make no update: their verdict is `Stale`.
+
         Raises:
-            ConfigurationError: training has ended, and what it led to is saved; the session was
-                not entered; there is no such optimizer; or a process that makes the step together
-                with this one makes one of another.
+            ConfigurationError: the loop goes on after training has ended, and what it led to is
+                saved; the session was not entered; there is no such optimizer; or a process that
+                makes the step together with this one makes one of another.
             SystemExit: with status 130, where training has ended because the job was interrupted.
             NonFiniteError: the loss is NaN or infinite, and the policy is to raise.
             JobFailed: the job has ended elsewhere; says where and why.
         """
         supervisor = self._supervisor
         if supervisor.has_ended:
-            self._finish_training()
-            raise supervisor.after_the_end()
+            return self._leave_out(batch, loss)
         if optimizer is not None or self._choice is not None:
             choose(self._choice, optimizer)
         for hook in self.options.hooks:
@@ -489,6 +498,18 @@ class Session:
             hook.after_step(self, result)
         if supervisor.storage.saves:
             self._announce_checkpoints()
+        return result
+
+    def _leave_out(self, batch: Any, loss: Loss | None) -> StepResult:
+        """Computes what a step shows that comes after the end, and makes no update."""
+        if not self._last_iteration.leaves_out():
+            self._finish_training()
+            raise self._supervisor.after_the_end()
+        with self._replica.another_loss(loss) if loss is not None else nullcontext():
+            result = self._replica.backward(batch)
+        self._handed_out.clear()
+        result.global_step = self.global_step
+        result.decide(PushResult(Stale(self.global_step), self.global_step, 0, True))
         return result
 
     def _announce_checkpoints(self) -> None:
