@@ -121,7 +121,7 @@ class Victim:
         self._links: list[FakeLink] = []
 
     def link(self, task: str, incarnation: int = 0, *, opened_here: bool = False) -> FakeLink:
-        link = FakeLink(Identity("job", task, incarnation), opened_here)
+        link = FakeLink(Identity("job", task, incarnation, calls="ps:0"), opened_here)
         self._links.append(link)
         self.handler.authenticated(cast(Link, link))
         return link

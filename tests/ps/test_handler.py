@@ -7,7 +7,15 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from tests.ps.bench import SYNC, Bench, view
-from trireme.ps.messages import Attach, Load, Push, RoundReady, Status, TensorSpec
+from trireme.ps.messages import (
+    Attach,
+    Load,
+    Push,
+    RoundClose,
+    RoundReady,
+    Status,
+    TensorSpec,
+)
 from trireme.ps.server import ShardHandler
 from trireme.wire.connection import Incoming
 from trireme.wire.handshake import Identity
@@ -40,8 +48,8 @@ class Server:
         self.handler = ShardHandler(index, now=lambda: 1.0)
         self.handler.view(view(1, *workers))
 
-    def link(self, task: str, incarnation: int = 0) -> FakeLink:
-        link = FakeLink(Identity("job", task, incarnation))
+    def link(self, task: str, incarnation: int = 0, calls: str = "ps:0") -> FakeLink:
+        link = FakeLink(Identity("job", task, incarnation, calls=calls))
         self.handler.authenticated(cast(Link, link))
         return link
 
@@ -90,3 +98,21 @@ def test_a_server_repeats_its_last_word_over_a_new_connection() -> None:
     said = RoundReady(1, 0, ((0, 1),), (), 0.0)
     assert leader.sent == [said]
     assert server.link("ps:0").sent == [said]
+
+
+def test_a_server_that_calls_the_coordinator_is_not_talked_to_as_a_server() -> None:
+    """Server 0 hosts the coordinator of a job by hand, and the others are its members."""
+    server = Server(workers=(0,))
+    bench = Bench(SYNC, servers=2)
+    (part,) = bench.layout.parts(0)
+    worker, other = server.link("worker:0", 1), server.link("ps:1")
+    member = server.link("ps:1", 1, calls="coordinator:0")  # it comes again after a disturbance
+    server.hear(worker, Attach(0, 1, 1, bench.layout.spec, bench.optimizer, SYNC))
+    tensor = TensorSpec("values", "float32", "float32", part.start, part.stop)
+    load = Load(0, 1, 1, 0, (tensor,), (), ())
+    server.hear(worker, load, [memoryview(bytearray(part.bytes))])
+    push = Push(0, 1, 1, 1, 0, 0, 1.0)
+    server.hear(worker, push, worker.destination(push, part.bytes))
+    server.hear(other, RoundReady(1, 0, ((0, 1),), (), 0.0))
+    assert [type(message) for message in other.sent] == [RoundClose]
+    assert not member.sent

@@ -176,9 +176,12 @@ class ShardHandler:
     def _leads(self, other: int, link: Link) -> bool:
         """Returns whether one end of a link to another server is server 0, and made by the other.
 
-        Server 0 calls nobody: who calls a server and says that it is `ps:0` is not.
+        Server 0 calls nobody: who calls a server and says that it is `ps:0` is not. Who calls the
+        coordinator that server 0 hosts does not call server 0.
         """
-        return link.opened_here and other == 0 if self.index else other > 0
+        if self.index:
+            return link.opened_here and other == 0
+        return other > 0 and link.identity.calls == "ps:0"
 
     def meet(self, server: int, link: Link) -> None:
         """Another server can be talked to over this link; what it was last told is repeated."""

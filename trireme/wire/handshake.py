@@ -137,6 +137,8 @@ class Identity:
         task: the role and index, such as `worker:1`.
         incarnation: which start of this task; 0 while none was given.
         epoch: which start of the job; "" before the task has joined.
+        calls: the task that it means to speak to over this connection: one process may be two,
+            such as `ps:0` and `coordinator:0`. Two identities are the same whatever they call.
         role: the task's, such as `worker`.
         index: the task's, such as 1; -1 where its name is none, which no handshake lets through.
     """
@@ -145,6 +147,7 @@ class Identity:
     task: str
     incarnation: int = 0
     epoch: str = ""
+    calls: str = field(default="", repr=False, compare=False)
     role: str = field(init=False, repr=False, compare=False)
     index: int = field(init=False, repr=False, compare=False)
 
@@ -229,7 +232,9 @@ class ServerHandshake:
             if not self._epoch:
                 return self._deny("early", f"{hello.task} came before this task had joined")
             return self._deny("epoch", f"{hello.task} belongs to an earlier start of the job")
-        self.identity = Identity(hello.job, hello.task, hello.incarnation, hello.epoch)
+        self.identity = Identity(
+            hello.job, hello.task, hello.incarnation, hello.epoch, hello.server
+        )
         return Welcome(_server_proof(self._secret, hello, self._challenge, proof))
 
     def _deny(self, reason: str, explanation: str) -> Denied:
