@@ -34,6 +34,7 @@ from trireme.cluster.coordinator import Coordinator
 from trireme.cluster.messages import JobOver
 from trireme.cluster.state import Policy
 from trireme.launch.detect import TASK_VARIABLE, TaskConfig, encode_task
+from trireme.ps.segment_optimizer import load_optimizers
 from trireme.ps.server import ServerConfig, serve
 from trireme.session.session import Session
 from trireme.wire.service import Service
@@ -247,6 +248,9 @@ def _global_state() -> Iterator[None]:
     """Puts back what a session sets for its whole process."""
     deterministic = torch.are_deterministic_algorithms_enabled()
     generator = torch.get_rng_state()
+    # Both import parts of torch that import each other: not on two threads at once.
+    load_optimizers()
+    torch.use_deterministic_algorithms(deterministic)
     try:
         yield
     finally:

@@ -10,7 +10,7 @@ import pytest
 
 from tests.integration.shell import PYTHON, TRIREME, Ended, Running, Shell
 from trireme.session.checkpoint import list_checkpoints, verify
-from trireme.session.run_lock import LOCK
+from trireme.session.run_lock import WRITERS
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 
@@ -90,7 +90,7 @@ def test_who_was_killed_lets_the_next_one_in(shell: Shell) -> None:
     killed.until_there(shared / "checkpoints" / "step-000000010")
     killed.send(signal.SIGKILL)
     killed.ended()
-    assert (shared / LOCK).exists()
+    assert (shared / WRITERS).exists()
     following = start(shell, BY_PYTHON)
     assert int(following.until(r"trains from step (\d+)")[1]) >= 10
     following.send(signal.SIGINT)

@@ -7,6 +7,7 @@ is left.
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -59,7 +60,7 @@ def test_a_chief_that_wakes_publishes_nothing(tmp_path: Path, moment: str, succe
         assert os.WIFSTOPPED(status)
         if successor != "first":
             # A stopped process keeps its lock: another job comes in only where locks are lost.
-            (tmp_path / "writer.lock").unlink()
+            shutil.rmtree(tmp_path / "writers")
         writer = writer_here("worker:1", "job", epoch=successor, view=2)
         lock = RunLock.claim(tmp_path, writer, first=successor != "first")
         save(tmp_path, CheckpointData(20, {"w": torch.ones(3)}), allowed=lock.check)
@@ -72,4 +73,58 @@ def test_a_chief_that_wakes_publishes_nothing(tmp_path: Path, moment: str, succe
     assert [step_of(path) for path in list_checkpoints(tmp_path)] == [10, 20]
     assert torch.equal(load(list_checkpoints(tmp_path)[-1]).model["w"], torch.ones(3))
     lock.check()
+    lock.release()
+
+
+CLAIMING_CHIEF = """
+import os, signal, sys
+from pathlib import Path
+
+import torch
+from trireme.session.checkpoint import CheckpointData, save
+from trireme.session.run_lock import RunLock, writer_here
+
+def stopping(move):
+    def moves(source, target):
+        if "writer" in str(target):
+            os.kill(os.getpid(), signal.SIGSTOP)
+        move(source, target)
+    return moves
+
+os.rename, os.replace = stopping(os.rename), stopping(os.replace)
+run_dir = Path(sys.argv[1])
+try:
+    writer = writer_here("worker:1", "job", epoch="first", view=5)
+    lock = RunLock.claim(run_dir, writer, first=False)
+    save(run_dir, CheckpointData(20, {"w": torch.full((3,), -1.0)}), allowed=lock.check)
+    print("published", flush=True)
+except Exception as error:
+    print(type(error).__name__, flush=True)
+"""
+
+
+def test_a_chief_that_wakes_while_it_takes_over_does_not_take_over_from_its_successor(
+    tmp_path: Path,
+) -> None:
+    """It has seen that it may have the directory, and only the taking is left."""
+    writer = writer_here("worker:0", "job", epoch="first", view=4)
+    first = RunLock.claim(tmp_path, writer)
+    old = subprocess.Popen(
+        [sys.executable, "-c", CLAIMING_CHIEF, str(tmp_path)], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        _, status = os.waitpid(old.pid, os.WUNTRACED)
+        assert os.WIFSTOPPED(status)
+        writer = writer_here("worker:2", "job", epoch="first", view=6)
+        lock = RunLock.claim(tmp_path, writer, first=False)
+        os.kill(old.pid, signal.SIGCONT)
+        said, _ = old.communicate(timeout=60)
+    finally:
+        old.kill()
+        old.wait()
+    assert said.strip() == "ConfigurationError"
+    lock.check()
+    save(tmp_path, CheckpointData(20, {"w": torch.ones(3)}), allowed=lock.check)
+    assert [step_of(path) for path in list_checkpoints(tmp_path)] == [20]
+    first.release()
     lock.release()

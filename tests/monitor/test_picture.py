@@ -157,7 +157,7 @@ def test_a_disk_that_takes_nothing_ends_nothing(
     writer.write(record(1.0, 1))
     writer.write(record(2.0, 2))
     assert len(caplog.records) == 1
-    assert "worker:0 records nothing more" in caplog.text
+    assert "worker:0 records nothing for now" in caplog.text
 
 
 def test_no_records_are_none(tmp_path: Path) -> None:

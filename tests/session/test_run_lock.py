@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from trireme.clock import VirtualClock
 from trireme.errors import CheckpointLockLost, ConfigurationError
 from trireme.session.checkpoint import checkpoint_directory, list_checkpoints, save
 from trireme.session.checkpoint.durable import staging
-from trireme.session.run_lock import LOCK, RunLock, Writer, read_writer, writer_here
+from trireme.session.run_lock import WRITERS, RunLock, Writer, read_writer, writer_here
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -159,9 +160,9 @@ def test_a_forked_child_does_not_keep_the_lock(tmp_path: Path) -> None:
 
 def test_a_lock_file_that_is_gone_or_damaged_is_no_right_to_write(tmp_path: Path) -> None:
     lock = RunLock.claim(tmp_path, writer())
-    (tmp_path / LOCK).write_text("{")
+    (tmp_path / WRITERS / "000001" / "writer.json").write_text("{")
     assert not lock.held
-    (tmp_path / LOCK).unlink()
+    shutil.rmtree(tmp_path / WRITERS)
     with pytest.raises(CheckpointLockLost, match="nobody does"):
         lock.check()
     again = RunLock.claim(tmp_path, writer(), first=False)

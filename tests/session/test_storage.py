@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from trireme.errors import CheckpointError, ConfigurationError
 from trireme.launch.task_config import TaskConfig
 from trireme.session.checkpoint import CheckpointData, durable, list_checkpoints, load, step_of
 from trireme.session.progress import make_progress
-from trireme.session.run_lock import LOCK, RunLock, writer_here
+from trireme.session.run_lock import WRITERS, RunLock, writer_here
 from trireme.session.storage import Storage
 
 INPUTS = torch.randn(100, 8, generator=torch.Generator().manual_seed(0))
@@ -164,7 +165,7 @@ def test_a_chief_of_another_job_publishes_nothing(
     ):
         stopped.step(DATA[:10])
         stopped.supervisor.storage.settle()
-        (tmp_path / LOCK).unlink()  # as a file system does that has lost its locks
+        shutil.rmtree(tmp_path / WRITERS)  # as a file system does that has lost its locks
         other = writer_here("worker:0", "another", epoch="another", stop="kill 1")
         lock = RunLock.claim(tmp_path, other)
         stopped.step(DATA[:10])

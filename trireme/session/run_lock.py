@@ -1,10 +1,16 @@
 """The lock of a run directory: who may write checkpoints and records there.
 
-`RUN/writer.lock` says in JSON who writes, and that process holds the file's lock for as long as it
-may. Another job is refused while it does. A chief that takes over within the same job replaces the
-file, so that its predecessor, which may only have been stopped, finds another's name there: it
-looks right before it gives a checkpoint its name, and what it was writing is taken away. So no
-chief publishes over its successor, wherever it was stopped.
+`RUN/writers` has one numbered entry for each claim, which says in JSON who it is. The newest entry
+names the writer, and that process holds its lock for as long as it may write. Another job is
+refused while it does. A chief that takes over within the same job adds the next entry, whether its
+predecessor has ended or was only stopped.
+
+An entry appears whole and locked, at one moment, and only if there is none of that number; it is
+never replaced and never deleted. So who has decided on what the newest entry says, and was stopped
+before it added its own, finds the number taken, and looks again; and a writer has lost its right as
+soon as there is an entry after its own. It looks for that right before it gives a checkpoint its
+name, and its successor takes away what it was writing then. So no chief publishes over its
+successor, wherever it was stopped.
 
 Who may take over is decided by the job's epoch, which no other job has, and by the numbers of the
 views in which the two were chief.
@@ -12,8 +18,10 @@ views in which the two were chief.
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
+import shutil
 import socket
 import time
 import weakref
@@ -27,11 +35,14 @@ from trireme.clock import Clock, MonotonicClock
 from trireme.errors import CheckpointLockLost, ConfigurationError
 from trireme.file_lock import try_lock
 from trireme.session.checkpoint import checkpoint_directory
-from trireme.session.checkpoint.durable import evict
+from trireme.session.checkpoint.durable import evict, sync_directory
 
-__all__ = ["LOCK", "RunLock", "Writer", "read_writer", "writer_here"]
+__all__ = ["WRITERS", "RunLock", "Writer", "read_writer", "writer_here"]
 
-LOCK = "writer.lock"
+WRITERS = "writers"
+
+_FILE = "writer.json"
+_TAKEN = (errno.EEXIST, errno.ENOTEMPTY)
 
 _DYING_SECONDS = 5.0
 _POLL_SECONDS = 0.05
@@ -118,12 +129,14 @@ class RunLock:
     """The right to write to a run directory, until `release` or the end of the process.
 
     Attributes:
-        path: the file.
+        run_dir: the directory.
+        number: of this claim among all that were made there.
         writer: who this is.
     """
 
-    def __init__(self, path: Path, descriptor: int, writer: Writer) -> None:
-        self.path = path
+    def __init__(self, run_dir: Path, number: int, descriptor: int, writer: Writer) -> None:
+        self.run_dir = run_dir
+        self.number = number
         self.writer = writer
         self._descriptor: int | None = descriptor
         # A child that is forked, such as one that loads data, must not keep the lock.
@@ -144,50 +157,62 @@ class RunLock:
             clock: for how long a process that has ended may take to lose its lock.
 
         Raises:
-            ConfigurationError: another process writes there; names it.
+            ConfigurationError: another process writes there, or a later chief of this job does or
+                did; names it.
             OSError: the directory cannot be written.
         """
         clock = MonotonicClock() if clock is None else clock
-        path, deadline = run_dir / LOCK, clock.now() + _DYING_SECONDS
+        deadline = clock.now() + _DYING_SECONDS
         while True:
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-            try:
-                holder = _read(descriptor)
-                if _is_free(descriptor, holder):
-                    if holder != read_writer(run_dir):
-                        continue  # it was replaced meanwhile
-                    if first or not _came_between(holder, writer):
-                        return cls._install(path, writer)
-                    raise ConfigurationError(_taken(run_dir, holder))
-                if holder is not None and _yields(holder, writer):
-                    return cls._install(path, writer)
-                dying = holder is None or holder.gone
-                if not dying or clock.now() >= deadline:
-                    raise ConfigurationError(_taken(run_dir, holder))
-            finally:
-                os.close(descriptor)
+            number = _newest(run_dir)
+            holder, free = _look(run_dir, number)
+            if holder is not None and _succeeds(holder, writer):
+                raise ConfigurationError(_superseded(run_dir, holder, writer))
+            if free and not first and _came_between(holder, writer):
+                raise ConfigurationError(_taken(run_dir, holder))
+            if free or (holder is not None and _succeeds(writer, holder)):
+                lock = cls._enter(run_dir, number + 1, writer)
+                if lock is not None:
+                    return lock
+                continue  # another one was faster
+            ending = holder is None or holder.released or holder.gone
+            if not ending or clock.now() >= deadline:
+                raise ConfigurationError(_taken(run_dir, holder))
             time.sleep(_POLL_SECONDS)
 
     @classmethod
-    def _install(cls, path: Path, writer: Writer) -> RunLock:
-        """Puts a file of this writer's, which is locked already, in the place of the other."""
+    def _enter(cls, run_dir: Path, number: int, writer: Writer) -> RunLock | None:
+        """Adds this writer's entry, locked already; returns None if it is not the newest."""
         named = msgspec.structs.replace(writer, token=secrets.token_hex(8), since=time.time())
-        beside = path.with_name(f".{path.name}.{named.token}")
-        descriptor = os.open(beside, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        (run_dir / WRITERS).mkdir(exist_ok=True)
+        entry = _entry(run_dir, number)
+        beside = entry.with_name(f".{entry.name}.{named.token}")
+        beside.mkdir()
+        try:
+            descriptor = os.open(beside / _FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError:
+            shutil.rmtree(beside, ignore_errors=True)
+            raise
         try:
             _is_free(descriptor, None)
             os.write(descriptor, msgspec.json.encode(named))
             os.fsync(descriptor)
-            os.replace(beside, path)
-        except BaseException:
+            sync_directory(beside)
+            os.rename(beside, entry)  # which fails where there is a directory with a file in it
+        except BaseException as error:
             os.close(descriptor)
-            beside.unlink(missing_ok=True)
+            shutil.rmtree(beside, ignore_errors=True)
+            if isinstance(error, OSError) and error.errno in _TAKEN:
+                return None
             raise
-        lock = cls(path, descriptor, named)
+        lock = cls(run_dir, number, descriptor, named)
         try:
-            evict(checkpoint_directory(path.parent))
+            evict(checkpoint_directory(run_dir), lock.check)
         except FileNotFoundError:
             pass
+        except CheckpointLockLost:
+            lock.release()
+            return None
         except OSError:
             lock.release()
             raise
@@ -199,12 +224,14 @@ class RunLock:
         Raises:
             CheckpointLockLost: another does; names it.
         """
-        now = read_writer(self.path.parent)
-        if self._descriptor is None or now is None or now.token != self.writer.token:
+        own = _read(_entry(self.run_dir, self.number))
+        mine = own is not None and own.token == self.writer.token
+        if self._descriptor is None or not mine or _entry(self.run_dir, self.number + 1).exists():
+            now = read_writer(self.run_dir)
             who = "nobody" if now is None else now.words
             raise CheckpointLockLost(
                 f"{self.writer.task} (process {self.writer.pid}) may no longer write to "
-                f"{self.path.parent}: {who} does, after {self.path.name} there"
+                f"{self.run_dir}: {who} does, after the newest entry of {WRITERS} there"
             )
 
     @property
@@ -220,13 +247,11 @@ class RunLock:
         """Lets the next one in. May be repeated."""
         if self._descriptor is None:
             return
-        if self.held:
-            try:
-                content = msgspec.json.encode(msgspec.structs.replace(self.writer, released=True))
-                os.ftruncate(self._descriptor, 0)
-                os.pwrite(self._descriptor, content, 0)
-            except OSError:  # a full disk, say: the lock itself is given back all the same
-                pass
+        try:
+            content = msgspec.json.encode(msgspec.structs.replace(self.writer, released=True))
+            os.pwrite(self._descriptor, content.ljust(os.fstat(self._descriptor).st_size), 0)
+        except OSError:  # a full disk, say: the lock itself is given back all the same
+            pass
         self._close()
 
     def _close(self) -> None:
@@ -237,17 +262,47 @@ class RunLock:
 
 def read_writer(run_dir: Path) -> Writer | None:
     """Returns who writes, or wrote last, to a run directory; None where that is not known."""
+    return _read(_entry(run_dir, _newest(run_dir)))
+
+
+def _entry(run_dir: Path, number: int) -> Path:
+    return run_dir / WRITERS / f"{number:06d}"
+
+
+def _newest(run_dir: Path) -> int:
+    """Returns the number of the newest entry; 0 where there is none."""
     try:
-        descriptor = os.open(run_dir / LOCK, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return None
+        names = os.listdir(run_dir / WRITERS)
+    except FileNotFoundError:
+        return 0
+    return max((int(name) for name in names if name.isdecimal()), default=0)
+
+
+def _look(run_dir: Path, number: int) -> tuple[Writer | None, bool]:
+    """Returns who an entry names, None where that is not known, and whether it may be succeeded."""
     try:
-        return _read(descriptor)
+        descriptor = os.open(_entry(run_dir, number) / _FILE, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None, True
+    try:
+        holder = _decoded(descriptor)
+        return holder, _is_free(descriptor, holder)
     finally:
         os.close(descriptor)
 
 
-def _read(descriptor: int) -> Writer | None:
+def _read(entry: Path) -> Writer | None:
+    try:
+        descriptor = os.open(entry / _FILE, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        return _decoded(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _decoded(descriptor: int) -> Writer | None:
     try:
         return msgspec.json.decode(os.pread(descriptor, 1 << 16, 0), type=Writer)
     except (OSError, msgspec.MsgspecError):
@@ -267,16 +322,25 @@ def _came_between(holder: Writer | None, writer: Writer) -> bool:
     return holder is not None and holder.epoch != writer.epoch and holder.since > writer.began
 
 
-def _yields(holder: Writer, writer: Writer) -> bool:
-    """Whether a holder has lost its right to this writer: a later view has another chief."""
-    return holder.epoch == writer.epoch and holder.view < writer.view
+def _succeeds(one: Writer, other: Writer) -> bool:
+    """Whether one is chief after the other: in the same job, and in a later view."""
+    return one.epoch == other.epoch and one.view > other.view
+
+
+def _superseded(run_dir: Path, holder: Writer, writer: Writer) -> str:
+    return (
+        f"{holder.words} has taken over the run directory {run_dir} as chief of view "
+        f"{holder.view} of this job: {writer.task}, which was chief of view {writer.view}, may "
+        "write there no more"
+    )
 
 
 def _taken(run_dir: Path, holder: Writer | None) -> str:
     if holder is None:
         return (
-            f"another process is about to write to the run directory {run_dir}: its {LOCK} is "
-            "locked; end that process, or choose another directory (run_dir= or --run-dir)"
+            f"another process is about to write to the run directory {run_dir}: the newest "
+            f"entry of its {WRITERS} is locked; end that process, or choose another directory "
+            "(run_dir= or --run-dir)"
         )
     if holder.here:
         return (

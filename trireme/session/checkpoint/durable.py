@@ -157,15 +157,22 @@ def sweep(parent: Path) -> None:
                 shutil.rmtree(path, ignore_errors=True)
 
 
-def evict(parent: Path) -> None:
-    """Takes away what anybody is writing: none of it can be published any more.
+def evict(parent: Path, allowed: Callable[[], None] = lambda: None) -> None:
+    """Takes away what anybody was writing: none of it can be published any more.
 
     What cannot be deleted has at least lost its name, by which it would be published.
+
+    Args:
+        parent: where they write.
+        allowed: called when it is known what is there; raises where this process may no longer
+            write. So what a successor writes, which begins after that, is left alone.
 
     Raises:
         OSError: `parent` cannot be listed, or a directory in it cannot be renamed.
     """
-    for path in list(parent.iterdir()):
+    found = list(parent.iterdir())
+    allowed()
+    for path in found:
         hidden = _HIDDEN.fullmatch(path.name)
         if hidden is not None and hidden[1] == "saving":
             doomed = path.with_name(f".removing-{hidden[2]}.{secrets.token_hex(4)}")
