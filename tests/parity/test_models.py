@@ -153,6 +153,13 @@ def train_with_unused(problem: Problem, clip: float | None) -> dict[str, torch.T
 # Statistics of batches ---------------------------------------------------------------------------
 
 
+State = dict[str, torch.Tensor]
+
+
+def state_of(session: Session) -> State:
+    return {name: tensor.clone() for name, tensor in session.model.state_dict().items()}
+
+
 def normed() -> nn.Module:
     return nn.Sequential(nn.Linear(11, 9), nn.BatchNorm1d(9), nn.Tanh(), nn.Linear(9, 5))
 
@@ -162,25 +169,28 @@ def test_evaluation_averages_the_statistics_of_the_workers(workers: int) -> None
     problem = problem_of(normed())
     inputs, targets = (torch.cat(column) for column in zip(*problem.batches, strict=True))
 
-    def evaluated(session: Session) -> tuple[float, dict[str, torch.Tensor]]:
-        own = {name: tensor.clone() for name, tensor in session.model.state_dict().items()}
+    def evaluated(session: Session) -> tuple[float, State, State]:
+        own = state_of(session)
         session._finish_training()  # as the end of a loader does
+        settled = state_of(session)
         loss = session.evaluate(TensorDataset(inputs, targets))["loss"]
         for name, tensor in session.model.state_dict().items():
-            assert torch.equal(tensor, own[name]), "evaluation leaves the model as it was"
-        return loss, own
+            assert torch.equal(tensor, settled[name]), "evaluation leaves the model as it was"
+        return loss, own, settled
 
     found = trained(problem, sgd(), Cluster(workers, 1, "sync"), then=evaluated)
     mean = {
-        name: torch.stack([own[name].double() for _, own in found]).mean(0).to(tensor.dtype)
+        name: torch.stack([own[name].double() for _, own, _ in found]).mean(0).to(tensor.dtype)
         for name, tensor in found[0][1].items()
     }
-    assert any(not torch.equal(mean[name], tensor) for name, tensor in found[0][1].items())
+    for _, own, settled in found:
+        assert any(not torch.equal(mean[name], tensor) for name, tensor in own.items())
+        assert difference(settled, mean) < EXACT  # the end of training leaves the mean in models
     model = problem.copy().eval()
     model.load_state_dict(mean)
     with torch.no_grad():
         expected = float(loss_of(model(inputs), targets))
-    assert [loss for loss, _ in found] == pytest.approx([expected] * workers, abs=EXACT)
+    assert [loss for loss, _, _ in found] == pytest.approx([expected] * workers, abs=EXACT)
 
 
 def test_the_last_statistics_of_the_slowest_worker_count_too() -> None:

@@ -179,7 +179,7 @@ class Client:
         self._acknowledged = 0
         self._leases = 0
         self._hyper: tuple[GroupSpec, ...] | None = None  # what the servers surely have
-        self._absent: tuple[int, ...] = ()  # of the last push; the next early one's, probably
+        self._absent: tuple[int, ...] = ()  # of the last update; the next early one's, probably
         self._synchronous = False
         self._pushed = False
         # The answers to a push that was settled before it was waited for.
@@ -404,8 +404,10 @@ class Client:
             raise after_the_end(self.options.worker, self.step)
         if self._pushed:
             raise ConfigurationError(f"worker:{self.options.worker} pushed before it waited")
-        self._absent = self._flat.absent if absent is None else absent
-        update = self._update(weight, hyper, examples, pull, pulled, steps, self._absent)
+        missing = self._flat.absent if absent is None else absent
+        update = self._update(weight, hyper, examples, pull, pulled, steps, missing)
+        if weight > 0:  # a step that is skipped says nothing of the next one's gradients
+            self._absent = missing
         has_it = self._complete(update) if self._early is not None else ()
         self._flat.collect_gradients()
         self._sequence = update.sequence
