@@ -76,30 +76,36 @@ def test_a_server_that_hangs_starts_the_job_again(shell: Shell) -> None:
     assert ended.status == 130, ended.text
 
 
+# The fault's moment is one that the disk sees, not a method of ours that a save may pass by.
 DIES_SAVING = """
 import os, pathlib, signal, sys
-from trireme.session.supervisor import Supervisor
 
-save = Supervisor.save
-
-def die_first(self):
+def die_first(event, arguments):
+    if event != "os.rename" or pathlib.Path(os.fsdecode(arguments[1])).name != {last!r}:
+        return
     note = pathlib.Path("out/died")
     if not note.exists():
         note.touch()
         os.kill(os.getpid(), signal.{signal})
-    save(self)
 
-Supervisor.save = die_first
+sys.addaudithook(die_first)
 sys.argv[0] = {program!r}
 exec(compile(open({program!r}).read(), {program!r}, "exec"))
 """
 
 
 def dies_saving(shell: Shell, number: str) -> tuple[object, ...]:
-    """The counting program, whose chief is hit when it begins to save the last step."""
-    program = DIES_SAVING.format(signal=number, program=str(PROGRAMS / "counting.py"))
+    """The counting program, whose chief is hit right before its last checkpoint gets its name."""
+    program = DIES_SAVING.format(
+        last=f"step-{STEPS:09d}", signal=number, program=str(PROGRAMS / "counting.py")
+    )
     (shell.directory / "program.py").write_text(program)
     return ("program.py", "--out", "out", "--max-steps", STEPS)
+
+
+def was_hit(shell: Shell) -> bool:
+    """Whether a chief was hit while it saved: without that these tests prove nothing."""
+    return (shell.directory / "out" / "died").exists()
 
 
 @pytest.mark.parametrize("number", ["SIGSTOP", "SIGKILL"])
@@ -108,6 +114,8 @@ def test_a_chief_that_did_not_save_the_end_fails_the_job(shell: Shell, number: s
         *("run", "--ps", 1, "--workers", 2, "--strategy", "async", "--run-dir", "run"),
         *dies_saving(shell, number),
     )
+    assert was_hit(shell), ended.text
+    assert not list((shell.directory / "run" / "checkpoints").glob("step-*"))
     assert ended.status == 1, ended.text
     assert re.search(r"the job failed after .*First worker:0 was ", ended.err), ended.err
 
@@ -117,5 +125,6 @@ def test_where_restarts_are_allowed_the_chief_that_comes_back_saves_the_end(shel
         *("run", "--ps", 1, "--workers", 2, "--strategy", "async", "--run-dir", "run"),
         *("--max-restarts", 1, *dies_saving(shell, "SIGKILL")),
     )
+    assert was_hit(shell), ended.text
     assert ended.status == 0, ended.text
     assert sum(updates(saved(shell, STEPS))) == STEPS
