@@ -57,9 +57,15 @@ class Rescue:
         if not storage.scheduled or storage.run_dir is None:
             return f"{lost_steps(1, self.step)}: nothing was saved, for there is no run directory"
         storage.settle()
-        if not self._take(storage):
-            return ""
+        taken = self._take(storage)
         newest, state = _newest(storage)
+        if not taken:
+            if self.step <= newest:
+                return ""
+            return (
+                f"{lost_steps(newest + 1, self.step)}, unless the task that holds the lock on the "
+                "run directory saves them: it has not let go of it"
+            )
         if self.step <= newest:
             if not self.chief:
                 return ""
