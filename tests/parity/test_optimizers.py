@@ -36,6 +36,11 @@ CASES = {
     "RMSprop": of(torch.optim.RMSprop, lr=0.01),
     "RMSprop centered": of(torch.optim.RMSprop, lr=0.01, centered=True, momentum=0.9),
     "Adadelta": of(torch.optim.Adadelta, lr=1.0, weight_decay=0.01),
+    "NAdam": of(torch.optim.NAdam, lr=0.01, weight_decay=0.01),
+    "RAdam": of(torch.optim.RAdam, lr=0.05),
+    "Adamax": of(torch.optim.Adamax, lr=0.01),
+    "ASGD": of(torch.optim.ASGD, lr=0.1, t0=3),
+    "Rprop": of(torch.optim.Rprop, lr=0.01),
 }
 
 

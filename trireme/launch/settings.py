@@ -35,7 +35,12 @@ __all__ = [
 
 ENGINES = ("local", "ray")
 
-OTHER_VARIABLES = ("TRIREME_TASK", "TRIREME_SECRET", "TRIREME_ALLOW_PLAINTEXT")
+OTHER_VARIABLES = (
+    "TRIREME_TASK",
+    "TRIREME_SECRET",
+    "TRIREME_ALLOW_PLAINTEXT",
+    "TRIREME_LAUNCH",
+)
 """What is read from the environment besides options."""
 
 _PREFIX = "TRIREME_"

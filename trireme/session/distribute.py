@@ -152,6 +152,7 @@ def distribute(
         _check_first_batch(made.gang, module)
     clip_here = None if rule.clip_norm is not None else chosen.clip_norm
     job = LoopJob(made, supervisor, clip_here)
+    supervisor.begin_training()
     joined = [
         DistributedOptimizer(member, job, index)
         for index, member in enumerate(members(made.optimizer))

@@ -171,6 +171,7 @@ class Session:
         self._handlers = Signals(self._supervisor.interrupt)
         self._handlers.install()
         self._finished = False
+        self._supervisor.begin_training()
         try:
             for hook in self.options.hooks:
                 hook.on_start(self)

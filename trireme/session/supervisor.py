@@ -142,6 +142,9 @@ class Supervisor:
         self.storage.begin(self.global_step, restored=self.restored_from is not None)
         if self.task.servers and self.is_chief:
             self._progress.message(self.storage.durability)
+
+    def begin_training(self) -> None:
+        """Says that training begins: from now on this process may be asked to stop."""
         self._enter("training")
 
     def _join(self) -> None:
