@@ -69,9 +69,7 @@ def test_an_optimizer_that_the_server_lacks_is_refused_by_name(shell: Shell) -> 
     assert ended.status == 2
     assert "Traceback" not in ended.text
     assert errors(ended)
-    assert all(
-        "has no optimizer torch.optim.Adafactor" in error for error in errors(ended)
-    )
+    assert all("has no optimizer torch.optim.Adafactor" in error for error in errors(ended))
     assert "training" not in ended.out
 
 
