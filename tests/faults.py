@@ -13,6 +13,7 @@ import signal
 import socket
 import struct
 import threading
+import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -80,6 +81,14 @@ class Fault:
             raise Injected(f"worker:{self.worker} at its step {self.step}")
 
 
+def _until_told(session: Session) -> None:
+    """Waits until a worker has heard that its job is to stop: its steps take no time at all."""
+    deadline = time.monotonic() + 60.0
+    while session.supervisor.interrupted is None:
+        assert time.monotonic() < deadline, "nobody told this worker to stop"
+        threading.Event().wait(0.005)
+
+
 class Faults(Hook):
     """Lets faults happen to the worker whose session it hooks.
 
@@ -108,6 +117,8 @@ class Faults(Hook):
             return
         if fault.moment == "before":
             fault.happen()
+            if fault.action == "stop job":
+                _until_told(session)
             return
         client: Any = session._supervisor.client
         wait = client.wait
