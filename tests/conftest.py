@@ -15,6 +15,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 _ADDRESS = re.compile(r"0x[0-9a-f]{6,}")
 
 ROOT = Path(__file__).resolve().parent.parent
+PYTHONPATH = os.pathsep.join([str(ROOT / "tests" / "startup"), str(ROOT)])
+"""For the processes that tests start."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

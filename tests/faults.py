@@ -184,6 +184,7 @@ class Proxy:
 
     def close(self) -> None:
         """Resets all connections and listens no longer."""
+        _targets.pop(self.address, None)  # whoever is given the port next is no proxy
         with suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
@@ -231,7 +232,7 @@ class Proxy:
             self._open.discard(pair)
 
 
-_targets: dict[str, str] = {}  # of each proxy of this process
+_targets: dict[str, str] = {}  # of each proxy of this process that listens
 
 
 def unnoticed(address: str, *, timeout: float) -> Stream:

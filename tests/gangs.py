@@ -27,7 +27,9 @@ from trireme.launch.detect import TASK_VARIABLE, TaskConfig, encode_task
 SECONDS = 180.0
 
 _spawner = multiprocessing.get_context("forkserver")
-_spawner.set_forkserver_preload(["trireme.session.session", "trireme.session.gang_assembly"])
+_spawner.set_forkserver_preload(
+    ["trireme.session.session", "trireme.session.gang_assembly", "torch._dynamo"]
+)
 
 
 @dataclass(frozen=True)

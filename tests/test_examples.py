@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from tests.conftest import PYTHONPATH
+
 ROOT = Path(__file__).parent.parent
 EXAMPLES = ROOT / "examples"
 
@@ -20,7 +22,7 @@ pytestmark = pytest.mark.processes
 def run(directory: Path, *command: str | Path) -> str:
     """Runs a command with this interpreter and returns what it printed."""
     environ = {name: value for name, value in os.environ.items() if name != "TRIREME_TASK"}
-    environ |= {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    environ |= {"PYTHONPATH": PYTHONPATH, "OMP_NUM_THREADS": "1"}
     ended = subprocess.run(
         [sys.executable, *command],
         cwd=directory,

@@ -17,6 +17,8 @@ from pathlib import Path
 
 import psutil
 
+from tests.conftest import PYTHONPATH
+
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAMS = Path(__file__).parent / "programs"
 TRIREME = (sys.executable, "-m", "trireme")
@@ -143,7 +145,7 @@ class Shell:
         self._environ = {
             **kept,
             _MARK: self._mark,
-            "PYTHONPATH": str(ROOT),
+            "PYTHONPATH": PYTHONPATH,
             "OMP_NUM_THREADS": "1",
             "XDG_CONFIG_HOME": str(directory / "config"),
             "NO_COLOR": "1",

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent.parent
+from tests.conftest import PYTHONPATH
 
 PROGRAM = """
 import time
@@ -39,7 +39,7 @@ with session:
 def test_nobody_takes_over_from_a_chief_that_has_finished(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(PROGRAM)
     launch = [sys.executable, "-m", "trireme", "run", "--ps", "1", "--workers", "2", "program.py"]
-    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environ = {**os.environ, "PYTHONPATH": PYTHONPATH}
     ended = subprocess.run(
         launch, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=110
     )

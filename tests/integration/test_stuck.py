@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent.parent
+from tests.conftest import PYTHONPATH
 
 PROGRAM = """
 import threading
@@ -41,7 +41,7 @@ def test_the_job_goes_on_without_a_worker_that_lives_and_makes_no_steps(
     (tmp_path / "program.py").write_text(PROGRAM)
     launch = [sys.executable, "-m", "trireme", "run", "--ps", "1", "--workers", "2"]
     launch += ["--strategy", strategy, "--progress-timeout", "6", "program.py"]
-    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environ = {**os.environ, "PYTHONPATH": PYTHONPATH}
     ended = subprocess.run(
         launch, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=110
     )

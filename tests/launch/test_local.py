@@ -339,13 +339,19 @@ def test_a_worker_that_does_nothing_after_the_end_is_killed(tmp_path: Path) -> N
 
 def test_when_a_server_dies_all_tasks_are_started_again(tmp_path: Path) -> None:
     once = "once = not os.path.exists(HERE + '/{name}'); open(HERE + '/{name}', 'w'); "
-    die = "os.kill(os.getpid(), signal.SIGKILL)"
+    # A server dies when the worker is there; the second time the coordinator outlives the worker.
+    for name in ("fifo", "there"):
+        os.mkfifo(tmp_path / name)
+    die = "(open(HERE + '/there').read() or os.kill(os.getpid(), signal.SIGKILL))"
     ran = run_programs(
         tmp_path,
         {
-            "coordinator:0": f"{LISTEN}; " + once.format(name="c") + f"once and {FOR_EVER}",
+            "coordinator:0": f"{LISTEN}; " + once.format(name="c") + f"once and {FOR_EVER}; "
+            "open(HERE + '/fifo').read()",
             "ps:0": once.format(name="p") + f"once and {die}",
-            "worker:0": once.format(name="w") + f"once and {FOR_EVER}; print('done')",
+            "worker:0": once.format(name="w") + "there = once and open(HERE + '/there', 'w'); "
+            f"there and (there.close(), {FOR_EVER}); held = open(HERE + '/fifo', 'w'); "
+            "print('done')",
         },
         limits=Limits(restarts=1, rescue=0.3, kill=5.0),
     )

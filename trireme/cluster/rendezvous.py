@@ -199,6 +199,27 @@ class Member:
                 notice, until = told
                 on_waiting(notice.names, max(0.0, until - time.monotonic()))
 
+    def wait_for_incarnation(self, newer_than: int, *, timeout: float) -> int:
+        """Blocks until this task's incarnation is above `newer_than`, and returns it.
+
+        For a task that hears from others that the coordinator has given it up: it takes part again
+        as soon as its own thread has joined anew.
+
+        Args:
+            newer_than: the incarnation that is known already.
+            timeout: in seconds; when it has passed, the incarnation is returned as it is.
+
+        Raises:
+            JobFailed: the job is over, or another process has taken this task's place.
+        """
+        board = self._board
+        board.await_change(
+            lambda: bool(board.incarnation > newer_than or board.over or board.ended),
+            time.monotonic() + timeout,
+        )
+        self._check_going_on()
+        return board.incarnation
+
     def leave(
         self, outcome: Outcome, reason: str = "", details: str = "", *, timeout: float = 5.0
     ) -> bool:

@@ -59,6 +59,7 @@ _DISAGREEMENT = (
     "Each worker counts its own steps then; where they have made different numbers of them, they "
     "disagree, and the servers take the settings of each update."
 )
+_REJOIN_SECONDS = 30.0  # for the coordinator to take a worker in again that it had given up
 _WAIT_SHOWN = 1.0  # seconds: servers tell all who wait, and nobody wants to read of milliseconds
 
 
@@ -528,10 +529,13 @@ class Supervisor:
     def _rejoin(self, fence: Fenced) -> PushResult:
         """This worker had been taken for lost: it goes on with today's values."""
         client = self.client
-        before = client.options.incarnation if isinstance(client, Client | Averager) else 0
+        if self._member is not None and isinstance(client, Client | Averager):
+            # The servers may know of the next incarnation before this process's membership does.
+            before = client.options.incarnation
+            if self._member.wait_for_incarnation(before, timeout=_REJOIN_SECONDS) == before:
+                raise fence
         self._renew()
-        if not isinstance(client, Client | Averager) or client.options.incarnation == before:
-            raise fence
+        assert isinstance(client, Client | Averager)
         self._progress.warn("this worker was taken for lost and comes back")
         self.rejoined += 1
         client.attach(self._optimizer_spec(), self._training.rule)
