@@ -421,6 +421,13 @@ class TestReconnecting:
             while (view := second.next_view()).workers[-1] != WorkerEntry(1, 2):
                 assert view.number < 10
             assert second.incarnation == 2
+            assert second.wait_until_back(timeout=PATIENCE) == 2
+
+    def test_who_is_not_let_in_again_says_so(self, host: Host) -> None:
+        with host.member("worker:0") as alone:
+            alone.join()
+            with pytest.raises(WaitTimeout, match=r"worker:0 was taken for lost, .* within 0 s"):
+                alone.wait_until_back(timeout=0.0)
 
     def test_who_was_replaced_meanwhile_gives_up(
         self, host: Host, pair: tuple[Watched, Watched]

@@ -7,18 +7,23 @@ so the values themselves count the updates of every worker, exactly.
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 from unittest import mock
 
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import TensorDataset
 
 from tests.faults import Proxies, Proxy
 from tests.harness import Cluster, run_job
 from trireme.ps.messages import Applied, Stale
 from trireme.ps.overlap import Overlap
+from trireme.ps.server_links import ServerLinks
 from trireme.session.session import Session
+from trireme.wire.message import Message
 
 WIDTH = 40
 """Elements a worker: several slots, so that every server has a part of each worker's."""
@@ -60,15 +65,20 @@ def session_for(cluster: Cluster, steps: int, pieces: int = 1) -> Session:
     )
 
 
-def count(session: Session) -> Counts:
-    attempted = applied = stale = 0
+def own_batches(session: Session) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     batch = torch.tensor([session.task.index])
     while not session.should_stop():
+        yield batch, batch
+    session._finish_training()  # waits for everybody's last update, as the end of a loader does
+
+
+def count(session: Session, batches: Iterator[Any] | None = None) -> Counts:
+    attempted = applied = stale = 0
+    for batch in batches or own_batches(session):
         attempted += 1
-        verdict = session.step((batch, batch)).verdict
+        verdict = session.step(batch).verdict
         applied += isinstance(verdict, Applied)
         stale += isinstance(verdict, Stale)
-    session._finish_training()  # waits for everybody's last update, as the end of a loader does
     supervisor = session._supervisor
     state = supervisor.client.snapshot(state=False)
     tables = [
@@ -157,9 +167,10 @@ def test_a_cut_connection_to_the_coordinator_is_made_again() -> None:
         proxy.close()
 
 
-def test_a_worker_taken_for_lost_comes_back_and_no_update_counts_twice() -> None:
+@pytest.mark.parametrize("first_word", ["a push", "a lease"])
+def test_a_worker_taken_for_lost_comes_back_and_no_update_counts_twice(first_word: str) -> None:
     """The coordinator hears nothing of it for too long, while its servers do."""
-    held, evicted = threading.Event(), threading.Event()
+    held, evicted, fenced = threading.Event(), threading.Event(), threading.Event()
     proxies: dict[int, Proxy] = {}
 
     def through(worker: int, address: str) -> str:
@@ -175,7 +186,9 @@ def test_a_worker_taken_for_lost_comes_back_and_no_update_counts_twice() -> None
         proxies[1].hold()
         held.set()
         assert evicted.wait(20)
-        counts = count(session)  # the first of these steps is fenced off until it is back
+        ones = torch.ones(200, dtype=torch.long)
+        dealt = session.loader(TensorDataset(ones, ones), 1) if first_word == "a lease" else None
+        counts = count(session, dealt)  # the first word of this is fenced off until it is back
         return counts, session._supervisor.client.options.incarnation
 
     def witness(session: Session) -> tuple[Counts, int]:
@@ -184,24 +197,31 @@ def test_a_worker_taken_for_lost_comes_back_and_no_update_counts_twice() -> None
         without = supervisor._member.wait_for_view(newer_than=1, timeout=20)
         assert [entry.index for entry in without.workers] == [0]
         evicted.set()
-        while not supervisor.client.status()[0].counters.get("fenced"):
-            pass  # until its push has come, and was refused
+        assert fenced.wait(20)
         proxies[1].flow()
         again = supervisor._member.wait_for_view(newer_than=without.number, timeout=20)
         assert [(entry.index, entry.incarnation) for entry in again.workers] == [(0, 1), (1, 2)]
         return count(session), supervisor.client.options.incarnation
 
-    (first, one), (second, two) = run_job(
-        cluster,
-        lambda _: session_for(cluster, 80),
-        lambda session: witness(session) if session.is_chief else lost(session),
-    ).values
+    hear = ServerLinks._fenced
+
+    def heard(links: ServerLinks, message: Message) -> None:
+        fenced.set()
+        hear(links, message)
+
+    with mock.patch.object(ServerLinks, "_fenced", heard):
+        (first, one), (second, two) = run_job(
+            cluster,
+            lambda _: session_for(cluster, 80),
+            lambda session: witness(session) if session.is_chief else lost(session),
+        ).values
     for proxy in proxies.values():
         proxy.close()
     assert (one, two) == (1, 2)
     assert first.attempted == first.applied
     # What was fenced off is counted as stale by the worker, and by nobody else.
-    assert (second.applied, second.stale) == (second.attempted - 1, 1)
+    stale = int(first_word == "a push")
+    assert (second.applied, second.stale) == (second.attempted - stale, stale)
     assert first.rows[:, 0].tolist() == [first.applied, 1 + second.applied]
     assert first.tables == [{0: (first.applied, 0), 1: (1 + second.applied, 0)}]
     assert first.applied + 1 + second.applied == 80

@@ -12,7 +12,7 @@ from typing import Self
 from trireme.cluster.board import Board, Subscriber
 from trireme.cluster.conversation import Conversation, MemberConfig
 from trireme.cluster.messages import JobOver, Leave, Outcome, StatusValue, WaitingFor, clip_details
-from trireme.cluster.view import View
+from trireme.cluster.view import View, WorkerEntry
 from trireme.errors import ClusterError, JobFailed, WaitTimeout
 
 __all__ = ["Member", "MemberConfig"]
@@ -199,25 +199,34 @@ class Member:
                 notice, until = told
                 on_waiting(notice.names, max(0.0, until - time.monotonic()))
 
-    def wait_for_incarnation(self, newer_than: int, *, timeout: float) -> int:
-        """Blocks until this task's incarnation is above `newer_than`, and returns it.
+    def wait_until_back(self, *, timeout: float) -> int:
+        """Blocks until the newest view has this worker in it, and returns its incarnation.
 
-        For a task that hears from others that the coordinator has given it up: it takes part again
-        as soon as its own thread has joined anew.
+        For a worker that others say is out of the job: if the coordinator had given it up, it
+        takes part again, as its next incarnation, once its own thread has joined anew.
 
         Args:
-            newer_than: the incarnation that is known already.
-            timeout: in seconds; when it has passed, the incarnation is returned as it is.
+            timeout: in seconds.
 
         Raises:
-            JobFailed: the job is over, or another process has taken this task's place.
+            JobFailed: the job is over, or another process has taken this worker's place.
+            WaitTimeout: it was not let in in time.
         """
-        board = self._board
+        board, index = self._board, self._config.index
+
+        def back() -> bool:
+            workers = () if board.view is None else board.view.workers
+            return WorkerEntry(index, board.incarnation) in workers
+
         board.await_change(
-            lambda: bool(board.incarnation > newer_than or board.over or board.ended),
-            time.monotonic() + timeout,
+            lambda: bool(back() or board.over or board.ended), time.monotonic() + timeout
         )
         self._check_going_on()
+        if not back():
+            raise WaitTimeout(
+                f"{self._config.name} was taken for lost, and the coordinator at "
+                f"{self._config.coordinator} did not take it in again within {timeout:g} s"
+            )
         return board.incarnation
 
     def leave(

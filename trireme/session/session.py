@@ -18,7 +18,7 @@ from torch.utils.data import Dataset
 from trireme.data.loader import Batch, Loader
 from trireme.data.order import Order
 from trireme.data.seeds import derive
-from trireme.errors import ConfigurationError, UsageError
+from trireme.errors import ConfigurationError, Fenced, UsageError
 from trireme.launch.here import task_here
 from trireme.launch.task_config import TaskConfig
 from trireme.monitor.tensorboard import TensorBoard
@@ -412,7 +412,11 @@ class Session:
                             loader.discard()
                             batches = iter(loader)
                         began = time.monotonic()
-                        batch = next(batches)
+                        try:
+                            batch = next(batches)
+                        except Fenced:  # it is dealt nothing, until it is back
+                            supervisor.rejoin()
+                            continue
                         recorder.fetched(began, time.monotonic())
                         if supervisor.should_stop:  # the answer to a prefetched push has come
                             break

@@ -227,16 +227,15 @@ class Supervisor:
         Until values are loaded the chief may change: whoever is chief then, loads.
         """
         training, client = self._training, self.client
-        loaded = client.attach(self._optimizer_spec(), training.rule)
         while True:
             try:
+                loaded = client.attach(self._optimizer_spec(), training.rule)
                 if not loaded and self.is_chief:
                     client.load(self._first_state())
                 client.pull()
                 break
             except Fenced:
                 self._renew()
-                loaded = client.attach(self._optimizer_spec(), training.rule)
         self._follow_view()
         if not self.is_chief:
             self.buffers.take()
@@ -256,16 +255,16 @@ class Supervisor:
         return spec_of(optimizer)
 
     def _renew(self) -> None:
-        """Goes on under a new incarnation, if the coordinator has given one."""
+        """Waits until this worker is in the view; under a new incarnation if it was given up."""
         client = self.client
         if self._member is None or not isinstance(client, Client | Averager):
             raise JobFailed(
                 f"{self.task.name} was taken for lost, and a worker of several processes cannot "
                 "come back: --max-restarts starts it again"
             )
-        self._member.check()
-        if self._member.incarnation > client.options.incarnation:
-            client.renew(self._member.incarnation)
+        incarnation = self._member.wait_until_back(timeout=_REJOIN_SECONDS)
+        if incarnation > client.options.incarnation:
+            client.renew(incarnation)
 
     def _first_state(self) -> ModelState:
         """Returns the chief's own first values, or the newest good checkpoint's."""
@@ -443,9 +442,8 @@ class Supervisor:
             self._averager.wants_save = self._wants_save()
         try:
             result = self._exchange(client, weight, examples, meanwhile)
-        except Fenced as fence:
-            self._under_way = False
-            result = self._rejoin(fence)
+        except Fenced:
+            result = self.rejoin()
         self.pulse.stepped()
         self._decided(result)
         if not self._stop_sent and not client.stopping:
@@ -514,8 +512,8 @@ class Supervisor:
                 result = client.complete()
             else:
                 result = client.wait()
-        except Fenced as fence:
-            result = self._rejoin(fence)
+        except Fenced:
+            result = self.rejoin()
         self._decided(result)
         return result
 
@@ -526,21 +524,30 @@ class Supervisor:
             self._averager.leave_state()
         self.client.retire()
 
-    def _rejoin(self, fence: Fenced) -> PushResult:
-        """This worker had been taken for lost: it goes on with today's values."""
-        client = self.client
-        if self._member is not None and isinstance(client, Client | Averager):
-            # The servers may know of the next incarnation before this process's membership does.
-            before = client.options.incarnation
-            if self._member.wait_for_incarnation(before, timeout=_REJOIN_SECONDS) == before:
-                raise fence
-        self._renew()
-        assert isinstance(client, Client | Averager)
+    def rejoin(self) -> PushResult:
+        """Goes on with today's values: this worker had been taken for lost.
+
+        Returns:
+            The verdict of what was under way: it counts as stale.
+
+        Raises:
+            JobFailed: the job is over, or this worker has several processes.
+            WaitTimeout: the coordinator did not take it in again.
+        """
+        self._under_way = False
+        while True:
+            self._renew()
+            client = self.client
+            assert isinstance(client, Client | Averager)
+            try:
+                client.attach(self._optimizer_spec(), self._training.rule)
+                pulled = client.pull()
+                break
+            except Fenced:
+                continue  # given up once more
         self._progress.warn("this worker was taken for lost and comes back")
         self.rejoined += 1
-        client.attach(self._optimizer_spec(), self._training.rule)
         steps = client.made if isinstance(client, Averager) else 1
-        pulled = client.pull()
         return PushResult(Stale(pulled.step), pulled.step, 0, pulled.stop, steps)
 
     def _hyper(self) -> tuple[GroupSpec, ...] | None:
