@@ -44,7 +44,8 @@ class Fault:
         step: its own step, from 1, in the process that it is at that time.
         moment: `before` the step; or `in flight`: its push is sent and not answered.
         action: `kill` (SIGKILL), `hang` (SIGSTOP), `raise`, `stop job` (SIGTERM to the launcher,
-            as a user's `kill` sends it), or `kill aggregator` (SIGKILL to the host's).
+            as a user's `kill` sends it), `hear of stop` (it waits for another one's `stop job`), or
+            `kill aggregator` (SIGKILL to the host's).
     """
 
     worker: int
@@ -70,6 +71,8 @@ class Fault:
             os.kill(os.getpid(), signal.SIGSTOP)
         elif self.action == "stop job":
             os.kill(os.getppid(), signal.SIGTERM)
+        elif self.action == "hear of stop":
+            pass  # see `Faults`
         elif self.action == "kill aggregator":
             (aggregator,) = (
                 task
@@ -117,7 +120,7 @@ class Faults(Hook):
             return
         if fault.moment == "before":
             fault.happen()
-            if fault.action == "stop job":
+            if fault.action in ("stop job", "hear of stop"):
                 _until_told(session)
             return
         client: Any = session._supervisor.client

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 from pathlib import Path
 
@@ -322,7 +323,10 @@ def test_a_worker_that_its_coordinator_has_given_up_is_killed(tmp_path: Path) ->
         limits=Limits(settle=0.2, end=0.3),
     )
     assert ran.status == 0, ran.err
-    assert "worker:1 was given up and killed: it sulked; the job goes on with the 1 left" in ran.err
+    said = (
+        r"worker:1 was given up and killed: it sulked; (the job goes on with the 1 left|the others)"
+    )
+    assert re.search(said, ran.err), ran.err  # the other one may end in the same moment
     assert_nobody_left(ran)
 
 

@@ -17,7 +17,7 @@ from trireme.models import MLP, LeNet5, LSTMLanguageModel, Transformer
 from trireme.session.model_loss import model_loss
 from trireme.session.session import Session
 
-STEPS, BATCH = 20, 16
+STEPS, BATCH = 10, 16
 WORDS, TIME = 24, 8
 
 
@@ -221,10 +221,11 @@ def data_of(case: str) -> Dataset[Any]:
     return TensorDataset(inputs, inputs.flatten(1)[:, :10].argmax(1))
 
 
-def batches_of(case: str) -> Iterator[Any]:
+def batches_of(case: str, steps: int = STEPS) -> Iterator[Any]:
     """The batches of one plain process, in order."""
     data = data_of(case)
-    for start in range(0, STEPS * BATCH, BATCH):
+    for step in range(steps):
+        start = step % STEPS * BATCH
         yield default_collate([data[index] for index in range(start, start + BATCH)])
 
 
@@ -254,11 +255,13 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 }
 
 
-def train_plain(case: str, optimizer: str = "", clip_norm: float | None = None) -> Values:
+def train_plain(
+    case: str, optimizer: str = "", clip_norm: float | None = None, steps: int = STEPS
+) -> Values:
     """Trains one plain PyTorch process."""
     model = model_of(case)
     made = OPTIMIZERS[optimizer or ALL[case].optimizer](model.parameters())
-    for step, batch in enumerate(batches_of(case)):
+    for step, batch in enumerate(batches_of(case, steps)):
         ALL[case].before(dict(model.named_parameters()), step)
         made.zero_grad()
         plain_loss(case, model, batch).backward()
@@ -303,8 +306,7 @@ def train_spread(
         model_of(case),
         loss_for(case),
         OPTIMIZERS[optimizer or ALL[case].optimizer],
-        max_steps=STEPS,
-        **(options or {}),
+        **{"max_steps": STEPS, **(options or {})},
     )
     with session:
         for batch in session.loader(data_of(case), BATCH // replicas, shuffle=False):

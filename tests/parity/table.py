@@ -19,7 +19,6 @@ from tests.parity.spread import (
     BATCH,
     CASES,
     HAS_TRANSFORMERS,
-    STEPS,
     TIED,
     TRANSFORMERS,
     train_plain,
@@ -28,6 +27,7 @@ from tests.parity.spread import (
 from tests.parity.ways import REPLICAS, WAYS
 
 LIMIT = 1e-4
+STEPS = 20
 
 
 def main() -> int:
@@ -36,16 +36,18 @@ def main() -> int:
     cases = [*CASES, *TIED, *ABSENT, *(TRANSFORMERS if HAS_TRANSFORMERS else ())]
     if not HAS_TRANSFORMERS:
         print(f"NOT COMPARED: {', '.join(TRANSFORMERS)}: pip install 'transformers>=5'")
-    wanted = {case: train_plain(case) for case in cases}
+    wanted = {case: train_plain(case, steps=STEPS) for case in cases}
     width = max(map(len, WAYS))
     print(f"largest parameter difference from one plain process after {STEPS} steps of {BATCH}")
     print(" ".join(f"{title:>{width}}" for title in ("", *cases)), flush=True)
     found: list[float] = []
     refusals: dict[str, list[str]] = {}
+    options = {"max_steps": STEPS}
     for way, gang in WAYS.items():
+        replicas = REPLICAS.get(way, 1)
         print(f"{way:>{width}}", end="", flush=True)
         for case, values in wanted.items():
-            ran = run_gang(gang, train_spread, case, REPLICAS.get(way, 1))
+            ran = run_gang(gang, train_spread, case, replicas, "", options)
             if (reason := refusal(ran)) is not None:
                 refusals.setdefault(reason, []).append(f"{case} by {way}")
                 print(f" {'refused':>{width}}", end="", flush=True)

@@ -15,6 +15,8 @@ from types import ModuleType
 from typing import Any
 
 COMPILER = "torch._dynamo"
+BACKEND = "torch._inductor"
+"""Of the compiler. Who asks torch for deterministic algorithms has its settings imported."""
 
 
 class _Waiting(ModuleType):
@@ -24,6 +26,11 @@ class _Waiting(ModuleType):
         self.__class__ = ModuleType  # type: ignore[assignment]
         spec = self.__spec__
         assert spec is not None and isinstance(spec.loader, _WaitingLoader)
+        if _finder in sys.meta_path:  # now all of it: its modules import each other in an order
+            sys.meta_path.remove(_finder)
+            backend = sys.modules.get(BACKEND)
+            if isinstance(backend, _Waiting) and backend is not self:
+                del backend.__path__
         self.__path__ = spec.submodule_search_locations or []
         spec.loader.real.exec_module(self)
         return getattr(self, name)
@@ -34,9 +41,10 @@ class _WaitingLoader(Loader):
         self.real = real
 
     def exec_module(self, module: ModuleType) -> None:
-        vars(module).update(disable=_leave_alone, graph_break=lambda: None)
         module.__class__ = _Waiting
-        del module.__path__  # a submodule's import asks for it
+        if module.__name__ == COMPILER:
+            vars(module).update(disable=_leave_alone, graph_break=lambda: None)
+            del module.__path__  # the import of a submodule asks for it, and wants the rest
 
 
 def _leave_alone(function: Callable[..., Any], *args: Any, **options: Any) -> Callable[..., Any]:
@@ -47,7 +55,7 @@ class _Finder(MetaPathFinder):
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if name != COMPILER:
+        if name not in (COMPILER, BACKEND):
             return None
         spec = PathFinder.find_spec(name, path)
         if spec is not None and spec.loader is not None:
@@ -55,4 +63,5 @@ class _Finder(MetaPathFinder):
         return spec
 
 
-sys.meta_path.insert(0, _Finder())
+_finder = _Finder()
+sys.meta_path.insert(0, _finder)
