@@ -20,7 +20,7 @@ class Held:
     def __init__(self, run_dir: Path) -> None:
         self.run_dir = run_dir
 
-    def settle(self) -> None:
+    def settle(self, *, at_the_end: bool = False) -> None:
         pass
 
     def take(self, view: int) -> bool:

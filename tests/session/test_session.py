@@ -173,17 +173,21 @@ class _Endless(IterableDataset[Any]):
 
 
 @pytest.mark.parametrize(
-    ("dataset", "epochs", "says"),
+    ("dataset", "batch_size", "options", "says"),
     [
-        (_Endless(), None, "map-style"),
-        (TensorDataset(torch.zeros(0, 8)), None, "no examples"),
-        (DATA, -1, "above 0"),
-        (DATA, 0, "above 0"),
+        (_Endless(), 10, {}, "map-style"),
+        (TensorDataset(torch.zeros(0, 8)), 10, {}, "no examples"),
+        (DATA, 10, {"epochs": -1}, "above 0"),
+        (DATA, 10, {"epochs": 0}, "above 0"),
+        (DATA, 0, {}, "batch_size=0, workers=0: a batch has at least 1 example"),
+        (DATA, 10, {"workers": -1}, "batch_size=10, workers=-1"),
     ],
 )
-def test_a_loader_refuses_what_it_cannot_deal(dataset: Any, epochs: Any, says: str) -> None:
+def test_a_loader_refuses_what_it_cannot_deal(
+    dataset: Any, batch_size: int, options: dict[str, Any], says: str
+) -> None:
     with pytest.raises(ConfigurationError, match=says), make_session() as session:
-        session.loader(dataset, 10, epochs=epochs)
+        session.loader(dataset, batch_size, **options)
 
 
 def test_a_hook_that_raises_at_the_start_leaves_nothing_behind() -> None:

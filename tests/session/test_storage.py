@@ -79,6 +79,7 @@ def test_a_save_that_fails_does_not_end_training(
     assert "the checkpoint of step 3 is NOT SAVED" in said
     assert "No space left on device" in said
     assert "the newest is of step 2" in said
+    assert said.count("Training goes on, and the next save is tried within 30 s") == 2
     count = made.recorder.registry.value
     assert count("trireme_checkpoints_total", outcome="failed") == 2
     assert count("trireme_checkpoints_total", outcome="saved") == 4

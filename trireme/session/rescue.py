@@ -56,7 +56,7 @@ class Rescue:
         """
         if not storage.scheduled or storage.run_dir is None:
             return f"{lost_steps(1, self.step)}: nothing was saved, for there is no run directory"
-        storage.settle()
+        storage.settle(at_the_end=True)
         taken = self._take(storage)
         newest, state = _newest(storage)
         if not taken:

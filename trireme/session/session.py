@@ -370,8 +370,8 @@ class Session:
                 this it goes on with the next epoch of what there is now.
 
         Raises:
-            ConfigurationError: the data set has no length or no examples, or `epochs` is not above
-                0.
+            ConfigurationError: the data set has no length or no examples, `epochs` is not above 0,
+                or `batch_size` is below 1.
             Rejected: the workers disagree about the data set's size, or in synchronous jobs about
                 the batch size; or the checkpoint is of a data set of another size.
         """
@@ -379,6 +379,11 @@ class Session:
         size = _size_of(dataset)
         if epochs is not None and not epochs > 0:
             raise ConfigurationError(f"epochs={epochs}: it must be above 0")
+        if batch_size < 1 or workers < 0:
+            raise ConfigurationError(
+                f"batch_size={batch_size}, workers={workers}: a batch has at least 1 example, and "
+                "workers is 0 or more"
+            )
         if epochs is not None and self.max_steps is None:
             per_step = batch_size * self.batches_per_step
             client.set_end(-(-int(epochs * size) // per_step))

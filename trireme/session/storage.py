@@ -70,6 +70,9 @@ class Storage:
         self._task = task
         self._lock: RunLock | None = None
         self._saver: Saver | None = None
+        self._after_a_failure = (
+            f"Training goes on, and the next save is tried within {RETRY_SECONDS:.0f} s"
+        )
         self._schedule: Schedule | None = None
         self._completed: list[Path] = []  # nobody was told of these yet
         self._saved_step = -1
@@ -247,6 +250,7 @@ class Storage:
                 raise CheckpointError(
                     f"step {data.step} is not saved: {_problem(error)}"
                 ) from error
+        self._after_a_failure = "It was the last one"
         self._the_saver().submit(data, LAST_DELAYS)
         self.wait()
 
@@ -268,8 +272,10 @@ class Storage:
         if self._saver is not None:
             self._saver.wait(_SAVE_SECONDS + sum(LAST_DELAYS))
 
-    def settle(self) -> None:
+    def settle(self, *, at_the_end: bool = False) -> None:
         """Waits for the save that is under way, and tells what came of it."""
+        if at_the_end:
+            self._after_a_failure = "Training has ended, and its last step is saved now"
         if self._saver is not None:
             with suppress(CheckpointError):
                 self.wait()
@@ -331,8 +337,7 @@ class Storage:
             "there is none yet" if self.newest is None else f"the newest is of step {self.newest}"
         )
         self._progress.warn(
-            f"the checkpoint of step {step} is NOT SAVED{why}; {newest}. Training goes on, and the "
-            f"next save is tried within {RETRY_SECONDS:.0f} s"
+            f"the checkpoint of step {step} is NOT SAVED{why}; {newest}. {self._after_a_failure}"
         )
 
 

@@ -665,7 +665,7 @@ class Supervisor:
         if self.is_chief and self._training.run_dir is not None:
             self._enter("saving")
             self._write()
-            self.storage.settle()  # what failed until now is saved with the last one
+            self.storage.settle(at_the_end=True)
             if self._averager is not None:
                 self._averager.leave_state()
             self._copy()

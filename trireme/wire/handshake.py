@@ -175,6 +175,8 @@ class ServerHandshake:
     Attributes:
         identity: who the client has proven to be; None before that.
         denied: why the handshake failed; None while it has not.
+        early: whether that is because this task has not joined its job yet: a task of the same job
+            tries again.
     """
 
     def __init__(
@@ -188,6 +190,7 @@ class ServerHandshake:
     ) -> None:
         self.identity: Identity | None = None
         self.denied: str | None = None
+        self.early = False
         self._job = job
         self._secret = secret
         self._epoch = epoch
@@ -230,7 +233,8 @@ class ServerHandshake:
             return self._deny("address", f"{hello.task} {how}: something between passes it on")
         if hello.epoch and self._epoch is not None and hello.epoch != self._epoch:
             if not self._epoch:
-                return self._deny("early", f"{hello.task} came before this task had joined")
+                self.early = True
+                return self._deny("early", f"{hello.task} came before this task had joined the job")
             return self._deny("epoch", f"{hello.task} belongs to an earlier start of the job")
         self.identity = Identity(
             hello.job, hello.task, hello.incarnation, hello.epoch, hello.server

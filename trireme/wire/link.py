@@ -231,8 +231,9 @@ class Peer:
         assert handshake is not None  # or it was adopted, and has a link
         self.offer(handshake.answer(message))
         if handshake.denied:
-            reason = f"denied {self.name}: {handshake.denied}"
-            self._service.refusals.say(self._service.clock.now(), reason)
+            if not handshake.early:
+                reason = f"denied {self.name}: {handshake.denied}"
+                self._service.refusals.say(self._service.clock.now(), reason)
             self.finish()
         elif handshake.identity and not self.over:
             self.welcome(handshake.identity)
