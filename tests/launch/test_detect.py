@@ -24,6 +24,15 @@ def test_alone_it_is_a_job_of_its_own() -> None:
     assert first.job != second.job
 
 
+def test_alone_it_says_which_variables_have_no_effect(caplog: pytest.LogCaptureFixture) -> None:
+    environ = {"TRIREME_WORKERS": "2", "TRIREME_RUN_DIR": "x", "TRIREME_PS": ""}
+    assert detect(environ).workers == 1
+    (said,) = caplog.messages
+    assert said.startswith("TRIREME_WORKERS, TRIREME_RUN_DIR: options of a launch, which a program")
+    with pytest.raises(UsageError, match="TRIREME_WORKRS, which is no option"):
+        detect({"TRIREME_WORKRS": "2"})
+
+
 def test_reads_what_a_launcher_wrote() -> None:
     config = TaskConfig(
         job="j", role="ps", index=3, workers=2, servers=4, secret="ab", origins={"ps": "default"}

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,7 +17,14 @@ from trireme.errors import ConfigurationError
 from trireme.launch.manual import ManualOptions, manual_task
 from trireme.launch.others import TORCHRUN, Place, find_place
 from trireme.launch.secret import taken_over
-from trireme.launch.settings import Settings, check_mesh, check_together, read_file, resolve
+from trireme.launch.settings import (
+    OPTIONS,
+    Settings,
+    check_mesh,
+    check_together,
+    read_file,
+    resolve,
+)
 from trireme.launch.task_config import (
     TASK_VARIABLE,
     Role,
@@ -38,6 +46,8 @@ __all__ = [
     "fresh_job",
     "tf_options",
 ]
+
+_log = logging.getLogger(__name__)
 
 PLAINTEXT_VARIABLE = "TRIREME_ALLOW_PLAINTEXT"
 
@@ -68,8 +78,21 @@ def detect(environ: Mapping[str, str] | None = None, directory: Path | None = No
         place = tf_place(tf)
     place = place or find_place(environ)
     if place is None:
+        _warn_of_variables(environ)
         return TaskConfig(job=fresh_job())
     return _gang_task(place, _settings(environ, directory), environ)
+
+
+def _warn_of_variables(environ: Mapping[str, str]) -> None:
+    """Says which options of a launch are in the environment of a program that nobody launched."""
+    resolve({}, environ, None)  # refuses what is misspelt
+    without_effect = [o.variable for o in OPTIONS if environ.get(o.variable, "") != ""]
+    if without_effect:
+        _log.warning(
+            "%s: options of a launch, which a program that is started by python alone does not "
+            "have; start it with `trireme run`",
+            ", ".join(without_effect),
+        )
 
 
 def _settings(environ: Mapping[str, str], directory: Path | None) -> Settings:
