@@ -21,6 +21,7 @@ from trireme.errors import (
     ConnectTimeout,
     JobFailed,
     PeerClosed,
+    Rejected,
     TriremeError,
     UsageError,
     WaitTimeout,
@@ -46,6 +47,7 @@ _VICTIMS = (
     ConnectionRefused,
     ConnectionBroken,
     PeerClosed,
+    Rejected,
     WireTimeout,
 )
 """What a task raises when it was another one that failed or did not come."""
@@ -130,7 +132,7 @@ def signal_name(number: int) -> str:
 
 
 def _kind(error: TriremeError) -> Kind:
-    if isinstance(error, UsageError):
+    if isinstance(error, UsageError | Rejected):  # a server would reject it again
         return "usage"
     return "victim" if isinstance(error, _VICTIMS) else "error"
 
