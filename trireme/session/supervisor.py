@@ -539,6 +539,7 @@ class Supervisor:
             self._renew()
             client = self.client
             assert isinstance(client, Client | Averager)
+            steps = client.made if isinstance(client, Averager) else 1  # before `pull` begins anew
             try:
                 client.attach(self._optimizer_spec(), self._training.rule)
                 pulled = client.pull()
@@ -547,7 +548,6 @@ class Supervisor:
                 continue  # given up once more
         self._progress.warn("this worker was taken for lost and comes back")
         self.rejoined += 1
-        steps = client.made if isinstance(client, Averager) else 1
         return PushResult(Stale(pulled.step), pulled.step, 0, pulled.stop, steps)
 
     def _hyper(self) -> tuple[GroupSpec, ...] | None:
