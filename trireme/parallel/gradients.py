@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.fsdp import FSDPModule
 
 from trireme.errors import ConfigurationError
 from trireme.parallel.gang import Gang, lost_peer
@@ -47,6 +46,8 @@ class ShardedMean(_Shares):
 
     def __init__(self, gang: Gang, modules: Sequence[nn.Module] = ()) -> None:
         super().__init__(gang)
+        from torch.distributed.fsdp import FSDPModule  # loads slowly: only who has shards needs it
+
         self._modules = [module for module in modules if isinstance(module, FSDPModule)]
 
     def share(self, examples: float) -> Callable[[], float]:

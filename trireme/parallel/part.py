@@ -6,7 +6,7 @@ import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors.torch import load as load_bytes
@@ -17,7 +17,6 @@ from trireme.errors import ConfigurationError
 from trireme.parallel.config import PartConfig, PipelineConfig, stages_per_process
 from trireme.parallel.gang import Gang
 from trireme.parallel.local import local
-from trireme.parallel.pipeline import Pipeline
 from trireme.parallel.sharding import copies, fully_sharded, take, whole
 from trireme.parallel.stages import (
     Stage,
@@ -28,8 +27,10 @@ from trireme.parallel.stages import (
     notes_of,
     parameter_costs,
 )
-from trireme.parallel.tensor import tensor_parallel
 from trireme.ps.names import named_buffers, named_parameters
+
+if TYPE_CHECKING:
+    from trireme.parallel.pipeline import Pipeline
 
 __all__ = ["ModelPart", "join"]
 
@@ -119,6 +120,8 @@ class ModelPart:
         return [float(cost) for cost in tensor]
 
     def _cut_tensors(self, module: nn.Module) -> None:
+        from trireme.parallel.tensor import tensor_parallel  # loads slowly
+
         plan = self._config.tensor_plan
         if self._gang.mesh.pp == 1:
             tensor_parallel(module, self._gang.along("tp"), plan)
@@ -132,6 +135,8 @@ class ModelPart:
 
     def pipeline(self, loss: Callable[[Any, Any], torch.Tensor]) -> Pipeline:
         """Returns what drives this process's stages."""
+        from trireme.parallel.pipeline import Pipeline  # loads slowly
+
         return Pipeline(self._gang, self.stages, self.total_stages, self._pipeline_config, loss)
 
     # -- gradients ------------------------------------------------------------------------------

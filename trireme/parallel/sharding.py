@@ -9,11 +9,9 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor, distribute_tensor
 
 from trireme.errors import ConfigurationError
-from trireme.parallel.local import called
+from trireme.parallel.local import called, is_shared
 from trireme.parallel.structure import map_tensors, tensors_in
 
 __all__ = ["copies", "fully_sharded", "take", "tied", "whole"]
@@ -21,16 +19,18 @@ __all__ = ["copies", "fully_sharded", "take", "tied", "whole"]
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:
     """Returns all of a tensor on the CPU; every process that shares it must ask."""
-    full = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    full = tensor.full_tensor() if is_shared(tensor) else tensor
     return full.detach().cpu()
 
 
 @torch.no_grad()
 def take(target: torch.Tensor, full: torch.Tensor) -> None:
     """Fills the part that this process holds of `target` from the whole tensor."""
-    if not isinstance(target, DTensor):
+    if not is_shared(target):
         target.copy_(full)
         return
+    from torch.distributed.tensor import distribute_tensor  # loads slowly
+
     full = full.to(device=target.device, dtype=target.dtype)
     placed = distribute_tensor(full, target.device_mesh, target.placements, src_data_rank=None)
     target.to_local().copy_(placed.to_local())
@@ -44,7 +44,7 @@ def copies(tensor: torch.Tensor, processes: int) -> int:
         processes: how many hold that stage.
     """
     shards = 1
-    if isinstance(tensor, DTensor):
+    if is_shared(tensor):
         for placement, size in zip(tensor.placements, tensor.device_mesh.shape, strict=True):
             if not placement.is_replicate():  # a shard, or a shard of shards, which is no `Shard`
                 shards *= size
@@ -61,6 +61,8 @@ def fully_sharded(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
         module: changed in place.
         mesh: one axis: shards; two: replicas of shards.
     """
+    from torch.distributed.fsdp import fully_shard  # loads slowly
+
     for one in module.modules():
         if getattr(one, "inplace", False):
             one.inplace = False  # type: ignore[assignment]
