@@ -49,7 +49,7 @@ class Rescue:
         """Saves the values where they are newer than the newest checkpoint; deletes none for it.
 
         The chief does so first: it holds the directory's lock. Then any other worker does whose
-        values are newer still, or whose chief is gone too.
+        values are newer still, or whose chief is gone too, or stopped.
 
         Returns:
             What is lost, in a sentence; "" where another worker tells.
@@ -84,7 +84,7 @@ class Rescue:
         deadline = time.monotonic() + (0.0 if self.chief else _CHIEF_SECONDS)
         while not storage.take(self.view):
             if self.chief or time.monotonic() >= deadline:
-                return False
+                return storage.take_from_stopped(self.view)
             time.sleep(0.05)
         return True
 

@@ -89,6 +89,16 @@ class Writer(msgspec.Struct, frozen=True, kw_only=True):
         return self.host == socket.gethostname() and self.pid == os.getpid()
 
     @property
+    def stopped(self) -> bool:
+        """Whether it is known that the process is stopped, as by SIGSTOP: it runs on this host."""
+        if self.gone or self.host != socket.gethostname():
+            return False
+        try:
+            return bool(psutil.Process(self.pid).status() == psutil.STATUS_STOPPED)
+        except psutil.Error:
+            return False
+
+    @property
     def gone(self) -> bool:
         """Whether it is known that the process has ended: it ran on this host."""
         if self.host != socket.gethostname():

@@ -27,7 +27,7 @@ from trireme.session.checkpoint.durable import make_directory
 from trireme.session.checkpoint.saver import LAST_DELAYS, RETRY_SECONDS, FailedSave
 from trireme.session.options import Checkpoint
 from trireme.session.progress import Progress
-from trireme.session.run_lock import RunLock, writer_here
+from trireme.session.run_lock import RunLock, read_writer, writer_here
 
 __all__ = ["Storage"]
 
@@ -122,6 +122,23 @@ class Storage:
             with suppress(OSError, ConfigurationError):
                 self._claim(view, first=False)
         return self._holds
+
+    def take_from_stopped(self, view: int) -> bool:
+        """Takes the directory from a chief whose process is stopped, in a job that is over.
+
+        Who is only slow keeps it: it may be saving.
+
+        Args:
+            view: the number of the last view.
+
+        Returns:
+            Whether it has the directory.
+        """
+        assert self.run_dir is not None
+        writer = read_writer(self.run_dir)
+        if writer is None or not writer.stopped:
+            return self._holds
+        return self.take(view + 1)  # as the chief of the view that there would have been
 
     def _take_over(self, view: int) -> None:
         try:
