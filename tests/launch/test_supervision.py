@@ -221,6 +221,14 @@ def test_asked_once_the_workers_save_and_end() -> None:
     assert supervision.status == 130
 
 
+def test_asked_when_the_last_step_was_made_the_job_has_finished() -> None:
+    supervision = supervise()
+    supervision.interrupt(1)
+    for name in ("worker:0", "worker:1", "ps:0", "coordinator:0"):
+        end(supervision, 2, name, 0)
+    assert (supervision.status, supervision.interrupted) == (0, False)
+
+
 def test_workers_that_do_not_save_in_time_are_killed() -> None:
     supervision = supervise(workers=2)
     supervision.interrupt(1)

@@ -113,6 +113,7 @@ class Supervision:
         self._failed = False
         self._asked: float | None = None  # when somebody first asked this launcher to stop
         self._interrupted = False  # the job was stopped before its end
+        self._cut_short = False  # a task says so itself
         self._again: list[str] = []  # tasks to start again when all of them have ended
         self._fallen: list[Failure] = []  # why
         self._rounds = 0  # how often the whole job was started again
@@ -152,6 +153,7 @@ class Supervision:
             return self._regroup(now)
         if status in (0, INTERRUPTED):
             self._ended_well += task.worker
+            self._cut_short |= status == INTERRUPTED
             self._interrupted |= status == INTERRUPTED
             self._over |= task.coordinator
             said: list[Instruction] = []
@@ -520,6 +522,8 @@ class Supervision:
 
     def _conclude(self) -> None:
         """The last task has ended."""
+        if self._ended_well and not self._cut_short and not self.unsaved:
+            self._interrupted = False  # the request came when there was nothing left to do
         self._failed |= not (self._ended_well or self._interrupted)
         if self._interrupted and self._joined and not self._ended_well and not self.unsaved:
             self.unsaved = [task.name for task in self._tasks.values() if task.worker]
