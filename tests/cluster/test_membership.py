@@ -31,6 +31,7 @@ from trireme.cluster.messages import (
 )
 from trireme.cluster.view import ServerEntry, View, WorkerEntry, first_view, term_of
 from trireme.errors import ConfigurationError
+from trireme.launch.task_config import TaskConfig
 
 JOINED = Joined(1, 1.0, 10.0)
 JOINED_AS_SECOND = Joined(2, 1.0, 10.0)
@@ -536,6 +537,16 @@ class TestTheEnd:
         job.say(c, JobOverHeard())
         assert everybody_told(job.now, job.state)
 
+    def test_who_knows_of_it_has_left_and_keeps_the_reason_it_left_for(self) -> None:
+        job, tasks = self.finished()
+        for name in ("worker:0", "ps:0"):
+            job.say(tasks[name], JobOverHeard())
+        known = [job.state.tasks[name] for name in ("worker:0", "ps:0")]
+        assert [(task.state, task.reason) for task in known] == [
+            ("left", "worker:0 (pid 7 on h) left, failed: boom"),
+            ("left", "the job is over"),
+        ]
+
     def test_it_does_not_wait_for_the_lost(self) -> None:
         job, tasks = self.finished()
         job.say(tasks["worker:0"], JobOverHeard())
@@ -669,6 +680,12 @@ class TestStatus:
 def test_a_policy_that_makes_no_sense_is_refused(option: str, value: float) -> None:
     with pytest.raises(ConfigurationError, match=option):
         replace(Policy(workers=1, servers=0), **{option: value})  # type: ignore[arg-type]
+
+
+def test_what_nobody_sets_is_the_same_in_a_policy_as_in_a_task() -> None:
+    policy, task = Policy(workers=1, servers=0), TaskConfig(job="j", role="worker")
+    assert policy.join_timeout == task.join_timeout
+    assert policy.progress_timeout == task.progress_timeout
 
 
 class TestReasons:

@@ -470,6 +470,21 @@ def test_an_end_is_set_once_asked_for_and_waited_for() -> None:
         worker.client.close()
 
 
+@pytest.mark.parametrize("rule", [SYNC, Rule()], ids=["sync", "async"])
+def test_only_what_may_lack_others_updates_is_pulled_at_the_end(rule: Rule) -> None:
+    with servers(1) as made:
+        worker = Worker(made, 0, rule)
+        worker.begin()
+        worker.push()
+        worker.client.wait()
+        worker.client.retire()
+        before = worker.client.bytes_received
+        assert worker.client.drain() == 1
+        pulled = worker.client.bytes_received - before
+        assert pulled == (0 if rule is SYNC else before // 2)
+        worker.client.close()
+
+
 def test_a_copy_is_of_all_servers_and_is_tried_again_while_another_is_under_way() -> None:
     with servers(2) as made:
         worker = Worker(made, 0, SYNC)

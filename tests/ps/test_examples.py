@@ -80,6 +80,27 @@ def test_what_nobody_leased_is_not_counted() -> None:
     assert book.consumed() == ()
 
 
+def test_only_what_was_dealt_can_be_an_updates_examples() -> None:
+    book = book_of(0)
+    book.lease(lease(0))
+    assert book.senseless([Span("a", 0, 4), Span("a", 2, 2), Span("b", 0, 900)]) is None
+    for span in (Span("a", 0, 5), Span("b", 3, 2)):
+        said = book.senseless([Span("a", 0, 4), span])
+        assert said is not None and f"{span.start} to {span.stop} of {span.dataset!r}" in said
+
+
+def test_when_there_are_too_many_data_sets_the_known_ones_are_dealt_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("trireme.ps.examples._MOST_DATASETS", 2)
+    book = book_of(0)
+    for dataset in ("a", "b"):
+        book.lease(lease(0, dataset))
+    with pytest.raises(ValueError, match="at most 2 data sets"):
+        book.lease(lease(0, "c"))
+    assert book.lease(lease(0, "b")) == (Span("b", 4, 8),)
+
+
 def test_everybody_must_have_the_same_data() -> None:
     book = book_of(0, 1)
     book.lease(lease(0))

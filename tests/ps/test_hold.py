@@ -29,6 +29,13 @@ def test_nothing_is_held_before_a_cut_and_after_it() -> None:
     assert (hold.holds(push(0, 1)), hold.stops_round(0)) == (False, False)
 
 
+def test_a_repeat_keeps_what_is_held_since_when_it_was() -> None:
+    hold = Hold()
+    hold.begin(7, 10.0)
+    hold.begin(7, 12.0)
+    assert (hold.token, hold.since) == (7, 10.0)
+
+
 def test_what_other_servers_have_decided_is_let_through_and_no_more() -> None:
     hold = hold_with((0, 3), (1, 0))
     assert [hold.holds(push(0, sequence)) for sequence in (2, 3, 4)] == [False, False, True]

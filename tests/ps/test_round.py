@@ -28,8 +28,10 @@ def buffer(value: float) -> PartBuffer:
     return PartBuffer(LAYOUT, 0, [torch.full((16,), value)])
 
 
-def pending(member: Member, value: float = 1.0, weight: float = 1.0) -> Pending:
-    push = Push(member[0], member[1], 1, 1, 0, 5, weight)
+def pending(
+    member: Member, value: float = 1.0, weight: float = 1.0, absent: tuple[int, ...] = ()
+) -> Pending:
+    push = Push(member[0], member[1], 1, 1, 0, 5, weight, absent=absent)
     return Pending(push, None, buffer(value), 0.0)
 
 
@@ -115,6 +117,19 @@ def test_what_nobody_measures_is_left_to_the_optimizer_to_divide() -> None:
     alone = current.update(Decision((B,), 1.0))
     assert alone is not None
     assert alone == Total(current.pending[B].gradients)
+
+
+def test_what_no_update_that_weighs_has_is_absent_from_the_round() -> None:
+    current = round_of()
+    current.add(pending(A, absent=(1, 3, 4)))
+    current.add(pending(B, absent=(0, 3, 4)))
+    current.add(pending(C, absent=(), weight=0.0))
+    assert current.absent((A, B, C)) == (3, 4)
+    assert current.absent((A,)) == (1, 3, 4)
+    total = current.update(Decision((A, B, C), 1.0))
+    assert total is not None and total.absent == (3, 4)
+    current.add(pending(C, absent=()))
+    assert current.absent((A, B, C)) == ()
 
 
 def test_an_update_that_is_kept_is_a_copy() -> None:

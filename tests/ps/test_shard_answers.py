@@ -110,7 +110,12 @@ def test_a_push_that_makes_no_sense_is_told_why() -> None:
     for steps in (0, 2):
         ((_, reply),) = told(bench.push(steps=steps))
         assert reply == rejected(f"a push is of {steps} steps, and may be of 1 to 1")
-    assert bench.counters == {"rejected": 6.0}
+    for absent in ((-1,), (1,), (0, 0)):
+        ((_, reply),) = told(bench.push(absent=absent))
+        assert reply == rejected(
+            "a push names absent parameters that are not, ascending, among the 1"
+        )
+    assert bench.counters == {"rejected": 9.0}
     assert bench.value == 100.0
     rounds = Bench(SYNC)
     ((_, reply),) = told(rounds.push(pulled=1))
@@ -243,6 +248,18 @@ def test_what_servers_tell_each_other_of_pushes_is_heard_by_whom_it_is_for() -> 
         if bench is not follower:
             assert bench.shard.committed(bench.now, committed) == []
         assert bench.shard.step == 0
+
+
+def test_who_is_out_is_not_answered_again_when_its_push_is_committed() -> None:
+    bench = Bench(ASYNC, server=1, servers=2)
+    bench.push(1)
+    ((route, _),) = told(bench.view(0))[:1]
+    assert route == "push 1.1"
+    committed = PushesCommitted(0, ((1, 1, 1, True),), 1)
+    out = told(bench.shard.committed(bench.now, committed))
+    assert [route for route, _ in out if str(route).startswith("push")] == []
+    assert bench.shard.step == 1
+    assert bench.shard.waits(bench.now) == ()
 
 
 def test_who_waits_at_the_end_is_answered_where_it_asked() -> None:
@@ -401,6 +418,20 @@ def test_what_is_left_is_the_newest_of_each_worker_of_now() -> None:
     share(1, 1, b"newer")
     assert collect() == (Collected((0, 1), (5, 5)), [b"zero!", b"newer"])
     assert collect("other") == (Collected((), ()), [])
+
+
+def test_only_so_many_topics_are_kept_and_the_known_ones_go_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("trireme.ps.shard._MOST_TOPICS", 1)
+    bench = Bench()
+    for topic, answer in (
+        ("t", Shared()),
+        ("u", Refused("rejected", "workers share 1 topics", 1)),
+        ("t", Shared()),
+    ):
+        out = bench.shard.share(bench.now, "share", Share(0, 1, topic), torch.empty(0))
+        assert told(out) == [("share", answer)]
 
 
 # Sums ------------------------------------------------------------------------------------------

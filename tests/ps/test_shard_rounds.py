@@ -165,6 +165,15 @@ def test_another_server_does_what_server_0_decides() -> None:
     assert bench.shard.round_close(bench.now, RoundClose(0, (B,), 1.0)) == []
 
 
+def test_a_round_of_updates_that_are_not_here_is_not_believed() -> None:
+    bench = Bench(SYNC, server=1, servers=2)
+    bench.push(0, 1, 2.0)
+    assert bench.shard.round_close(bench.now, RoundClose(0, (A, B), 1.0)) == []
+    assert sent(bench.push(1, 1, 4.0)) == [(0, RoundReady(1, 0, (A, B), (), 0.0))]
+    assert bench.shard.step == 0
+    assert bench.shard.round_close(bench.now, RoundClose(0, (A, B), 1.0)) != []
+
+
 def test_an_update_that_server_0_counts_on_outlives_its_worker() -> None:
     bench = Bench(SYNC, server=1, servers=2)
     bench.push(0, 1, 2.0)
