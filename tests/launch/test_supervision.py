@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from trireme.launch.outcome import Outcome, describe_status
@@ -227,6 +229,23 @@ def test_asked_when_the_last_step_was_made_the_job_has_finished() -> None:
     for name in ("worker:0", "worker:1", "ps:0", "coordinator:0"):
         end(supervision, 2, name, 0)
     assert (supervision.status, supervision.interrupted) == (0, False)
+
+
+@pytest.mark.parametrize("last", ["worker:0", "worker:1"])
+def test_what_the_coordinator_knows_to_have_finished_has(last: str) -> None:
+    """A worker had said that it finished, and was killed before its process had ended."""
+    supervision = supervise(limits=replace(LIMITS, restarts=1))
+    end(supervision, 1, "worker:1", -9)  # it is started again, and finds no job
+    end(supervision, 1, "worker:0", -9)
+    end(supervision, 2, "ps:0", 0)
+    end(supervision, 2, "coordinator:0", 0)
+    for name in sorted(("worker:0", "worker:1"), key=lambda name: name == last):
+        late = Outcome(kind="victim", summary="it could not reach the coordinator", at=3.0)
+        supervision.exited(3, name, 1, late) if name == "worker:1" else end(
+            supervision, 3, name, -9
+        )
+    assert supervision.phase is Phase.DONE
+    assert supervision.status == 0
 
 
 def test_workers_that_do_not_save_in_time_are_killed() -> None:

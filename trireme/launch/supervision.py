@@ -120,7 +120,7 @@ class Supervision:
         self._awaited = False  # the launcher is to start the whole job again, and has not begun
         self._ended_well = 0  # how many workers ended by themselves, finished or interrupted
         self._last: Failure | None = None  # the last worker, where that was lost
-        self._over = False  # the job has reached its end, as its coordinator knows
+        self._over = False  # the job has reached its end: its coordinator ended by itself
         self._joined: bool | None = None  # whether a worker ever took part, if that is known
 
     # Events ----------------------------------------------------------------------------------
@@ -155,7 +155,7 @@ class Supervision:
             self._ended_well += task.worker
             self._cut_short |= status == INTERRUPTED
             self._interrupted |= status == INTERRUPTED
-            self._over |= task.coordinator
+            self._over |= task.coordinator and not task.told
             said: list[Instruction] = []
         elif ours:
             said = []
@@ -462,7 +462,7 @@ class Supervision:
     def _lose(self, now: float, failure: Failure) -> list[Instruction]:
         self.lost.append(failure)
         left = sum(task.worker for task in self._alive())
-        if not left and not self._ended_well:
+        if not left and not self._achieved:
             self._begin_failing(now)
             return []
         self._last = None if left else failure
@@ -524,7 +524,7 @@ class Supervision:
         """The last task has ended."""
         if self._ended_well and not self._cut_short and not self.unsaved:
             self._interrupted = False  # the request came when there was nothing left to do
-        self._failed |= not (self._ended_well or self._interrupted)
+        self._failed |= not (self._achieved or self._interrupted)
         if self._interrupted and self._joined and not self._ended_well and not self.unsaved:
             self.unsaved = [task.name for task in self._tasks.values() if task.worker]
         if self._joined is False and not self._failed and not self._interrupted:
@@ -533,6 +533,12 @@ class Supervision:
             self.failures.append(Failure(first, _nobody_joined()))
         self.phase = Phase.DONE
         self._deadline = None
+
+    @property
+    def _achieved(self) -> bool:
+        """Whether a worker has ended well, perhaps one that was killed before its process ended."""
+        had_workers = any(task.worker for task in self._tasks.values())
+        return self._ended_well > 0 or (self._over and had_workers)
 
     def _expect_end(self) -> bool:
         """Whether the coordinator can know that the job is over."""
