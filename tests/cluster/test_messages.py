@@ -52,6 +52,10 @@ def test_an_unknown_outcome_is_malformed() -> None:
         CLUSTER_CATALOG.decode(Leave.kind, msgspec.msgpack.encode(["exploded", "", ""]))
 
 
+def test_who_leaves_may_say_no_more_than_how() -> None:
+    assert Leave("finished") == Leave("finished", "", "")
+
+
 def test_short_details_are_kept() -> None:
     assert clip_details("Traceback\n  ü") == "Traceback\n  ü"
     assert clip_details("x" * MAX_DETAILS) == "x" * MAX_DETAILS

@@ -81,12 +81,24 @@ class TestJoining:
                 assert joined == [1]
                 assert member.next_view().number == 1
 
-    def test_a_coordinator_that_never_starts_is_named(self, address: str) -> None:
+    def test_a_coordinator_that_never_starts_is_named(
+        self, address: str, caplog: pytest.LogCaptureFixture
+    ) -> None:
         with (
             Watched(address, "worker:0", connect_timeout=0.2) as member,
             pytest.raises(ConnectTimeout, match=f"worker:0 could not reach .*{address}"),
+            caplog.at_level("INFO", logger="trireme.cluster"),
         ):
             member.join()
+        assert "lost its coordinator" not in caplog.text, "it never had one"
+
+    def test_who_has_closed_does_not_wait_to_join(self, address: str) -> None:
+        member = Watched(address, "worker:0")
+        member.close()
+        began = time.monotonic()
+        with pytest.raises(ClusterError, match="takes part no longer"):
+            member.join(timeout=PATIENCE)
+        assert time.monotonic() - began < PATIENCE / 2
 
     def test_it_says_so_while_it_tries(self, address: str) -> None:
         with (

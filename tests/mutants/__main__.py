@@ -59,6 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     drawn = _drawn(asked)
     kinds = len({mutant.path for mutant in drawn})
     print(f"{len(drawn)} mutants of {kinds} files, seed {asked.seed}", flush=True)
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # as tests/conftest.py has it, before torch
     for name in WARM:
         importlib.import_module(name)
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:

@@ -6,7 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+import pytest
+
 from tests.ps.bench import SYNC, Bench, view
+from trireme.errors import FrameError
 from trireme.ps.messages import (
     Attach,
     Load,
@@ -21,6 +24,8 @@ from trireme.wire.connection import Incoming
 from trireme.wire.handshake import Identity
 from trireme.wire.message import Message
 from trireme.wire.service import Link
+
+SIZES = {"float32": 4, "float16": 2, "float64": 8, "int32": 4, "uint8": 1, "int64": 8, "bool": 1}
 
 
 @dataclass(eq=False)
@@ -116,3 +121,30 @@ def test_a_server_that_calls_the_coordinator_is_not_talked_to_as_a_server() -> N
     server.hear(other, RoundReady(1, 0, ((0, 1),), (), 0.0))
     assert [type(message) for message in other.sent] == [RoundClose]
     assert not member.sent
+
+
+def test_a_server_takes_words_of_others_only_over_its_link_to_server_0() -> None:
+    server = Server(1)
+    with pytest.raises(FrameError, match="ps:2 may not speak as ps:2"):
+        server.hear(server.link("ps:2"), RoundReady(2, 0, (), (), 0.0))
+
+
+def test_a_load_is_measured_before_it_is_received() -> None:
+    """Of what may come besides values: whole numbers, and scalars, for whatever they hold."""
+    server = Server(workers=(0,))
+    bench = Bench(SYNC)
+    worker = server.link("worker:0", 1)
+    server.hear(worker, Attach(0, 1, 1, bench.layout.spec, bench.optimizer, SYNC))
+
+    def room(*tensors: TensorSpec) -> int:
+        load = Load(0, 1, 1, 0, tensors, (), ())
+        length = sum(SIZES[spec.dtype] * (1 if spec.group >= 0 else 16) for spec in tensors)
+        return sum(view.nbytes for view in worker.destination(load, length))
+
+    assert room(*(TensorSpec(name, name, "float32", 0, 16) for name in SIZES)) == 16 * 28
+    assert room(*(TensorSpec(name, name, "float32", 0, 16, 0) for name in SIZES)) == 28
+    scalars = [TensorSpec("state/step", "float64", "float32", 0, 16, 0)] * 1000
+    assert room(*scalars) == 8000, "more than values take"
+    for senseless in (TensorSpec("x", "str", "float32", 0, 16), TensorSpec("x", "bool", "x", 2, 1)):
+        with pytest.raises(FrameError, match="a tensor of a load makes no sense: TensorSpec"):
+            worker.destination(Load(0, 1, 1, 0, (senseless,), (), ()), 16)

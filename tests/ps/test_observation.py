@@ -35,6 +35,7 @@ def test_a_server_tells_what_it_applied_and_who_waits() -> None:
     bench.push(0, 2, 2.0, pulled=1)
     bench.now += 0.75
     status = watched.look()
+    assert bench.value == 97.0
     assert status["state"] == "serving"
     assert (status["global_step"], status["applied"], status["stale"]) == (1, 2, 0)
     assert isinstance(status["apply_seconds"], float)

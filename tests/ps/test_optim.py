@@ -10,6 +10,7 @@ import torch
 
 from trireme.errors import ConfigurationError, Rejected, UnsupportedOptimizerError
 from trireme.ps.dense import PartBuffer, dtype_of
+from trireme.ps.kernels import DIRECT
 from trireme.ps.layout import Layout
 from trireme.ps.messages import GroupSpec, OptimizerSpec, ParameterSpec, TensorSpec
 from trireme.ps.optim import OPTIMIZERS, groups_of, misfit, spec_of
@@ -430,6 +431,13 @@ def test_an_optimizer_becomes_a_name_and_numbers() -> None:
     assert spec.groups[1].values["betas"] == (0.1, 0.2)
     assert all(set(group.values) == OPTIMIZERS["AdamW"].hyper for group in spec.groups)
     assert groups_of(optimizer, "AdamW") == spec.groups
+    optimizer.param_groups[0]["lr"] = "much"
+    with pytest.raises(ConfigurationError, match="a hyper-parameter is 'much'"):
+        spec_of(optimizer)
+
+
+def test_only_torchs_optimizers_have_kernels_of_their_own() -> None:
+    assert set(DIRECT) <= set(OPTIMIZERS)
 
 
 def test_a_subclass_that_steps_as_its_base_does_goes_by_its_name() -> None:
@@ -480,6 +488,9 @@ def test_changed_hyper_parameters_must_fit() -> None:
     )
     layout = layout_of(1, "float32")
     adam = OptimizerSpec("Adam", (GroupSpec({"lr": 0.1, "amsgrad": False}),))
+    for betas in ((0.9, 1.0), (-0.1, 0.9), (0.9, 0.99, 0.999), (0.9, float("nan")), 0.9):
+        assert "betas is" in str(misfit(adam, (GroupSpec({"betas": betas}),))), betas
+    assert misfit(adam, (GroupSpec({"betas": (0.0, 0.9)}),)) is None
     assert misfit(adam, (GroupSpec({"lr": 0.2}),)) is None
     assert "amsgrad cannot" in str(misfit(adam, (GroupSpec({"lr": 0.2, "amsgrad": True}),)))
     rms = OptimizerSpec("RMSprop", (GroupSpec({"lr": 0.1, "momentum": 0.5}),))

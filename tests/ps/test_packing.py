@@ -140,3 +140,20 @@ def test_what_was_lost_is_named_by_parameter_however_many_servers(servers: int) 
     assert all(torch.equal(again[name], tensor) for name, tensor in named.items())
     residuals.restore({})
     assert not any(tensor.any() for tensor in residuals.export().values())
+
+
+def test_what_was_lost_of_absent_parameters_waits() -> None:
+    gradients = buffer(torch.linspace(-1.0, 1.0, 600))
+    gradients.vectors[1].fill_(0.3)
+    packer = Packer(BlockInt8(), gradients)
+    packer.pack()
+    lost = [residual.clone() for residual in packer.residuals]
+    assert lost[0][:600].any()
+    gradients.vectors[0].zero_()
+    packer.pack([(0, 100, 300)])
+    assert torch.equal(packer.residuals[0][100:300], lost[0][100:300])
+    data = sent(packer.views)
+    received = buffer()
+    receive(data, received)
+    assert not received.vectors[0][100:300].any()
+    assert received.vectors[0][:100].any()

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import queue
 import subprocess
 import sys
 import threading
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 import pytest
 import torch
 from torch import nn
 
+from trireme.cluster.membership import Policy
+from trireme.cluster.messages import JobOver
+from trireme.cluster.rendezvous import Member, MemberConfig
 from trireme.cluster.view import ServerEntry, View, WorkerEntry
 from trireme.errors import WireError
 from trireme.ps.client import Client, ClientOptions
@@ -20,12 +24,20 @@ from trireme.ps.dense import FlatModel
 from trireme.ps.messages import Applied, Push
 from trireme.ps.optim import spec_of
 from trireme.ps.rule import Rule
-from trireme.ps.server import LeaderLink, ShardHandler, beside
+from trireme.ps.server import (
+    LeaderLink,
+    Recording,
+    ServerConfig,
+    ShardHandler,
+    beside,
+    serve,
+)
 from trireme.ps.snapshot import ModelState
 from trireme.wire.handshake import Identity
 from trireme.wire.service import Service
 from trireme.wire.shared_memory import available
-from trireme.wire.transport import listen
+from trireme.wire.shm import shm_address
+from trireme.wire.transport import connect, listen
 
 JOB, SECRET = "job", b"s" * 32
 
@@ -76,11 +88,11 @@ def model() -> nn.Module:
     return nn.Sequential(nn.Linear(20, 30), nn.Tanh(), nn.Linear(30, 3))
 
 
-def joined(view: View, *, shared: bool, rule: Rule) -> tuple[Client, FlatModel]:
+def joined(view: View, *, shared: bool, rule: Rule, epoch: str = "") -> tuple[Client, FlatModel]:
     trained = model()
     optimizer = torch.optim.Adam(trained.parameters(), lr=0.01)
     flat = FlatModel([list(trained.named_parameters())], servers=len(view.servers), shared=shared)
-    client = Client(ClientOptions(JOB, SECRET, 0, 1), Fixed(view), flat)
+    client = Client(ClientOptions(JOB, SECRET, 0, 1, epoch=epoch), Fixed(view), flat)
     client.attach(spec_of(optimizer), rule)
     client.load(ModelState(0, {n: p.detach().clone() for n, p in flat.parameters.items()}))
     client.pull()
@@ -249,3 +261,42 @@ def test_a_server_that_listens_has_imported_what_optimizers_need() -> None:
     )
     ended = subprocess.run([sys.executable, "-c", program], timeout=100, check=False)
     assert ended.returncode == 0, "modules are imported when the first optimizer is made"
+
+
+def test_servers_join_a_job_serve_it_and_end_with_it() -> None:
+    """What their processes run; server 0 hosts the coordinator."""
+    policy = Policy(workers=1, servers=2, heartbeat_interval=0.1)
+    listening: queue.Queue[str] = queue.Queue()
+    ends: queue.Queue[JobOver | None] = queue.Queue()
+    grown: queue.Queue[bool] = queue.Queue()
+    kept: queue.Queue[Mapping[str, float | str]] = queue.Queue()
+
+    def run(index: int, coordinator: str | None) -> None:
+        where = "tcp://127.0.0.1:0"
+        config = ServerConfig(JOB, SECRET, index, where, coordinator, policy, share_memory=False)
+        record: Recording = lambda status, last: kept.put(status) if last else None  # noqa: E731
+        ends.put(serve(config, listening.put, record=record))
+        grown.put(torch.is_grad_enabled())
+
+    threads = []
+    coordinator = None
+    for index in range(2):
+        threads.append(threading.Thread(target=run, args=(index, coordinator), daemon=True))
+        threads[-1].start()
+        coordinator = coordinator or listening.get(timeout=10)
+    assert coordinator is not None
+    with pytest.raises(WireError):
+        connect(shm_address(coordinator), timeout=1.0)
+    member = Member(MemberConfig(coordinator, JOB, "worker", 0, SECRET))
+    member.join(timeout=10)
+    view = member.wait_for_view(timeout=10)
+    client, flat = joined(view, shared=False, rule=Rule(0, 0), epoch=member.epoch)
+    train(client, flat, 2)
+    client.close()
+    assert member.leave("finished")
+    for thread in threads:
+        thread.join(10)
+    member.close()
+    assert [getattr(ends.get(timeout=1), "outcome", None) for _ in threads] == ["finished"] * 2
+    assert [grown.get(timeout=1) for _ in threads] == [False] * 2
+    assert [kept.get(timeout=1)["global_step"] for _ in threads] == [2.0] * 2

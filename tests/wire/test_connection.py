@@ -146,7 +146,8 @@ def test_payloads_of_any_shape_and_type() -> None:
     received = np.zeros((3, 4), np.float32)
     tail = np.zeros((), np.float64)
     stream.incoming = memoryview(bytes(stream.outgoing))
-    connection.destination = lambda message, length: [memoryview(received), memoryview(tail)]
+    views = [memoryview(part) for part in (received, np.zeros((0, 3)), tail)]
+    connection.destination = lambda message, length: views
     connection.poll()
     assert (received == matrix).all() and tail == 7.0
 

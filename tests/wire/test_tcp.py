@@ -170,6 +170,17 @@ def test_no_way_to_the_host(error: OSError, monkeypatch: pytest.MonkeyPatch) -> 
         connect("tcp://192.0.2.1:80", timeout=1.0)
 
 
+def test_what_is_forbidden_is_not_called_out_of_reach(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Forbidden(socket.socket):
+        def connect(self, address: object) -> None:
+            raise OSError(1, "Operation not permitted")
+
+    monkeypatch.setattr(tcp.socket, "socket", Forbidden)
+    with pytest.raises(WireError, match=r"cannot connect to .*: Operation not") as caught:
+        connect("tcp://192.0.2.1:80", timeout=1.0)
+    assert not isinstance(caught.value, ConnectTimeout)
+
+
 def test_too_many_open_files(monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*args: object) -> socket.socket:
         raise OSError(24, "Too many open files")
