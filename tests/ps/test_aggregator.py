@@ -6,17 +6,29 @@ import queue
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import cast
+from unittest import mock
 
 import pytest
 import torch
 
 from tests.ps.test_client import JOB, SECRET, SYNC, Servers, Worker, servers
 from trireme.cluster.view import View, WorkerEntry
-from trireme.errors import ConfigurationError
+from trireme.errors import ConfigurationError, FrameError
 from trireme.ps.aggregator import AggregatorHandler, connect_through
-from trireme.ps.messages import Applied
+from trireme.ps.dense import PartBuffer
+from trireme.ps.layout import Layout
+from trireme.ps.messages import (
+    Applied,
+    Enlist,
+    ParameterSpec,
+    PushedTogether,
+    Refused,
+    Waiting,
+)
 from trireme.ps.rule import Rule
-from trireme.wire.service import Service
+from trireme.wire.handshake import Identity
+from trireme.wire.service import Link, Service
 from trireme.wire.transport import listen
 
 
@@ -343,3 +355,31 @@ def test_what_cannot_be_summed_is_refused_before_training(
     with servers(count) as made, hosts(1) as (host,), pytest.raises(ConfigurationError) as caught:
         Worker(made, 0, rule, aggregator=host.address)
     assert words in str(caught.value)
+
+
+def test_an_aggregator_takes_values_only_with_the_answer_to_a_sum() -> None:
+    handler = AggregatorHandler()
+    handler._layout = layout = Layout.of([ParameterSpec("a", (16,), "float32", 0)], servers=1)
+    nbytes = PartBuffer(layout, 0).nbytes
+    link = cast(Link, None)
+    for message in (Waiting("round 1", (), 0.0), Refused("apart", "", 1)):
+        with pytest.raises(FrameError, match="has no payload of"):
+            handler._place(link, message, nbytes)
+    with pytest.raises(FrameError, match="has no payload of"):
+        handler._place(link, PushedTogether(1, ()), nbytes + 4)
+    with mock.patch.object(handler.gathering, "answered", return_value=[]) as answered:
+        handler._heard(PushedTogether(1, ()), 1, ())
+        views = handler._place(link, PushedTogether(1, ()), nbytes)
+        handler._heard(PushedTogether(1, ()), 2, views)
+        handler._heard(PushedTogether(1, ()), 3, ())
+    assert [len(call.args[2]) for call in answered.call_args_list] == [0, 1, 0]
+
+
+def test_an_aggregator_says_itself_what_it_cannot_sum() -> None:
+    handler = AggregatorHandler()
+    layout = Layout.of([ParameterSpec("a", (16,), "float32", 0)], servers=2)
+    link = mock.Mock(identity=Identity(JOB, "worker:0", 1))
+    answer = handler._enlist(link, Enlist(0, 1, layout.spec, SYNC, "tcp://h:1"))
+    assert isinstance(answer, Refused)
+    assert (answer.code, answer.view) == ("rejected", 0)
+    assert "one parameter server, and this job has 2" in answer.reason

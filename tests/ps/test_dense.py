@@ -231,3 +231,17 @@ def test_sparse_gradients_are_refused() -> None:
     model(torch.tensor([1])).sum().backward()
     with pytest.raises(ConfigurationError, match=r"sparse=False"):
         buffers.collect_gradients()
+
+
+def test_a_staged_models_gradients_are_copied_beside_it() -> None:
+    model, plain = small_model(), small_model()
+    buffers = FlatModel([list(model.named_parameters())], servers=1, staged=True)
+    for each in (model, plain):
+        backward(each)
+        each[0].bias.grad = None
+    part = buffers.part_gradients(0)
+    buffers.collect_gradients()
+    for placed in buffers.layout.vectors[0].placed:
+        copied = part.vectors[0][placed.start : placed.stop]
+        gradient = plain.get_parameter(placed.parameter.name).grad
+        assert not copied.any() if gradient is None else torch.equal(copied, gradient.flatten())

@@ -287,6 +287,16 @@ def test_a_push_of_other_words_than_announced_is_sent_whole_in_those_words(
     assert not worker.overlap.ruled_out
 
 
+def test_what_surprises_again_and_again_rules_it_out(worker: Worker) -> None:
+    assert worker.step() == Applied(1)
+    worker.begin()
+    for _ in range(2):
+        worker.overlap.surprised()
+    assert not worker.overlap.ruled_out
+    worker.overlap.surprised()
+    assert "changes from step to step" in worker.overlap.ruled_out
+
+
 def test_a_client_that_closes_in_backward_ends_its_thread_and_its_watch(made: Servers) -> None:
     worker = Worker(made)
     worker.begin()

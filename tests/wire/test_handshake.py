@@ -87,6 +87,20 @@ def hello(**changes: Any) -> Hello:
     return replace(words, **changes)
 
 
+@pytest.mark.parametrize(
+    ("task", "role", "index"),
+    [
+        ("worker:12", "worker", 12),
+        ("worker:012", "worker", -1),
+        ("worker:1:2", "worker", -1),
+        ("observer", "observer", -1),
+    ],
+)
+def test_what_is_no_name_of_a_task_has_no_index(task: str, role: str, index: int) -> None:
+    identity = Identity("job", task)
+    assert (identity.role, identity.index) == (role, index)
+
+
 def test_both_sides_prove_themselves() -> None:
     handshake = ServerHandshake(JOB, SECRET, EPOCH)
     assert handshake.identity is None
