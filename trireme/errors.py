@@ -87,7 +87,14 @@ class UnsupportedOptimizerError(UsageError):
 
 
 class WireError(TriremeError):
-    """Something went wrong between two processes."""
+    """Something went wrong between two processes.
+
+    Attributes:
+        server: the name of the parameter server that was out of reach too long; "" for anything
+            else.
+    """
+
+    server = ""
 
 
 class ConnectionClosed(WireError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -51,3 +52,29 @@ def test_a_disk_that_takes_nothing_ends_nothing(
         full[0] = False
         assert eventually(lambda: reader.news() == LOST)
     assert os.listdir(tmp_path) == ["attendance"]
+
+
+def test_it_beats_and_says_what_is_new_on_a_full_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = [Attendance()]
+    reader = AttendanceReader(tmp_path / "attendance")
+    with AttendanceFile(tmp_path / "attendance", lambda: told[0]):
+        assert eventually(lambda: reader.news() == Attendance())
+
+        def refuse(path: Path, data: bytes) -> int:
+            raise OSError(28, "No space left on device")
+
+        monkeypatch.setattr(Path, "write_bytes", refuse)
+        told[0] = LOST
+        assert eventually(lambda: reader.news() == LOST)
+        assert eventually(lambda: reader.news() == LOST)  # and beats on
+
+
+def test_it_comes_back_where_its_directory_was_removed(tmp_path: Path) -> None:
+    path = tmp_path / "run" / "attendance"
+    reader = AttendanceReader(path)
+    with AttendanceFile(path, lambda: LOST):
+        assert eventually(lambda: reader.news() == LOST)
+        shutil.rmtree(path.parent)
+        assert eventually(lambda: reader.news() == LOST)

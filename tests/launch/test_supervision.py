@@ -620,7 +620,9 @@ def test_who_asks_to_stop_before_the_restart_gets_the_failure() -> None:
     supervision = supervise(limits=AGAIN)
     end(supervision, 1, "ps:0", -9)
     told = supervision.interrupt(2)
-    assert Terminate("worker:0") in told and "ends instead" in said(told)
+    assert "ends instead" in said(told)
+    assert orders(told) == [], "the workers may be saving what they hold"
+    assert Terminate("worker:0") in supervision.tick(4), "for so long"
     for name in ("worker:0", "worker:1"):
         end(supervision, 3, name, 1, raised(kind="victim"))
     end(supervision, 3, "coordinator:0", 1, raised(kind="victim"))
@@ -628,6 +630,63 @@ def test_who_asks_to_stop_before_the_restart_gets_the_failure() -> None:
     assert supervision.status == 1
     assert supervision.culprit is not None
     assert supervision.culprit.name == "ps:0"
+
+
+def test_workers_are_told_to_end_when_the_coordinator_dies_after_a_server() -> None:
+    supervision = supervise(limits=AGAIN)
+    assert orders(end(supervision, 1, "ps:0", -9)) == []
+    told = end(supervision, 1.1, "coordinator:0", -9)
+    assert orders(told) == [Terminate("worker:0"), Terminate("worker:1")]
+
+
+def lost_worker(now: float = 1.0, **formed: bool) -> tuple[Supervision, str]:
+    """Worker 0 was killed; what the launcher said of it."""
+    supervision = supervise()
+    supervision.attended(0.0, True, {}, **formed)
+    return supervision, said(end(supervision, now, "worker:0", -9))
+
+
+def test_a_job_that_has_not_begun_cannot_go_on_without_a_worker() -> None:
+    supervision, _ = lost_worker(formed=False)
+    assert supervision.tick(2.9) == []
+    ended = supervision.tick(3)
+    assert "worker:0 ended before the job had begun, which needs all tasks" in said(ended)
+    assert Terminate("worker:1") in ended
+    for name in ("worker:1", "ps:0", "coordinator:0"):
+        end(supervision, 4, name, -15)
+    assert supervision.status == 1
+    assert supervision.culprit is not None and supervision.culprit.name == "worker:0"
+
+
+def test_a_job_that_has_begun_goes_on_without_a_worker() -> None:
+    supervision, told = lost_worker(formed=True)
+    assert "the job goes on with the 1 left" in told
+    assert supervision.tick(100) == []
+
+
+def test_what_is_heard_late_of_the_jobs_beginning_counts() -> None:
+    supervision, _ = lost_worker(formed=False)
+    supervision.attended(2.0, True, {}, formed=True)
+    assert supervision.tick(100) == []
+
+
+def test_a_program_that_ends_before_the_job_has_begun_fails_it() -> None:
+    supervision = supervise()
+    supervision.attended(0.0, True, {}, formed=False)
+    end(supervision, 1, "worker:0", 0)
+    assert Terminate("worker:1") in supervision.tick(3)
+    end(supervision, 4, "worker:1", -15)
+    assert supervision.status == 2
+    assert supervision.culprit is not None
+    assert "before the job had begun" in supervision.culprit.outcome.summary
+
+
+def test_who_is_killed_with_all_others_is_not_called_unkillable() -> None:
+    supervision = supervise(workers=1)
+    supervision.attended(0.0, True, {"worker:0": hung()})
+    supervision.interrupt(1)
+    supervision.interrupt(1.9)
+    assert "cannot be killed" not in said(supervision.tick(2.1))
 
 
 def test_a_silent_coordinator_is_killed_and_like_one_that_died() -> None:

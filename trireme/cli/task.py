@@ -295,6 +295,7 @@ def _attendance(coordinator: Coordinator) -> Attendance:
     tasks = coordinator.state.tasks.values()
     return Attendance(
         joined=any(task.role == "worker" and task.incarnation > 0 for task in tasks),
+        formed=coordinator.state.phase != "forming",
         lost=tuple(
             Lost(task.name, task.pid, task.reason) for task in tasks if task.state == "lost"
         ),

@@ -39,10 +39,12 @@ class Attendance(msgspec.Struct, frozen=True):
 
     Attributes:
         joined: whether any worker ever did.
+        formed: whether all tasks once did, and the job began.
         lost: the tasks that are given up now.
     """
 
     joined: bool = False
+    formed: bool = False
     lost: tuple[Lost, ...] = ()
 
 
@@ -80,16 +82,29 @@ class AttendanceFile:
         self._renew(beat=True)
 
     def _renew(self, *, beat: bool) -> None:
-        # On a full disk the next look tries again; the time of change needs no room there.
-        with contextlib.suppress(OSError):
-            now = self._look()
-            if now != self._written:
-                beside = self._path.with_name(f"{self._path.name}.{os.getpid()}")
-                beside.write_bytes(msgspec.json.encode(now))
-                beside.replace(self._path)
+        now = self._look()
+        if now != self._written:
+            with contextlib.suppress(OSError):  # the next look tries again
+                self._write(msgspec.json.encode(now))
                 self._written = now
-            elif beat:
-                os.utime(self._path)
+        if beat:
+            try:
+                os.utime(self._path)  # which needs no room on a full disk
+            except OSError:
+                self._written = None  # the file is gone, with its directory perhaps
+
+    def _write(self, content: bytes) -> None:
+        beside = self._path.with_name(f"{self._path.name}.{os.getpid()}")
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            beside.write_bytes(content)
+            beside.replace(self._path)
+        except OSError:
+            with contextlib.suppress(OSError):
+                beside.unlink()
+            with self._path.open("r+b") as there:  # the room that it has is enough, on a full disk
+                there.write(content)
+                there.truncate()
 
 
 class AttendanceReader:

@@ -177,6 +177,7 @@ class Launcher:
         self._turned = self._begin
         self._heard: float | None = None  # when the coordinator last said who takes part
         self._unrecorded = False  # what happens cannot be recorded now
+        self._removed = False  # the run directory is gone
         self._again = False  # the whole job is to be started again
 
     # From start to end -----------------------------------------------------------------------
@@ -324,6 +325,13 @@ class Launcher:
         stood_still, self._turned = now - self._turned > STOOD_STILL, now
         if self._heard is not None and stood_still:
             self._heard = now
+        if not self._removed and not (self._directory.path / "logs").exists():
+            self._removed = True
+            self._console.say(
+                f"WARNING: the run directory {self._directory.path} was removed: what the tasks "
+                "print is kept nowhere; `trireme status` and `trireme stop` do not find this job",
+                alarm=True,
+            )
         quiet = 0.0 if self._heard is None else now - self._heard
         if quiet > self._job.limits.silence:
             self._heard = None
@@ -359,7 +367,9 @@ class Launcher:
             for task in attendance.lost
             if pids.get(task.name) == task.pid  # else another process has come in its place
         }
-        self._carry_out(self._supervision.attended(now, attendance.joined, lost))
+        self._carry_out(
+            self._supervision.attended(now, attendance.joined, lost, formed=attendance.formed)
+        )
 
     def _carry_out(self, instructions: Sequence[Instruction]) -> None:
         for instruction in instructions:

@@ -6,6 +6,7 @@ only told that the job is over, does not fit into it.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -47,7 +48,6 @@ _VICTIMS = (
     ConnectionRefused,
     ConnectionBroken,
     PeerClosed,
-    Rejected,
     WireTimeout,
 )
 """What a task raises when it was another one that failed or did not come."""
@@ -138,10 +138,17 @@ def _kind(error: TriremeError) -> Kind:
 
 
 def write_outcome(path: Path, outcome: Outcome) -> None:
-    """Writes an outcome so that a reader sees all of it or nothing."""
+    """Writes an outcome so that a reader sees all of it or nothing.
+
+    Where that cannot be, as on a full disk, the launcher goes by the exit status.
+    """
     beside = path.with_name(f"{path.name}.{os.getpid()}")
-    beside.write_bytes(msgspec.json.encode(outcome))
-    beside.replace(path)
+    try:
+        beside.write_bytes(msgspec.json.encode(outcome))
+        beside.replace(path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            beside.unlink()
 
 
 def read_outcome(path: Path) -> Outcome | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import runpy
 import sys
@@ -96,8 +95,7 @@ def _failed(error: BaseException, task: str, outcome: Path | None) -> int:
 
 def _leave(path: Path | None, outcome: Outcome) -> None:
     if path is not None:
-        with contextlib.suppress(OSError):  # a full disk, say: the exit status is left
-            write_outcome(path, outcome)
+        write_outcome(path, outcome)
 
 
 def _without_launcher(frames: TracebackType | None) -> TracebackType | None:

@@ -122,6 +122,8 @@ class Supervision:
         self._last: Failure | None = None  # the last worker, where that was lost
         self._over = False  # the job has reached its end: its coordinator ended by itself
         self._joined: bool | None = None  # whether a worker ever took part, if that is known
+        self._formed = False  # all have taken part
+        self._missing: tuple[float, Failure] | None = None  # until when, who has ended before that
 
     # Events ----------------------------------------------------------------------------------
 
@@ -150,11 +152,16 @@ class Supervision:
         if name in self._again:
             if status not in (0, INTERRUPTED) and not ours:
                 self._fallen.append(Failure(name, outcome))
-            return self._regroup(now)
+            # With the coordinator dies who would tell the workers of the death of a server.
+            silent = task.coordinator and status not in (0, INTERRUPTED)
+            workers = [other for other in self._alive() if other.worker and not other.told]
+            told = self._terminate(workers) if silent and not ours else []
+            return [*told, *self._regroup(now)]
         if status in (0, INTERRUPTED):
             self._ended_well += task.worker
             self._cut_short |= status == INTERRUPTED
             self._interrupted |= status == INTERRUPTED
+            self._note_missing(now, task, Failure(name, _came_to_nothing()))
             self._over |= task.coordinator and not task.told
             said: list[Instruction] = []
         elif ours:
@@ -167,7 +174,9 @@ class Supervision:
             said = self._keeper_failed(now, Failure(name, outcome))
         return said + self._advance(now)
 
-    def attended(self, now: float, joined: bool, lost: Mapping[str, Outcome]) -> list[Instruction]:
+    def attended(
+        self, now: float, joined: bool, lost: Mapping[str, Outcome], *, formed: bool = True
+    ) -> list[Instruction]:
         """The coordinator says who takes part.
 
         Args:
@@ -175,8 +184,11 @@ class Supervision:
             joined: whether any worker ever did.
             lost: the tasks that it has given up although their processes live, and why. A worker
                 may come back by itself for a moment more.
+            formed: whether all tasks once took part, and the job began.
         """
         self._joined = joined
+        if formed:
+            self._formed, self._missing = True, None
         for task in self._alive():
             outcome = lost.get(task.name)
             if outcome is None:
@@ -244,6 +256,8 @@ class Supervision:
     def deadline(self) -> float | None:
         """When `tick` has something to do; None for never."""
         times = [task.due for task in self._alive() if task.due is not None]
+        if self._missing is not None and self.phase is Phase.RUNNING:
+            times.append(self._missing[0])
         if self._deadline is not None:
             times.append(self._deadline)
         return min(times, default=None)
@@ -252,6 +266,8 @@ class Supervision:
         """Time has passed."""
         orders = self._kill_the_given_up(now)
         alive = self._alive()
+        if self._missing is not None and self.phase is Phase.RUNNING and now >= self._missing[0]:
+            return [*orders, *self._cannot_begin(now, self._missing[1])]
         if self._deadline is None or now < self._deadline or not alive:
             return orders
         return [*orders, *self._too_late(now, alive)]
@@ -344,6 +360,7 @@ class Supervision:
         if self.phase is Phase.RUNNING and may_restart and not self._over:
             return self._restart(task, failure)
         if failure.outcome.sudden and self.phase in (Phase.RUNNING, Phase.STOPPING):
+            self._note_missing(now, task, failure)
             return self._lose(now, failure)
         if failure.outcome.kind == "victim":
             if task.given_up is not None and self.phase is Phase.RUNNING:
@@ -378,6 +395,7 @@ class Supervision:
         if whole and any(not task.worker for task in tasks):
             self._rounds += 1
             self._awaited, self._joined = True, None
+            self._formed, self._missing = False, None
             lost = {f.outcome.loss: f.name for f in self._fallen if f.outcome.loss}
             return [*(Say(f"{name}: {loss}") for loss, name in lost.items()), RestartAll()]
         own = [failure for failure in self._fallen if failure.outcome.kind != "victim"]
@@ -401,7 +419,7 @@ class Supervision:
         if late:
             self._deadline = now + self._limits.kill
             for task in late:
-                task.killed = True
+                task.killed, task.due = True, None
             workers = ", ".join(task.name for task in late if task.worker)
             said = [Say(f"{workers} did not end for the restart: killed")] if workers else []
             return [*said, *(Kill(task.name) for task in late)]
@@ -415,8 +433,9 @@ class Supervision:
         self._again = []
         self.phase = Phase.RUNNING
         self._begin_failing(now)
+        # The workers may be saving what they hold: they are asked to end when that takes too long.
         said = Say("the job was about to start again, and ends instead")
-        return [said, *self._terminate(self._alive()), *self._advance(now)]
+        return [said, *self._advance(now)]
 
     def _may_begin_again(self, failure: Failure) -> bool:
         """Whether the whole job is to be started again because of a dead server or coordinator."""
@@ -458,6 +477,21 @@ class Supervision:
             f"({task.restarts} of {self._limits.restarts})"
         )
         return [say, Restart(task.name, self.restarts_left(task.name))]
+
+    def _note_missing(self, now: float, task: _Task, failure: Failure) -> None:
+        """A worker has ended for good. If the job has not begun by then, it never will."""
+        has_coordinator = any(other.coordinator for other in self._tasks.values())
+        if task.worker and has_coordinator and not self._formed and self._missing is None:
+            self._missing = (now + self._limits.settle, failure)
+
+    def _cannot_begin(self, now: float, failure: Failure) -> list[Instruction]:
+        """All tasks must come before the job begins, and one of them cannot come any more."""
+        self._missing = None
+        if not any(task.worker for task in self._alive()):
+            return []  # nobody waits for it: see `_conclude`
+        self._fail(now, failure)
+        how = f"{failure.name} ended before the job had begun, which needs all tasks"
+        return [Say(f"WARNING: {how}: the job ends"), *self._terminate(self._alive())]
 
     def _lose(self, now: float, failure: Failure) -> list[Instruction]:
         self.lost.append(failure)
@@ -561,7 +595,7 @@ class Supervision:
         self._deadline = now + self._limits.kill
         orders: list[Instruction] = []
         for task in self._alive():
-            task.killed = True
+            task.killed, task.due = True, None  # from now on the phase's deadline counts
             orders.append(Kill(task.name))
         return orders
 
@@ -573,6 +607,15 @@ def _how(failure: Failure) -> str:
 
 def _unkillable() -> Outcome:
     return Outcome(kind="hung", summary="killed, and has not ended", at=0.0)
+
+
+def _came_to_nothing() -> Outcome:
+    return Outcome(
+        kind="usage",
+        summary="its program ended before the job had begun: the others waited for it. Does it "
+        "open a trireme.Session, or call trireme.distribute, on every worker?",
+        at=0.0,
+    )
 
 
 def _nobody_joined() -> Outcome:

@@ -7,6 +7,7 @@ out, and only then comes the next one. There is no lock to hold and none to lose
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -459,6 +460,7 @@ class LeaderLink:
         self._lost.set()
 
     def _run(self, leader: ServerEntry) -> None:
+        said = -math.inf
         while not self._closed.is_set():
             try:
                 connection = Connection(connect(leader.address, timeout=5.0), PS_CATALOG)
@@ -471,7 +473,8 @@ class LeaderLink:
                     self._lost.wait()  # for somebody to follow under a newer epoch
                     continue
                 # At the end of a job ps:0 may be gone before this server hears that it is over.
-                if not self._closed.wait(_RETRY_SECONDS):
+                if not self._closed.wait(_RETRY_SECONDS) and time.monotonic() > said + 10.0:
+                    said = time.monotonic()
                     _log.warning("%s cannot reach ps:0: %s", self._identity.task, error)
                 continue
             self._lost.clear()

@@ -78,6 +78,8 @@ SLICE = 0.5
 BACK_OFF = 0.02
 """Seconds before a request that met another view, or a cut, is sent again."""
 
+_HURRIED_SECONDS = 3.0
+
 
 class Membership(Protocol):
     """Where a client learns who serves, and whether the job still runs."""
@@ -111,6 +113,8 @@ class ClientOptions:
         aggregator: where the aggregator of this host listens; None where there is none.
         overlap: whether pushes that `begin` announces leave while backward runs.
         waiting: told why and for whom the answer is withheld, and since how many seconds.
+        hurries: whether this worker is asked to stop: a server that is out of reach is given up
+            sooner then.
     """
 
     job: str
@@ -124,6 +128,7 @@ class ClientOptions:
     aggregator: str | None = None
     overlap: Overlapping = "auto"
     waiting: Callable[[str, Sequence[str], float], None] | None = None
+    hurries: Callable[[], bool] = lambda: False
 
 
 def identity_of(options: ClientOptions) -> Identity:
@@ -408,13 +413,18 @@ class ServerLinks:
         now = time.monotonic()
         if link.failing_since is None:
             link.failing_since = now
-        elif now - link.failing_since > self.options.retry_seconds:
-            raise type(error)(
+            return
+        patience = self.options.retry_seconds
+        if self.options.hurries():
+            patience = min(patience, _HURRIED_SECONDS)
+        if now - link.failing_since > patience:
+            lost = type(error)(
                 f"worker:{self.options.worker} could not reach ps:{link.index} for "
-                f"{self.options.retry_seconds:.0f} s: {error}"
-            ) from error
-        else:
-            time.sleep(BACK_OFF)
+                f"{patience:.0f} s: {error}"
+            )
+            lost.server = f"ps:{link.index}"
+            raise lost from error
+        time.sleep(BACK_OFF)
 
     def check_patience(self, waiting: Patience, links: Sequence[ServerLink]) -> None:
         """Returns while answers may still be waited for.

@@ -22,7 +22,7 @@ import torch
 from trireme.cluster.messages import Outcome
 from trireme.cluster.rendezvous import Member, MemberConfig
 from trireme.cluster.view import View
-from trireme.errors import ConfigurationError, Fenced, JobFailed, TriremeError
+from trireme.errors import ConfigurationError, Fenced, JobFailed, TriremeError, WireError
 from trireme.launch.detect import TaskConfig
 from trireme.launch.outcome import describe
 from trireme.ps.client import Client, ClientOptions
@@ -203,6 +203,7 @@ class Supervisor:
                 else None,
                 overlap=self.task.overlap,
                 waiting=self._say_waiting,
+                hurries=lambda: self.interrupted is not None,
             ),
             self._member,
             training.flat,
@@ -736,11 +737,9 @@ class Supervisor:
 
     def _rescue(self, error: BaseException) -> None:
         """Saves the values that are here where a server was lost, and says what is lost with it."""
-        over = None if self._member is None else self._member.over
+        lost = self._lost_with(error)
         if (
-            over is None
-            or over.outcome != "failed"
-            or not over.culprit.startswith(("ps:", "coordinator:"))
+            not lost.startswith(("ps:", "coordinator:"))
             or self.state not in ("training", "saving")
             or self._left
             or describe(error).kind != "victim"
@@ -750,22 +749,30 @@ class Supervisor:
             self._averager.go_back()
         step = self.global_step if self._last_step is None else self._last_step
         rescue = Rescue(
-            over.culprit,
+            lost,
             step,
             self._view_number,
             self.is_chief,
             self._checkpointer.lost_with_servers(),
-            self._rescued(over.culprit, step),
+            self._rescued(lost, step),
         )
         try:
             loss = rescue.save(self.storage)
         except Exception as failure:  # nothing shall hide why the job is over
             loss = f"and the values could not be saved: {type(failure).__name__}: {failure}"
         if loss:
-            said = f"{over.culprit} was lost at step {step} or a little later: {loss}"
+            said = f"{lost} was lost at step {step} or a little later: {loss}"
             self._progress.warn(said)
             if isinstance(error, JobFailed):
                 error.loss = said
+
+    def _lost_with(self, error: BaseException) -> str:
+        """Returns the name of the task with which the job was lost, as far as this worker knows."""
+        over = None if self._member is None else self._member.over
+        if over is not None:
+            return over.culprit if over.outcome == "failed" else ""
+        # Who was lost together with its coordinator, as ps:0 by hand, is named by nobody else.
+        return error.server if isinstance(error, WireError) else ""
 
     def _rescued(self, lost: str, step: int) -> Callable[[dict[str, Any]], CheckpointData]:
         """Returns what makes a checkpoint of the values that are here."""
