@@ -647,7 +647,8 @@ def lost_worker(now: float = 1.0, **formed: bool) -> tuple[Supervision, str]:
 
 
 def test_a_job_that_has_not_begun_cannot_go_on_without_a_worker() -> None:
-    supervision, _ = lost_worker(formed=False)
+    supervision, told = lost_worker(formed=False)
+    assert "goes on" not in told
     assert supervision.tick(2.9) == []
     ended = supervision.tick(3)
     assert "worker:0 ended before the job had begun, which needs all tasks" in said(ended)

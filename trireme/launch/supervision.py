@@ -487,8 +487,8 @@ class Supervision:
     def _cannot_begin(self, now: float, failure: Failure) -> list[Instruction]:
         """All tasks must come before the job begins, and one of them cannot come any more."""
         self._missing = None
-        if not any(task.worker for task in self._alive()):
-            return []  # nobody waits for it: see `_conclude`
+        if self._joined is None or not any(task.worker for task in self._alive()):
+            return []  # nothing is known of it, or nobody waits for it: see `_conclude`
         self._fail(now, failure)
         how = f"{failure.name} ended before the job had begun, which needs all tasks"
         return [Say(f"WARNING: {how}: the job ends"), *self._terminate(self._alive())]
@@ -500,8 +500,10 @@ class Supervision:
             self._begin_failing(now)
             return []
         self._last = None if left else failure
-        rest = f"the job goes on with the {left} left" if left else "the others had finished"
-        return [Say(f"WARNING: {failure.name} {_how(failure)}; {rest}")]
+        rest = f"; the job goes on with the {left} left" if left else "; the others had finished"
+        if left and self._missing is not None and self._joined is not None:
+            rest = ""  # whether it does is not known yet
+        return [Say(f"WARNING: {failure.name} {_how(failure)}{rest}")]
 
     def _aggregator_failed(self, failure: Failure) -> list[Instruction]:
         """Nothing is lost with it: its workers push by themselves."""
