@@ -313,7 +313,7 @@ def test_a_worker_that_its_coordinator_has_given_up_is_killed(tmp_path: Path) ->
         tmp_path,
         {
             "coordinator:0": f"{LISTEN}; import json; pid = int(open(HERE + '/pid').read()); "
-            f"told = json.dumps({{'joined': True, 'lost': {lost}}}); "
+            f"told = json.dumps({{'joined': True, 'formed': True, 'lost': {lost}}}); "
             "open(FILES.attendance, 'w').write(told); open(HERE + '/fifo').read()",
             "ps:0": FOR_EVER,
             "worker:0": "open(HERE + '/fifo').read(); print('done')",
