@@ -92,9 +92,11 @@ class WireError(TriremeError):
     Attributes:
         server: the name of the parameter server that was out of reach too long; "" for anything
             else.
+        loss: as of `JobFailed`, where that server was lost.
     """
 
     server = ""
+    loss = ""
 
 
 class ConnectionClosed(WireError):

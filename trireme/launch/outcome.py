@@ -26,6 +26,7 @@ from trireme.errors import (
     TriremeError,
     UsageError,
     WaitTimeout,
+    WireError,
     WireTimeout,
 )
 
@@ -101,7 +102,7 @@ def describe(error: BaseException, place: str = "") -> Outcome:
     text = str(error).strip().splitlines()
     first = text[0] if text else ""
     if isinstance(error, TriremeError):
-        loss = error.loss if isinstance(error, JobFailed) else ""
+        loss = error.loss if isinstance(error, JobFailed | WireError) else ""
         return Outcome(kind=_kind(error), summary=first, at=time.time(), loss=loss)
     if isinstance(error, SystemExit):
         return Outcome(kind="exit", summary=f"sys.exit({error.code!r})", at=time.time())

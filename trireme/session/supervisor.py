@@ -763,7 +763,7 @@ class Supervisor:
         if loss:
             said = f"{lost} was lost at step {step} or a little later: {loss}"
             self._progress.warn(said)
-            if isinstance(error, JobFailed):
+            if isinstance(error, JobFailed | WireError):
                 error.loss = said
 
     def _lost_with(self, error: BaseException) -> str:
