@@ -248,6 +248,18 @@ def test_what_the_coordinator_knows_to_have_finished_has(last: str) -> None:
     assert supervision.status == 0
 
 
+def test_a_job_whose_workers_are_lost_while_it_stops_has_saved_nothing() -> None:
+    supervision = supervise()
+    supervision.attended(0.0, True, {})
+    supervision.interrupt(1)
+    assert "worker:0 was killed by SIGKILL" in said(end(supervision, 2, "worker:0", -9))
+    assert "no worker is left" in said(end(supervision, 2, "worker:1", -9))
+    for name in ("ps:0", "coordinator:0"):
+        end(supervision, 3, name, -15)
+    assert (supervision.status, supervision.failed) == (1, False)
+    assert supervision.unsaved == ["worker:0", "worker:1"]
+
+
 def test_workers_that_do_not_save_in_time_are_killed() -> None:
     supervision = supervise(workers=2)
     supervision.interrupt(1)

@@ -497,6 +497,8 @@ class Supervision:
         self.lost.append(failure)
         left = sum(task.worker for task in self._alive())
         if not left and not self._achieved:
+            if self.phase is Phase.STOPPING:  # nothing is saved: `_conclude` says so
+                return [Say(f"WARNING: {failure.name} {_how(failure)}, and no worker is left")]
             self._begin_failing(now)
             return []
         self._last = None if left else failure
