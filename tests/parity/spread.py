@@ -329,6 +329,47 @@ def train_frozen(run_dir: str, steps: int, start: int = 0) -> dict[str, Any]:
     return {name: value.numpy() for name, value in values_of(session.model).items()}
 
 
+def _frozen_in_between(model: nn.Module, step: int) -> None:
+    """Freezes the first parameter for some of the steps, as a program does with its own model."""
+    next(model.parameters()).requires_grad_(not STEPS // 3 <= step < STEPS - 3)
+
+
+def train_plain_frozen_in_between() -> Values:
+    """Trains one plain process, whose first parameter is frozen in between."""
+    model = model_of("MLP")
+    made = OPTIMIZERS["decay"](model.parameters())
+    for step, batch in enumerate(batches_of("MLP")):
+        _frozen_in_between(model, step)
+        made.zero_grad()
+        plain_loss("MLP", model, batch).backward()
+        made.step()
+    return values_of(model)
+
+
+def train_frozen_in_between(replicas: int) -> dict[str, Any]:
+    """As that, in a session, which computes with other tensors where the model is cut."""
+    session = Session(model_of("MLP"), loss_of, OPTIMIZERS["decay"], max_steps=STEPS)
+    with session:
+        for batch in session.loader(data_of("MLP"), BATCH // replicas, shuffle=False):
+            _frozen_in_between(session.model, session.global_step)
+            session.step(batch)
+    return {name: value.numpy() for name, value in values_of(session.model).items()}
+
+
+def train_past_the_model(replicas: int) -> None:
+    """Computes the loss with the program's own module, past the outputs that it is given."""
+    model = model_of("MLP")
+    session = Session(
+        model,
+        lambda outputs, targets: loss_of(model(torch.ones(2, *ALL["MLP"].inputs)), targets[:2]),
+        OPTIMIZERS["sgd"],
+        max_steps=STEPS,
+    )
+    with session:
+        for batch in session.loader(data_of("MLP"), BATCH // replicas, shuffle=False):
+            session.step(batch)
+
+
 def train_and_look(case: str, replicas: int) -> tuple[dict[str, Any], list[float]]:
     """As `train_spread`; meanwhile the chief alone evaluates now and then. Returns its losses."""
     session = Session(model_of(case), loss_of, OPTIMIZERS["sgd"], max_steps=STEPS)

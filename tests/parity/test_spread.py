@@ -18,7 +18,10 @@ from tests.parity.spread import (
     train_and_look,
     train_averaged,
     train_frozen,
+    train_frozen_in_between,
+    train_past_the_model,
     train_plain,
+    train_plain_frozen_in_between,
     train_spread,
 )
 from tests.parity.table import refusal
@@ -206,6 +209,23 @@ def test_running_statistics_are_those_of_one_process(way: str) -> None:
     assert any("running_mean" in name for name in wanted)
     for values in spread(way, "batch normalization"):
         assert difference(values, wanted) <= CLOSE
+
+
+CUT = ["allreduce", "fsdp", "tensor", "pipeline gpipe", "fsdp=2,tp=2", "ps sync over tp=2"]
+
+
+@pytest.mark.parametrize("way", CUT)
+def test_a_program_freezes_and_thaws_the_model_that_it_knows(way: str) -> None:
+    ran = run_gang(WAYS[way], train_frozen_in_between, REPLICAS.get(way, 1))
+    plain = train_plain_frozen_in_between()
+    for values in ran.values:
+        assert difference({n: torch.from_numpy(v) for n, v in values.items()}, plain) <= 1e-6
+
+
+@pytest.mark.parametrize("way", ["fsdp", "tensor"])
+def test_a_loss_that_reaches_nothing_that_is_trained_is_refused(way: str) -> None:
+    said = refusal(run_gang(WAYS[way], train_past_the_model, REPLICAS.get(way, 1)))
+    assert said is not None and "the loss reached no parameter that is trained" in said
 
 
 @pytest.mark.parametrize("way", ["allreduce", "fsdp", "tp=2,pp=2", "ps sync over pp=2"])

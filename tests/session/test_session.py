@@ -167,6 +167,18 @@ def test_a_scheduler_that_does_not_count_its_steps() -> None:
     assert session.optimizer.param_groups[0]["lr"] == pytest.approx(0.01 * 0.5**3)
 
 
+def test_l2_leaves_alone_what_is_frozen_in_the_middle() -> None:
+    session = make_session(l2=0.1, max_steps=6)
+    with session:
+        parameter = next(session.model.parameters())
+        for batch in session.loader(DATA, 10):
+            if session.global_step == 3:
+                parameter.requires_grad_(False)
+                before = parameter.detach().clone()
+            session.step(batch)
+    assert torch.equal(parameter, before)
+
+
 class _Endless(IterableDataset[Any]):
     def __iter__(self) -> Iterator[Any]:
         return iter(DATA)

@@ -85,6 +85,9 @@ class ModelPart:
             for module in self.modules
             for name, parameter in named_parameters(module)
         }
+        # A program may freeze and thaw the parameters of the module that it knows.
+        self._known = dict(named_parameters(model)) if cut is None else {}
+        self._thawed = {name: known.requires_grad for name, known in self._known.items()}
         self._trained = [p for p in self.parameters.values() if p.requires_grad]
         self._processes = gang.size // gang.mesh.pp
 
@@ -142,9 +145,31 @@ class ModelPart:
     # -- gradients ------------------------------------------------------------------------------
 
     def zero_gradients(self) -> None:
-        """Forgets the gradients: backward makes new ones."""
-        for parameter in self.parameters.values():
+        """Forgets the gradients: backward makes new ones, for what the program has not frozen."""
+        for name, parameter in self.parameters.items():
             parameter.grad = None
+            known = self._known.get(name)
+            if known is not None and known.requires_grad != self._thawed[name]:
+                self._thawed[name] = known.requires_grad
+                parameter.requires_grad_(known.requires_grad)
+
+    def check_gradients(self) -> None:
+        """Leaves out the gradients of what is frozen, which FSDP makes all the same.
+
+        Raises:
+            ConfigurationError: backward reached nothing that is trained here.
+        """
+        trained = [p for p in self.parameters.values() if p.requires_grad]
+        for parameter in self.parameters.values():
+            if not parameter.requires_grad:
+                parameter.grad = None
+        if self._gang.mesh.pp == 1 and trained and all(p.grad is None for p in trained):
+            raise ConfigurationError(
+                "the loss reached no parameter that is trained. Where the model is cut (fsdp, "
+                "tensor, a mesh) a session computes with pieces of its own: compute the loss from "
+                "the outputs that it is given, or use trireme.distribute, which cuts the "
+                "program's own module"
+            )
 
     def gradient_norm(self) -> torch.Tensor:
         """Returns the L2 norm of the gradient of the whole model, a 0-dim float64 tensor."""

@@ -108,7 +108,8 @@ def distribute(
         model: on its device, with the parameters that the optimizer was built from; or several
             modules, in a list, or by name in a dict, whose parameters are then called
             `NAME.PARAMETER` in checkpoints.
-        optimizer: one that the parameter server has; without servers any. Learning-rate schedulers
+        optimizer: one that the parameter server has; without servers any whose
+            step needs no closure. Learning-rate schedulers
             may act on what is returned as they would on this one, or on this one itself.
         run_dir: where checkpoints go; the launcher's `--run-dir` takes precedence.
         max_steps: the global step at which `should_stop()` becomes true.

@@ -47,6 +47,7 @@ class GangReplica(Replica):
     ) -> None:
         super().__init__(model, loss, trained, options, metrics, reducer)
         self._gang = gang
+        self._part = trained if isinstance(trained, ModelPart) else None
 
     def backward(self, batch: Any, begin: Callable[[float], None] | None = None) -> StepResult:
         """As `Replica.backward`, with the mean over all replicas.
@@ -56,7 +57,10 @@ class GangReplica(Replica):
             TriremeError: as `Replica.backward`.
         """
         with lost_peer():
-            return super().backward(batch, begin)
+            result = super().backward(batch, begin)
+        if self._part is not None and result.examples:
+            self._part.check_gradients()
+        return result
 
 
 class PipelineReplica(GangReplica):

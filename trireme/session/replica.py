@@ -233,12 +233,14 @@ class Replica:
         return StepResult(mean, outputs, self._metrics, total)
 
     def _penalise(self) -> None:
-        for parameter in self._penalised:
+        penalised = [p for p in self._penalised if p.requires_grad]  # some may be frozen by now
+        for parameter in penalised:
             if parameter.grad is None:  # this batch did not use it, and it decays all the same
                 parameter.grad = torch.zeros_like(parameter)
-        gradients = [local(p.grad) for p in self._penalised if p.grad is not None]
-        values = [local(p.detach()) for p in self._penalised]
-        torch._foreach_add_(gradients, values, alpha=self._options.l2)
+        gradients = [local(p.grad) for p in penalised if p.grad is not None]
+        if gradients:
+            values = [local(p.detach()) for p in penalised]
+            torch._foreach_add_(gradients, values, alpha=self._options.l2)
 
     def _good(self, loss: torch.Tensor) -> bool:
         """Returns whether an update may be made from a loss."""
