@@ -24,8 +24,9 @@ SHELL := /bin/sh
 BIN := .venv/bin
 STAMP := .venv/.installed
 PYTEST_ARGS ?=
-# As many as there are cores. 0 is none beside pytest's own, as a debugger wants it.
-TEST_PROCESSES ?= logical
+# One more than there are cores, for many tests wait for processes that they have started. 0 is none
+# beside pytest's own, as a debugger wants it.
+TEST_PROCESSES ?= $(shell expr $$(nproc 2>/dev/null || getconf _NPROCESSORS_ONLN) + 1)
 MUTANTS_ARGS ?=
 MUTANTS_STAMP := .venv/.mutants-installed
 RAY_STAMP := .venv/.ray-installed
