@@ -21,8 +21,11 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from tests.harness import JOB, SECRET, Cluster, Ran, keepers
 from trireme.launch.detect import TASK_VARIABLE, TaskConfig, encode_task
+from trireme.launch.task_config import decode_task
 
 SECONDS = 180.0
 
@@ -144,15 +147,21 @@ def _run(
     ran = GangRan()
     processes: list[BaseProcess] = []
     pipes: dict[Connection, int] = {}
-    addresses = _addresses(tasks)
+    listeners = _listeners(tasks)
     for place, task in enumerate(tasks):
         ours, theirs = _spawner.Pipe(duplex=False)
-        told = encode_task(_at(task, addresses))
-        process = _spawner.Process(target=_child, args=(theirs, told, program, args), daemon=True)
+        listener = listeners.get(task.index if task.servers else 0)
+        told = encode_task(_at(task, listener))
+        inherited = listener if task.rank == 0 and task.processes > 1 else None
+        process = _spawner.Process(
+            target=_child, args=(theirs, told, inherited, program, args), daemon=True
+        )
         process.start()
         theirs.close()
         processes.append(process)
         pipes[ours] = place
+    for listener in listeners.values():
+        listener.close()  # the process that inherited it has it alone
     deadline = time.monotonic() + SECONDS
     try:
         while pipes:
@@ -186,27 +195,31 @@ def _take(ran: GangRan, pipe: Connection, place: int) -> None:
         ran.raised[place] = data
 
 
-def _addresses(tasks: list[TaskConfig]) -> dict[int, str]:
-    """Returns a free address for each gang. Nobody else on this machine is handed it so soon."""
+def _listeners(tasks: list[TaskConfig]) -> dict[int, socket.socket]:
+    """Returns a socket for each gang, at which its processes meet: rank 0 inherits it."""
     gangs = {task.index if task.servers else 0 for task in tasks if task.processes > 1}
-    found: dict[int, str] = {}
-    for gang in gangs:
-        with socket.create_server(("127.0.0.1", 0)) as server:
-            found[gang] = f"127.0.0.1:{server.getsockname()[1]}"
-    return found
+    return {gang: socket.create_server(("127.0.0.1", 0)) for gang in gangs}
 
 
-def _at(task: TaskConfig, addresses: Mapping[int, str]) -> TaskConfig:
-    import msgspec
+def _at(task: TaskConfig, listener: socket.socket | None) -> TaskConfig:
+    together = listener is not None and task.processes > 1
+    gang = f"127.0.0.1:{listener.getsockname()[1]}" if listener and together else ""
+    return msgspec.structs.replace(task, gang=gang)
 
-    gang = addresses.get(task.index if task.servers else 0, "")
-    return msgspec.structs.replace(task, gang=gang if task.processes > 1 else "")
 
-
-def _child(pipe: Connection, task: str, program: Callable[..., Any], args: Any) -> None:
+def _child(
+    pipe: Connection,
+    task: str,
+    listener: socket.socket | None,
+    program: Callable[..., Any],
+    args: Any,
+) -> None:
     import torch
 
     torch.set_num_threads(1)
+    if listener is not None:
+        config = msgspec.structs.replace(decode_task(task), gang_fd=listener.detach())
+        task = encode_task(config)
     os.environ[TASK_VARIABLE] = task
     try:
         answer = True, program(*args)
