@@ -187,7 +187,7 @@ class Proxy:
 
     def close(self) -> None:
         """Resets all connections and listens no longer."""
-        _targets.pop(self.address, None)  # whoever is given the port next is no proxy
+        _targets.pop(self.address, None)  # the port may be given to a real server next
         with suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
