@@ -15,7 +15,7 @@ from benchmarks.exchange.contender import Exchange, answer, fork_client
 from benchmarks.paced import pace
 from benchmarks.pairs import Plan, interleave
 from benchmarks.results import Goal, Kind, Result
-from trireme.ps.client import OVERLAP_BYTES
+from trireme.ps.client.client import OVERLAP_BYTES
 from trireme.ps.rule import Rule
 
 __all__ = ["run"]

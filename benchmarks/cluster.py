@@ -17,15 +17,16 @@ from torch import nn
 
 from benchmarks.forked import Forked, fork
 from benchmarks.paced import pace
-from trireme.cluster.rendezvous import Member, MemberConfig
+from trireme.cluster.member import Member, MemberConfig
 from trireme.cluster.state import Policy
 from trireme.cluster.view import View
 from trireme.errors import JobFailed
-from trireme.ps.client import Client, ClientOptions, Overlapping
-from trireme.ps.dense import FlatModel
-from trireme.ps.optim import spec_of
+from trireme.job_config import JobConfig
+from trireme.ps.client.client import Client, ClientOptions, Overlapping
+from trireme.ps.flat import FlatModel
+from trireme.ps.optimizers import spec_of
 from trireme.ps.rule import Rule
-from trireme.ps.server import ServerConfig, serve
+from trireme.ps.server.service import ServerConfig, serve
 from trireme.ps.snapshot import ModelState
 
 __all__ = ["Address", "Replica", "Transport", "flat_vector", "join", "start_servers"]
@@ -94,7 +95,7 @@ def _serve(
         listen="tcp://127.0.0.1:0",
         coordinator=coordinator,
         policy=Policy(workers, servers, join_timeout=_SECONDS),
-        share_memory=shared,
+        config=JobConfig(transport="auto" if shared else "tcp"),
     )
     serve(config, pipe.send)
 

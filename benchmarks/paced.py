@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 from unittest import mock
 
-from trireme.wire import tcp
+from trireme.wire.transports import tcp
 
 __all__ = ["pace"]
 

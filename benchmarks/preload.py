@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 import torch.distributed
 
-import trireme.cluster.rendezvous
+import trireme.cluster.member
 import trireme.models
-import trireme.ps.client
-import trireme.ps.server
+import trireme.ps.client.client
+import trireme.ps.server.service
 
 __all__ = ["torch", "trireme"]
 

@@ -21,12 +21,13 @@ from multiprocessing.connection import Connection as Pipe
 from typing import ClassVar
 
 from trireme.errors import WireError
-from trireme.wire.connection import Connection, Incoming
+from trireme.wire.connection import Connection
+from trireme.wire.frame_reader import Incoming
 from trireme.wire.handshake import Identity, authenticate
 from trireme.wire.message import Catalog, Message
 from trireme.wire.service import Link, Service
-from trireme.wire.sockets import BUFFER_BYTES
 from trireme.wire.transport import connect, listen
+from trireme.wire.transports.socket_stream import BUFFER_BYTES
 
 JOB, SECRET = "benchmark", b"benchmark"
 HEADER = struct.Struct("!QQQQ")

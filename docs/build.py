@@ -24,7 +24,7 @@ import msgspec
 from trireme.cli.parser import COMMANDS, Parser
 from trireme.cluster import messages as cluster_messages
 from trireme.cluster import view as cluster_view
-from trireme.launch.settings import OPTIONS
+from trireme.job_config import OPTIONS
 from trireme.ps import messages as ps_messages
 from trireme.ps import rule as ps_rule
 from trireme.wire import handshake
@@ -167,28 +167,36 @@ FOLDERS = {
 
 
 def layout() -> str:
+    """Returns the folders of the project, with the first sentence of each."""
+    rows = [("trireme/", ""), *tree(ROOT / "trireme", 1, files=False)]
+    return drawn([*rows, *((f"{name}/", comment) for name, comment in FOLDERS.items())])
+
+
+def files() -> str:
     """Returns the tree of the package and of the examples, with each file's own first sentence."""
     rows = [("trireme/", ""), *tree(ROOT / "trireme", 1)]
-    for name, comment in FOLDERS.items():
-        rows.append((f"{name}/", comment))
-        if name == "examples":
-            rows += tree(ROOT / name, 1)
+    return drawn([*rows, ("examples/", FOLDERS["examples"]), *tree(ROOT / "examples", 1)])
+
+
+def drawn(rows: list[tuple[str, str]]) -> str:
+    """Returns names and what they are, in two columns."""
     width = max(len(name) for name, comment in rows if comment) + 2
     return "\n".join(["```", *(f"{name:<{width}}{text}".rstrip() for name, text in rows), "```"])
 
 
-def tree(folder: Path, depth: int) -> Iterator[tuple[str, str]]:
+def tree(folder: Path, depth: int, *, files: bool = True) -> Iterator[tuple[str, str]]:
     """Yields the name, indented, and the first sentence of all that is in a folder."""
     indent = "  " * depth
     packages = [path for path in folder.iterdir() if (path / "__init__.py").exists()]
     modules = [path for path in folder.glob("*.py") if path.name != "__init__.py"]
     if folder.name == "trireme":
         modules.append(folder / "__init__.py")
-    for path in sorted(modules):
-        yield f"{indent}{path.name}", first_sentence(path)
+    if files:
+        for path in sorted(modules):
+            yield f"{indent}{path.name}", first_sentence(path)
     for path in sorted(packages):
         yield f"{indent}{path.name}/", first_sentence(path / "__init__.py")
-        yield from tree(path, depth + 1)
+        yield from tree(path, depth + 1, files=files)
 
 
 def first_sentence(path: Path) -> str:
@@ -287,6 +295,7 @@ def parse_docstring(text: str) -> tuple[str, dict[str, str]]:
 
 REGIONS: tuple[tuple[str, str, Callable[[], str]], ...] = (
     ("README.md", "layout", layout),
+    ("docs/architecture.md", "files", files),
     ("docs/protocol.md", "messages", messages),
 )
 """Page, region, and what writes it."""

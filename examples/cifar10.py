@@ -1,8 +1,8 @@
 """The classic CIFAR-10 tutorial on any number of workers.
 
 Two convolutions with local response normalization, random crops to 24x24, flips, brightness and
-contrast, a moving average of the parameters for the evaluation. Each worker says every 10 of its
-steps how fast it is.
+contrast, a moving average of the parameters for the evaluation. Each worker prints its
+speed every 10 steps.
 
     trireme run --ps 1 --workers 2 examples/cifar10.py --data-dir DIR
 """

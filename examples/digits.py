@@ -3,8 +3,8 @@
     python examples/digits.py                                  one process
     trireme run --ps 1 --workers 2 examples/digits.py          one parameter server, two workers
 
-`make demo` is the second, each time in a run directory of its own. The program is the same either
-way: what differs is the launch.
+`make demo` runs the second command, each time in a new run directory. The program is the same for
+both; only the launch differs.
 """
 
 from __future__ import annotations

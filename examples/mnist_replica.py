@@ -1,6 +1,6 @@
 """The classic replicated MNIST program: one hidden layer of 100, Adam at 0.01, batches of 100.
 
-How the replicas work together is the launch's business, not this file's:
+The launch configures how the replicas work together:
 
     trireme run --ps 1 --workers 2 --strategy async examples/mnist_replica.py --data-dir DIR
     trireme run --ps 2 --workers 2 --strategy sync ...                 synchronous, two servers

@@ -1,4 +1,4 @@
-"""The classic MNIST program with summaries: all that TensorBoard can show of a small network.
+"""The classic MNIST program with summaries: all dashboards of TensorBoard for a small network.
 
 A hidden layer of 500 units, dropout that keeps 0.9 of them, Adam at 0.001, 1,000 steps. The test
 accuracy every 10 steps; distributions, pictures, and what each operation cost, every 100; a trace
@@ -7,8 +7,8 @@ of torch's profiler at step 150, which TensorBoard shows after `pip install xpro
     trireme run --ps 1 --workers 2 --strategy sync examples/mnist_summaries.py --data-dir DIR
     tensorboard --logdir runs/mnist_summaries/tensorboard
 
-With `--strategy async` the others go on while the chief evaluates: the test's points are further
-apart then.
+With `--strategy async` the other workers continue while the chief evaluates, so the points of the
+test curve are further apart.
 """
 
 from __future__ import annotations

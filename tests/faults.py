@@ -21,8 +21,6 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-import psutil
-
 from trireme.session.hooks import Hook
 from trireme.session.session import Session
 from trireme.wire import transport
@@ -44,8 +42,7 @@ class Fault:
         step: its own step, from 1, in the process that it is at that time.
         moment: `before` the step; or `in flight`: its push is sent and not answered.
         action: `kill` (SIGKILL), `hang` (SIGSTOP), `raise`, `stop job` (SIGTERM to the launcher,
-            as a user's `kill` sends it), `hear of stop` (it waits for another one's `stop job`), or
-            `kill aggregator` (SIGKILL to the host's).
+            as a user's `kill` sends it), or `hear of stop` (it waits for another one's `stop job`).
     """
 
     worker: int
@@ -73,13 +70,6 @@ class Fault:
             os.kill(os.getppid(), signal.SIGTERM)
         elif self.action == "hear of stop":
             pass  # see `Faults`
-        elif self.action == "kill aggregator":
-            (aggregator,) = (
-                task
-                for task in psutil.Process(os.getppid()).children()
-                if "aggregator" in task.cmdline()
-            )
-            aggregator.kill()
         else:
             raise Injected(f"worker:{self.worker} at its step {self.step}")
 
@@ -87,7 +77,7 @@ class Fault:
 def _until_told(session: Session) -> None:
     """Waits until a worker has heard that its job is to stop: its steps take no time at all."""
     deadline = time.monotonic() + 60.0
-    while session.supervisor.interrupted is None:
+    while session.worker.lifecycle.interrupted is None:
         assert time.monotonic() < deadline, "nobody told this worker to stop"
         threading.Event().wait(0.005)
 
@@ -123,15 +113,15 @@ class Faults(Hook):
             if fault.action in ("stop job", "hear of stop"):
                 _until_told(session)
             return
-        client: Any = session._supervisor.client
-        wait = client.wait
+        backend: Any = session.worker.backend
+        wait = backend.end_exchange
 
         def wait_in_vain() -> Any:
-            client.wait = wait
+            backend.end_exchange = wait
             fault.happen()
             return wait()
 
-        client.wait = wait_in_vain
+        backend.end_exchange = wait_in_vain
 
 
 # A connection -----------------------------------------------------------------------------------
@@ -213,9 +203,9 @@ class Proxy:
             with self._lock:
                 self._open.add(pair)
             for ends in ((near, far), (far, near)):
-                threading.Thread(target=self._pump, args=(pair, *ends), daemon=True).start()
+                threading.Thread(target=self._sender, args=(pair, *ends), daemon=True).start()
 
-    def _pump(self, pair: _Pair, source: socket.socket, sink: socket.socket) -> None:
+    def _sender(self, pair: _Pair, source: socket.socket, sink: socket.socket) -> None:
         pause = threading.Event()
         with suppress(OSError):
             while data := source.recv(1 << 16):
@@ -295,7 +285,7 @@ class Proxies:
         self._mean = mean_lifetime
         self._lock = threading.Lock()
         self.by_server: dict[str, Proxy] = {}
-        self._patch = mock.patch("trireme.ps.server_links.connect", self._connect)
+        self._patch = mock.patch("trireme.ps.client.server_links.connect", self._connect)
 
     def __enter__(self) -> Proxies:
         self._patch.start()

@@ -33,9 +33,10 @@ from tests.faults import unnoticed
 from trireme.cluster.coordinator import Coordinator
 from trireme.cluster.messages import JobOver
 from trireme.cluster.state import Policy
-from trireme.launch.detect import TASK_VARIABLE, TaskConfig, encode_task
-from trireme.ps.segment_optimizer import load_optimizers
-from trireme.ps.server import ServerConfig, serve
+from trireme.job_config import JobConfig
+from trireme.launch.environment.detect import TASK_VARIABLE, TaskConfig, encode_task
+from trireme.ps.server.service import ServerConfig, serve
+from trireme.ps.shard.segment_optimizer import load_optimizers
 from trireme.session.session import Session
 from trireme.wire.service import Service
 from trireme.wire.transport import listen
@@ -55,7 +56,8 @@ class Cluster:
 
     Attributes:
         workers, servers: how many; without servers one worker trains in its own memory.
-        strategy, aggregate, staleness, every, prefetch, compress: as on the command line.
+        strategy, aggregate, staleness, every, prefetch, uncommitted, compress: as on the command
+            line.
         scheme: `memory`, `tcp`, or `shm`: TCP where workers lend servers their memory.
         overlap: as on the command line.
         run_dir: where checkpoints go; None for nowhere.
@@ -71,6 +73,7 @@ class Cluster:
     staleness: int | None = None
     every: int | None = None
     prefetch: bool = False
+    uncommitted: bool = False
     compress: str = "none"
     scheme: str = "memory"
     overlap: Literal["auto", "on", "off"] = "auto"
@@ -98,17 +101,20 @@ class Cluster:
             servers=self.servers,
             coordinator=coordinator and self.coordinator_seen_at(index, coordinator),
             secret=SECRET.hex(),
-            run_dir=None if self.run_dir is None else str(self.run_dir),
-            strategy=self.strategy,
-            aggregate=self.aggregate,
-            staleness=self.staleness,
-            every=self.every,
-            prefetch=self.prefetch,
-            compress=self.compress,
-            overlap=self.overlap,
+            config=JobConfig(
+                run_dir=None if self.run_dir is None else str(self.run_dir),
+                strategy=self.strategy,
+                aggregate=self.aggregate,
+                staleness=self.staleness,
+                every=self.every,
+                prefetch=self.prefetch,
+                uncommitted=self.uncommitted,
+                compress=self.compress,
+                overlap=self.overlap,
+                transport="tcp" if self.scheme == "tcp" else "auto",
+                join_timeout=SECONDS,
+            ),
             display="none",
-            transport="tcp" if self.scheme == "tcp" else "auto",
-            join_timeout=SECONDS,
         )
 
 
@@ -147,7 +153,7 @@ def run_job(cluster: Cluster, make: Callable[[int], Session], program: Program[T
         AssertionError: a thread did not end in time, or a server ended by an error.
     """
     ran: Ran[T] = Ran()
-    passing_on = mock.patch("trireme.cluster.conversation.connect", unnoticed)
+    passing_on = mock.patch("trireme.cluster.member_loop.connect", unnoticed)
     with _global_state(), passing_on, keepers(cluster, ran) as coordinator:
         sessions = {
             index: _session(cluster, make, index, coordinator) for index in range(cluster.workers)

@@ -64,12 +64,15 @@ def test_a_changed_region_is_seen_and_the_rest_of_the_page_stays(build) -> None:
         build.with_region(page, "y", "new")
 
 
-def test_every_file_is_in_the_layout(build) -> None:
-    page = build.layout()
+def test_every_folder_is_in_the_layout_and_every_file_in_the_architecture(build) -> None:
+    folders, files = build.layout(), build.files()
     for path in (ROOT / "trireme").rglob("*.py"):
-        if path.name != "__init__.py":
-            assert f" {path.name} " in page
-    assert "    shard.py " in page
+        if path.name == "__init__.py":
+            assert path.parent == ROOT / "trireme" or f" {path.parent.name}/ " in folders
+        else:
+            assert f" {path.name} " in files
+            assert f" {path.name} " not in folders
+    assert "  shard.py " in files
 
 
 def test_the_docstring_s_attributes_become_the_fields_meanings(build) -> None:

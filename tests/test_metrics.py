@@ -75,9 +75,9 @@ def test_a_bucket_holds_what_is_not_above_its_bound(
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("pushes_total", "no name"),
-        ("trireme_Pushes_total", "no name"),
-        ("trireme_pushes-total", "no name"),
+        ("pushes_total", "not a valid metric name"),
+        ("trireme_Pushes_total", "not a valid metric name"),
+        ("trireme_pushes-total", "not a valid metric name"),
         ("trireme_pushes", "_total"),
     ],
 )

@@ -1,6 +1,6 @@
-"""One training program, written for one device; at launch, how it is spread.
+"""Trains a program written for one device on many processes; parallelism is configured at launch.
 
-The public names, nothing else. Each is imported when it is first asked for, so that
+The module exports the public names. Each is imported when it is first accessed, so that
 `import trireme` alone does not load PyTorch.
 """
 
@@ -42,15 +42,16 @@ from trireme.errors import (
 
 if TYPE_CHECKING:
     from trireme.parallel.config import PipelineConfig
+    from trireme.ps.messages import Applied, Stale
     from trireme.session.distribute import distribute
-    from trireme.session.evaluation import accuracy
     from trireme.session.hooks import EarlyStopping, Hook
-    from trireme.session.model_loss import model_loss
+    from trireme.session.observers.pipeline_trace import PipelineTrace
+    from trireme.session.observers.profile import Profile
+    from trireme.session.observers.summaries import Summaries
     from trireme.session.options import Checkpoint
-    from trireme.session.pipeline_picture import PipelinePicture
-    from trireme.session.profile import Profile
+    from trireme.session.replica.evaluation import accuracy
+    from trireme.session.replica.model_loss import model_loss
     from trireme.session.session import Session, StepResult
-    from trireme.session.summaries import Summaries
     from trireme.strategies import (
         FSDP,
         SSP,
@@ -58,9 +59,9 @@ if TYPE_CHECKING:
         Async,
         Averaging,
         DiLoCo,
-        Pipeline,
+        PipelineParallel,
         Sync,
-        Tensor,
+        TensorParallel,
     )
 
 __version__ = "0.1.0.dev0"
@@ -70,6 +71,7 @@ __all__ = [
     "SSP",
     "AddressInUse",
     "AllReduce",
+    "Applied",
     "Async",
     "AuthenticationError",
     "Averaging",
@@ -92,20 +94,21 @@ __all__ = [
     "ModelMismatchError",
     "NonFiniteError",
     "PeerClosed",
-    "Pipeline",
     "PipelineConfig",
-    "PipelinePicture",
+    "PipelineParallel",
+    "PipelineTrace",
     "Profile",
     "Rejected",
     "RolledBack",
     "ServerError",
     "Session",
+    "Stale",
     "StaleEpochError",
     "StepResult",
     "Summaries",
     "Sync",
     "TaskClaimedError",
-    "Tensor",
+    "TensorParallel",
     "TriremeError",
     "UnsupportedOptimizerError",
     "UsageError",
@@ -119,6 +122,7 @@ __all__ = [
 
 _HOME = {
     "AllReduce": "trireme.strategies",
+    "Applied": "trireme.ps.messages",
     "Async": "trireme.strategies",
     "Averaging": "trireme.strategies",
     "Checkpoint": "trireme.session.options",
@@ -126,30 +130,40 @@ _HOME = {
     "EarlyStopping": "trireme.session.hooks",
     "FSDP": "trireme.strategies",
     "Hook": "trireme.session.hooks",
-    "Pipeline": "trireme.strategies",
     "PipelineConfig": "trireme.parallel.config",
-    "PipelinePicture": "trireme.session.pipeline_picture",
-    "Profile": "trireme.session.profile",
+    "PipelineParallel": "trireme.strategies",
+    "PipelineTrace": "trireme.session.observers.pipeline_trace",
+    "Profile": "trireme.session.observers.profile",
     "SSP": "trireme.strategies",
     "Session": "trireme.session.session",
+    "Stale": "trireme.ps.messages",
     "StepResult": "trireme.session.session",
-    "Summaries": "trireme.session.summaries",
+    "Summaries": "trireme.session.observers.summaries",
     "Sync": "trireme.strategies",
-    "Tensor": "trireme.strategies",
-    "accuracy": "trireme.session.evaluation",
+    "TensorParallel": "trireme.strategies",
+    "accuracy": "trireme.session.replica.evaluation",
     "distribute": "trireme.session.distribute",
-    "model_loss": "trireme.session.model_loss",
+    "model_loss": "trireme.session.replica.model_loss",
 }
-"""Where the names live that are imported when they are asked for."""
+"""The module that defines each name that is imported when it is first accessed."""
+
+_RENAMED = {
+    "Pipeline": "PipelineParallel",
+    "PipelinePicture": "PipelineTrace",
+    "Tensor": "TensorParallel",
+}
+"""Former public names and their replacements."""
 
 _SUBPACKAGES = frozenset({"data", "models", "ps"})
-"""What `trireme.NAME` reaches without an import of its own."""
+"""The subpackages that `trireme.NAME` imports when they are first accessed."""
 
 
 def __getattr__(name: str) -> Any:
     if name in _SUBPACKAGES:
         return importlib.import_module(f"trireme.{name}")
     home = _HOME.get(name)
+    if name in _RENAMED:
+        raise AttributeError(f"trireme.{name} has been renamed: use trireme.{_RENAMED[name]}")
     if home is None:
         raise AttributeError(f"module 'trireme' has no attribute {name!r}")
     value = getattr(importlib.import_module(home), name)

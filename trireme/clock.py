@@ -1,4 +1,4 @@
-"""Real and virtual time. Whatever waits or expires takes a `Clock`; tests move it by hand."""
+"""Real and virtual clocks. Code that waits or expires takes a `Clock`, which tests can control."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["Clock", "MonotonicClock", "VirtualClock", "clock_name"]
 
 
 class Clock(Protocol):
-    """Seconds that never go backwards. Only differences between two readings mean anything."""
+    """A clock that never goes backwards. Only differences of two readings have a meaning."""
 
     def now(self) -> float:
         """Returns the time in seconds."""
@@ -25,10 +25,10 @@ class MonotonicClock:
 
 
 def clock_name() -> str:
-    """Returns which clock `time.monotonic` reads here: the same name is the same clock.
+    """Returns a name for the clock of `time.monotonic`. The same name means the same clock.
 
-    On Linux all processes since the machine was started read one. Elsewhere each has its own, as
-    far as this knows.
+    On Linux all processes since the machine was started share one clock. On other systems each
+    process counts as having its own.
     """
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
@@ -38,7 +38,7 @@ def clock_name() -> str:
 
 
 class VirtualClock:
-    """A clock that stands still until somebody moves it."""
+    """A clock that moves only when `advance` is called."""
 
     def __init__(self, start: float = 0.0) -> None:
         self._now = start

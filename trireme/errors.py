@@ -1,32 +1,32 @@
-"""Every error that Trireme raises on purpose.
+"""Every error that Trireme raises deliberately.
 
     TriremeError
-      UsageError                 the caller asked for something that cannot be (exit status 2)
+      UsageError                 the request is impossible (exit status 2)
         ConfigurationError         options that contradict each other, or an unknown name
         ModelMismatchError         two workers hold different models
         UnsupportedOptimizerError  the server's registry has no such optimizer
-      WireError                  bytes between two processes
-        ConnectionClosed           closed by me: the operation came after my own close()
-        PeerClosed                 closed by the peer, between two frames
+      WireError                  communication between two processes
+        ConnectionClosed           this side has closed the connection already
+        PeerClosed                 the peer has closed the connection, between two frames
         ConnectionBroken           the peer or the network broke off inside a frame
-        ConnectTimeout             nobody answered at that address in time
-        ConnectionRefused          something answered, and said no
-        WireTimeout                an operation outlasted its deadline
-        FrameError                 what arrived is not a frame of ours
-        AuthenticationError        wrong job, wrong secret, or no proof of it
+        ConnectTimeout             no answer came from that address in time
+        ConnectionRefused          the address refused the connection
+        WireTimeout                an operation exceeded its deadline
+        FrameError                 the bytes that arrived are not a valid frame
+        AuthenticationError        wrong job, wrong secret, or no proof in time
           StaleEpochError            a task of an earlier start of the job
         AddressInUse               the port to listen on is taken; names its holder
-      ClusterError               who is there
+      ClusterError               the membership of the job
         TaskClaimedError           another live process holds this task
-        WaitTimeout                somebody did not come in time; names them
+        WaitTimeout                a task did not come in time; names it
         JobFailed                  the job ended because a task failed; names it
-      ServerError                the parameter server answered, and the answer is no
-        Rejected                   the request makes no sense to the server
-        Fenced                     an old view or an old incarnation
+      ServerError                the parameter server refused a request
+        Rejected                   the server cannot accept the request
+        Fenced                     the request names an old view or an old incarnation
         RolledBack                 the job went back to a checkpoint
       DataError                  a file of examples is missing, damaged or of another format
       CheckpointError            a checkpoint is missing, damaged or of another model
-        CheckpointLockLost         the run directory is another process's to write by now
+        CheckpointLockLost         another process has taken over the run directory
       NonFiniteError             loss or gradient is NaN or infinite
 
 Each message says what happened, to which task, why, and what to do.
@@ -67,11 +67,11 @@ __all__ = [
 
 
 class TriremeError(Exception):
-    """The root: catch this to catch everything Trireme raises on purpose."""
+    """The base class of all errors that Trireme raises deliberately."""
 
 
 class UsageError(TriremeError):
-    """The caller asked for something that cannot be. Command lines end with status 2."""
+    """The request is impossible. Commands exit with status 2."""
 
 
 class ConfigurationError(UsageError):
@@ -87,12 +87,12 @@ class UnsupportedOptimizerError(UsageError):
 
 
 class WireError(TriremeError):
-    """Something went wrong between two processes.
+    """Communication between two processes failed.
 
     Attributes:
-        server: the name of the parameter server that was out of reach too long; "" for anything
-            else.
-        loss: as of `JobFailed`, where that server was lost.
+        server: the name of the parameter server that was unreachable for too long; "" for any
+            other error.
+        loss: as in `JobFailed`, if that server was lost.
     """
 
     server = ""
@@ -112,31 +112,31 @@ class ConnectionBroken(WireError):
 
 
 class ConnectTimeout(WireError):
-    """Nobody answered at that address before the deadline."""
+    """No answer came from that address before the deadline."""
 
 
 class ConnectionRefused(WireError):
-    """The address answered and said no: nothing listens there."""
+    """The address refused the connection: nothing listens there."""
 
 
 class WireTimeout(WireError):
-    """An operation outlasted its deadline.
+    """An operation exceeded its deadline.
 
-    After a receive the connection is still good, and the next receive goes on with what has come;
-    after a send it is not: part of a message may be on its way.
+    After a receive the connection remains usable, and the next receive continues. After a send it
+    does not, because a part of a message may have been sent.
     """
 
 
 class FrameError(WireError):
-    """What arrived is not a frame of ours: wrong magic, version, kind, length or content."""
+    """The bytes that arrived are no valid frame: wrong magic, version, kind, length or content."""
 
 
 class AuthenticationError(WireError):
-    """The peer has another secret or serves another job, or gave no proof in time."""
+    """The peer has another secret or serves another job, or did not authenticate in time."""
 
 
 class StaleEpochError(AuthenticationError):
-    """The task belongs to an earlier start of the job; all of the job was started anew since."""
+    """The task belongs to an earlier start of the job, which was started again since."""
 
 
 class AddressInUse(WireError):
@@ -144,7 +144,7 @@ class AddressInUse(WireError):
 
 
 class ClusterError(TriremeError):
-    """Something is wrong with who takes part in the job."""
+    """The membership of the job is wrong."""
 
 
 class TaskClaimedError(ClusterError):
@@ -152,32 +152,33 @@ class TaskClaimedError(ClusterError):
 
 
 class WaitTimeout(ClusterError):
-    """A wait reached its deadline; the message names those who did not come."""
+    """A wait reached its deadline; the message names the tasks that did not come."""
 
 
 class JobFailed(ClusterError):
     """The job has ended because a task failed; the message names the one that failed first.
 
     Attributes:
-        loss: what is lost with that task, in a sentence; "" where nothing is, or another task says.
+        loss: what the job loses with that task, in a sentence; "" for nothing, or if another task
+            reports it.
     """
 
     loss = ""
 
 
 class ServerError(TriremeError):
-    """A parameter server answered, and the answer is no."""
+    """A parameter server refused a request."""
 
 
 class Rejected(ServerError):
-    """The request makes no sense to the server; the message gives its reason."""
+    """The server cannot accept the request; the message gives its reason."""
 
 
 class Fenced(ServerError):
-    """The request carried an old view or an old incarnation.
+    """The request named an old view or an old incarnation.
 
     Attributes:
-        view: the number of the server's own view.
+        view: the number of the server's view.
     """
 
     def __init__(self, message: str, view: int) -> None:
@@ -206,7 +207,7 @@ class CheckpointError(TriremeError):
 
 
 class CheckpointLockLost(CheckpointError):
-    """This process no longer holds the lock of the run directory; names who does."""
+    """This process no longer holds the lock of the run directory; names the process that does."""
 
 
 class NonFiniteError(TriremeError):

@@ -1,7 +1,7 @@
-"""Locks on files that belong to an open file, and that the kernel gives back when its holder dies.
+"""File locks by `flock(2)`, which the kernel releases when the holder dies.
 
-They are those of `flock(2)`. Network file systems have them between hosts where they are mounted
-with locks; some file systems have none.
+Network file systems support them between hosts if they are mounted with locks. Some file systems
+have no locks.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ _HELD = (errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES)
 
 
 def try_lock(descriptor: int) -> bool:
-    """Takes the lock of an open file and does not wait for it; returns whether it could.
+    """Tries to take the lock of an open file, without waiting; returns whether it has it.
 
     Raises:
-        OSError: this file system has no locks.
+        OSError: the file system has no locks.
     """
     return _take(descriptor, fcntl.LOCK_EX)
 
 
 def is_locked(path: Path) -> bool:
-    """Returns whether a process holds the lock of a file; False where there is no such file."""
+    """Returns whether a process holds the lock of a file; False if the file does not exist."""
     try:
         file = path.open()
     except OSError:

@@ -1,4 +1,4 @@
-"""Counters, gauges and histograms: what every layer may count into, cheaply.
+"""Counters, gauges and histograms, cheap enough for every layer.
 
 Names follow Prometheus' conventions (https://prometheus.io/docs/practices/naming): they begin with
 `trireme_`, give the base unit (`_seconds`, `_bytes`), and those of counters end in `_total`.
@@ -6,8 +6,8 @@ Names follow Prometheus' conventions (https://prometheus.io/docs/practices/namin
     pushes = registry.counter("trireme_pushes_total", "Pushes answered.", verdict="applied")
     pushes.increment()                                   # on the hot path
 
-Ask the registry once and keep what it returns. Each metric has one writer: two threads that count
-the same thing do it under different labels. Any thread may read.
+Request a metric from the registry once and keep it. Each metric has one writer: two threads that
+count the same thing use different labels. Any thread may read.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _ESCAPES = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
 
 
 class Counter:
-    """Something that only grows."""
+    """A value that only grows."""
 
     __slots__ = ("value",)
 
@@ -61,7 +61,7 @@ class Counter:
 
 
 class Gauge:
-    """Something that goes up and down: assign to `value`."""
+    """A value that goes up and down. Assign to `value`."""
 
     __slots__ = ("value",)
 
@@ -74,10 +74,11 @@ class Gauge:
 
 
 class Histogram:
-    """How often values fell into ranges.
+    """Counts of values by range.
 
     Args:
-        bounds: the ranges' upper bounds (inclusive), ascending; a last range without one is added.
+        bounds: the inclusive upper bounds of the ranges, ascending. A last range without a bound
+            is added.
     """
 
     __slots__ = ("_counts", "bounds", "sum")
@@ -88,12 +89,12 @@ class Histogram:
         self._counts = [0] * (len(self.bounds) + 1)
 
     def observe(self, value: float) -> None:
-        """Counts one value."""
+        """Adds one value."""
         self._counts[bisect_left(self.bounds, value)] += 1
         self.sum += value
 
     def observe_all(self, values: Sequence[float]) -> None:
-        """Counts several values."""
+        """Adds several values."""
         counts, bounds = self._counts, self.bounds
         for value in values:
             counts[bisect_left(bounds, value)] += 1
@@ -101,7 +102,7 @@ class Histogram:
 
     @property
     def value(self) -> float:
-        """How many values were counted."""
+        """The number of values."""
         return sum(self._counts)
 
     def samples(self) -> dict[tuple[str, str], float]:
@@ -159,7 +160,7 @@ class _Family:
 
 
 class Registry:
-    """The metrics of one task. Made where the task starts, and handed to whoever counts."""
+    """The metrics of one task, which creates the registry at its start and passes it down."""
 
     def __init__(self) -> None:
         self._families: dict[str, _Family] = {}
@@ -200,9 +201,9 @@ class Registry:
         return self._member(Histogram(bounds), name, help_text, labels)
 
     def value(self, name: str, **labels: object) -> float:
-        """Returns a counter's or gauge's value, or how often a histogram observed.
+        """Returns the value of a counter or gauge, or the number of values of a histogram.
 
-        It is 0 where nothing has been counted under these labels.
+        It is 0 if there is no metric with these labels.
 
         Raises:
             KeyError: there is no metric of this name.
@@ -214,9 +215,9 @@ class Registry:
         return 0 if member is None else member.value
 
     def snapshot(self) -> dict[str, float]:
-        """Returns every value by its name as Prometheus writes it.
+        """Returns every value by its name in Prometheus' notation.
 
-        Such as `trireme_pushes_total{verdict="applied"}`; a histogram gives several:
+        An example is `trireme_pushes_total{verdict="applied"}`. A histogram has several values:
         `..._bucket{le="0.1"}`, `..._sum` and `..._count`.
         """
         return {
@@ -227,9 +228,9 @@ class Registry:
         }
 
     def families(self) -> list[Family]:
-        """Returns all metrics with their samples, for whoever writes them in a format of its own.
+        """Returns all metrics with their samples, for exporters.
 
-        The further label of a histogram's ranges, `le`, is among the labels.
+        The labels of a histogram's ranges include `le`.
         """
         return [
             Family(
@@ -266,7 +267,7 @@ def _kind(metric: Metric) -> str:
 
 
 def _unwritten(further: str) -> dict[str, str]:
-    """Returns a further label, which is written as `le="0.1"`, as a pair."""
+    """Converts a further label, written as `le="0.1"`, to a pair."""
     name, _, value = further.partition("=")
     return {name: value.strip('"')} if further else {}
 
@@ -277,7 +278,9 @@ def _key(labels: dict[str, object]) -> _Labels:
 
 def _check_name(name: str, metric: Metric) -> None:
     if not _NAME.fullmatch(name):
-        raise ValueError(f"{name!r} is no name for a metric: trireme_ and words in lower case")
+        raise ValueError(
+            f"{name!r} is not a valid metric name: write trireme_ and words in lower case"
+        )
     if name.endswith("_total") != isinstance(metric, Counter):
         raise ValueError(f"{name}: names of counters, and only those, end in _total")
 

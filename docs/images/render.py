@@ -3,9 +3,9 @@
     tmux new-session -d -s demo -x 100 -y 34
     tmux send-keys -t demo 'make demo' Enter
 
-then, while it trains and when it has ended, with the names running.svg and demo.svg:
+then, while it trains:
 
-    tmux capture-pane -t demo -e -p | python docs/images/render.py docs/images/demo.svg
+    tmux capture-pane -t demo -e -p | python docs/images/render.py docs/images/running.svg
 
 Nothing is added to what was captured.
 """

@@ -1,9 +1,8 @@
 """A process that knows the job's secret says everything that it should not.
 
 Wrong values in good messages, messages of other roles, in any order, over connections of every kind
-of task: no message may end a server, the coordinator or an aggregator, nor keep it from serving who
-behaves. What is said goes through the real catalog and the real handlers; only the network is not
-there.
+of task: no message may end a server or the coordinator, nor keep it from serving who behaves. What
+is said goes through the real catalog and the real handlers; only the network is not there.
 """
 
 from __future__ import annotations
@@ -33,7 +32,6 @@ from trireme.cluster.messages import (
 from trireme.cluster.state import Policy
 from trireme.cluster.view import ServerEntry, View, WorkerEntry
 from trireme.errors import FrameError
-from trireme.ps.aggregator import AggregatorHandler
 from trireme.ps.messages import (
     PS_CATALOG,
     Applied,
@@ -42,8 +40,6 @@ from trireme.ps.messages import (
     Collect,
     Cut,
     Drain,
-    Enlist,
-    Enlisted,
     Freeze,
     GroupSpec,
     Lease,
@@ -57,7 +53,6 @@ from trireme.ps.messages import (
     PushesCommitted,
     PushesStaged,
     PushReply,
-    PushTogether,
     Retire,
     RoundClose,
     RoundReady,
@@ -72,8 +67,8 @@ from trireme.ps.messages import (
     WorkerProgress,
 )
 from trireme.ps.rule import Average, Rule
-from trireme.ps.server import ShardHandler
-from trireme.wire.connection import Incoming
+from trireme.ps.server.service import ShardHandler
+from trireme.wire.frame_reader import Incoming
 from trireme.wire.handshake import Denied, Hello, Identity, ServerHandshake
 from trireme.wire.message import Catalog, Message
 from trireme.wire.service import Link
@@ -85,7 +80,7 @@ MESSAGES = 3000
 
 TASKS = [
     *(("worker:1", 1), ("worker:1", 1), ("worker:1", 1), ("worker:2", 1), ("worker:0", 2)),
-    *(("worker:9", 1), ("ps:0", 0), ("ps:1", 0), ("aggregator:0", 0), ("observer:0", 0)),
+    *(("worker:9", 1), ("ps:0", 0), ("ps:1", 0), ("stranger:0", 0), ("observer:0", 0)),
     ("coordinator:0", 0),
 ]
 
@@ -260,9 +255,6 @@ def server_templates(rule: Rule) -> list[Message]:
         PushesStaged(1, 0, ((1, 1, 1),)),
         PushesCommitted(0, ((1, 1, 1, True),), 1),
         msgspec.structs.replace(push, absent=(0,)),
-        PushTogether((push, msgspec.structs.replace(push, worker=2))),
-        PushTogether(()),
-        Enlist(1, 1, LAYOUT, rule, "tcp://127.0.0.1:1"),
         *(Status(), Trace("read"), Trace("start"), Trace("stop")),
         *(Attached(True, 0), PushReply(Applied(1), 1, 0, False), Leased(())),  # said by servers
     ]
@@ -379,7 +371,6 @@ def test_nobody_speaks_for_another() -> None:
         ("observer:0", 0, StopJob("because")),
         ("ps:1", 0, SetEnd(1)),
         ("worker:1", 1, RoundReady(1, 0, (), (), 0.0)),
-        ("worker:1", 1, PushTogether(())),
         ("ps:0", 0, RoundClose(0, (), 1.0)),  # server 0 is this one
     ):
         link = victim.link(task, incarnation)
@@ -401,33 +392,6 @@ def test_a_task_without_a_name_is_denied(task: str) -> None:
     handshake = ServerHandshake("job", b"secret")
     hello = Hello("job", "", task, 0, bytes(32))
     assert handshake.answer(hello) == Denied("order")
-
-
-# The aggregator of a host ------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_an_aggregator_serves_on(seed: int) -> None:
-    clock = Clock()
-    handler = AggregatorHandler(clock)
-    victim = Victim(handler, PS_CATALOG)
-    enlist = Enlist(1, 1, LAYOUT, SYNC, "tcp://127.0.0.1:1")
-    good = victim.link("worker:0", 1)
-    assert isinstance(victim.ask(good, msgspec.structs.replace(enlist, worker=0)), Enlisted)
-    victim.link("ps:0", opened_here=True)
-    templates = [*server_templates(SYNC), enlist, enlist, enlist]
-    fuzz(victim, random.Random(seed), templates, [0, NBYTES, 16])
-    clock.now += 10.0
-    handler.tick(clock.now)
-    # The next start of a worker takes the place of the one before, as one of those above has done.
-    good = victim.link("worker:0", 3)
-    again = msgspec.structs.replace(enlist, worker=0, incarnation=3)
-    assert isinstance(victim.ask(good, again), Enlisted)
-    before, push = handler.gathering.summed, Push(0, 3, 1, 1, 0, 0, 1.0)
-    assert victim.say(good, Push.kind, PS_CATALOG.encode(push), NBYTES)
-    clock.now += 10.0
-    handler.tick(clock.now)
-    assert handler.gathering.summed > before
 
 
 # The coordinator ---------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from trireme.launch.run_directory import read_record
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
 
 STEPS = 60
-GIVEN_UP = r"worker:1 was given up and killed: it said nothing for 1\d\.\d s"
+GIVEN_UP = r"worker:1 was given up and killed: it sent nothing for 1\d\.\d s"
 
 
 def start(shell: Shell, fault: str, *, restarts: int = 0, wait_for: int = 0) -> Running:

@@ -17,13 +17,13 @@ from contextlib import contextmanager, suppress
 import pytest
 import torch
 
-from tests.ps.test_server import JOB, SECRET, joined, plain, train
+from tests.ps.server.test_service import JOB, SECRET, joined, plain, train
 from trireme.cluster.view import ServerEntry, View, WorkerEntry
 from trireme.ps.rule import Rule
-from trireme.ps.server import ShardHandler, beside
+from trireme.ps.server.service import ShardHandler, beside
 from trireme.wire.service import Service
-from trireme.wire.shm import shm_address
 from trireme.wire.transport import Listener, listen
+from trireme.wire.transports.shm import shm_address
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="shm:// needs Linux")
 
@@ -125,7 +125,7 @@ def test_who_passes_the_handshake_on_gets_no_memory(caplog: pytest.LogCaptureFix
     finally:
         relay.close()
     assert "worker:0 goes on over TCP to ps:0: worker:0 called shm://trireme-" in caplog.text
-    assert "something between them passes on what they say" in caplog.text
+    assert "something between them relays the connection" in caplog.text
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can start the process of another user")

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from trireme.session.checkpoint import CheckpointData, list_checkpoints, load, save, step_of
-from trireme.session.run_lock import RunLock, writer_here
+from trireme.session.checkpoint.run_lock import RunLock, writer_here
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
 
@@ -27,7 +27,7 @@ from pathlib import Path
 
 import torch
 from trireme.session.checkpoint import CheckpointData, save
-from trireme.session.run_lock import RunLock, writer_here
+from trireme.session.checkpoint.run_lock import RunLock, writer_here
 
 run_dir, moment = Path(sys.argv[1]), sys.argv[2]
 lock = RunLock.claim(run_dir, writer_here("worker:0", "job", epoch="first", view=1))
@@ -82,7 +82,7 @@ from pathlib import Path
 
 import torch
 from trireme.session.checkpoint import CheckpointData, save
-from trireme.session.run_lock import RunLock, writer_here
+from trireme.session.checkpoint.run_lock import RunLock, writer_here
 
 def stopping(move):
     def moves(source, target):

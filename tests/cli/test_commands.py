@@ -18,7 +18,7 @@ import torch
 from tests.launch.programs import alive, eventually
 from trireme.cli import main
 from trireme.errors import DataError
-from trireme.launch.detect import TASK_VARIABLE
+from trireme.launch.environment.detect import TASK_VARIABLE
 from trireme.launch.run_directory import JobRecord, claim, is_running, read_record
 from trireme.session.checkpoint import CheckpointData, save
 
@@ -82,8 +82,8 @@ def write(name: str, text: str) -> str:
     [
         (["rum"], "no command rum (did you mean run?)"),
         (["--hepl"], "no option --hepl (did you mean --help?)"),
-        (["scale", "runs/x"], "`trireme scale` is not there yet"),
-        (["bench"], "`trireme bench` is not there yet"),
+        (["scale", "runs/x"], "`trireme scale` is not built yet"),
+        (["bench"], "`trireme bench` is not built yet"),
         (["run"], "name the program to run"),
         (["run", "missing.py"], "no program missing.py"),
         (["run", "--wrokers", "2", "a.py"], "did you mean --workers?"),
@@ -92,10 +92,11 @@ def write(name: str, text: str) -> str:
         (["run", "--strategy", "graph", "a.py"], "graph is not built yet"),
         (["run", "--replicas", "2", "a.py"], "--replicas is not built yet"),
         (["run", "--mesh", "pp=2,pp=2", "a.py"], "pp is named twice"),
-        (["run", "--ps", "1", "--mesh", "dp=2", "a.py"], "use 2 times as many workers"),
+        (["run", "--ps", "1", "--mesh", "dp=2", "--prefetch", "a.py"], "workers of one process"),
         (["run", "--ps", "1", "--strategy", "fsdp", "a.py"], "has no parameter servers"),
         (["run", "--strategy", "fsdp", "--schedule", "gpipe", "a.py"], "there is no pipeline"),
         (["run", "--workers", "2", "--compress", "fp16", "a.py"], "add --ps 1"),
+        (["run", "--host-aggregator", "a.py"], "the option host-aggregator was removed; leave it"),
         (["run", "--on", "slurm", "a.py"], "--on slurm is not built yet"),
         (["run", "--config", "no.toml", "a.py"], "no.toml cannot be read"),
         (["task"], "--job-name is missing"),
@@ -293,8 +294,9 @@ def test_tasks_end_with_a_launcher_that_is_killed(capsys) -> None:
 
 
 SHOW = (
-    "import sys\nfrom trireme.launch.detect import detect\nc = detect()\n"
-    "print(c.name, c.workers, c.servers, c.strategy, c.aggregate, c.dry_run, c.coordinator)\n"
+    "import sys\nfrom trireme.launch.environment.detect import detect\nc = detect()\n"
+    "print(c.name, c.workers, c.servers, c.config.strategy, c.config.aggregate, c.dry_run, "
+    "c.coordinator)\n"
     "print(sys.argv[1:])\n"
 )
 

@@ -12,13 +12,14 @@ from dataclasses import replace
 from typing import TypeVar
 
 from trireme.cluster.coordinator import Coordinator
+from trireme.cluster.member import Member, MemberConfig
 from trireme.cluster.membership import Policy
 from trireme.cluster.messages import CLUSTER_CATALOG, JobOver, Join, Joined
-from trireme.cluster.rendezvous import Member, MemberConfig
 from trireme.cluster.spec import parse_task_name
 from trireme.cluster.view import View
 from trireme.errors import WireError
-from trireme.wire.connection import Connection, Incoming
+from trireme.wire.connection import Connection
+from trireme.wire.frame_reader import Incoming
 from trireme.wire.handshake import Identity, authenticate
 from trireme.wire.message import Message
 from trireme.wire.service import Link, Service

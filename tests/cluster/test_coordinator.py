@@ -27,7 +27,7 @@ from trireme.cluster.messages import (
     WaitingFor,
 )
 from trireme.errors import AuthenticationError, ConnectionRefused, PeerClosed
-from trireme.wire.connection import Incoming
+from trireme.wire.frame_reader import Incoming
 from trireme.wire.handshake import Identity
 from trireme.wire.message import Message
 
@@ -183,7 +183,7 @@ def test_a_coordinator_that_stood_still_gives_nobody_up(caplog: pytest.LogCaptur
     with caplog.at_level(logging.INFO, logger="trireme.cluster"):
         job.wait(3600.0, ticks=1)
     assert not any(link.closed for link in links)
-    assert "stood still" in caplog.text
+    assert "was stalled" in caplog.text
     assert job.coordinator.state.phase == "running"
 
 

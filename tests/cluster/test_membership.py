@@ -31,7 +31,7 @@ from trireme.cluster.messages import (
 )
 from trireme.cluster.view import ServerEntry, View, WorkerEntry, first_view, term_of
 from trireme.errors import ConfigurationError
-from trireme.launch.task_config import TaskConfig
+from trireme.launch.config.task_config import TaskConfig
 
 JOINED = Joined(1, 1.0, 10.0)
 JOINED_AS_SECOND = Joined(2, 1.0, 10.0)
@@ -284,7 +284,7 @@ class TestLosing:
         job.wait(1.0, tasks["ps:0"], tasks["worker:0"])
         assert job.workers == {0: 1}
         assert job.closed == [tasks["worker:1"]]
-        assert "said nothing for 10.0 s" in job.reason
+        assert "sent nothing for 10.0 s" in job.reason
 
     def test_last_words_of_a_lost_worker_are_not_heard(self) -> None:
         job = Driver()
@@ -684,8 +684,8 @@ def test_a_policy_that_makes_no_sense_is_refused(option: str, value: float) -> N
 
 def test_what_nobody_sets_is_the_same_in_a_policy_as_in_a_task() -> None:
     policy, task = Policy(workers=1, servers=0), TaskConfig(job="j", role="worker")
-    assert policy.join_timeout == task.join_timeout
-    assert policy.progress_timeout == task.progress_timeout
+    assert policy.join_timeout == task.config.join_timeout
+    assert policy.progress_timeout == task.config.progress_timeout
 
 
 class TestReasons:
@@ -765,7 +765,7 @@ class TestReasons:
         job.now += 1.0
         job.say(tasks["worker:0"], Heartbeat({}))
         job.feed(Tick())
-        assert "worker:1 (pid 7 on h) was lost: it said nothing for 10.0 s" in job.reason
+        assert "worker:1 (pid 7 on h) was lost: it sent nothing for 10.0 s" in job.reason
         assert job.closed == [tasks["worker:1"]]
 
     def test_who_leaves_says_how(self) -> None:
@@ -802,7 +802,7 @@ class TestReasons:
         before = job.state.tasks
         job.now += 60.0
         job.feed(Paused(60.0))
-        assert job.reason == ("the coordinator stood still for 60.0 s: nobody is given up for it")
+        assert job.reason == ("the coordinator was stalled for 60.0 s: no task is given up")
         for name, waited in (("worker:0", 0.0), ("worker:1", 60.0), ("worker:2", 60.0)):
             task = job.state.tasks[name]
             assert task.heard == before[name].heard + 60.0

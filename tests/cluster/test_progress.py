@@ -8,7 +8,7 @@ from tests.cluster.driver import Driver
 from trireme.cluster.membership import Paused, Tick, cluster_status
 from trireme.cluster.messages import Heartbeat, Refused, StatusValue
 from trireme.errors import ConfigurationError
-from trireme.monitor.picture import findings, from_cluster
+from trireme.monitor.job_state import findings, from_cluster
 
 
 class Stuck:

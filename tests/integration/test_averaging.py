@@ -240,7 +240,7 @@ def test_a_worker_taken_for_lost_gives_its_period_up_comes_back_and_nothing_coun
             result = one(session)
             stale += result.steps if isinstance(result.verdict, Stale) else 0
         session._finish_training()
-        values = session._supervisor.client.snapshot(state=False).values["rows"]
+        values = session.worker.backend.snapshot(state=False).values["rows"]
         return session.local_steps, stale, values[:, 0].tolist()
 
     def one(session: Session) -> StepResult:
@@ -255,21 +255,21 @@ def test_a_worker_taken_for_lost_gives_its_period_up_comes_back_and_nothing_coun
         assert evicted.wait(20)
         return count(session)  # half a period more, and that is fenced off until it is back
 
-    def witness(session: Session) -> tuple[int, int, list[float]]:
-        supervisor = session._supervisor
+    def checker(session: Session) -> tuple[int, int, list[float]]:
+        worker = session.worker
         assert held.wait(20)
-        without = supervisor._member.wait_for_view(newer_than=1, timeout=20)
+        without = worker.lifecycle.member.wait_for_view(newer_than=1, timeout=20)
         assert [entry.index for entry in without.workers] == [0]
         evicted.set()
-        while not supervisor.client._client.status()[0].counters.get("fenced"):
+        while not worker.backend.status()[0].counters.get("fenced"):
             pass  # until its push has come, and was refused
         proxies[1].flow()
-        again = supervisor._member.wait_for_view(newer_than=without.number, timeout=20)
+        again = worker.lifecycle.member.wait_for_view(newer_than=without.number, timeout=20)
         assert [(entry.index, entry.incarnation) for entry in again.workers] == [(0, 1), (1, 2)]
         return count(session)
 
     (first, none, rows), (second, stale, same) = run_job(
-        cluster, make, lambda session: witness(session) if session.is_chief else lost(session)
+        cluster, make, lambda session: checker(session) if session.is_chief else lost(session)
     ).values
     for proxy in proxies.values():
         proxy.close()

@@ -106,8 +106,13 @@ def test_the_server_ends_well_when_its_job_has(ends: dict[str, Ended]) -> None:
 
 def test_the_server_says_whom_it_turned_away(ends: dict[str, Ended]) -> None:
     # A worker that is gone when the job's end is told to it has a line of its own.
-    said = [line for line in ends["server"].err.splitlines() if " a stranger at " in line]
-    assert all(re.match("ps:0 (denied|closed the connection of) a stranger at ", s) for s in said)
+    said = [
+        line for line in ends["server"].err.splitlines() if " an unauthenticated peer at " in line
+    ]
+    assert all(
+        re.match("ps:0 (denied|closed the connection of) an unauthenticated peer at ", s)
+        for s in said
+    )
     assert "b'GET '" in said[0]
     assert "2147483648 bytes of metadata" in said[1]
     assert "a payload of 1152921504606846976 bytes" in said[2]

@@ -100,7 +100,8 @@ def test_the_job_goes_on_without_a_killed_worker_and_its_examples_are_dealt_agai
         *("--ps", 2, "--workers", 2, "--strategy", "sync"),
         faults=(f"1:{together + 1}:before:kill",),
     )
-    assert "worker:1 was killed by SIGKILL; the job goes on with the 1 left" in ended.err
+    assert "worker:1 was killed by SIGKILL" in ended.err
+    assert "; the job goes on with the 1 left" in ended.err
     data = saved(shell, steps)
     # Halves while there were two in a round.
     assert updates(data) == [steps - together / 2, together / 2]
@@ -121,6 +122,29 @@ def test_backup_workers_count_what_came_too_late(shell: Shell) -> None:
     assert sum(one["stale"] for one in known) > 0
     # A stale update's examples are dealt again.
     assert sum(stop - start for start, stop in consumed(data)) == 2 * steps * BATCH
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--strategy", "async"),
+        ("--strategy", "async", "--compress", "fp16", "--transport", "tcp"),
+        ("--strategy", "sync", "--aggregate", 1),
+    ],
+    ids=str,
+)
+def test_a_worker_of_two_replicas_pushes_once_for_both(
+    shell: Shell, words: tuple[object, ...]
+) -> None:
+    steps = 40
+    count(shell, steps, "--ps", 2, "--workers", 2, "--mesh", "dp=2", *words)
+    data, known = saved(shell, steps), [notes(shell, worker) for worker in range(2)]
+    rows = updates(data)
+    assert rows == [table(data)[worker] for worker in range(2)]
+    assert sum(rows) == steps
+    assert [2 * row for row in rows] == [one["applied"] for one in known]  # both note it
+    assert all(one["attempted"] == one["applied"] + one["stale"] for one in known)
+    assert sum(stop - start for start, stop in consumed(data)) == steps * 2 * BATCH
 
 
 @pytest.mark.parametrize(

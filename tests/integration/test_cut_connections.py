@@ -19,11 +19,12 @@ from torch.utils.data import TensorDataset
 
 from tests.faults import Proxies, Proxy
 from tests.harness import Cluster, run_job
+from trireme.ps.client.client import Client
+from trireme.ps.client.lanes import Lanes
+from trireme.ps.client.overlap import Overlap
 from trireme.ps.messages import Applied, Stale
-from trireme.ps.overlap import Overlap
-from trireme.ps.server_links import ServerLinks
 from trireme.session.session import Session
-from trireme.wire.message import Message
+from trireme.session.trainer import Trainer
 
 WIDTH = 40
 """Elements a worker: several slots, so that every server has a part of each worker's."""
@@ -79,11 +80,11 @@ def count(session: Session, batches: Iterator[Any] | None = None) -> Counts:
         verdict = session.step(batch).verdict
         applied += isinstance(verdict, Applied)
         stale += isinstance(verdict, Stale)
-    supervisor = session._supervisor
-    state = supervisor.client.snapshot(state=False)
+    worker = session.worker
+    state = worker.backend.snapshot(state=False)
     tables = [
         {row.worker: (row.applied, row.stale) for row in status.workers}
-        for status in supervisor.client.status()
+        for status in worker.backend.status()
     ]
     return Counts(attempted, applied, stale, torch.cat(list(state.values.values()), 1), tables)
 
@@ -158,7 +159,7 @@ def test_a_cut_connection_to_the_coordinator_is_made_again() -> None:
             if session.global_step == 5:
                 proxies[session.task.index].cut()
             session.step((batch, batch))
-        return session.local_steps, session._supervisor.client.options.incarnation
+        return session.local_steps, session.worker.backend.options.incarnation
 
     ran = run_job(cluster, lambda _: session_for(cluster, 40), program)
     assert ran.values == [(40, 1), (40, 1)]
@@ -189,31 +190,31 @@ def test_a_worker_taken_for_lost_comes_back_and_no_update_counts_twice(first_wor
         ones = torch.ones(200, dtype=torch.long)
         dealt = session.loader(TensorDataset(ones, ones), 1) if first_word == "a lease" else None
         counts = count(session, dealt)  # the first word of this is fenced off until it is back
-        return counts, session._supervisor.client.options.incarnation
+        return counts, session.worker.backend.options.incarnation
 
-    def witness(session: Session) -> tuple[Counts, int]:
-        supervisor = session._supervisor
+    def checker(session: Session) -> tuple[Counts, int]:
+        worker = session.worker
         assert held.wait(20)
-        without = supervisor._member.wait_for_view(newer_than=1, timeout=20)
+        without = worker.lifecycle.member.wait_for_view(newer_than=1, timeout=20)
         assert [entry.index for entry in without.workers] == [0]
         evicted.set()
         assert fenced.wait(20)
         proxies[1].flow()
-        again = supervisor._member.wait_for_view(newer_than=without.number, timeout=20)
+        again = worker.lifecycle.member.wait_for_view(newer_than=without.number, timeout=20)
         assert [(entry.index, entry.incarnation) for entry in again.workers] == [(0, 1), (1, 2)]
-        return count(session), supervisor.client.options.incarnation
+        return count(session), worker.backend.options.incarnation
 
-    hear = ServerLinks._fenced
+    check = Lanes._check_membership
 
-    def heard(links: ServerLinks, message: Message) -> None:
+    def checked(lanes: Lanes, number: int, reason: str) -> None:
         fenced.set()
-        hear(links, message)
+        check(lanes, number, reason)
 
-    with mock.patch.object(ServerLinks, "_fenced", heard):
+    with mock.patch.object(Lanes, "_check_membership", checked):
         (first, one), (second, two) = run_job(
             cluster,
             lambda _: session_for(cluster, 80),
-            lambda session: witness(session) if session.is_chief else lost(session),
+            lambda session: checker(session) if session.is_chief else lost(session),
         ).values
     for proxy in proxies.values():
         proxy.close()
@@ -225,6 +226,46 @@ def test_a_worker_taken_for_lost_comes_back_and_no_update_counts_twice(first_wor
     assert first.rows[:, 0].tolist() == [first.applied, 1 + second.applied]
     assert first.tables == [{0: (first.applied, 0), 1: (1 + second.applied, 0)}]
     assert first.applied + 1 + second.applied == 80
+
+
+def test_a_worker_taken_for_lost_at_the_very_end_comes_back_and_holds_nobody_up() -> None:
+    """It has retired, and waits for the others, who then wait for its new incarnation."""
+    proxies: dict[int, Proxy] = {}
+    waits = threading.Event()
+
+    def through(worker: int, address: str) -> str:
+        proxies[worker] = Proxy(address)
+        return proxies[worker].address
+
+    policy = {"heartbeat_interval": 0.1, "heartbeat_timeout": 3.0}
+    cluster = Cluster(2, 1, "async", scheme="tcp", policy=policy, coordinator_seen_at=through)
+    drain, retire = Client.drain, Trainer._retire
+
+    def drained(client: Client) -> int:
+        if client.options.worker == 1:
+            waits.set()
+        return drain(client)
+
+    def retired(trainer: Trainer) -> None:
+        if trainer._life.is_chief:
+            assert waits.wait(20) and trainer._life.member is not None
+            proxies[1].hold()
+            without = trainer._life.member.wait_for_view(newer_than=1, timeout=20)
+            proxies[1].flow()
+            again = trainer._life.member.wait_for_view(newer_than=without.number, timeout=20)
+            assert [(entry.index, entry.incarnation) for entry in again.workers] == [(0, 1), (1, 2)]
+        retire(trainer)
+
+    with (
+        mock.patch.object(Client, "drain", drained),
+        mock.patch.object(Trainer, "_retire", retired),
+        mock.patch("trireme.ps.shard.shard.NOTICE_SECONDS", 0.2),
+    ):
+        first, second = run_job(cluster, lambda _: session_for(cluster, 40), count).values
+    for proxy in proxies.values():
+        proxy.close()
+    assert torch.equal(first.rows, second.rows)
+    assert first.applied + second.applied == 40
 
 
 def test_a_slow_network_changes_nothing_but_the_time() -> None:

@@ -15,11 +15,11 @@ import psutil
 
 from trireme.launch.command import TaskFiles
 from trireme.launch.console import Console
-from trireme.launch.detect import TaskConfig
+from trireme.launch.environment.detect import TaskConfig
 from trireme.launch.launcher import Job
 from trireme.launch.local import run_local
 from trireme.launch.run_directory import JobRecord, claim, read_record
-from trireme.launch.supervision import Limits
+from trireme.launch.supervision_limits import SupervisionLimits
 
 LISTEN = "import os; open(FILES.address + '~', 'w').write('tcp://127.0.0.1:9'); " + (
     "os.rename(FILES.address + '~', FILES.address)"
@@ -29,7 +29,7 @@ LISTEN = "import os; open(FILES.address + '~', 'w').write('tcp://127.0.0.1:9'); 
 PRELUDE = """
 import os, signal, sys
 class FILES:
-    address, outcome, attendance = {address!r}, {outcome!r}, {attendance!r}
+    address, exit_reason, members = {address!r}, {exit_reason!r}, {members!r}
 HERE = {here!r}
 """
 
@@ -53,7 +53,7 @@ def run_programs(
     directory: Path,
     programs: Mapping[str, str],
     *,
-    limits: Limits | None = None,
+    limits: SupervisionLimits | None = None,
     address_timeout: float = 30.0,
 ) -> Ran:
     """Runs a job in which each task is a program of its own, by the task's name."""
@@ -65,8 +65,8 @@ def run_programs(
         started.append(config)
         prelude = PRELUDE.format(
             address=str(files.address),
-            outcome=str(files.outcome),
-            attendance=str(files.attendance),
+            exit_reason=str(files.exit_reason),
+            members=str(files.membership_report),
             here=str(directory),
         )
         return [sys.executable, "-S", "-c", prelude + textwrap.dedent(programs[config.name])]
@@ -74,7 +74,7 @@ def run_programs(
     job = Job(
         program=("program.py",),
         task=TaskConfig(job="job", workers=workers, servers=servers, secret="00"),
-        limits=limits or Limits(settle=0.2, stop=20.0, end=5.0, kill=5.0, echo=0.0),
+        limits=limits or SupervisionLimits(settle=0.2, stop=20.0, end=5.0, kill=5.0, echo=0.0),
         address_timeout=address_timeout,
     )
     out, err = io.StringIO(), io.StringIO()

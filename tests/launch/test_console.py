@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from trireme.launch.console import Console
-from trireme.launch.process import LINE, Pipe
+from trireme.launch.process import LINE_BYTES, Pipe
 
 
 class Terminal(io.StringIO):
@@ -79,16 +79,16 @@ def test_lines_across_chunks() -> None:
     pipe = Pipe(0, False)
     assert pipe.lines(b"on") == []
     assert pipe.lines(b"e\ntwo\r\nth") == [b"one", b"two"]
-    assert pipe.rest() == [b"th"]
-    assert pipe.rest() == []
+    assert pipe.remainder() == [b"th"]
+    assert pipe.remainder() == []
 
 
 def test_of_a_progress_bar_the_last_state_is_shown() -> None:
     pipe = Pipe(0, False)
     assert pipe.lines(b"1%\r2%\r3%") == []
     assert pipe.lines(b"\r4%\n") == [b"4%"]
-    pipe.lines(b"9%\r" * LINE)
-    assert len(pipe.partial) <= LINE
+    pipe.lines(b"9%\r" * LINE_BYTES)
+    assert len(pipe.partial) <= LINE_BYTES
 
 
 def test_what_the_encoding_lacks_is_replaced() -> None:

@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from tests.launch.programs import LISTEN, alive, eventually, run_programs
-from trireme.launch.outcome import Outcome
+from trireme.launch.exit_reason import ExitReason
 from trireme.launch.run_directory import read_record
-from trireme.launch.supervision import Limits
+from trireme.launch.supervision_limits import SupervisionLimits
 
 pytestmark = pytest.mark.processes
 
-QUICK = Limits(settle=0.2, stop=0.3, end=0.3, kill=5.0, echo=0.0)
+QUICK = SupervisionLimits(settle=0.2, stop=0.3, end=0.3, kill=5.0, echo=0.0)
 FOR_EVER = "signal.pause()"
 KEEPER = LISTEN + "; open(HERE + '/{name}.fifo').read()"
 """Ends when somebody has opened and closed its fifo."""
@@ -25,7 +25,7 @@ KEEPER = LISTEN + "; open(HERE + '/{name}.fifo').read()"
 
 def fail(kind: str, summary: str, at: float) -> str:
     outcome = json.dumps({"kind": kind, "summary": summary, "at": at})
-    return f"open(FILES.outcome, 'w').write({outcome!r}); sys.exit(1)"
+    return f"open(FILES.exit_reason, 'w').write({outcome!r}); sys.exit(1)"
 
 
 def assert_nobody_left(ran) -> None:
@@ -135,7 +135,7 @@ def test_a_crashed_worker_is_started_again(tmp_path: Path) -> None:
             os.kill(os.getpid(), signal.SIGSEGV)
         print("second life")
     """
-    ran = run_programs(tmp_path, {"worker:0": program}, limits=Limits(restarts=2))
+    ran = run_programs(tmp_path, {"worker:0": program}, limits=SupervisionLimits(restarts=2))
     assert ran.status == 0
     assert "worker:0 failed: killed by SIGSEGV; started again (1 of 2)" in ran.err
     assert "worker:0 | second life" in ran.out
@@ -201,7 +201,7 @@ def test_a_signal_lets_the_workers_save(
             "ps:0": FOR_EVER,
             "worker:0": SAVES + ASK.format(signal=name) + WAIT,
         },
-        limits=Limits(end=0.2),
+        limits=SupervisionLimits(end=0.2),
     )
     assert ran.status == 130
     assert "worker:0 | saved" in ran.out
@@ -280,27 +280,29 @@ def test_outcomes_of_an_earlier_start_are_forgotten(tmp_path: Path) -> None:
             {first}
         os._exit(3)
     """
-    ran = run_programs(tmp_path, {"worker:0": program}, limits=Limits(restarts=1, settle=0.1))
+    ran = run_programs(
+        tmp_path, {"worker:0": program}, limits=SupervisionLimits(restarts=1, settle=0.1)
+    )
     assert ran.status == 1
     assert "First worker:0 failed: ended with status 3" in ran.err
 
 
 def test_an_outcome_is_what_the_fake_tasks_write() -> None:
-    assert set(Outcome.__struct_fields__) == {"kind", "summary", "at", "loss"}
+    assert set(ExitReason.__struct_fields__) == {"kind", "summary", "at", "loss"}
 
 
 def test_a_coordinator_that_says_nothing_any_more_is_killed(tmp_path: Path) -> None:
     ran = run_programs(
         tmp_path,
         {
-            "coordinator:0": f"{LISTEN}; open(FILES.attendance, 'w').write('{{}}'); {FOR_EVER}",
+            "coordinator:0": f"{LISTEN}; open(FILES.members, 'w').write('{{}}'); {FOR_EVER}",
             "ps:0": FOR_EVER,
             "worker:0": FOR_EVER,
         },
-        limits=Limits(silence=0.5, settle=0.2, kill=5.0),
+        limits=SupervisionLimits(silence=0.5, settle=0.2, kill=5.0),
     )
     assert ran.status == 1
-    assert "First coordinator:0 was given up and killed: it said nothing for " in ran.err
+    assert "First coordinator:0 was given up and killed: it sent nothing for " in ran.err
     assert_nobody_left(ran)
 
 
@@ -314,13 +316,13 @@ def test_a_worker_that_its_coordinator_has_given_up_is_killed(tmp_path: Path) ->
         {
             "coordinator:0": f"{LISTEN}; import json; pid = int(open(HERE + '/pid').read()); "
             f"told = json.dumps({{'joined': True, 'formed': True, 'lost': {lost}}}); "
-            "open(FILES.attendance, 'w').write(told); open(HERE + '/fifo').read()",
+            "open(FILES.members, 'w').write(told); open(HERE + '/fifo').read()",
             "ps:0": FOR_EVER,
             "worker:0": "open(HERE + '/fifo').read(); print('done')",
             "worker:1": "open(HERE + '/pid', 'w').write(str(os.getpid())); "
             f"held = open(HERE + '/fifo', 'w'); {FOR_EVER}",
         },
-        limits=Limits(settle=0.2, end=0.3),
+        limits=SupervisionLimits(settle=0.2, end=0.3),
     )
     assert ran.status == 0, ran.err
     said = (
@@ -334,7 +336,7 @@ def test_a_worker_that_does_nothing_after_the_end_is_killed(tmp_path: Path) -> N
     ran = run_programs(
         tmp_path,
         {"worker:0": "print('done')", "worker:1": FOR_EVER},
-        limits=Limits(idle=0.5, kill=5.0),
+        limits=SupervisionLimits(idle=0.5, kill=5.0),
     )
     assert ran.status == 0
     assert "WARNING: worker:1 did nothing for 0 s after the end of the job: killed" in ran.err
@@ -357,7 +359,7 @@ def test_when_a_server_dies_all_tasks_are_started_again(tmp_path: Path) -> None:
             f"there and (there.close(), {FOR_EVER}); held = open(HERE + '/fifo', 'w'); "
             "print('done')",
         },
-        limits=Limits(restarts=1, rescue=0.3, kill=5.0),
+        limits=SupervisionLimits(restarts=1, rescue=0.3, kill=5.0),
     )
     assert ran.status == 0, ran.err
     assert "ps:0 was killed by SIGKILL; the whole job is started again" in ran.err

@@ -69,7 +69,7 @@ def test_record_and_secret_are_private_and_the_secret_goes(tmp_path: Path) -> No
 
 def test_what_a_killed_launcher_left_is_removed(tmp_path: Path) -> None:
     directory = claim(tmp_path)
-    (directory.scratch / "worker-0.outcome").write_text("old")
+    (directory.scratch / "worker-0.reason").write_text("old")
     directory.lock.close()  # as the kernel does when a process dies
     again = claim(tmp_path)
     assert list(again.scratch.iterdir()) == []

@@ -1,4 +1,4 @@
-"""Decisions of the launcher: events in, instructions out, time moved by hand."""
+"""Decisions of the launcher: events in, actions out, time moved by hand."""
 
 from __future__ import annotations
 
@@ -6,43 +6,40 @@ from dataclasses import replace
 
 import pytest
 
-from trireme.launch.outcome import Outcome, describe_status
-from trireme.launch.supervision import (
-    Kill,
-    Limits,
-    Phase,
-    Restart,
-    RestartAll,
-    Say,
-    Supervision,
-    Terminate,
-)
+from trireme.launch.actions import Kill, Notify, Restart, RestartAll, Terminate
+from trireme.launch.exit_reason import ExitReason, describe_status
+from trireme.launch.supervision import Phase, Supervision
+from trireme.launch.supervision_limits import SupervisionLimits
 
-LIMITS = Limits(settle=2, give_up=1, stop=60, end=15, kill=10, echo=0.2)
-KEEPERS = ("coordinator:0", "ps:0")
+LIMITS = SupervisionLimits(settle=2, give_up=1, stop=60, end=15, kill=10, echo=0.2)
+SERVICES = ("coordinator:0", "ps:0")
 
 
-def supervise(workers: int = 2, limits: Limits = LIMITS, keepers=KEEPERS) -> Supervision:
+def supervise(
+    workers: int = 2, limits: SupervisionLimits = LIMITS, services=SERVICES
+) -> Supervision:
     supervision = Supervision(limits)
-    for name in (*keepers, *(f"worker:{index}" for index in range(workers))):
+    for name in (*services, *(f"worker:{index}" for index in range(workers))):
         supervision.started(name)
     return supervision
 
 
-def raised(at: float = 0.0, kind: str = "exception", summary: str = "ValueError: boom") -> Outcome:
-    return Outcome(kind=kind, summary=summary, at=at)
+def raised(
+    at: float = 0.0, kind: str = "exception", summary: str = "ValueError: boom"
+) -> ExitReason:
+    return ExitReason(kind=kind, summary=summary, at=at)
 
 
-def end(supervision: Supervision, now: float, name: str, status: int, outcome=None):
-    return supervision.exited(now, name, status, outcome or describe_status(status))
+def end(supervision: Supervision, now: float, name: str, status: int, reason=None):
+    return supervision.exited(now, name, status, reason or describe_status(status))
 
 
-def orders(instructions):
-    return [item for item in instructions if not isinstance(item, Say)]
+def commands(actions):
+    return [item for item in actions if not isinstance(item, Notify)]
 
 
-def said(instructions) -> str:
-    return "\n".join(item.text for item in instructions if isinstance(item, Say))
+def notices(actions) -> str:
+    return "\n".join(item.text for item in actions if isinstance(item, Notify))
 
 
 def test_finishes_when_the_last_task_has_ended() -> None:
@@ -54,30 +51,30 @@ def test_finishes_when_the_last_task_has_ended() -> None:
     assert supervision.phase is Phase.ENDING
     assert end(supervision, 3, "coordinator:0", 0) == []
     assert supervision.phase is Phase.DONE
-    assert supervision.status == 0
+    assert supervision.verdict.status == 0
 
 
 def test_servers_that_do_not_end_with_the_job_are_terminated_then_killed() -> None:
     supervision = supervise(workers=1)
     end(supervision, 1, "worker:0", 0)
     assert supervision.tick(15.9) == []
-    told = supervision.tick(16)
-    assert orders(told) == [Terminate("coordinator:0"), Terminate("ps:0")]
-    assert "did not end with the job" in said(told)
+    actions = supervision.tick(16)
+    assert commands(actions) == [Terminate("coordinator:0"), Terminate("ps:0")]
+    assert "did not end with the job" in notices(actions)
     end(supervision, 17, "coordinator:0", -15)
-    assert orders(supervision.tick(26)) == [Kill("ps:0")]
+    assert commands(supervision.tick(26)) == [Kill("ps:0")]
     end(supervision, 26, "ps:0", -9)
     assert supervision.phase is Phase.DONE
-    assert supervision.status == 0
+    assert supervision.verdict.status == 0
 
 
 def test_a_task_that_cannot_be_killed_is_given_up() -> None:
-    supervision = supervise(workers=1, keepers=())
+    supervision = supervise(workers=1, services=())
     supervision.interrupt(0)
-    assert orders(supervision.tick(60)) == [Kill("worker:0")]
-    assert "left to the kernel" in said(supervision.tick(70))
+    assert commands(supervision.tick(60)) == [Kill("worker:0")]
+    assert "left to the kernel" in notices(supervision.tick(70))
     assert supervision.phase is Phase.DONE
-    assert supervision.status == 1
+    assert supervision.verdict.status == 1
 
 
 def test_a_worker_that_raises_ends_the_job() -> None:
@@ -90,9 +87,9 @@ def test_a_worker_that_raises_ends_the_job() -> None:
     for name in ("ps:0", "coordinator:0"):
         end(supervision, 8, name, -15)
     assert supervision.phase is Phase.DONE
-    assert supervision.status == 1
-    assert supervision.culprit is not None
-    assert supervision.culprit.name == "worker:1"
+    assert supervision.verdict.status == 1
+    assert supervision.verdict.culprit is not None
+    assert supervision.verdict.culprit.name == "worker:1"
 
 
 def test_servers_have_a_moment_when_the_workers_of_a_failed_job_ended_by_themselves() -> None:
@@ -101,16 +98,16 @@ def test_servers_have_a_moment_when_the_workers_of_a_failed_job_ended_by_themsel
     assert end(supervision, 5, "worker:0", 1, raised(kind="victim")) == []
     assert supervision.phase is Phase.ENDING
     assert end(supervision, 6, "ps:0", 1, raised(kind="victim")) == []
-    assert orders(supervision.tick(6)) == [Terminate("coordinator:0")]
+    assert commands(supervision.tick(6)) == [Terminate("coordinator:0")]
 
 
 def test_a_failed_worker_that_is_slow_to_end_is_still_the_culprit() -> None:
     supervision = supervise()
     end(supervision, 5, "worker:0", 1, raised(at=2, kind="victim"))
     assert supervision.tick(7) == [Terminate("worker:1")]
-    end(supervision, 8, "worker:1", -15, raised(at=1))  # it had told why before
-    assert supervision.culprit is not None
-    assert supervision.culprit.name == "worker:1"
+    end(supervision, 8, "worker:1", -15, raised(at=1))  # it had actions why before
+    assert supervision.verdict.culprit is not None
+    assert supervision.verdict.culprit.name == "worker:1"
 
 
 def test_workers_that_hang_are_killed_with_all_others() -> None:
@@ -126,101 +123,101 @@ def test_the_culprit_is_the_one_that_failed_first_by_itself() -> None:
     end(supervision, 1, "worker:1", 1, raised(at=5))
     end(supervision, 1, "worker:2", 1, raised(at=4))
     end(supervision, 1, "worker:3", 1, raised(at=1, kind="victim"))
-    assert supervision.culprit is not None
-    assert supervision.culprit.name == "worker:2"
+    assert supervision.verdict.culprit is not None
+    assert supervision.verdict.culprit.name == "worker:2"
 
 
 def test_bad_usage_in_a_worker_is_the_status_of_the_job() -> None:
-    supervision = supervise(workers=1, keepers=(), limits=Limits(restarts=3))
-    assert orders(end(supervision, 1, "worker:0", 2, raised(kind="usage"))) == []
-    assert supervision.status == 2
+    supervision = supervise(workers=1, services=(), limits=SupervisionLimits(restarts=3))
+    assert commands(end(supervision, 1, "worker:0", 2, raised(kind="usage"))) == []
+    assert supervision.verdict.status == 2
 
 
 def test_a_killed_worker_is_left_out_aloud() -> None:
     supervision = supervise()
-    told = end(supervision, 1, "worker:1", -9)
-    assert "worker:1 was killed by SIGKILL; the job goes on with the 1 left" in said(told)
+    actions = end(supervision, 1, "worker:1", -9)
+    assert "worker:1 was killed by SIGKILL; the job goes on with the 1 left" in notices(actions)
     assert supervision.phase is Phase.RUNNING
     end(supervision, 9, "worker:0", 0)
     assert supervision.phase is Phase.ENDING
-    assert supervision.status == 0
+    assert supervision.verdict.status == 0
 
 
 def test_the_job_fails_when_all_workers_were_killed() -> None:
     supervision = supervise()
     end(supervision, 1, "worker:0", -9, raised(at=1, kind="signal", summary="killed"))
     end(supervision, 2, "worker:1", -11, raised(at=2, kind="signal", summary="killed"))
-    assert supervision.failed
-    assert supervision.status == 1
-    assert supervision.culprit is not None
-    assert supervision.culprit.name == "worker:0"
+    assert supervision.verdict.failed
+    assert supervision.verdict.status == 1
+    assert supervision.verdict.culprit is not None
+    assert supervision.verdict.culprit.name == "worker:0"
 
 
 def test_a_worker_killed_after_another_finished_fails_nothing() -> None:
     supervision = supervise()
     end(supervision, 1, "worker:0", 0)
-    assert "the others had finished" in said(end(supervision, 2, "worker:1", -9))
-    assert supervision.status == 0
+    assert "the others had finished" in notices(end(supervision, 2, "worker:1", -9))
+    assert supervision.verdict.status == 0
 
 
 @pytest.mark.parametrize(("status", "kind"), [(-9, "signal"), (1, "exception"), (3, "exit")])
 def test_a_crashed_worker_is_started_again_so_many_times(status: int, kind: str) -> None:
-    supervision = supervise(limits=Limits(restarts=2))
-    outcome = raised(kind=kind, summary="why")
-    first = end(supervision, 1, "worker:1", status, outcome)
-    assert orders(first) == [Restart("worker:1", 1)]
-    assert "worker:1 failed: why; started again (1 of 2)" in said(first)
-    assert orders(end(supervision, 2, "worker:1", status, outcome)) == [Restart("worker:1", 0)]
-    assert orders(end(supervision, 3, "worker:1", status, outcome)) == []
-    assert supervision.failed is (status > 0)
+    supervision = supervise(limits=SupervisionLimits(restarts=2))
+    reason = raised(kind=kind, summary="why")
+    first = end(supervision, 1, "worker:1", status, reason)
+    assert commands(first) == [Restart("worker:1", 1)]
+    assert "worker:1 failed: why; started again (1 of 2)" in notices(first)
+    assert commands(end(supervision, 2, "worker:1", status, reason)) == [Restart("worker:1", 0)]
+    assert commands(end(supervision, 3, "worker:1", status, reason)) == []
+    assert supervision.verdict.failed is (status > 0)
 
 
 def test_a_worker_started_again_too_late_fails_nothing() -> None:
-    supervision = supervise(limits=Limits(restarts=1))
+    supervision = supervise(limits=SupervisionLimits(restarts=1))
     end(supervision, 1, "worker:1", -9)
     end(supervision, 2, "worker:0", 0)
     late = end(supervision, 3, "worker:1", 1, raised(kind="victim", summary="the job is over"))
-    assert "worker:1 came too late: the others had finished" in said(late)
+    assert "worker:1 came too late: the others had finished" in notices(late)
     end(supervision, 3, "ps:0", 0)
     end(supervision, 3, "coordinator:0", 0)
     assert supervision.phase is Phase.DONE
-    assert supervision.status == 0
+    assert supervision.verdict.status == 0
 
 
 def test_a_victim_is_not_started_again() -> None:
-    supervision = supervise(limits=Limits(restarts=2))
-    assert orders(end(supervision, 1, "worker:1", 1, raised(kind="victim"))) == []
-    assert supervision.failed
+    supervision = supervise(limits=SupervisionLimits(restarts=2))
+    assert commands(end(supervision, 1, "worker:1", 1, raised(kind="victim"))) == []
+    assert supervision.verdict.failed
 
 
-@pytest.mark.parametrize("name", KEEPERS)
+@pytest.mark.parametrize("name", SERVICES)
 @pytest.mark.parametrize("status", [-9, 1])
 def test_a_dead_server_or_coordinator_ends_the_job(name: str, status: int) -> None:
     supervision = supervise()
     end(supervision, 1, name, status)
     assert supervision.phase is Phase.FAILING
-    assert supervision.culprit is not None
-    assert supervision.culprit.name == name
+    assert supervision.verdict.culprit is not None
+    assert supervision.verdict.culprit.name == name
 
 
 def test_a_server_that_dies_after_the_workers_have_finished_fails_nothing() -> None:
     supervision = supervise(workers=1)
     end(supervision, 1, "worker:0", 0)
-    assert "WARNING: ps:0" in said(end(supervision, 2, "ps:0", -9))
+    assert "WARNING: ps:0" in notices(end(supervision, 2, "ps:0", -9))
     end(supervision, 3, "coordinator:0", 0)
-    assert supervision.status == 0
+    assert supervision.verdict.status == 0
 
 
 def test_asked_once_the_workers_save_and_end() -> None:
     supervision = supervise()
-    assert orders(supervision.interrupt(1)) == [Terminate("worker:0"), Terminate("worker:1")]
+    assert commands(supervision.interrupt(1)) == [Terminate("worker:0"), Terminate("worker:1")]
     end(supervision, 2, "worker:0", 130)
     end(supervision, 3, "worker:1", 130)
     assert supervision.phase is Phase.ENDING
     assert supervision.tick(17.9) == []
     end(supervision, 17, "ps:0", 0)
     end(supervision, 17, "coordinator:0", 0)
-    assert supervision.status == 130
+    assert supervision.verdict.status == 130
 
 
 def test_asked_when_the_last_step_was_made_the_job_has_finished() -> None:
@@ -228,7 +225,7 @@ def test_asked_when_the_last_step_was_made_the_job_has_finished() -> None:
     supervision.interrupt(1)
     for name in ("worker:0", "worker:1", "ps:0", "coordinator:0"):
         end(supervision, 2, name, 0)
-    assert (supervision.status, supervision.interrupted) == (0, False)
+    assert (supervision.verdict.status, supervision.verdict.interrupted) == (0, False)
 
 
 @pytest.mark.parametrize("last", ["worker:0", "worker:1"])
@@ -240,24 +237,24 @@ def test_what_the_coordinator_knows_to_have_finished_has(last: str) -> None:
     end(supervision, 2, "ps:0", 0)
     end(supervision, 2, "coordinator:0", 0)
     for name in sorted(("worker:0", "worker:1"), key=lambda name: name == last):
-        late = Outcome(kind="victim", summary="it could not reach the coordinator", at=3.0)
+        late = ExitReason(kind="victim", summary="it could not reach the coordinator", at=3.0)
         supervision.exited(3, name, 1, late) if name == "worker:1" else end(
             supervision, 3, name, -9
         )
     assert supervision.phase is Phase.DONE
-    assert supervision.status == 0
+    assert supervision.verdict.status == 0
 
 
 def test_a_job_whose_workers_are_lost_while_it_stops_has_saved_nothing() -> None:
     supervision = supervise()
-    supervision.attended(0.0, True, {})
+    supervision.membership_reported(0.0, True, {})
     supervision.interrupt(1)
-    assert "worker:0 was killed by SIGKILL" in said(end(supervision, 2, "worker:0", -9))
-    assert "no worker is left" in said(end(supervision, 2, "worker:1", -9))
+    assert "worker:0 was killed by SIGKILL" in notices(end(supervision, 2, "worker:0", -9))
+    assert "no worker is left" in notices(end(supervision, 2, "worker:1", -9))
     for name in ("ps:0", "coordinator:0"):
         end(supervision, 3, name, -15)
-    assert (supervision.status, supervision.failed) == (1, False)
-    assert supervision.unsaved == ["worker:0", "worker:1"]
+    assert (supervision.verdict.status, supervision.verdict.failed) == (1, False)
+    assert supervision.verdict.unsaved == ["worker:0", "worker:1"]
 
 
 def test_workers_that_do_not_save_in_time_are_killed() -> None:
@@ -265,11 +262,11 @@ def test_workers_that_do_not_save_in_time_are_killed() -> None:
     supervision.interrupt(1)
     end(supervision, 2, "worker:0", 130)
     late = supervision.tick(61)
-    assert "worker:1 did not save and end within 60 s" in said(late)
+    assert "worker:1 did not save and end within 60 s" in notices(late)
     assert Kill("worker:1") in late
     end(supervision, 61, "worker:1", -9)
     assert supervision.phase is Phase.ENDING
-    assert supervision.status == 1
+    assert supervision.verdict.status == 1
 
 
 def test_who_hangs_while_the_others_save_does_not_undo_that() -> None:
@@ -278,31 +275,31 @@ def test_who_hangs_while_the_others_save_does_not_undo_that() -> None:
     end(supervision, 2, "worker:0", 130)
     finish(supervision, 3)  # to the coordinator the job is over: worker:1 had not come yet
     late = supervision.tick(61)
-    assert "worker:1 did not end within 60 s: killed" in said(late)
+    assert "worker:1 did not end within 60 s: killed" in notices(late)
     end(supervision, 61, "worker:1", -9)
     assert supervision.phase is Phase.DONE
-    assert supervision.status == 130
+    assert supervision.verdict.status == 130
 
 
 def test_a_worker_that_somebody_kills_while_it_saves_is_lost() -> None:
     supervision = supervise()
     supervision.interrupt(1)
-    assert "worker:1 was killed by SIGKILL" in said(end(supervision, 2, "worker:1", -9))
+    assert "worker:1 was killed by SIGKILL" in notices(end(supervision, 2, "worker:1", -9))
     end(supervision, 3, "worker:0", 130)
-    assert supervision.status == 130
+    assert supervision.verdict.status == 130
 
 
 def test_a_job_whose_workers_were_all_being_started_again_did_not_save() -> None:
-    supervision = supervise(limits=Limits(restarts=5))
-    supervision.attended(1, True, {})
+    supervision = supervise(limits=SupervisionLimits(restarts=5))
+    supervision.membership_reported(1, True, {})
     end(supervision, 2, "worker:0", -9)
     end(supervision, 3, "worker:1", -9)
-    assert orders(supervision.interrupt(4)) == [Terminate("worker:0"), Terminate("worker:1")]
-    end(supervision, 5, "worker:0", -15)  # they had not come so far as to save when they are told
+    assert commands(supervision.interrupt(4)) == [Terminate("worker:0"), Terminate("worker:1")]
+    end(supervision, 5, "worker:0", -15)  # they had not come so far as to save when they were told
     end(supervision, 5, "worker:1", -15)
     finish(supervision, 6)
-    assert supervision.unsaved == ["worker:0", "worker:1"]
-    assert supervision.status == 1
+    assert supervision.verdict.unsaved == ["worker:0", "worker:1"]
+    assert supervision.verdict.status == 1
 
 
 def test_asked_twice_all_end_at_once() -> None:
@@ -310,21 +307,21 @@ def test_asked_twice_all_end_at_once() -> None:
     supervision.interrupt(1)
     assert supervision.interrupt(1.1) == []  # an echo
     twice = supervision.interrupt(1.3)
-    assert orders(twice) == [Kill("coordinator:0"), Kill("ps:0"), Kill("worker:0")]
+    assert commands(twice) == [Kill("coordinator:0"), Kill("ps:0"), Kill("worker:0")]
     for name in ("coordinator:0", "ps:0", "worker:0"):
         end(supervision, 2, name, -9)
     assert supervision.phase is Phase.DONE
-    assert supervision.status == 1
+    assert supervision.verdict.status == 1
 
 
 def test_a_job_interrupted_before_its_workers_were_started_ends_its_coordinator() -> None:
-    supervision = supervise(workers=0, keepers=("coordinator:0",))
-    told = supervision.interrupt(1)
-    assert orders(told) == [Terminate("coordinator:0")]
-    assert "did not end" not in said(told)
+    supervision = supervise(workers=0, services=("coordinator:0",))
+    actions = supervision.interrupt(1)
+    assert commands(actions) == [Terminate("coordinator:0")]
+    assert "did not end" not in notices(actions)
     end(supervision, 1, "coordinator:0", -15)
     assert supervision.phase is Phase.DONE
-    assert supervision.status == 130
+    assert supervision.verdict.status == 130
 
 
 def test_an_exception_while_stopping_fails_the_job() -> None:
@@ -333,36 +330,36 @@ def test_an_exception_while_stopping_fails_the_job() -> None:
     end(supervision, 2, "worker:0", 1, raised())
     assert supervision.tick(30) == []  # the other one still saves
     end(supervision, 31, "worker:1", 130)
-    assert supervision.status == 1
+    assert supervision.verdict.status == 1
 
 
 def test_a_worker_interrupted_by_itself_interrupts_the_job() -> None:
-    supervision = supervise(workers=1, keepers=())
+    supervision = supervise(workers=1, services=())
     end(supervision, 1, "worker:0", 130)
     assert supervision.phase is Phase.DONE
-    assert supervision.status == 130
+    assert supervision.verdict.status == 130
 
 
 def test_a_coordinator_that_ends_before_there_is_a_worker_fails_the_job() -> None:
-    supervision = supervise(workers=0, keepers=("coordinator:0",))
+    supervision = supervise(workers=0, services=("coordinator:0",))
     end(supervision, 1, "coordinator:0", 0)
     assert supervision.phase is Phase.DONE
-    assert supervision.status == 1
+    assert supervision.verdict.status == 1
 
 
 # A task that hangs -------------------------------------------------------------------------------
 
 
-def hung(at: float = 0.0) -> Outcome:
-    return raised(at=at, kind="hung", summary="given up and killed: it said nothing for 10.0 s")
+def hung(at: float = 0.0) -> ExitReason:
+    return raised(at=at, kind="hung", summary="given up and killed: it sent nothing for 10.0 s")
 
 
 def given_up(supervision: Supervision, now: float, *names: str):
-    return supervision.attended(now, True, {name: hung(now) for name in names})
+    return supervision.membership_reported(now, True, {name: hung(now) for name in names})
 
 
 def finish(supervision: Supervision, now: float) -> None:
-    for name in KEEPERS:
+    for name in SERVICES:
         end(supervision, now, name, 0)
 
 
@@ -372,13 +369,13 @@ def test_a_worker_that_the_coordinator_has_given_up_is_killed_and_left_out() -> 
     assert supervision.deadline == 12
     assert supervision.tick(11.9) == []
     assert supervision.tick(12) == [Kill("worker:1")]
-    told = said(end(supervision, 12, "worker:1", -9))
-    assert "worker:1 was given up and killed: it said nothing for 10.0 s" in told
-    assert "the job goes on with the 1 left" in told
+    actions = notices(end(supervision, 12, "worker:1", -9))
+    assert "worker:1 was given up and killed: it sent nothing for 10.0 s" in actions
+    assert "the job goes on with the 1 left" in actions
     end(supervision, 20, "worker:0", 0)
     finish(supervision, 21)
     assert supervision.phase is Phase.DONE
-    assert supervision.status == 0
+    assert supervision.verdict.status == 0
 
 
 def test_a_worker_that_comes_back_by_itself_is_spared() -> None:
@@ -390,25 +387,25 @@ def test_a_worker_that_comes_back_by_itself_is_spared() -> None:
 
 
 def test_a_hung_worker_is_started_again_where_that_is_allowed() -> None:
-    supervision = supervise(limits=Limits(restarts=1, settle=2))
+    supervision = supervise(limits=SupervisionLimits(restarts=1, settle=2))
     given_up(supervision, 10, "worker:1")
     supervision.tick(12)
-    assert orders(end(supervision, 12, "worker:1", -9)) == [Restart("worker:1", 0)]
+    assert commands(end(supervision, 12, "worker:1", -9)) == [Restart("worker:1", 0)]
     assert given_up(supervision, 13) == []
     given_up(supervision, 14, "worker:1")
     assert supervision.tick(16) == [Kill("worker:1")]
-    assert orders(end(supervision, 16, "worker:1", -9)) == []
-    assert not supervision.failed
+    assert commands(end(supervision, 16, "worker:1", -9)) == []
+    assert not supervision.verdict.failed
 
 
 def test_a_worker_that_was_given_up_and_fails_by_that_does_not_fail_the_job() -> None:
     supervision = supervise()
     given_up(supervision, 10, "worker:1")
     over = raised(kind="victim", summary="the job is over, finished")
-    assert "goes on with the 1 left" in said(end(supervision, 11, "worker:1", 1, over))
+    assert "goes on with the 1 left" in notices(end(supervision, 11, "worker:1", 1, over))
     end(supervision, 12, "worker:0", 0)
     finish(supervision, 13)
-    assert supervision.status == 0
+    assert supervision.verdict.status == 0
 
 
 def test_who_hears_that_the_job_has_finished_does_not_fail_it() -> None:
@@ -416,8 +413,8 @@ def test_who_hears_that_the_job_has_finished_does_not_fail_it() -> None:
     end(supervision, 1, "worker:0", 0)
     finish(supervision, 2)
     late = end(supervision, 3, "worker:1", 1, raised(kind="victim"))
-    assert "worker:1 came too late" in said(late)
-    assert supervision.status == 0
+    assert "worker:1 came too late" in notices(late)
+    assert supervision.verdict.status == 0
 
 
 def test_an_exception_of_a_worker_that_was_given_up_is_its_own() -> None:
@@ -425,102 +422,102 @@ def test_an_exception_of_a_worker_that_was_given_up_is_its_own() -> None:
     given_up(supervision, 10, "worker:1")
     supervision.tick(12)
     end(supervision, 12, "worker:1", 1, raised())
-    assert supervision.culprit is not None
-    assert supervision.culprit.outcome.summary == "ValueError: boom"
+    assert supervision.verdict.culprit is not None
+    assert supervision.verdict.culprit.reason.summary == "ValueError: boom"
 
 
 def test_a_worker_that_does_nothing_after_the_end_is_killed_aloud() -> None:
-    supervision = supervise(limits=Limits(idle=60))
+    supervision = supervise(limits=SupervisionLimits(idle=60))
     end(supervision, 1, "worker:0", 0)
-    assert supervision.outliving == ()  # the others may still train
+    assert supervision.outliving_workers == ()  # the others may still train
     finish(supervision, 2)
-    assert supervision.outliving == ("worker:1",)
-    assert supervision.worked(3, "worker:1", 7.0) == []
-    assert supervision.worked(62, "worker:1", 7.59) == []
-    told = supervision.worked(63, "worker:1", 7.59)
-    assert orders(told) == [Kill("worker:1")]
-    assert "worker:1 did nothing for 60 s after the end of the job" in said(told)
-    assert supervision.worked(64, "worker:1", 7.59) == []
+    assert supervision.outliving_workers == ("worker:1",)
+    assert supervision.worker_used(3, "worker:1", 7.0) == []
+    assert supervision.worker_used(62, "worker:1", 7.59) == []
+    actions = supervision.worker_used(63, "worker:1", 7.59)
+    assert commands(actions) == [Kill("worker:1")]
+    assert "worker:1 did nothing for 60 s after the end of the job" in notices(actions)
+    assert supervision.worker_used(64, "worker:1", 7.59) == []
     end(supervision, 64, "worker:1", -9)
     assert supervision.phase is Phase.DONE
-    assert supervision.status == 0
+    assert supervision.verdict.status == 0
 
 
 def test_a_worker_that_evaluates_after_the_end_may_take_its_time() -> None:
-    supervision = supervise(limits=Limits(idle=60))
+    supervision = supervise(limits=SupervisionLimits(idle=60))
     end(supervision, 1, "worker:0", 0)
     finish(supervision, 2)
     for now in range(3, 3600):
-        assert supervision.worked(now, "worker:1", 0.011 * now) == []
+        assert supervision.worker_used(now, "worker:1", 0.011 * now) == []
 
 
 def test_what_the_kernel_cannot_kill_is_not_waited_for() -> None:
     supervision = supervise()
     given_up(supervision, 10, "worker:1")
     supervision.tick(12)
-    assert "worker:1 cannot be killed: left to the kernel" in said(supervision.tick(22))
+    assert "worker:1 cannot be killed: left to the kernel" in notices(supervision.tick(22))
     end(supervision, 23, "worker:0", 0)
     finish(supervision, 24)
     assert supervision.phase is Phase.DONE
-    assert supervision.status == 0
+    assert supervision.verdict.status == 0
     assert end(supervision, 25, "worker:1", -9) == []
 
 
 def test_a_chief_that_is_lost_at_the_end_fails_the_job_if_the_coordinator_says_so() -> None:
     supervision = supervise()
     end(supervision, 1, "worker:1", 0)
-    assert "the others had finished" in said(end(supervision, 2, "worker:0", -9))
+    assert "the others had finished" in notices(end(supervision, 2, "worker:0", -9))
     end(supervision, 4, "coordinator:0", 1, raised(kind="victim", summary="worker:0 was lost"))
     end(supervision, 4, "ps:0", 0)
     assert supervision.phase is Phase.DONE
-    assert supervision.status == 1
-    assert supervision.culprit is not None
-    assert supervision.culprit.name == "worker:0"
+    assert supervision.verdict.status == 1
+    assert supervision.verdict.culprit is not None
+    assert supervision.verdict.culprit.name == "worker:0"
 
 
 def test_a_chief_that_the_coordinator_awaits_in_vain_fails_the_job() -> None:
     supervision = supervise()
     end(supervision, 1, "worker:1", 0)
     end(supervision, 2, "worker:0", -9)
-    told = supervision.tick(17)
-    assert orders(told) == [Terminate("coordinator:0"), Terminate("ps:0")]
-    for name in KEEPERS:
+    actions = supervision.tick(17)
+    assert commands(actions) == [Terminate("coordinator:0"), Terminate("ps:0")]
+    for name in SERVICES:
         end(supervision, 18, name, -15)
     assert supervision.phase is Phase.DONE
-    assert supervision.status == 1
+    assert supervision.verdict.status == 1
 
 
 def test_a_job_in_which_nobody_took_part_has_not_finished() -> None:
     supervision = supervise()
-    supervision.attended(1, False, {})
+    supervision.membership_reported(1, False, {})
     end(supervision, 2, "worker:0", 0)
     end(supervision, 2, "worker:1", 0)
-    assert orders(supervision.tick(3)) == [Terminate("coordinator:0"), Terminate("ps:0")]
-    for name in KEEPERS:
+    assert commands(supervision.tick(3)) == [Terminate("coordinator:0"), Terminate("ps:0")]
+    for name in SERVICES:
         end(supervision, 4, name, -15)
-    assert supervision.status == 2
-    assert supervision.culprit is not None
-    assert "no worker had joined the job" in supervision.culprit.outcome.summary
+    assert supervision.verdict.status == 2
+    assert supervision.verdict.culprit is not None
+    assert "no worker had joined the job" in supervision.verdict.culprit.reason.summary
 
 
 # The whole job again -----------------------------------------------------------------------------
 
-AGAIN = Limits(restarts=1, settle=2, give_up=1, kill=10, rescue=30)
+AGAIN = SupervisionLimits(restarts=1, settle=2, give_up=1, kill=10, rescue=30)
 
 
 def begin_all(supervision: Supervision, workers: int = 2) -> None:
-    for name in (*KEEPERS, *(f"worker:{index}" for index in range(workers))):
+    for name in (*SERVICES, *(f"worker:{index}" for index in range(workers))):
         supervision.started(name)
 
 
 def test_when_a_server_dies_the_whole_job_is_started_again() -> None:
     supervision = supervise(limits=AGAIN)
     first = end(supervision, 1, "ps:0", -9)
-    assert orders(first) == []  # the coordinator tells the others, and they may save
-    assert "ps:0 was killed by SIGKILL; the whole job is started again, from its newest" in said(
+    assert commands(first) == []  # the coordinator tells the others, and they may save
+    assert "ps:0 was killed by SIGKILL; the whole job is started again, from its newest" in notices(
         first
     )
-    assert "(1 of 1)" in said(first)
+    assert "(1 of 1)" in notices(first)
     for name in ("worker:0", "worker:1"):
         assert end(supervision, 3, name, 1, raised(kind="victim")) == []
     assert end(supervision, 3.5, "coordinator:0", 1, raised(kind="victim")) == [RestartAll()]
@@ -530,24 +527,26 @@ def test_when_a_server_dies_the_whole_job_is_started_again() -> None:
     end(supervision, 9, "worker:1", 0)
     finish(supervision, 10)
     assert supervision.phase is Phase.DONE
-    assert supervision.status == 0
+    assert supervision.verdict.status == 0
 
 
 def test_what_is_lost_is_said_once_before_the_restart() -> None:
     supervision = supervise(limits=AGAIN)
     end(supervision, 1, "ps:0", -9)
-    victim = Outcome(kind="victim", summary="ps:0 was lost", at=2.0, loss="steps 5 to 9 are lost")
+    victim = ExitReason(
+        kind="victim", summary="ps:0 was lost", at=2.0, loss="steps 5 to 9 are lost"
+    )
     end(supervision, 2, "worker:0", 1, victim)
     end(supervision, 2, "worker:1", 1, victim)
     last = end(supervision, 3, "coordinator:0", 1, raised(kind="victim"))
-    assert said(last) == "worker:1: steps 5 to 9 are lost"
+    assert notices(last) == "worker:1: steps 5 to 9 are lost"
     assert last[-1] == RestartAll()
 
 
 def test_when_the_coordinator_dies_the_workers_save_and_all_is_started_again() -> None:
     supervision = supervise(limits=AGAIN)
-    told = end(supervision, 1, "coordinator:0", -9)
-    assert orders(told) == [Terminate("worker:0"), Terminate("worker:1")]
+    actions = end(supervision, 1, "coordinator:0", -9)
+    assert commands(actions) == [Terminate("worker:0"), Terminate("worker:1")]
     assert end(supervision, 2, "worker:0", 130) == []
     assert end(supervision, 3, "worker:1", 130) == []
     assert supervision.deadline == 4  # a server has nothing to lose without workers
@@ -557,17 +556,17 @@ def test_when_the_coordinator_dies_the_workers_save_and_all_is_started_again() -
     end(supervision, 9, "worker:0", 0)
     end(supervision, 9, "worker:1", 0)
     finish(supervision, 10)
-    assert supervision.status == 0  # the 130 of before was ours
+    assert supervision.verdict.status == 0  # the 130 of before was ours
 
 
 def test_a_coordinator_that_dies_before_the_others_are_started_is_started_again() -> None:
-    supervision = supervise(workers=0, keepers=("coordinator:0",), limits=AGAIN)
+    supervision = supervise(workers=0, services=("coordinator:0",), limits=AGAIN)
     assert RestartAll() in end(supervision, 1, "coordinator:0", -9)
     assert supervision.phase is Phase.RUNNING
     supervision.started("coordinator:0")
     end(supervision, 2, "coordinator:0", -9)
     assert supervision.phase is Phase.DONE
-    assert supervision.status == 1
+    assert supervision.verdict.status == 1
 
 
 def test_the_whole_job_is_started_again_so_many_times() -> None:
@@ -585,12 +584,12 @@ def test_the_whole_job_is_started_again_so_many_times() -> None:
 def test_a_server_whose_victims_end_first_starts_the_job_again_too() -> None:
     supervision = supervise(limits=AGAIN)
     end(supervision, 1, "worker:0", 1, raised(kind="victim"))
-    assert supervision.failed
+    assert supervision.verdict.failed
     given_up(supervision, 1.1, "ps:0")
-    assert supervision.failures  # it is killed at once
-    told = end(supervision, 1.2, "ps:0", -9)
-    assert "ps:0 was given up and killed" in said(told)
-    assert not supervision.failed
+    assert supervision.verdict.failures  # it is killed at once
+    actions = end(supervision, 1.2, "ps:0", -9)
+    assert "ps:0 was given up and killed" in notices(actions)
+    assert not supervision.verdict.failed
     end(supervision, 2, "worker:1", 1, raised(kind="victim"))
     assert end(supervision, 2, "coordinator:0", 1, raised(kind="victim")) == [RestartAll()]
 
@@ -617,94 +616,98 @@ def test_who_does_not_end_for_the_restart_is_killed() -> None:
     end(supervision, 1, "ps:0", -9)
     assert supervision.tick(30.9) == []
     late = supervision.tick(31)
-    assert orders(late) == [Kill("coordinator:0"), Kill("worker:0"), Kill("worker:1")]
-    assert "worker:0, worker:1 did not end for the restart: killed" in said(late)
+    assert commands(late) == [Kill("coordinator:0"), Kill("worker:0"), Kill("worker:1")]
+    assert "worker:0, worker:1 did not end for the restart: killed" in notices(late)
     end(supervision, 31, "worker:0", -9)
     end(supervision, 31, "worker:1", -9)
-    assert "nothing is started again" in said(supervision.tick(41))
+    assert "nothing is started again" in notices(supervision.tick(41))
     supervision.tick(43)
     supervision.tick(53)
     assert supervision.phase is Phase.DONE
-    assert supervision.status == 1
+    assert supervision.verdict.status == 1
 
 
 def test_who_asks_to_stop_before_the_restart_gets_the_failure() -> None:
     supervision = supervise(limits=AGAIN)
     end(supervision, 1, "ps:0", -9)
-    told = supervision.interrupt(2)
-    assert "ends instead" in said(told)
-    assert orders(told) == [], "the workers may be saving what they hold"
+    actions = supervision.interrupt(2)
+    assert "ends instead" in notices(actions)
+    assert commands(actions) == [], "the workers may be saving what they hold"
     assert Terminate("worker:0") in supervision.tick(4), "for so long"
     for name in ("worker:0", "worker:1"):
         end(supervision, 3, name, 1, raised(kind="victim"))
     end(supervision, 3, "coordinator:0", 1, raised(kind="victim"))
     assert supervision.phase is Phase.DONE
-    assert supervision.status == 1
-    assert supervision.culprit is not None
-    assert supervision.culprit.name == "ps:0"
+    assert supervision.verdict.status == 1
+    assert supervision.verdict.culprit is not None
+    assert supervision.verdict.culprit.name == "ps:0"
 
 
 def test_workers_are_told_to_end_when_the_coordinator_dies_after_a_server() -> None:
     supervision = supervise(limits=AGAIN)
-    assert orders(end(supervision, 1, "ps:0", -9)) == []
-    told = end(supervision, 1.1, "coordinator:0", -9)
-    assert orders(told) == [Terminate("worker:0"), Terminate("worker:1")]
+    assert commands(end(supervision, 1, "ps:0", -9)) == []
+    actions = end(supervision, 1.1, "coordinator:0", -9)
+    assert commands(actions) == [Terminate("worker:0"), Terminate("worker:1")]
 
 
 def lost_worker(now: float = 1.0, **formed: bool) -> tuple[Supervision, str]:
     """Worker 0 was killed; what the launcher said of it."""
     supervision = supervise()
-    supervision.attended(0.0, True, {}, **formed)
-    return supervision, said(end(supervision, now, "worker:0", -9))
+    supervision.membership_reported(0.0, True, {}, **formed)
+    return supervision, notices(end(supervision, now, "worker:0", -9))
 
 
 def test_a_job_that_has_not_begun_cannot_go_on_without_a_worker() -> None:
-    supervision, told = lost_worker(formed=False)
-    assert "goes on" not in told
+    supervision, actions = lost_worker(formed=False)
+    assert "goes on" not in actions
     assert supervision.tick(2.9) == []
     ended = supervision.tick(3)
-    assert "worker:0 ended before the job had begun, which needs all tasks" in said(ended)
+    assert "worker:0 ended before the job had begun, which needs all tasks" in notices(ended)
     assert Terminate("worker:1") in ended
     for name in ("worker:1", "ps:0", "coordinator:0"):
         end(supervision, 4, name, -15)
-    assert supervision.status == 1
-    assert supervision.culprit is not None and supervision.culprit.name == "worker:0"
+    assert supervision.verdict.status == 1
+    assert (
+        supervision.verdict.culprit is not None and supervision.verdict.culprit.name == "worker:0"
+    )
 
 
 def test_a_job_that_has_begun_goes_on_without_a_worker() -> None:
-    supervision, told = lost_worker(formed=True)
-    assert "the job goes on with the 1 left" in told
+    supervision, actions = lost_worker(formed=True)
+    assert "the job goes on with the 1 left" in actions
     assert supervision.tick(100) == []
 
 
 def test_what_is_heard_late_of_the_jobs_beginning_counts() -> None:
     supervision, _ = lost_worker(formed=False)
-    supervision.attended(2.0, True, {}, formed=True)
+    actions = notices(supervision.membership_reported(2.0, True, {}, formed=True))
+    assert actions == "worker:0 had ended; the job goes on with the 1 left"
+    assert supervision.membership_reported(3.0, True, {}, formed=True) == []
     assert supervision.tick(100) == []
 
 
 def test_a_program_that_ends_before_the_job_has_begun_fails_it() -> None:
     supervision = supervise()
-    supervision.attended(0.0, True, {}, formed=False)
+    supervision.membership_reported(0.0, True, {}, formed=False)
     end(supervision, 1, "worker:0", 0)
     assert Terminate("worker:1") in supervision.tick(3)
     end(supervision, 4, "worker:1", -15)
-    assert supervision.status == 2
-    assert supervision.culprit is not None
-    assert "before the job had begun" in supervision.culprit.outcome.summary
+    assert supervision.verdict.status == 2
+    assert supervision.verdict.culprit is not None
+    assert "before the job had begun" in supervision.verdict.culprit.reason.summary
 
 
 def test_who_is_killed_with_all_others_is_not_called_unkillable() -> None:
     supervision = supervise(workers=1)
-    supervision.attended(0.0, True, {"worker:0": hung()})
+    supervision.membership_reported(0.0, True, {"worker:0": hung()})
     supervision.interrupt(1)
     supervision.interrupt(1.9)
-    assert "cannot be killed" not in said(supervision.tick(2.1))
+    assert "cannot be killed" not in notices(supervision.tick(2.1))
 
 
 def test_a_silent_coordinator_is_killed_and_like_one_that_died() -> None:
     supervision = supervise(limits=AGAIN)
-    assert supervision.silent(20, "coordinator:0", hung()) == [Kill("coordinator:0")]
-    assert supervision.silent(21, "coordinator:0", hung()) == []
-    told = end(supervision, 21, "coordinator:0", -9)
-    assert "the whole job is started again" in said(told)
+    assert supervision.hung(20, "coordinator:0", hung()) == [Kill("coordinator:0")]
+    assert supervision.hung(21, "coordinator:0", hung()) == []
+    actions = end(supervision, 21, "coordinator:0", -9)
+    assert "the whole job is started again" in notices(actions)

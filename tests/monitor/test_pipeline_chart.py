@@ -6,21 +6,21 @@ import numpy as np
 import pytest
 
 from trireme.monitor.pipeline_chart import COLOURS, draw
-from trireme.parallel.work import Work, bubble
+from trireme.parallel.stage_operation import StageOperation, bubble_fraction
 
 WORK = [
-    Work(0, 0, "forward", 0, 1.0, 2.0),
-    Work(1, 1, "forward", 0, 2.0, 3.0),
-    Work(1, 1, "backward", 0, 3.0, 4.0),
-    Work(0, 0, "backward", 0, 4.0, 5.0),
+    StageOperation(0, 0, "forward", 0, 1.0, 2.0),
+    StageOperation(1, 1, "forward", 0, 2.0, 3.0),
+    StageOperation(1, 1, "backward", 0, 3.0, 4.0),
+    StageOperation(0, 0, "backward", 0, 4.0, 5.0),
 ]
 
 
 def test_the_bubble_is_what_is_left_of_all_processes_time() -> None:
-    assert bubble(WORK) == pytest.approx(0.5)
-    assert bubble(WORK[:1]) == 0
-    with pytest.raises(ValueError, match="no work"):
-        bubble([])
+    assert bubble_fraction(WORK) == pytest.approx(0.5)
+    assert bubble_fraction(WORK[:1]) == 0
+    with pytest.raises(ValueError, match="no operations"):
+        bubble_fraction([])
 
 
 def pixels(width: int = 1000) -> np.ndarray:
@@ -55,6 +55,6 @@ def test_bars_lie_in_their_process_row_and_are_as_long_as_the_work() -> None:
 
 
 def test_what_is_narrow_has_no_number_but_is_there() -> None:
-    many = [Work(0, 0, "forward", n, n * 1.0, n + 0.9) for n in range(500)]
+    many = [StageOperation(0, 0, "forward", n, n * 1.0, n + 0.9) for n in range(500)]
     picture = np.asarray(draw(many, "many", 800))
     assert share(picture[70], COLOURS["forward"]) > 0.3

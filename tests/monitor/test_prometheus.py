@@ -16,9 +16,9 @@ from trireme.errors import ConfigurationError
 from trireme.metrics import COUNT_BUCKETS, Registry
 from trireme.monitor.membership_metrics import MembershipMetrics
 from trireme.monitor.prometheus import Exposition, expose
-from trireme.ps.observation import Observation
-from trireme.ps.shard import Shard
-from trireme.session.phases import SERVED, Phases
+from trireme.ps.server.metrics import Observation
+from trireme.ps.shard.shard import Shard
+from trireme.session.observers.phases import SERVED, Phases
 
 DASHBOARD = Path(__file__).parents[2] / "docs" / "grafana.json"
 

@@ -10,11 +10,11 @@ import torch
 
 from trireme.cli.dispatch import main
 from trireme.launch.run_directory import JobRecord
-from trireme.monitor.account import accounts, slowest, staleness_of
 from trireme.monitor.charts import bar_chart, line_chart, number, stacked_bars
 from trireme.monitor.curves import read_curves, smoothed, thinned
 from trireme.monitor.records import Begin, Record, Start
-from trireme.monitor.report import CheckpointRow, Material, page
+from trireme.monitor.report import CheckpointRow, ReportData, page
+from trireme.monitor.worker_totals import slowest, staleness_of, worker_totals
 from trireme.session.session import Session
 
 RECORD = JobRecord(
@@ -89,7 +89,7 @@ def self_contained(text: str) -> bool:
 
 
 def test_a_page_is_valid_small_and_needs_nothing_else() -> None:
-    text = page(Material("a <run>", RECORD, STARTS, CURVES, CHECKPOINTS))
+    text = page(ReportData("a <run>", RECORD, STARTS, CURVES, CHECKPOINTS))
     tree = parsed(text)
     assert len(text.encode()) < 200_000
     assert self_contained(text)
@@ -120,12 +120,12 @@ def test_a_page_is_valid_small_and_needs_nothing_else() -> None:
 
 
 def test_a_page_of_nothing_is_valid_too() -> None:
-    assert self_contained(page(Material("empty")))
-    assert [each.text for each in parsed(page(Material("empty"))).iter("h1")] == ["empty"]
+    assert self_contained(page(ReportData("empty")))
+    assert [each.text for each in parsed(page(ReportData("empty"))).iter("h1")] == ["empty"]
 
 
 def test_workers_are_accounted_for_and_the_slowest_is_who_waits_least() -> None:
-    first, second = accounts(STARTS)
+    first, second = worker_totals(STARTS)
     assert (first.steps, first.applied, first.stale) == (300, 270, 30)
     assert first.milliseconds["wait"] == pytest.approx(6.0)
     assert first.pace == 1250.0  # the first record is of a moment only

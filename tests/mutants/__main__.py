@@ -28,19 +28,19 @@ from tests.mutants.trial import Result, try_all
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("ps", "cluster", "wire")
 CORE = (
+    "trireme/ps/termination.py",
+    *(f"trireme/ps/client/{name}.py" for name in ("client", "lanes", "protocol", "server_links")),
+    "trireme/ps/server/dispatcher.py",
     *(
-        f"trireme/ps/{name}.py"
+        f"trireme/ps/shard/{name}.py"
         for name in (
-            "client",
             "commit",
-            "ending",
-            "examples",
-            "hold",
-            "push_table",
-            "roster",
-            "round",
-            "server_links",
+            "dedup",
+            "example_ledgers",
+            "participants",
+            "rounds",
             "shard",
+            "snapshot_barrier",
         )
     ),
     *(f"trireme/cluster/{name}.py" for name in ("consequences", "decision", "membership", "state")),
@@ -102,7 +102,7 @@ def _drawn(asked: argparse.Namespace) -> list[Mutant]:
     paths = [
         str(file.relative_to(ROOT))
         for package in PACKAGES
-        for file in sorted((ROOT / "trireme" / package).glob("*.py"))
+        for file in sorted((ROOT / "trireme" / package).rglob("*.py"))
     ]
     paths = [path for path in paths if any(word in path for word in words)]
     core = [path for path in paths if path in CORE]

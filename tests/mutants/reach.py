@@ -49,14 +49,17 @@ class Reach:
         """Returns the tests worth running for a change in these lines, the best first.
 
         Those that mirror the file come first, then the quick ones. Of what is run when the file is
-        imported, every test of the file may show it.
+        imported, every test of the file may show it, and those that mirror it, for a value's
+        defaults show though no line of the file is run.
         """
         reached = self.lines.get(path, {})
         found = set().union(*(reached.get(line, set()) for line in lines))
         if not found and not in_function:
             found = set().union(*reached.values())
-        package, stem = Path(path).parts[1], Path(path).stem
-        mirror = f"tests/{package}/test_{stem}"
+        within, stem = Path(path).parent, Path(path).stem
+        mirror = f"tests/{within.relative_to(within.parts[0])}/test_{stem}"
+        if not in_function:
+            found |= {test for test in self.seconds if test.startswith(mirror)}
         usable = [test for test in found if test not in self.failed]
         return sorted(usable, key=lambda t: (not t.startswith(mirror), self.seconds[t], t))
 

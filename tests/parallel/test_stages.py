@@ -65,7 +65,7 @@ def test_what_is_no_chain_is_refused_with_what_to_do() -> None:
     class Forked(nn.Module):
         pass
 
-    with pytest.raises(ConfigurationError, match=r"Forked cannot be cut.*--strategy fsdp"):
+    with pytest.raises(ConfigurationError, match=r"Forked cannot be split.*--strategy fsdp"):
         chain_of(Forked())
 
 
@@ -81,7 +81,9 @@ def test_split_points_name_where_stages_begin() -> None:
     links = chain_of(chain())
     assert cut_at(links, ["b"]) == [1]
     assert cut_at(links, ["b.1", "c"]) == [2, 3]
-    with pytest.raises(ConfigurationError, match=r"'d' is no layer: there are a, b\.0, b\.1, c"):
+    with pytest.raises(
+        ConfigurationError, match=r"'d' is not a layer: the layers are a, b\.0, b\.1, c"
+    ):
         cut_at(links, ["d"])
     for wrong in (["c", "b"], ["a"], ["b", "b"]):
         with pytest.raises(ConfigurationError, match="in the model's order"):

@@ -133,7 +133,7 @@ def train_session(rounds: int = ROUNDS) -> dict[str, Any]:
             batch = ((noise[own], real[own]), real[own])
             session.step(batch, optimizer="discriminator")
             session.step(batch, optimizer="generator", loss=generator_loss)
-        values = session._supervisor.client.snapshot(state=False).values
+        values = session.worker.backend.snapshot(state=False).values
     return {name: values[name].detach().numpy() for name in values}
 
 

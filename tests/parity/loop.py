@@ -11,9 +11,11 @@ from torch.optim.lr_scheduler import ExponentialLR
 import trireme
 from tests.parity.spread import BATCH, OPTIMIZERS, STEPS, data_of, loss_of, model_of
 from trireme.errors import ConfigurationError
-from trireme.launch.here import task_here
+from trireme.launch.environment.current_task import current_task
 
 DECAY = 0.95
+UNEQUAL = {2: (13, 3), 4: (7, 1, 6, 2)}
+"""Into what a batch is split, by the number of replicas."""
 
 
 def train_plain_loop(case: str, optimizer: str = "sgd", clip_norm: float | None = None) -> Any:
@@ -44,7 +46,7 @@ def train_loop(
         The values that the loop's own module ends with, and `begin`: the step that it began at.
     """
     model = model_of(case)
-    task = task_here()
+    task = current_task()
     if task.rank or task.index:  # as if nobody had seeded it
         with torch.no_grad():
             for parameter in model.parameters():
@@ -76,16 +78,16 @@ def _full(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def train_unequal(case: str) -> dict[str, Any]:
-    """As `train_loop`, where of each batch the first replica has five examples more."""
+    """As `train_loop`, where the replicas' parts of a batch are of different sizes."""
     model = model_of(case)
     made = trireme.distribute(model, OPTIMIZERS["sgd"](model.parameters()))
     scheduler = ExponentialLR(made, DECAY)
     for inputs, targets in zip(*(t.split(BATCH) for t in data_of(case).tensors), strict=True):
-        cut = BATCH // 2 + 5
-        own = slice(cut) if made.replica == 0 else slice(cut, None)
+        sizes = UNEQUAL[made.replicas]
+        own_inputs, own_targets = (t.split(sizes)[made.replica] for t in (inputs, targets))
         made.zero_grad()
-        loss_of(model(inputs[own]), targets[own]).backward()
-        made.step(examples=len(inputs[own]))
+        loss_of(model(own_inputs), own_targets).backward()
+        made.step(examples=len(own_inputs))
         scheduler.step()
     made.close()
     return {n: p.detach().clone().numpy() for n, p in model.named_parameters()}
@@ -113,7 +115,7 @@ def feed_another_batch(case: str) -> str:
     """Every process computes a batch of its own; returns what it is told."""
     model = model_of(case)
     trireme.distribute(model, OPTIMIZERS["sgd"](model.parameters()))
-    rank = task_here().rank
+    rank = current_task().rank
     try:
         model(data_of(case).tensors[0][rank : rank + 5])
     except ConfigurationError as error:

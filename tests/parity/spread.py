@@ -14,7 +14,7 @@ from torch.utils.data import Dataset, TensorDataset, default_collate
 
 from tests.parity.plain import Values, values_of
 from trireme.models import MLP, LeNet5, LSTMLanguageModel, Transformer
-from trireme.session.model_loss import model_loss
+from trireme.session.replica.model_loss import model_loss
 from trireme.session.session import Session
 
 STEPS, BATCH = 10, 16
@@ -312,7 +312,7 @@ def train_spread(
         for batch in session.loader(data_of(case), BATCH // replicas, shuffle=False):
             ALL[case].before(session.parameters, session.global_step)
             session.step(batch)
-        average = dict(session._supervisor.client.snapshot(state=False).average)
+        average = dict(session.worker.backend.snapshot(state=False).average)
     values = {n: t for n, t in session.model.state_dict().items() if t.is_floating_point()}
     return {n: t.numpy() for n, t in (average if which == "average" else values).items()}
 

@@ -12,7 +12,6 @@ import time
 
 import torch
 
-from tests.gangs import GangRan, run_gang
 from tests.parity.plain import difference
 from tests.parity.spread import (
     ABSENT,
@@ -25,6 +24,7 @@ from tests.parity.spread import (
     train_spread,
 )
 from tests.parity.ways import REPLICAS, WAYS
+from tests.process_groups import ProcessGroupRan, run_process_group
 
 LIMIT = 1e-4
 STEPS = 20
@@ -43,11 +43,11 @@ def main() -> int:
     found: list[float] = []
     refusals: dict[str, list[str]] = {}
     options = {"max_steps": STEPS}
-    for way, gang in WAYS.items():
+    for way, process_group in WAYS.items():
         replicas = REPLICAS.get(way, 1)
         print(f"{way:>{width}}", end="", flush=True)
         for case, values in wanted.items():
-            ran = run_gang(gang, train_spread, case, replicas, "", options)
+            ran = run_process_group(process_group, train_spread, case, replicas, "", options)
             if (reason := refusal(ran)) is not None:
                 refusals.setdefault(reason, []).append(f"{case} by {way}")
                 print(f" {'refused':>{width}}", end="", flush=True)
@@ -71,7 +71,7 @@ def main() -> int:
     return 0 if max(found) <= LIMIT else 1
 
 
-def refusal(ran: GangRan) -> str | None:
+def refusal(ran: ProcessGroupRan) -> str | None:
     """Returns in what words the processes refused to begin; None where one of them trained."""
     if ran.returned or not ran.raised:
         return None

@@ -253,7 +253,7 @@ def test_in_int8_both_ways_take_a_quarter_of_the_bytes_and_the_values_are_close(
     problem = small(dtype=torch.float32)
 
     def then(session: Session) -> tuple[Values, int, int]:
-        client = session._supervisor.client
+        client = session.worker.backend
         return values_of(session.model), client.bytes_sent, client.bytes_received
 
     cluster = Cluster(2, 1, "averaging", every=5)
@@ -292,7 +292,7 @@ def test_in_int8_all_workers_have_the_published_values_to_the_bit(
             if result.verdict is not None:
                 found[session.global_step] = values_of(session.model)
         session._finish_training()
-        state = session._supervisor.client.snapshot(state=True)
+        state = session.worker.backend.snapshot(state=True)
         published = {n: state.optimizer[f"{n}/published"] for n in state.values}
         return found, published, dict(state.values)
 
@@ -481,7 +481,7 @@ def run_to(end: int, cluster: Cluster, *, every_steps: int | None = None) -> Che
     def program(session: Session) -> None:
         for batch in session.loader(data, BATCH):
             session.step(batch)
-            session.supervisor.storage.settle()  # else one that is slow may be left out
+            session.worker.storage.settle()  # else one that is slow may be left out
 
     run_job(cluster, session, program).values  # noqa: B018 - raises what a worker raised
     assert cluster.run_dir is not None

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 import torch
 
-from tests.gangs import Gang, run_gang
 from tests.parity.plain import difference
 from tests.parity.spread import BATCH, OPTIMIZERS, STEPS, data_of, loss_of, model_of, train_plain
+from tests.process_groups import ProcessGroup, run_process_group
 from trireme.session.checkpoint import latest, load
 from trireme.session.options import Checkpoint
 from trireme.session.session import Session
@@ -23,14 +23,14 @@ pytestmark = [pytest.mark.processes, pytest.mark.timeout(400)]
 
 CASE, HALF = "transformer", STEPS // 2
 WAYS = {
-    "ps async, 2 servers": Gang(1, servers=2, strategy="async"),
-    "ps sync over pp=2": Gang(2, servers=1, strategy="sync", mesh="pp=2", inside=2),
-    "one process": Gang(),
-    "allreduce": Gang(2, strategy="allreduce"),
-    "fsdp": Gang(2, strategy="fsdp"),
-    "tensor": Gang(2, strategy="tensor"),
-    "pipeline": Gang(2, strategy="pipeline"),
-    "fsdp=2,tp=2": Gang(mesh="fsdp=2,tp=2", inside=4),
+    "ps async, 2 servers": ProcessGroup(1, servers=2, strategy="async"),
+    "ps sync over pp=2": ProcessGroup(2, servers=1, strategy="sync", mesh="pp=2", inside=2),
+    "one process": ProcessGroup(),
+    "allreduce": ProcessGroup(2, strategy="allreduce"),
+    "fsdp": ProcessGroup(2, strategy="fsdp"),
+    "tensor": ProcessGroup(2, strategy="tensor"),
+    "pipeline": ProcessGroup(2, strategy="pipeline"),
+    "fsdp=2,tp=2": ProcessGroup(mesh="fsdp=2,tp=2", inside=4),
 }
 REPLICAS = {"ps sync over pp=2": 2, "allreduce": 2, "fsdp": 2, "fsdp=2,tp=2": 2}
 Arrays = dict[str, np.ndarray]
@@ -48,7 +48,7 @@ def train(replicas: int, steps: int) -> tuple[Arrays, Arrays, Arrays]:
         checkpoint=Checkpoint(every_seconds=None),
     )
     with session:
-        state = session._supervisor.client.snapshot(state=True)
+        state = session.worker.backend.snapshot(state=True)
         for batch in session.loader(data_of(CASE), BATCH // replicas, shuffle=False):
             session.step(batch)
     return _arrays(state.values), _arrays(state.optimizer), _arrays(state.average)
@@ -62,10 +62,10 @@ def _arrays(tensors: Mapping[str, torch.Tensor]) -> Arrays:
 def written(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """A run directory of each way, trained half the way."""
     folders: dict[str, Path] = {}
-    for way, gang in WAYS.items():
+    for way, process_group in WAYS.items():
         folders[way] = tmp_path_factory.mktemp("written") / "run"
-        one = replace(gang, run_dir=folders[way])
-        _ = run_gang(one, train, REPLICAS.get(way, 1), HALF).values
+        one = replace(process_group, run_dir=folders[way])
+        _ = run_process_group(one, train, REPLICAS.get(way, 1), HALF).values
     return folders
 
 
@@ -92,8 +92,10 @@ def test_resumed_under_another_way_everything_is_there_to_the_bit(
     saved = latest(folder, _fail)
     assert saved is not None and saved.step == HALF
 
-    gang = replace(WAYS[reader], run_dir=folder)
-    values, state, average = run_gang(gang, train, REPLICAS.get(reader, 1), STEPS).values[0]
+    process_group = replace(WAYS[reader], run_dir=folder)
+    values, state, average = run_process_group(
+        process_group, train, REPLICAS.get(reader, 1), STEPS
+    ).values[0]
 
     assert _same(values, {name: saved.model[name] for name in values})
     assert _same(average, saved.average)

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 import trireme
-from tests.gangs import Gang, run_gang
 from tests.parity.loop import (
     feed_another_batch,
     train_loop,
@@ -20,23 +19,34 @@ from tests.parity.loop import (
 )
 from tests.parity.plain import Values, difference
 from tests.parity.spread import STEPS
+from tests.process_groups import ProcessGroup, run_process_group
 from trireme.errors import ConfigurationError
-from trireme.launch.task_config import TASK_VARIABLE, TaskConfig, encode_task
+from trireme.job_config import JobConfig
+from trireme.launch.config.task_config import TASK_VARIABLE, TaskConfig, encode_task
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(400)]
 
 CLOSE = 1e-5
 
 WAYS = {
-    "python": Gang(),
-    "ps sync": Gang(2, servers=1, strategy="sync"),
-    "ps averaging, H=1": Gang(2, servers=1, strategy="averaging", every=1),
-    "allreduce": Gang(2),
-    "fsdp": Gang(2, strategy="fsdp"),
-    "tensor": Gang(2, strategy="tensor"),
-    "dp=2,tp=2": Gang(mesh="dp=2,tp=2", inside=4),
-    "ps sync over tp=2": Gang(2, servers=2, strategy="sync", mesh="tp=2", inside=2),
-    "ps averaging over tp=2": Gang(
+    "python": ProcessGroup(),
+    "ps sync": ProcessGroup(2, servers=1, strategy="sync"),
+    "ps averaging, H=1": ProcessGroup(2, servers=1, strategy="averaging", every=1),
+    "allreduce": ProcessGroup(2),
+    "fsdp": ProcessGroup(2, strategy="fsdp"),
+    "tensor": ProcessGroup(2, strategy="tensor"),
+    "dp=2,tp=2": ProcessGroup(mesh="dp=2,tp=2", inside=4),
+    "ps sync over tp=2": ProcessGroup(2, servers=2, strategy="sync", mesh="tp=2", inside=2),
+    "ps sync over dp=2": ProcessGroup(2, servers=1, strategy="sync", mesh="dp=2", inside=2),
+    "ps async over dp=2": ProcessGroup(1, servers=1, strategy="async", mesh="dp=2", inside=2),
+    "ps averaging over dp=2": ProcessGroup(
+        2, servers=1, strategy="averaging", every=1, mesh="dp=2", inside=2
+    ),
+    "ps sync over dp=2,tp=2": ProcessGroup(
+        1, servers=1, strategy="sync", mesh="dp=2,tp=2", inside=4
+    ),
+    "ps sync over fsdp=2": ProcessGroup(2, servers=1, strategy="sync", mesh="fsdp=2", inside=2),
+    "ps averaging over tp=2": ProcessGroup(
         2, servers=1, strategy="averaging", every=1, mesh="tp=2", inside=2
     ),
 }
@@ -51,7 +61,7 @@ def plain() -> Values:
 
 def spread(way: str, program: Any = train_loop, *args: Any, **replaced: Any) -> list[Values]:
     """What each process ends with."""
-    ran = run_gang(replace(WAYS[way], **replaced), program, "MLP", *args)
+    ran = run_process_group(replace(WAYS[way], **replaced), program, "MLP", *args)
     return [tensors(values) for values in ran.values]
 
 
@@ -65,31 +75,34 @@ def test_every_way_equals_one_process(way: str, plain: Values) -> None:
         assert difference(values, plain) <= CLOSE
 
 
-@pytest.mark.parametrize("way", ["allreduce", "fsdp"])
+@pytest.mark.parametrize("way", ["allreduce", "fsdp", "ps sync over dp=2", "ps async over dp=2"])
 def test_adam_over_several_backward_passes_with_clipping(way: str) -> None:
     wanted = train_plain_loop("MLP", "adam", clip_norm=0.1)
     for values in spread(way, train_loop, "adam", 2, STEPS, {"clip_norm": 0.1}):
         assert difference(values, wanted) <= 2e-4
 
 
-@pytest.mark.parametrize("way", ["allreduce", "ps sync"])
+@pytest.mark.parametrize("way", ["allreduce", "ps sync", "ps async over dp=2", "ps sync over dp=2"])
 def test_batches_of_unequal_sizes_make_one_mean(way: str, plain: Values) -> None:
     for values in spread(way, train_unequal):
         assert difference(values, plain) <= CLOSE
 
 
-@pytest.mark.parametrize("way", ["allreduce", "fsdp"])
+@pytest.mark.parametrize("way", ["allreduce", "fsdp", "ps sync over dp=2"])
 def test_what_was_saved_goes_on_where_it_was(way: str, tmp_path: Path) -> None:
     wanted = train_plain_loop("MLP", "adam")
-    gang = replace(WAYS[way], run_dir=tmp_path)
-    assert all(ran["begin"] == 0 for ran in run_gang(gang, train_loop, "MLP", "adam", 1, 8).values)
-    for ran in run_gang(gang, train_loop, "MLP", "adam").values:
+    process_group = replace(WAYS[way], run_dir=tmp_path)
+    assert all(
+        ran["begin"] == 0
+        for ran in run_process_group(process_group, train_loop, "MLP", "adam", 1, 8).values
+    )
+    for ran in run_process_group(process_group, train_loop, "MLP", "adam").values:
         assert ran["begin"] == 8
         assert difference(tensors(ran), wanted) <= 2e-4
 
 
 def test_one_whose_loop_is_over_ends_the_training_of_all() -> None:
-    (first, told, mine), (second, error, others) = run_gang(
+    (first, told, mine), (second, error, others) = run_process_group(
         WAYS["allreduce"], train_too_long, "MLP"
     ).values
     assert first == second == 5 and not told
@@ -97,13 +110,29 @@ def test_one_whose_loop_is_over_ends_the_training_of_all() -> None:
     assert all((mine[name] == others[name]).all() for name in mine)
 
 
+def test_in_a_worker_the_others_go_on_without_one_whose_loop_is_over() -> None:
+    (first, told, mine), (second, error, others) = run_process_group(
+        WAYS["ps async over dp=2"], train_too_long, "MLP"
+    ).values
+    assert first == second == 7 and not told and not error
+    assert all((mine[name] == others[name]).all() for name in mine)
+
+
 def test_who_holds_one_replica_must_feed_one_batch() -> None:
-    for rank, told in enumerate(run_gang(WAYS["tensor"], feed_another_batch, "MLP").values):
+    for rank, told in enumerate(
+        run_process_group(WAYS["tensor"], feed_another_batch, "MLP").values
+    ):
         assert f"rank {rank} and rank {1 - rank} hold one replica together" in told
 
 
 def test_a_pipeline_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    task = TaskConfig(job="j", workers=2, processes=2, strategy="pipeline", gang="127.0.0.1:1")
+    task = TaskConfig(
+        job="j",
+        workers=2,
+        processes=2,
+        config=JobConfig(strategy="pipeline"),
+        process_group="127.0.0.1:1",
+    )
     monkeypatch.setenv(TASK_VARIABLE, encode_task(task))
     model = torch.nn.Linear(2, 2)
     with pytest.raises(ConfigurationError, match="distribute cannot make a pipeline"):

@@ -11,7 +11,7 @@ import torch
 from tests.harness import Cluster
 from tests.parity.plain import OptimizerFactory, difference, train
 from tests.parity.problems import EXACT, same_everywhere, small, trained
-from trireme.ps.optim import OPTIMIZERS
+from trireme.ps.optimizers import OPTIMIZERS
 
 
 def of(make: Callable[..., torch.optim.Optimizer], **options: Any) -> OptimizerFactory:

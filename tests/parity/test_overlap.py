@@ -14,7 +14,7 @@ from torch import nn
 from tests.harness import Cluster, run_job
 from tests.parity.plain import Problem, difference, loss_of
 from tests.parity.problems import adam, draw, same_everywhere, seeded, sgd, small, trained
-from trireme.ps.overlap import Overlap
+from trireme.ps.client.overlap import Overlap
 from trireme.session.session import Session
 
 CHUNK = 128  # bytes: so that a few small layers are many chunks

@@ -23,6 +23,7 @@ from tests.parity.plain import (
 )
 from tests.parity.problems import EXACT, adam, sgd, small
 from trireme.errors import ConfigurationError
+from trireme.job_config import JobConfig
 from trireme.ps.messages import Applied, WorkerProgress
 from trireme.session.checkpoint import latest
 from trireme.session.session import Session
@@ -108,12 +109,18 @@ def counted(cluster: Cluster, steps: int, *, leave_after: int | None = None) -> 
 
 @SCHEMES
 @pytest.mark.parametrize("strategy", ["async", "ssp"])
-@pytest.mark.parametrize("servers", [1, 2])
+@pytest.mark.parametrize(("servers", "uncommitted"), [(1, False), (2, False), (2, True)])
 def test_every_acknowledged_update_is_in_the_values_once(
-    strategy: str, servers: int, scheme: str, tmp_path: Path
+    strategy: str, servers: int, uncommitted: bool, scheme: str, tmp_path: Path
 ) -> None:
     steps = 150
-    cluster = Cluster(3, servers, strategy, prefetch=True, scheme=scheme, run_dir=tmp_path)
+    cluster = Cluster(
+        *(3, servers, strategy),
+        prefetch=True,
+        uncommitted=uncommitted,
+        scheme=scheme,
+        run_dir=tmp_path,
+    )
     sessions = counted(cluster, steps)
     data = latest(tmp_path, lambda path, error: pytest.fail(f"{path}: {error}"))
     assert data is not None
@@ -193,5 +200,5 @@ def test_a_lone_process_needs_no_prefetch() -> None:
 
 def test_a_program_may_ask_for_it_and_the_launch_may_not_ask_it_of_sync() -> None:
     assert SSP(2, prefetch=True).rule() == SSP(2).rule()
-    with pytest.raises(ConfigurationError, match="--prefetch is for async and ssp"):
-        resolve("sync", prefetch=True)
+    with pytest.raises(ConfigurationError, match="only async, ssp"):
+        resolve("sync", JobConfig(prefetch=True))

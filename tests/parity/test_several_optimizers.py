@@ -11,7 +11,6 @@ import torch
 from torch import nn
 
 import trireme
-from tests.gangs import Gang, run_gang
 from tests.parity.gan import (
     ROUNDS,
     step_another,
@@ -21,19 +20,20 @@ from tests.parity.gan import (
     train_session,
 )
 from tests.parity.plain import Values, difference
+from tests.process_groups import ProcessGroup, run_process_group
 from trireme.errors import ConfigurationError
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
 
 CLOSE = 1e-6
 WAYS = {
-    "python": Gang(),
-    "allreduce": Gang(2),
-    "fsdp": Gang(2, strategy="fsdp"),
-    "ps async": Gang(1, servers=1, strategy="async"),
-    "ps sync": Gang(2, servers=2, strategy="sync"),
-    "ps averaging": Gang(1, servers=1, strategy="averaging", every=2),
-    "ps sync over tp=2": Gang(1, servers=1, strategy="sync", mesh="tp=2", inside=2),
+    "python": ProcessGroup(),
+    "allreduce": ProcessGroup(2),
+    "fsdp": ProcessGroup(2, strategy="fsdp"),
+    "ps async": ProcessGroup(1, servers=1, strategy="async"),
+    "ps sync": ProcessGroup(2, servers=2, strategy="sync"),
+    "ps averaging": ProcessGroup(1, servers=1, strategy="averaging", every=2),
+    "ps sync over tp=2": ProcessGroup(1, servers=1, strategy="sync", mesh="tp=2", inside=2),
 }
 
 
@@ -42,8 +42,10 @@ def plain() -> Values:
     return train_plain()
 
 
-def check(gang: Gang, program: Callable[..., Any], wanted: Values, rounds: int = ROUNDS) -> None:
-    for values in run_gang(gang, program, rounds).values:
+def check(
+    process_group: ProcessGroup, program: Callable[..., Any], wanted: Values, rounds: int = ROUNDS
+) -> None:
+    for values in run_process_group(process_group, program, rounds).values:
         assert difference({n: torch.from_numpy(v) for n, v in values.items()}, wanted) <= CLOSE
 
 
@@ -56,14 +58,16 @@ def test_a_gan_equals_plain_torch(way: str, program: Any, plain: Values) -> None
 @pytest.mark.parametrize("way", ["python", "ps sync"])
 def test_both_go_on_where_they_were_saved(way: str, plain: Values, tmp_path: Path) -> None:
     spread = WAYS[way]
-    gang = Gang(spread.workers, spread.servers, strategy=spread.strategy, run_dir=tmp_path)
-    check(gang, train_loop, train_plain(4), rounds=4)
-    check(gang, train_loop, plain)
+    process_group = ProcessGroup(
+        spread.workers, spread.servers, strategy=spread.strategy, run_dir=tmp_path
+    )
+    check(process_group, train_loop, train_plain(4), rounds=4)
+    check(process_group, train_loop, plain)
 
 
 @pytest.mark.parametrize("program", [step_another, step_another_in_session])
 def test_processes_that_step_together_must_step_the_same_one(program: Any) -> None:
-    for rank, told in enumerate(run_gang(WAYS["allreduce"], program).values):
+    for rank, told in enumerate(run_process_group(WAYS["allreduce"], program).values):
         assert f"rank {rank} makes a step of optimizer {rank}" in told
 
 

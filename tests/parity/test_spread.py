@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 
-from tests.gangs import Gang, run_gang
 from tests.parity.plain import Values, difference
 from tests.parity.spread import (
     ABSENT,
@@ -26,6 +25,7 @@ from tests.parity.spread import (
 )
 from tests.parity.table import refusal
 from tests.parity.ways import REPLICAS, WAYS
+from tests.process_groups import ProcessGroup, run_process_group
 from trireme.session.checkpoint import latest
 from trireme.session.options import Average
 
@@ -43,7 +43,7 @@ def plain() -> dict[tuple[str, str, float | None], Values]:
 
 def spread(way: str, case: str, optimizer: str = "sgd", **options: Any) -> list[Values]:
     """What each process ends with."""
-    ran = run_gang(WAYS[way], train_spread, case, REPLICAS.get(way, 1), optimizer, options)
+    ran = run_process_group(WAYS[way], train_spread, case, REPLICAS.get(way, 1), optimizer, options)
     return [{n: torch.from_numpy(v) for n, v in values.items()} for values in ran.values]
 
 
@@ -93,17 +93,21 @@ def test_models_of_transformers_train_by_their_own_loss(case: str, way: str) -> 
     [
         ("tied weights", "pipeline gpipe", "are one parameter, and lie in pipeline stages 1 and 0"),
         pytest.param(
-            *("GPT-2", "tensor", "h.0.attn.c_attn holds query, key and value as one"),
+            *("GPT-2", "tensor", "h.0.attn.c_attn fuses query, key and value"),
             marks=needs_transformers,
         ),
         pytest.param(
-            *("BERT", "pipeline 1f1b", "BertForSequenceClassification cannot be cut into pipeline"),
+            *(
+                "BERT",
+                "pipeline 1f1b",
+                "BertForSequenceClassification cannot be split into pipeline",
+            ),
             marks=needs_transformers,
         ),
     ],
 )
 def test_what_cannot_be_spread_so_is_refused_by_name(case: str, way: str, reason: str) -> None:
-    said = refusal(run_gang(WAYS[way], train_spread, case, REPLICAS.get(way, 1)))
+    said = refusal(run_process_group(WAYS[way], train_spread, case, REPLICAS.get(way, 1)))
     assert said is not None and reason in said
 
 
@@ -118,6 +122,8 @@ def test_what_cannot_be_spread_so_is_refused_by_name(case: str, way: str, reason
         "dp=2,tp=2",
         "ps sync over pp=2",
         "ps sync over tp=2",
+        "ps sync over dp=2",
+        "ps sync over dp=2,tp=2",
     ],
 )
 def test_what_has_no_gradient_is_left_alone(way: str, case: str) -> None:
@@ -138,33 +144,35 @@ def test_adamw_moves_no_unused_layer(way: str) -> None:
 
 @pytest.mark.parametrize("optimizer", ["decay", "adam"])
 @pytest.mark.parametrize("options", [{}, {"accumulate": 2}, {"clip_norm": 100.0}], ids=str)
+@pytest.mark.parametrize("way", ["allreduce", "ps sync over dp=2"])
 def test_a_gradient_that_one_process_has_alone_counts_for_all(
-    options: dict[str, Any], optimizer: str
+    way: str, options: dict[str, Any], optimizer: str
 ) -> None:
-    wanted = train_plain("gated", optimizer)
-    ran = run_gang(WAYS["allreduce"], train_spread, "gated", 2, optimizer, options)
-    found = [{n: torch.from_numpy(v) for n, v in values.items()} for values in ran.values]
+    wanted, found = train_plain("gated", optimizer), spread(way, "gated", optimizer, **options)
     for values in found:
         assert difference(values, wanted) <= CLOSE
         assert all(torch.equal(values[name], found[0][name]) for name in values)
 
 
-@pytest.mark.parametrize("way", ["allreduce", "fsdp", "ps sync over tp=2"])
+@pytest.mark.parametrize("way", ["allreduce", "fsdp", "ps sync over tp=2", "ps sync over dp=2"])
 def test_frozen_parameters_are_saved_and_a_job_goes_on_with_them(way: str, tmp_path: Path) -> None:
-    gang, wanted = WAYS[way], dict(model_of("frozen").named_parameters())["2.weight"]
-    before = run_gang(gang, train_frozen, str(tmp_path), 6).values[0]
+    process_group, wanted = WAYS[way], dict(model_of("frozen").named_parameters())["2.weight"]
+    before = run_process_group(process_group, train_frozen, str(tmp_path), 6).values[0]
     saved = latest(tmp_path, lambda path, error: pytest.fail(f"{path}: {error}"))
     assert saved is not None and saved.step == 6
     assert torch.equal(saved.model["2.weight"], wanted)
     assert not any(name.startswith("2.weight/") for name in saved.optimizer)
     for name, value in before.items():
         assert torch.equal(saved.model[name], torch.from_numpy(value))
-    after = run_gang(gang, train_frozen, str(tmp_path), 12, 6).values[0]
+    after = run_process_group(process_group, train_frozen, str(tmp_path), 12, 6).values[0]
     assert torch.equal(torch.from_numpy(after["2.weight"]), wanted)
     assert (after["0.weight"] != before["0.weight"]).any()
 
 
-@pytest.mark.parametrize("way", ["fsdp", "tensor", "dp=2,pp=2", "tp=2,pp=2", "fsdp=2,tp=2"])
+@pytest.mark.parametrize(
+    "way",
+    ["fsdp", "tensor", "dp=2,pp=2", "tp=2,pp=2", "fsdp=2,tp=2", "ps sync over dp=2,tp=2"],
+)
 def test_adam_with_clipping_by_the_norm_of_the_whole_gradient(way: str) -> None:
     # Steps of Adam are of one size however small the gradient, so rounding weighs more.
     wanted = train_plain("transformer", "adam", clip_norm=0.1)
@@ -172,19 +180,21 @@ def test_adam_with_clipping_by_the_norm_of_the_whole_gradient(way: str) -> None:
         assert difference(values, wanted) <= 2e-4
 
 
-@pytest.mark.parametrize("way", ["allreduce", "fsdp", "dp=2,tp=2"])
+@pytest.mark.parametrize("way", ["allreduce", "fsdp", "dp=2,tp=2", "ps sync over dp=2"])
 def test_gradients_may_be_added_up_before_they_are_averaged(way: str) -> None:
     wanted = train_plain("MLP")
     for values in spread(way, "MLP", accumulate=2):
         assert difference(values, wanted) <= CLOSE
 
 
-@pytest.mark.parametrize("way", ["allreduce", "fsdp", "pipeline 1f1b", "tensor"])
+@pytest.mark.parametrize(
+    "way", ["allreduce", "fsdp", "pipeline 1f1b", "tensor", "ps sync over dp=2"]
+)
 def test_a_moving_average_is_kept_of_every_part(way: str) -> None:
     wanted = train_averaged("MLP", decay=0.9)
     options = {"ema": Average(0.9, warm_up=False)}
     replicas = REPLICAS.get(way, 1)
-    ran = run_gang(WAYS[way], train_spread, "MLP", replicas, "sgd", options, "average")
+    ran = run_process_group(WAYS[way], train_spread, "MLP", replicas, "sgd", options, "average")
     for values in ran.values:
         assert difference({n: torch.from_numpy(v) for n, v in values.items()}, wanted) <= CLOSE
 
@@ -211,12 +221,15 @@ def test_running_statistics_are_those_of_one_process(way: str) -> None:
         assert difference(values, wanted) <= CLOSE
 
 
-CUT = ["allreduce", "fsdp", "tensor", "pipeline gpipe", "fsdp=2,tp=2", "ps sync over tp=2"]
+CUT = [
+    *("allreduce", "fsdp", "tensor", "pipeline gpipe", "fsdp=2,tp=2"),
+    *("ps sync over tp=2", "ps sync over dp=2"),
+]
 
 
 @pytest.mark.parametrize("way", CUT)
 def test_a_program_freezes_and_thaws_the_model_that_it_knows(way: str) -> None:
-    ran = run_gang(WAYS[way], train_frozen_in_between, REPLICAS.get(way, 1))
+    ran = run_process_group(WAYS[way], train_frozen_in_between, REPLICAS.get(way, 1))
     plain = train_plain_frozen_in_between()
     for values in ran.values:
         assert difference({n: torch.from_numpy(v) for n, v in values.items()}, plain) <= 1e-6
@@ -224,14 +237,16 @@ def test_a_program_freezes_and_thaws_the_model_that_it_knows(way: str) -> None:
 
 @pytest.mark.parametrize("way", ["fsdp", "tensor"])
 def test_a_loss_that_reaches_nothing_that_is_trained_is_refused(way: str) -> None:
-    said = refusal(run_gang(WAYS[way], train_past_the_model, REPLICAS.get(way, 1)))
+    said = refusal(run_process_group(WAYS[way], train_past_the_model, REPLICAS.get(way, 1)))
     assert said is not None and "the loss reached no parameter that is trained" in said
 
 
-@pytest.mark.parametrize("way", ["allreduce", "fsdp", "tp=2,pp=2", "ps sync over pp=2"])
+@pytest.mark.parametrize(
+    "way", ["allreduce", "fsdp", "tp=2,pp=2", "ps sync over pp=2", "ps sync over dp=2"]
+)
 def test_the_chief_may_evaluate_alone(way: str) -> None:
     wanted = train_plain("MLP")
-    ran = run_gang(WAYS[way], train_and_look, "MLP", REPLICAS.get(way, 1)).values
+    ran = run_process_group(WAYS[way], train_and_look, "MLP", REPLICAS.get(way, 1)).values
     for values, _ in ran:
         assert difference({n: torch.from_numpy(v) for n, v in values.items()}, wanted) <= CLOSE
     losses = ran[0][1]
@@ -244,6 +259,8 @@ def test_processes_that_average_have_the_same_bits() -> None:
 
 
 def test_a_mesh_of_one_is_one_process() -> None:
-    (alone,) = run_gang(Gang(1, strategy="allreduce"), train_spread, "MLP", 1).values
+    (alone,) = run_process_group(
+        ProcessGroup(1, strategy="allreduce"), train_spread, "MLP", 1
+    ).values
     found = {name: torch.from_numpy(value) for name, value in alone.items()}
     assert difference(found, train_plain("MLP")) == 0

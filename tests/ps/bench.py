@@ -8,8 +8,7 @@ from typing import Any
 import torch
 
 from trireme.cluster.view import View, WorkerEntry
-from trireme.ps.dense import PartBuffer
-from trireme.ps.instructions import Instruction, Reply, Send
+from trireme.ps.flat import PartBuffer
 from trireme.ps.layout import Layout
 from trireme.ps.messages import (
     Applied,
@@ -38,8 +37,8 @@ from trireme.ps.messages import (
     WorkerProgress,
 )
 from trireme.ps.rule import Rule
-from trireme.ps.shard import Shard
-from trireme.ps.values import Contribution, sum_of
+from trireme.ps.shard.instructions import Instruction, Reply, Send
+from trireme.ps.shard.shard import Shard
 from trireme.wire.message import Message
 
 PARAMETER = ParameterSpec("w", (16,), "float32", 0)
@@ -178,38 +177,6 @@ class Bench:
             vector.fill_(value)
         return self.shard.push(self.now, route or f"push {worker}.{sequence}", push, gradients)
 
-    def push_together(
-        self,
-        *parts: tuple[int, int, float],
-        routes: Sequence[object] = (),
-        weights: Sequence[float] = (),
-        incarnations: Sequence[int] = (),
-        pulled: Sequence[int] = (),
-        **changed: Any,
-    ) -> list[Instruction]:
-        """Gradients of equal numbers, of (worker, sequence, value), as one sum."""
-        count = len(parts)
-        weights = weights or [1.0] * count
-        incarnations = incarnations or [1] * count
-        pulled = pulled or [self.shard.step] * count
-        pushes, alone = [], []
-        for (worker, sequence, value), weight, incarnation, step in zip(
-            parts, weights, incarnations, pulled, strict=True
-        ):
-            fields = {"view": self.view_number, "acknowledged": sequence - 1, **changed}
-            pushes.append(
-                Push(worker, incarnation, sequence=sequence, pulled=step, weight=weight, **fields)
-            )
-            gradients = PartBuffer(self.layout, self.shard.server)
-            for vector in gradients.vectors:
-                vector.fill_(value)
-            alone.append(Contribution((weight,), gradients))
-        total = PartBuffer(self.layout, self.shard.server)
-        if any(weights):
-            total = sum_of(alone, total)
-        routes = routes or [f"sum {worker}.{sequence}" for worker, sequence, _ in parts]
-        return self.shard.push_together(self.now, routes, pushes, total)
-
     def lease(self, worker: int = 0, *, count: int = 1, **changed: Any) -> tuple[Span, ...]:
         fields = {"incarnation": 1, "view": self.view_number, "batch": 4, **changed}
         request = Lease(worker=worker, dataset="d", size=100, count=count, **fields)
@@ -256,11 +223,11 @@ class Bench:
 
     @property
     def first(self) -> int:
-        return min(self.shard._roster.incarnations)
+        return min(self.shard._participants.incarnations)
 
     @property
     def incarnation(self) -> int:
-        return self.shard._roster.incarnations[self.first]
+        return self.shard._participants.incarnations[self.first]
 
     @property
     def table(self) -> tuple[WorkerProgress, ...]:

@@ -13,8 +13,8 @@ from torch.nn import functional as F
 
 import trireme
 from trireme.errors import ConfigurationError
-from trireme.session.batch import inputs_and_targets, pieces
-from trireme.session.replica import Loss
+from trireme.session.replica.batch import inputs_and_targets, pieces
+from trireme.session.replica.replica import Loss
 from trireme.session.session import Session
 
 
@@ -170,7 +170,7 @@ def test_targets_go_out_of_a_batch_or_stay_in_it_and_its_class_stays(kind: type)
     assert type(inputs) is kind
     assert list(inputs) == ["input_ids"]
     assert targets is whole["labels"]
-    assert inputs_and_targets(whole, whole=True) == (whole, targets)
+    assert inputs_and_targets(whole, keep_targets=True) == (whole, targets)
     assert list(whole) == ["input_ids", "labels"], "the program's batch is as it was"
 
 

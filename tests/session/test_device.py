@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from trireme.launch.task_config import TaskConfig
-from trireme.session.assembly import device_of
+from trireme.launch.config.task_config import TaskConfig
 from trireme.session.options import make_options
+from trireme.session.replica.assembly import device_of
 
 
 @pytest.fixture

@@ -212,7 +212,7 @@ def test_a_hook_that_raises_at_the_start_leaves_nothing_behind() -> None:
     with pytest.raises(ZeroDivisionError), session:
         pass
     assert signal.getsignal(signal.SIGINT) is before
-    assert session._supervisor.state == "failed"
+    assert session.worker.lifecycle.state == "failed"
 
 
 def test_a_checkpoint_of_another_optimizer_is_refused(tmp_path: Path) -> None:

@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 
 from trireme.errors import ConfigurationError
+from trireme.job_config import STRATEGIES, JobConfig
 from trireme.ps.rule import Rule
-from trireme.strategies import Averaging, DiLoCo, Strategy, Sync, resolve
+from trireme.strategies import BUILT, SSP, Averaging, DiLoCo, Strategy, Sync, choose, resolve
 
 
 @pytest.mark.parametrize(
-    ("options", "strategy", "rule"),
+    ("name", "options", "strategy", "rule"),
     [
-        ({"name": "averaging"}, Averaging(16), Rule(0, 0, every=16)),
-        ({"name": "averaging", "every": 4}, Averaging(4), Rule(0, 0, every=4)),
-        ({"name": "averaging", "staleness": 2}, Averaging(16, 2), Rule(1, 2, every=16)),
-        ({"name": "diloco"}, DiLoCo(100), Rule(0, 0, every=100)),
-        ({"name": "diloco", "every": 7, "aggregate": 2}, DiLoCo(7, 2), Rule(2, 0, every=7)),
+        ("averaging", {}, Averaging(16), Rule(0, 0, every=16)),
+        ("averaging", {"every": 4}, Averaging(4), Rule(0, 0, every=4)),
+        ("averaging", {"staleness": 2}, Averaging(16, 2), Rule(1, 2, every=16)),
+        ("diloco", {}, DiLoCo(100), Rule(0, 0, every=100)),
+        ("diloco", {"every": 7, "aggregate": 2}, DiLoCo(7, 2), Rule(2, 0, every=7)),
     ],
 )
-def test_names_and_options(options: dict[str, int], strategy: Strategy, rule: Rule) -> None:
-    found = resolve(**options)  # type: ignore[arg-type]
+def test_names_and_options(
+    name: str, options: dict[str, Any], strategy: Strategy, rule: Rule
+) -> None:
+    found = resolve(name, JobConfig(**options))
     assert found == strategy
     assert found.rule() == rule
 
@@ -35,39 +41,114 @@ def test_the_servers_optimizer_over_deltas() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("name", "options", "message"),
     [
-        ({"name": "averaging", "aggregate": 1}, "--aggregate 1 is for sync and diloco"),
-        ({"name": "diloco", "staleness": 1}, "--staleness 1 is for ssp and averaging"),
-        ({"name": "sync", "every": 4}, "--every 4 is for averaging and diloco, not for sync"),
-        ({"name": "averaging", "prefetch": True}, "--prefetch is for async and ssp, not for av"),
-        ({"name": "averagin"}, "did you mean 'averaging'"),
+        (
+            "averaging",
+            {"aggregate": 1},
+            "only sync, diloco: add --strategy sync",
+        ),
+        ("diloco", {"staleness": 1}, "only ssp, averaging: add --strategy ssp"),
+        (
+            "sync",
+            {"every": 4},
+            r"every is 4 \(default\), which sync does not have, only averaging, diloco",
+        ),
+        (
+            "averaging",
+            {"prefetch": True},
+            "which averaging does not have, only async, ssp",
+        ),
+        ("sync", {"uncommitted": True}, "only async, ssp, averaging"),
+        ("averaging", {"uncommitted": True}, "give a --staleness too"),
+        ("averagin", {}, "did you mean averaging"),
     ],
 )
-def test_options_of_other_strategies_are_refused(options: dict[str, int], message: str) -> None:
+def test_options_of_other_strategies_are_refused(
+    name: str, options: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ConfigurationError, match=message):
-        resolve(**options)  # type: ignore[arg-type]
+        resolve(name, JobConfig(**options))
 
 
 @pytest.mark.parametrize(
-    ("strategy", "message"),
+    ("make", "message"),
     [
-        (Averaging(0), "every is 0"),
-        (Averaging(staleness=0), "averaging with staleness 0: give 1 or more"),
-        (Averaging(share=0.5), "needs a staleness"),
-        (Averaging(staleness=1, share=1.5), "above 0 and at most 1"),
-        (DiLoCo(0), "every is 0"),
-        (DiLoCo(aggregate=0), "a round needs at least one delta"),
-        (DiLoCo(outer_lr=0.0), "must be above 0"),
-        (DiLoCo(outer_momentum=1.0), r"in \[0, 1\)"),
+        (lambda: Averaging(0), "every is 0"),
+        (lambda: Averaging(staleness=0), "averaging with staleness 0: give 1 or more"),
+        (lambda: Averaging(share=0.5), "needs a staleness"),
+        (lambda: Averaging(staleness=1, share=1.5), "above 0 and at most 1"),
+        (lambda: Averaging(uncommitted=True), "in rounds the servers agree"),
+        (lambda: DiLoCo(0), "every is 0"),
+        (lambda: DiLoCo(aggregate=0), "a round needs at least one delta"),
+        (lambda: DiLoCo(outer_lr=0.0), "must be above 0"),
+        (lambda: DiLoCo(outer_momentum=1.0), r"in \[0, 1\)"),
     ],
 )
-def test_values_out_of_range_are_refused(strategy: Strategy, message: str) -> None:
+def test_values_out_of_range_are_refused(make: Callable[[], Strategy], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
-        strategy.rule()
+        make()
 
 
 def test_a_round_must_be_able_to_fill() -> None:
     DiLoCo(aggregate=3).check(workers=3, servers=1)
     with pytest.raises(ConfigurationError, match="give at most --aggregate 2"):
         DiLoCo(aggregate=3).check(workers=2, servers=1)
+
+
+def test_servers_commit_what_is_applied_by_itself_unless_told_otherwise() -> None:
+    assert not resolve("async", JobConfig()).rule().uncommitted
+    for name, staleness in (("async", None), ("ssp", 2), ("averaging", 2)):
+        chosen = resolve(name, JobConfig(staleness=staleness, uncommitted=True))
+        assert chosen.rule().uncommitted
+
+
+def test_the_launch_knows_every_strategy_by_name() -> None:
+    assert STRATEGIES == BUILT
+
+
+@pytest.mark.parametrize("servers", [0, 1, 2])
+@pytest.mark.parametrize("workers", [1, 2])
+def test_without_a_name_the_cluster_decides(workers: int, servers: int) -> None:
+    chosen = choose(JobConfig(), workers=workers, servers=servers)
+    assert chosen.name == ("async" if servers or workers == 1 else "allreduce")
+    assert choose(JobConfig(), SSP(2), workers=2, servers=1) == SSP(2)
+    assert choose(JobConfig(strategy="sync"), "ssp", workers=2, servers=1) == Sync()
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"workers": 2, "strategy": "ssp"}, "add --ps 1, or use --strategy allreduce"),
+        ({"workers": 2, "strategy": "diloco"}, "needs a parameter server: add --ps 1"),
+        ({"ps": 1, "strategy": "pipeline"}, r"has no parameter servers.*\(strategy: file x\)"),
+        ({"ps": 1, "strategy": "sync", "every": 4}, "add --strategy averaging"),
+        ({"ps": 1, "aggregate": 1}, "add --strategy sync"),
+        ({"ps": 1, "aggregate": 1, "strategy": "async"}, "add --strategy sync"),
+        ({"ps": 1, "aggregate": 2, "strategy": "sync"}, "2 and 1 workers: a round could never"),
+        ({"ps": 1, "staleness": 1, "strategy": "sync"}, "add --strategy ssp"),
+        ({"ps": 1, "staleness": 1, "strategy": "diloco"}, "only ssp, averaging"),
+        ({"ps": 2, "uncommitted": True, "strategy": "averaging"}, "give a --staleness too"),
+    ],
+)
+def test_what_the_launch_contradicts_is_refused(given: dict[str, Any], message: str) -> None:
+    config = JobConfig(**given, origins={"strategy": "file x"})
+    with pytest.raises(ConfigurationError, match=message):
+        choose(config, workers=given.get("workers", 1), servers=config.ps)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {},
+        {"workers": 3, "ps": 1, "strategy": "sync", "aggregate": 2},
+        {"workers": 3, "ps": 1, "strategy": "ssp", "staleness": 2},
+        {"workers": 3, "ps": 1, "strategy": "diloco", "every": 50, "aggregate": 2},
+        {"workers": 3, "ps": 1, "strategy": "averaging", "staleness": 2},
+        {"ps": 2, "uncommitted": True},
+        {"ps": 2, "uncommitted": True, "strategy": "ssp"},
+        {"ps": 2, "uncommitted": True, "strategy": "averaging", "staleness": 2},
+    ],
+)
+def test_what_makes_sense_passes(given: dict[str, Any]) -> None:
+    choose(JobConfig(**given), workers=given.get("workers", 1), servers=given.get("ps", 0))

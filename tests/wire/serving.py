@@ -11,10 +11,11 @@ from typing import Any, ClassVar
 from tests.conformance import PATIENCE
 from trireme.clock import Clock
 from trireme.errors import WireError
-from trireme.wire.connection import Connection, Incoming
+from trireme.wire.connection import Connection
+from trireme.wire.frame_reader import Incoming
 from trireme.wire.handshake import Identity, authenticate
 from trireme.wire.message import Catalog, Message
-from trireme.wire.service import Bounds, Link, Service
+from trireme.wire.service import Link, Service, ServiceLimits
 from trireme.wire.transport import Stream, connect, listen
 
 JOB, SECRET = "job-1", b"the secret of job-1"
@@ -93,7 +94,7 @@ def running(
     *handlers: Any,
     address: str = "tcp://127.0.0.1:0",
     clock: Clock | None = None,
-    bounds: Bounds | None = None,
+    service_limits: ServiceLimits | None = None,
     **options: Any,
 ) -> Iterator[Running]:
     """Runs a service with these handlers; stops it after the block and reraises its failure."""
@@ -103,7 +104,7 @@ def running(
         job=JOB,
         secret=SECRET,
         clock=clock,
-        bounds=bounds or Bounds(),
+        service_limits=service_limits or ServiceLimits(),
         **options,
     )
     run = Running(service)

@@ -1,4 +1,4 @@
-"""Codecs: sizes known beforehand, errors within their bounds, and nothing lost for good."""
+"""Codecs: sizes known beforehand, errors within their service_limits, and nothing lost for good."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from trireme import job_config
 from trireme.errors import ConfigurationError
 from trireme.wire.codec import CODECS, BlockInt8, Codec, ErrorFeedback, TopK, make_codec
 
@@ -124,9 +125,7 @@ def test_a_misspelt_codec_gets_a_suggestion() -> None:
 
 
 def test_the_command_line_knows_these_codecs() -> None:
-    from trireme.launch import settings
-
-    assert set(settings.CODECS) == {"none", *CODECS}
+    assert set(job_config.CODECS) == {"none", *CODECS}
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -15,11 +15,12 @@ from hypothesis import strategies as st
 from tests.conformance import CATALOG, PATIENCE, Note, frame_of, pattern
 from trireme.clock import VirtualClock
 from trireme.errors import FrameError, PeerClosed, WireTimeout
-from trireme.wire.connection import Connection, Incoming
+from trireme.wire.connection import Connection
+from trireme.wire.frame_reader import Incoming
 from trireme.wire.message import Limits, Message, pack_header
-from trireme.wire.sockets import BUFFER_BYTES, SocketStream
-from trireme.wire.spin import Spin
+from trireme.wire.spin_wait import SpinWait
 from trireme.wire.transport import Stream
+from trireme.wire.transports.socket_stream import BUFFER_BYTES, SocketStream
 
 
 class ScriptedStream(Stream):
@@ -365,8 +366,8 @@ def test_who_spins_takes_what_comes_meanwhile(
         if len(looked) == 3:
             theirs.send(Note("meanwhile"), timeout=PATIENCE)
 
-    monkeypatch.setattr("trireme.wire.spin.os.sched_yield", give_away)
-    ours.spin = Spin(least=PATIENCE, most=PATIENCE)
+    monkeypatch.setattr("trireme.wire.spin_wait.os.sched_yield", give_away)
+    ours.spin = SpinWait(least=PATIENCE, most=PATIENCE)
     assert ours.receive(timeout=PATIENCE).message == Note("meanwhile")
     assert looked == [0, 1, 2]
 

@@ -34,7 +34,7 @@ from trireme.wire.handshake import (
     authenticate,
 )
 from trireme.wire.message import HANDSHAKE_LIMITS, Limits, Message
-from trireme.wire.sockets import SocketStream
+from trireme.wire.transports.socket_stream import SocketStream
 
 JOB, SECRET = "job-1", b"the secret of job-1"
 SERVER = "ps:0"
@@ -258,7 +258,7 @@ def test_what_came_by_another_way_than_the_client_went_is_denied(theirs: str, ou
     handshake = ServerHandshake(JOB, SECRET, EPOCH, called=ours)
     with (
         against(handshake.answer, called=theirs) as client,
-        pytest.raises(AuthenticationError, match="something between them passes on"),
+        pytest.raises(AuthenticationError, match="something between them relays"),
     ):
         authenticate(client, WORKER, SECRET, server=SERVER, timeout=PATIENCE)
     assert handshake.identity is None

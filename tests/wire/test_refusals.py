@@ -9,7 +9,7 @@ from trireme.wire.refusals import BURST, LINE_SECONDS, Refusals
 def test_all_are_counted_and_few_are_said(caplog: pytest.LogCaptureFixture) -> None:
     refusals = Refusals()
     for number in range(100_000):
-        refusals.say(number * 1e-4, f"denied number {number}")  # ten seconds of it
+        refusals.log(number * 1e-4, f"denied number {number}")  # ten seconds of it
         refusals.tick(number * 1e-4)
     assert refusals.count == 100_000
     said = [record.getMessage() for record in caplog.records]
@@ -23,10 +23,10 @@ def test_all_are_counted_and_few_are_said(caplog: pytest.LogCaptureFixture) -> N
 def test_after_a_quiet_time_each_is_said_again(caplog: pytest.LogCaptureFixture) -> None:
     refusals = Refusals()
     for number in range(BURST):
-        refusals.say(0.0, f"denied number {number}")
-    refusals.say(0.0, "denied without a word")
+        refusals.log(0.0, f"denied number {number}")
+    refusals.log(0.0, "denied without a word")
     refusals.tick(BURST * LINE_SECONDS)
-    refusals.say(BURST * LINE_SECONDS, "denied once more")
+    refusals.log(BURST * LINE_SECONDS, "denied once more")
     assert "denied without a word" not in caplog.text
     assert "1 more connections were refused, 21 in all" in caplog.text
     assert caplog.messages[-1] == "denied once more"

@@ -29,7 +29,8 @@ from trireme.errors import (
     PeerClosed,
     WireError,
 )
-from trireme.wire.connection import Connection, Incoming
+from trireme.wire.connection import Connection
+from trireme.wire.frame_reader import Incoming
 from trireme.wire.handshake import (
     HANDSHAKE_CATALOG,
     Challenge,
@@ -39,7 +40,7 @@ from trireme.wire.handshake import (
     authenticate,
 )
 from trireme.wire.message import Limits, Message
-from trireme.wire.service import Bounds, Link, Service
+from trireme.wire.service import Link, Service, ServiceLimits
 from trireme.wire.transport import listen
 
 
@@ -231,11 +232,14 @@ def test_a_stranger_that_stalls_is_closed_at_its_deadline(
         clock.advance(100.0)  # an authenticated peer may be silent
         run.turn()
         ask(good, "good")
-    assert "did not prove itself within 10 s" in caplog.text
+    assert "did not authenticate within 10 s" in caplog.text
 
 
 def test_too_many_strangers(caplog: pytest.LogCaptureFixture) -> None:
-    with running(EchoHandler(), bounds=Bounds(strangers=3)) as run, run.client() as good:
+    with (
+        running(EchoHandler(), service_limits=ServiceLimits(unauthenticated=3)) as run,
+        run.client() as good,
+    ):
         strangers = [run.stranger() for _ in range(4)]
         # The one that came first has to go.
         assert read_until_end(strangers[0]) == b""
@@ -246,7 +250,7 @@ def test_too_many_strangers(caplog: pytest.LogCaptureFixture) -> None:
             )
             ask(connection, "known")
         ask(good, "good")
-    assert "3 connections wait to prove themselves" in caplog.text
+    assert "3 connections are unauthenticated" in caplog.text
 
 
 def test_a_known_peer_that_sends_nonsense(caplog: pytest.LogCaptureFixture) -> None:
@@ -310,7 +314,10 @@ def test_a_handler_may_refuse_a_message() -> None:
 
 def test_a_peer_that_does_not_read_is_closed() -> None:
     handler = EchoHandler()
-    with running(handler, bounds=Bounds(unsent_bytes=1 << 20)) as run, run.client() as good:
+    with (
+        running(handler, service_limits=ServiceLimits(unsent_bytes=1 << 20)) as run,
+        run.client() as good,
+    ):
         bad = run.client("worker:1")
         # The first reply may be of any size; it stays unsent, and the second is too much.
         bad.send(Echo(), [bytes(24 << 20)], timeout=PATIENCE)
@@ -501,7 +508,7 @@ def test_an_exception_in_a_handler_ends_the_service(
                 with pytest.raises((PeerClosed, ConnectionBroken)):
                     client.receive(timeout=PATIENCE)
         run.join()
-    assert "ends by an error of its own" in caplog.text
+    assert "ends by an internal error" in caplog.text
 
 
 def test_stop_sends_what_was_offered_and_closes_all() -> None:
@@ -528,8 +535,8 @@ def test_stop_sends_what_was_offered_and_closes_all() -> None:
 
 def test_stop_does_not_wait_for_who_does_not_read() -> None:
     handler = EchoHandler()
-    bounds, clock = Bounds(linger_seconds=0.2), VirtualClock()
-    options = {"bounds": bounds, "clock": clock, "tick_seconds": 3600.0}
+    service_limits, clock = ServiceLimits(linger_seconds=0.2), VirtualClock()
+    options = {"service_limits": service_limits, "clock": clock, "tick_seconds": 3600.0}
     with running(handler, address="memory://", **options) as run, run.client() as client:
         client.send(Echo(), [bytes(24 << 20)], timeout=PATIENCE)
         wait_readable(client._stream)

@@ -1,4 +1,4 @@
-"""Memory without a name: bounds, seals, and nothing left behind."""
+"""Memory without a name: service_limits, seals, and nothing left behind."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The command line. Each command reads its options, calls what does the work, says how it was.
+"""The command line. Each command reads its options, calls the code that does the work, and reports.
 
-Nothing here imports PyTorch before a command needs it.
+No module here imports PyTorch before a command needs it.
 """
 
 from trireme.cli.dispatch import main

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from trireme.cli.parser import COMMANDS
 from trireme.errors import CheckpointError, UsageError
-from trireme.launch.settings import suggestion
+from trireme.suggestion import suggestion
 
 __all__ = ["main"]
 
@@ -17,7 +17,7 @@ def main(arguments: Sequence[str]) -> int:
     """Runs one of the four actions.
 
     Returns:
-        0; 1 if `ls` found a damaged checkpoint.
+        0, or 1 if `ls` found a damaged checkpoint.
 
     Raises:
         UsageError: there is no such action.
@@ -70,7 +70,7 @@ def _verify(given: Namespace) -> int:
 
     path = _chosen(given)
     verify(path)
-    print(f"{path}: every byte is what was written")
+    print(f"{path}: every byte is as it was written")
     return 0
 
 
@@ -105,7 +105,7 @@ def _listed(given: Namespace) -> list[Path]:
 
 
 def _chosen(given: Namespace) -> Path:
-    """Returns the checkpoint that was asked for; the newest without --step."""
+    """Returns the checkpoint of --step; the newest without it."""
     from trireme.session.checkpoint import step_of
 
     paths = _listed(given)

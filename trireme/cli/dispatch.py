@@ -11,7 +11,7 @@ from importlib import import_module
 
 from trireme.cli.parser import COMMANDS, NOT_BUILT, overview
 from trireme.errors import TriremeError, UsageError
-from trireme.launch.settings import suggestion
+from trireme.suggestion import suggestion
 
 __all__ = ["main"]
 
@@ -24,7 +24,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     Returns:
         The exit status: 0 for success, 1 if a task failed, 2 for bad usage, 130 if the run was
-        interrupted after a clean save, 141 if whoever read the output has gone, as with `| head`.
+        interrupted after a clean save, 141 if the reader of the output has gone, as with `| head`.
     """
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     try:
@@ -33,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         finally:
             sys.stdout.flush()
     except BrokenPipeError:
-        if not _nobody_reads():
+        if not _reader_has_gone():
             raise
         return 128 + signal.SIGPIPE
     except UsageError as error:
@@ -44,19 +44,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
 
 
-def _nobody_reads() -> bool:
-    """Returns whether standard output leads nowhere; then drops what is still to be written."""
+def _reader_has_gone() -> bool:
+    """Returns whether the reader of standard output has gone; if so, discards further output."""
     try:
         output = sys.stdout.fileno()
-    except (OSError, ValueError):  # an object of somebody's own
+    except (OSError, ValueError):  # standard output is another object
         return False
-    asked = select.poll()
-    asked.register(output, 0)
-    if not asked.poll(0):
+    poller = select.poll()
+    poller.register(output, 0)
+    if not poller.poll(0):
         return False
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, output)
-    os.close(nowhere)
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, output)
+    os.close(null)
     return True
 
 
@@ -78,7 +78,9 @@ def _run(arguments: Sequence[str]) -> int:
 
 def _command(name: str) -> Callable[[Sequence[str]], int]:
     if name in NOT_BUILT:
-        raise UsageError(f"`trireme {name}` is not there yet; there are: {', '.join(COMMANDS)}")
+        raise UsageError(
+            f"`trireme {name}` is not built yet; the commands are: {', '.join(COMMANDS)}"
+        )
     if name not in COMMANDS:
         what = "option" if name.startswith("-") else "command"
         known = ("--help", "--version") if name.startswith("-") else tuple(COMMANDS)

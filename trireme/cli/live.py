@@ -18,13 +18,13 @@ _BAR = 24
 
 
 class JobWatch:
-    """Asks a job's coordinator how it goes, twice a second, on a thread of its own.
+    """Queries a job's coordinator twice a second, on a thread of its own, and shows a status line.
 
     Args:
-        coordinator: gives the coordinator's address once it is known, and "" before.
+        coordinator: returns the coordinator's address once it is known, and "" before.
         job: the job's id.
-        secret: the job's.
-        show: takes the line; None when there is nothing to show.
+        secret: the job's secret.
+        show: called with the line; with None when there is nothing to show.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class JobWatch:
         self._thread.start()
 
     def close(self) -> None:
-        """Ends, and takes the line away."""
+        """Ends the thread and removes the line."""
         self._ended.set()
         self._thread.join(timeout=2.0)
         self._show(None)
@@ -68,7 +68,7 @@ class JobWatch:
 
 
 def status_line(status: ClusterStatus) -> str:
-    """Returns how a job goes, in one line."""
+    """Returns the status of a job in one line."""
     if status.missing:
         return f"waiting for {', '.join(status.missing)}"
     workers = [task for task in status.tasks if task.role == "worker" and task.status]
@@ -97,7 +97,7 @@ def _figures(workers: list[TaskStatus]) -> list[str]:
 
 
 def _states(workers: list[TaskStatus]) -> str:
-    """Returns the workers that are not training as the rest are."""
+    """Returns the workers' states: one if all have the same, else each worker's."""
     states = {f"worker:{w.index}": str(w.status.get("state", w.state)) for w in workers}
     if len(set(states.values())) == 1:
         return next(iter(states.values()))

@@ -1,4 +1,4 @@
-"""What the command line understands: every command and option, in one place, without the doing."""
+"""The parsers of all commands, with every option and help text."""
 
 from __future__ import annotations
 
@@ -7,27 +7,24 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from trireme.errors import UsageError
-from trireme.launch.settings import ENGINE_OPTIONS, GANG_OPTIONS, OPTIONS, Option, suggestion
+from trireme.job_config import OPTIONS, TASK_OPTIONS, Option
+from trireme.launch.config.sources import check_removed
+from trireme.suggestion import suggestion
 
-__all__ = ["COMMANDS", "NOT_BUILT", "TASK_OPTIONS", "Parser", "overview"]
+__all__ = ["COMMANDS", "NOT_BUILT", "Parser", "overview"]
 
 NOT_BUILT = ("scale", "certs", "doctor", "plan", "bench")
 NOT_BUILT_OPTIONS = ("replicas",)
-TASK_OPTIONS = tuple(
-    option
-    for option in OPTIONS
-    if option.name not in ("workers", "ps", "max-restarts", *GANG_OPTIONS, *ENGINE_OPTIONS)
-)
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser of one command that raises `UsageError`, and knows where a program begins.
+    """The parser of one command. It raises `UsageError`, and finds where the program begins.
 
-    An option may be written with underscores for dashes, as the classic programs had them.
+    An option may be written with underscores instead of dashes, as in classic programs.
     """
 
     def __init__(self, command: str, usage: str, description: str) -> None:
-        self.known: dict[str, bool] = {}  # every option, and whether a value follows it
+        self.known: dict[str, bool] = {}  # every option, and whether it takes a value
         self.arguments: list[argparse.Action] = []  # in the order of the help
         super().__init__(
             prog=f"trireme {command}",
@@ -40,7 +37,7 @@ class Parser(argparse.ArgumentParser):
         )
 
     def add_argument(self, *names: Any, **keywords: Any) -> argparse.Action:
-        """Adds an argument as `argparse` does, and remembers it."""
+        """Adds an argument as `argparse` does, and records it."""
         action = super().add_argument(*names, **keywords)
         self.arguments.append(action)
         for name in action.option_strings:
@@ -48,7 +45,7 @@ class Parser(argparse.ArgumentParser):
         return action
 
     def error(self, message: str) -> NoReturn:
-        """Raises what `argparse` would print before it exits.
+        """Raises an error with the message that `argparse` would print.
 
         Raises:
             UsageError: always.
@@ -59,7 +56,7 @@ class Parser(argparse.ArgumentParser):
         """Reads the arguments of a command that takes no program.
 
         Raises:
-            UsageError: an option or an argument that the command does not know.
+            UsageError: the command does not know an option or an argument.
         """
         words: list[str] = []
         options: list[str] = []
@@ -72,13 +69,14 @@ class Parser(argparse.ArgumentParser):
         return self.parse_args([*options, "--", *words] if words else options)
 
     def split(self, arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-        """Splits before the first word that is no option: the program, whose options are its own.
+        """Splits before the first word that is no option, which is the program.
 
         Returns:
-            The options, with dashes for underscores in their names; and the rest, untouched.
+            The options, with dashes for underscores in their names; and the program with its own
+            arguments, unchanged.
 
         Raises:
-            UsageError: an option that the command does not know.
+            UsageError: the command does not know an option.
         """
         head: list[str] = []
         position = 0
@@ -101,6 +99,7 @@ class Parser(argparse.ArgumentParser):
     def _known(self, name: str) -> str:
         dashed = "--" + name[2:].replace("_", "-") if name.startswith("--") else name
         if dashed not in self.known:
+            check_removed(dashed.removeprefix("--"), f"{self.prog} {name}")
             raise UsageError(
                 f"`{self.prog}` has no option {name}{suggestion(dashed, self.known)}; "
                 f"`{self.prog} --help` lists them"
@@ -109,10 +108,11 @@ class Parser(argparse.ArgumentParser):
 
 
 def _add(parser: Parser, option: Option) -> None:
+    names = [f"--{name}" for name in (option.name, option.classic) if name]
     if option.metavar:
-        parser.add_argument(f"--{option.name}", metavar=option.metavar, help=option.help)
+        parser.add_argument(*names, metavar=option.metavar, help=option.help)
     else:
-        parser.add_argument(f"--{option.name}", action="store_const", const="yes", help=option.help)
+        parser.add_argument(*names, action="store_const", const="yes", help=option.help)
 
 
 def _run() -> Parser:
@@ -120,25 +120,22 @@ def _run() -> Parser:
         "run",
         "[OPTIONS] SCRIPT [ARGS...]",
         "Starts SCRIPT as the workers of a job, with its parameter servers and its coordinator, on "
-        "this host or on a Ray cluster, and stays until all have ended. Ctrl-C once: they save and "
-        "end; twice: they end at once. Each option may also be set by an environment variable such "
-        "as TRIREME_WORKERS, or in trireme.toml or pyproject.toml ([tool.trireme]).",
+        "this host or on a Ray cluster, and returns when all tasks have ended. At the first Ctrl-C "
+        "the workers save and end; at the second, all tasks end at once. Each option may also be "
+        "set by an environment variable such as TRIREME_WORKERS, or in trireme.toml or "
+        "pyproject.toml ([tool.trireme]).",
     )
     for option in OPTIONS:
         _add(parser, option)
     parser.add_argument(
-        "--config", metavar="FILE", help="read options from FILE, and not from the directory's own"
+        "--config",
+        metavar="FILE",
+        help="read options from FILE instead of trireme.toml or pyproject.toml",
     )
     parser.add_argument(
         "--dry-run",
         action="store_true",
-        help="print every option with its origin and how the model would be laid out; no training",
-    )
-    parser.add_argument(
-        "--allow-plaintext",
-        action="store_true",
-        help="ray: tasks of several hosts talk although nothing is encrypted: for networks you "
-        "trust",
+        help="print every option with its origin and the layout of the model; do not train",
     )
     for name in NOT_BUILT_OPTIONS:
         parser.add_argument(f"--{name}", help=argparse.SUPPRESS)
@@ -154,15 +151,17 @@ def _task() -> Parser:
         "lists of hosts; ps:0 hosts the coordinator unless --coordinator names another address. "
         "Options may be written with underscores, as in --job_name.",
     )
-    parser.add_argument("--job-name", metavar="ROLE", help="ps, worker, coordinator or aggregator")
-    parser.add_argument("--task-index", metavar="I", help="which of them, from 0 (default 0)")
+    parser.add_argument("--job-name", metavar="ROLE", help="ps, worker or coordinator")
+    parser.add_argument(
+        "--task-index", metavar="I", help="the task's index in its role, from 0 (default 0)"
+    )
     parser.add_argument("--ps-hosts", metavar="HOSTS", help="the servers: host:port,host:port,...")
     parser.add_argument("--worker-hosts", metavar="HOSTS", help="the workers, likewise")
     parser.add_argument(
         "--coordinator",
         "--coordinator-host",
         metavar="HOST:PORT",
-        help="where a task of role coordinator listens",
+        help="the address of a task of role coordinator (default: ps:0 hosts it)",
     )
     parser.add_argument(
         "--sync-replicas",
@@ -171,27 +170,19 @@ def _task() -> Parser:
         metavar="true|false",
         help="the classic name of --strategy sync",
     )
-    parser.add_argument(
-        "--replicas-to-aggregate", metavar="R", help="the classic name of --aggregate"
-    )
     for option in TASK_OPTIONS:
         _add(parser, option)
     parser.add_argument("--config", metavar="FILE", help="read options from FILE")
     parser.add_argument(
         "--secret-file",
         metavar="FILE",
-        help="the job's secret, the same for every task (default: TRIREME_SECRET; for tasks of "
-        "one host a file of this user's own)",
-    )
-    parser.add_argument(
-        "--allow-plaintext",
-        action="store_true",
-        help="listen beyond this host although nothing is encrypted: for networks you trust",
+        help="the file with the job's secret, the same for every task (default: TRIREME_SECRET; "
+        "for tasks of one host a file of this user)",
     )
     parser.add_argument(
         "--address-file",
         metavar="FILE",
-        help="write the address that a server or coordinator listens at into FILE",
+        help="write the address at which a server or coordinator listens into FILE",
     )
     parser.add_argument("--tied-to", help=argparse.SUPPRESS)
     parser.add_argument("--listen-host", help=argparse.SUPPRESS)
@@ -201,9 +192,11 @@ def _task() -> Parser:
 
 
 def _status() -> Parser:
-    parser = Parser("status", "[--json] RUN", "Says how the job in the run directory RUN is.")
+    parser = Parser(
+        "status", "[--json] RUN", "Shows the status of the job in the run directory RUN."
+    )
     parser.add_argument("run", metavar="RUN", help="a run directory")
-    parser.add_argument("--json", action="store_true", help="for programs")
+    parser.add_argument("--json", action="store_true", help="print JSON")
     return parser
 
 
@@ -211,13 +204,13 @@ def _top() -> Parser:
     parser = Parser(
         "top",
         "[--speed X] RUN",
-        "Shows the job in the run directory RUN as it goes: its tasks, their steps and phases, who "
-        "waits for whom. A job that has ended is played again from its records. Without a "
-        "terminal: a line each second. Ctrl-C ends it.",
+        "Shows the running job in the run directory RUN: its tasks, their steps and phases, and "
+        "which tasks wait for which. Replays a job that has ended from its records. Without a "
+        "terminal it prints a line each second. Ctrl-C ends it.",
     )
     parser.add_argument("run", metavar="RUN", help="a run directory")
     parser.add_argument(
-        "--speed", metavar="X", help="how much faster to play again (default: ten seconds in all)"
+        "--speed", metavar="X", help="how much faster to replay (default: ten seconds in all)"
     )
     return parser
 
@@ -226,8 +219,8 @@ def _report() -> Parser:
     parser = Parser(
         "report",
         "[--output FILE] RUN",
-        "Writes the run in the run directory RUN as one page of HTML that needs nothing else: "
-        "curves, where the time went, configuration, checkpoints, why it failed.",
+        "Writes a report on the run in the run directory RUN, as one self-contained page of HTML: "
+        "curves, the time of each phase, configuration, checkpoints, why the run failed.",
     )
     parser.add_argument("run", metavar="RUN", help="a run directory")
     parser.add_argument(
@@ -240,7 +233,7 @@ def _stop() -> Parser:
     parser = Parser(
         "stop",
         "[--timeout SECONDS] RUN",
-        "Has the job in the run directory RUN save and end, and waits for that.",
+        "Asks the job in the run directory RUN to save and end, and waits until it has ended.",
     )
     parser.add_argument("run", metavar="RUN", help="a run directory")
     parser.add_argument(
@@ -253,9 +246,9 @@ def _checkpoint() -> Parser:
     parser = Parser(
         "checkpoint",
         "ls|show|verify|export RUN [--step N] [--output FILE]",
-        "Lists the checkpoints in the run directory RUN, shows what one holds, verifies every "
-        "byte of one, or exports its model as one plain safetensors file. Without --step: the "
-        "newest.",
+        "Lists the checkpoints in the run directory RUN, shows the content of one, verifies every "
+        "byte of one, or exports its model as one safetensors file. Without --step it takes the "
+        "newest checkpoint.",
     )
     parser.add_argument("action", metavar="ACTION", help="ls, show, verify or export")
     parser.add_argument("run", metavar="RUN", help="a run directory")
@@ -269,13 +262,13 @@ def _checkpoint() -> Parser:
 COMMANDS: dict[str, tuple[Callable[[], Parser], str]] = {
     "run": (_run, "start a job, on this host or on Ray: workers, parameter servers, coordinator"),
     "task": (_task, "run one task of a job, started by hand on its machine"),
-    "status": (_status, "say how a job is"),
-    "top": (_top, "watch a job as it goes, or play again one that has ended"),
-    "report": (_report, "write a run as one page of HTML"),
-    "stop": (_stop, "have a job save and end"),
+    "status": (_status, "show the status of a job"),
+    "top": (_top, "watch a running job, or replay one that has ended"),
+    "report": (_report, "write a report on a run as one page of HTML"),
+    "stop": (_stop, "ask a job to save and end"),
     "checkpoint": (_checkpoint, "list, show, verify or export checkpoints"),
 }
-"""Every command: what makes its parser, and what it does in a few words."""
+"""Every command: the function that makes its parser, and a summary."""
 
 
 def overview() -> str:
@@ -286,12 +279,12 @@ def overview() -> str:
         [
             "usage: trireme COMMAND ...",
             "",
-            "One training program, written for one device; at launch, how it is spread.",
+            "Trains a program that is written for one device; parallelism is configured at launch.",
             "",
             "commands:",
             *lines,
             "",
-            "  trireme COMMAND --help says more; trireme --version names the release.",
+            "  trireme COMMAND --help shows the options; trireme --version shows the release.",
             "",
             "exit status: 0 finished, 1 a task failed, 2 bad usage, 130 interrupted and saved",
         ]

@@ -12,7 +12,7 @@ from trireme.errors import CheckpointError, ConfigurationError
 from trireme.launch.run_directory import RECORD, is_running, read_record
 from trireme.monitor.curves import read_curves
 from trireme.monitor.records import Start, read_starts
-from trireme.monitor.report import CheckpointRow, Material, page
+from trireme.monitor.report import CheckpointRow, ReportData, page
 
 __all__ = ["main"]
 
@@ -37,8 +37,8 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _material(path: Path) -> Material:
-    """Returns all that is left of a run."""
+def _material(path: Path) -> ReportData:
+    """Returns everything that a run has left."""
     record = read_record(path) if (path / RECORD).exists() else None
     if record is not None and record.state == "running" and not is_running(path):
         record = msgspec.structs.replace(record, state="lost")  # its launcher was killed
@@ -53,15 +53,15 @@ def _material(path: Path) -> Material:
             f"nothing was run in {path}: it has no {RECORD}, no records of tasks, no curves and no "
             "checkpoints. Give the directory that `trireme run` named, or the program's run_dir"
         )
-    return Material(path.resolve().name, record, starts, curves, checkpoints)
+    return ReportData(path.resolve().name, record, starts, curves, checkpoints)
 
 
 def _home(path: Path, starts: Sequence[Start]) -> Path:
-    """Returns where curves and checkpoints are: the program may have a directory of its own."""
+    """Returns the directory of curves and checkpoints: the program may have its own run_dir."""
     if (path / "tensorboard").is_dir() or (path / "checkpoints").is_dir():
         return path
-    told = [start.begin.run_dir for start in starts if start.begin.run_dir]
-    return Path(told[0]) if told else path
+    directories = [start.begin.run_dir for start in starts if start.begin.run_dir]
+    return Path(directories[0]) if directories else path
 
 
 def _checkpoints(home: Path) -> Iterator[CheckpointRow]:

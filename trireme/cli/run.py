@@ -12,51 +12,54 @@ from pathlib import Path
 import msgspec
 
 from trireme.cli.live import JobWatch
-from trireme.cli.options import read_settings
 from trireme.cli.parser import COMMANDS, NOT_BUILT_OPTIONS
-from trireme.cluster.mesh import Mesh
 from trireme.errors import UsageError
+from trireme.job_config import JobConfig
+from trireme.launch.config.consistency import check_engine, check_together
+from trireme.launch.config.secret import fresh_secret, read_secret
+from trireme.launch.config.sources import read_config, read_file
 from trireme.launch.console import Console
-from trireme.launch.detect import TASK_VARIABLE, TaskConfig, encode_task, fresh_job
-from trireme.launch.gpus import visible_gpus
+from trireme.launch.environment.detect import TASK_VARIABLE, TaskConfig, encode_task, fresh_job
+from trireme.launch.environment.gpus import visible_gpus
 from trireme.launch.launcher import Job
 from trireme.launch.local import run_local
+from trireme.launch.process_setup.script import check_script, run_script
+from trireme.launch.process_setup.threads import thread_variables
 from trireme.launch.run_directory import RunDirectory, claim, claim_free, read_record
-from trireme.launch.script import check_script, run_script
-from trireme.launch.secret import fresh_secret, read_secret
-from trireme.launch.settings import OPTIONS, Settings, check_engine, check_mesh, check_together
-from trireme.launch.supervision import Limits
-from trireme.launch.threads import thread_variables
+from trireme.launch.supervision_limits import SupervisionLimits
 from trireme.monitor.records import records_directory
+from trireme.strategies import choose
 
 __all__ = ["main"]
 
 CONNECT_TIMEOUT = 30.0
-"""The coordinator listens before any other task is started: where it is not found, it is gone."""
+"""The coordinator listens before any other task starts. A task that cannot reach it need not wait
+for long."""
 
 
 def main(arguments: Sequence[str]) -> int:
     """Runs the command and returns the job's exit status.
 
     Raises:
-        UsageError: an option is unknown, wrong, or not built yet; or there is no such program.
+        UsageError: an option is unknown, wrong, or not built yet; or the program does not exist.
     """
     parser = COMMANDS["run"][0]()
     options, program = parser.split(arguments)
     given = parser.parse_args(options)
     _refuse_unbuilt(given)
-    settings = read_settings(given, os.environ, OPTIONS)
-    check_engine(settings)
-    if given.allow_plaintext and settings["on"] == "local":
-        raise UsageError("--allow-plaintext is for jobs on several hosts: add --on ray")
-    settings = _sized(settings)
+    file = read_file(given.config, Path.cwd())
+    config = read_config(vars(given), os.environ, file)
+    check_engine(config)
+    config = _sized(config)
+    task = _task(config)
+    check_together(config, task.servers)
+    choose(config, workers=task.workers, servers=task.servers)
     if not program:
         raise UsageError("name the program to run: trireme run [OPTIONS] SCRIPT [ARGS...]")
     script = check_script(program[0])
-    task = _task(settings, given.allow_plaintext)
     if given.dry_run:
-        return _dry_run(settings, task, script, program[1:])
-    return _start(settings, task, script, program)
+        return _dry_run(task, script, program[1:])
+    return _start(task, script, program)
 
 
 def _refuse_unbuilt(given: argparse.Namespace) -> None:
@@ -65,57 +68,36 @@ def _refuse_unbuilt(given: argparse.Namespace) -> None:
             raise UsageError(f"--{name} is not built yet")
 
 
-def _sized(settings: Settings) -> Settings:
-    """Fills in what follows from the size of the job and this host, and checks it."""
-    if settings["workers"] == "auto":
-        gpus = visible_gpus()
-        workers = max(1, gpus // Mesh.parse(settings["mesh"]).size)
-        found = f"{gpus} GPUs here" if gpus != 1 else "1 GPU here"
-        settings = settings.replaced(
-            "workers", workers, f"{settings.origins['workers']}: auto, {found}"
-        )
-    check_together(settings, settings["workers"], settings["ps"])
-    check_mesh(settings)
-    return settings
-
-
-def _task(settings: Settings, allow_plaintext: bool) -> TaskConfig:
-    inside, servers = Mesh.parse(settings["mesh"]).size, settings["ps"]
-    processes = inside if servers else inside * settings["workers"]
-    return TaskConfig(
-        job=fresh_job(),
-        # Without servers every process is a worker.
-        workers=settings["workers"] if servers else processes,
-        processes=processes,
-        mesh=settings["mesh"],
-        schedule=settings["schedule"],
-        microbatches=settings["microbatches"],
-        every=settings["every"],
-        servers=servers,
-        run_dir=settings["run-dir"],
-        strategy=settings["strategy"],
-        aggregate=settings["aggregate"],
-        staleness=settings["staleness"],
-        host_aggregator=settings["host-aggregator"],
-        prefetch=settings["prefetch"],
-        transport=settings["transport"],
-        compress=settings["compress"],
-        overlap=settings["overlap"],
-        profile=settings["profile"],
-        metrics_port=settings["metrics-port"],
-        metrics_host=settings["metrics-host"],
-        display="plain",
-        join_timeout=settings["join-timeout"],
-        progress_timeout=settings["progress-timeout"],
-        connect_timeout=min(settings["join-timeout"], CONNECT_TIMEOUT),
-        allow_plaintext=allow_plaintext,
-        origins=settings.origins,
+def _sized(config: JobConfig) -> JobConfig:
+    """Returns the configuration with a number of workers, by this host's GPUs for `auto`."""
+    if config.workers != "auto":
+        return config
+    gpus = visible_gpus()
+    found = f"{gpus} GPUs here" if gpus != 1 else "1 GPU here"
+    return config.replaced(
+        f"{config.origin('workers')}: auto, {found}", workers=max(1, gpus // config.inside)
     )
 
 
-def _dry_run(settings: Settings, task: TaskConfig, script: Path, arguments: Sequence[str]) -> int:
-    """Prints the settings, then lets the program's session say the rest and end."""
-    for line in settings.lines():
+def _task(config: JobConfig) -> TaskConfig:
+    """Returns what all tasks of the job have in common."""
+    assert config.workers != "auto"
+    together = 1 if config.ps else config.workers
+    return TaskConfig(
+        job=fresh_job(),
+        # Without servers every process is a worker.
+        workers=config.workers * (1 if config.ps else config.inside),
+        servers=config.ps,
+        processes=config.inside * together,
+        config=config,
+        display="plain",
+        connect_timeout=min(config.join_timeout, CONNECT_TIMEOUT),
+    )
+
+
+def _dry_run(task: TaskConfig, script: Path, arguments: Sequence[str]) -> int:
+    """Prints the configuration, then runs the program, whose session prints the rest and ends."""
+    for line in task.config.lines():
         print(line)
     sys.stdout.flush()
     threads, variables = thread_variables(os.environ, task.tasks)
@@ -124,24 +106,23 @@ def _dry_run(settings: Settings, task: TaskConfig, script: Path, arguments: Sequ
     return run_script(script, arguments)
 
 
-def _start(settings: Settings, task: TaskConfig, script: Path, program: Sequence[str]) -> int:
-    run = _engine(settings)
+def _start(task: TaskConfig, script: Path, program: Sequence[str]) -> int:
+    run, config = _engine(task), task.config
     console = Console(sys.stdout, sys.stderr, os.environ)
-    directory = _claim(settings["run-dir"], script)
+    directory = _claim(config.run_dir, script)
     try:
         directory.write_secret(fresh_secret())
         secret = read_secret(directory.secret_file)
         watched = console.live and task.servers > 0
-        if watched:  # steps are shown in one line for all, not in each worker's own
+        if watched:  # one line shows the steps of all workers
             task = msgspec.structs.replace(task, display="events")
-        if settings["on"] == "local":  # elsewhere the directory may not be there
+        if config.on == "local":  # other hosts may not have the directory
             records = records_directory(directory.path.resolve())
             task = msgspec.structs.replace(task, records=str(records))
         job = Job(
             program=tuple(program),
             task=msgspec.structs.replace(task, secret=secret),
-            limits=Limits(restarts=settings["max-restarts"], together=task.processes > 1),
-            options=settings.values,
+            limits=SupervisionLimits(restarts=config.max_restarts, together=task.processes > 1),
         )
         if not watched:
             return run(job, directory, console)
@@ -157,35 +138,34 @@ def _start(settings: Settings, task: TaskConfig, script: Path, program: Sequence
         directory.release()
 
 
-def _engine(settings: Settings) -> Callable[[Job, RunDirectory, Console], int]:
-    """Returns what runs a job where the settings say."""
-    if settings["on"] == "local":
+def _engine(task: TaskConfig) -> Callable[[Job, RunDirectory, Console], int]:
+    """Returns the function that runs a job, by --on."""
+    config = task.config
+    if config.on == "local":
         return run_local
     from trireme import __version__
-    from trireme.launch.placement import Wishes
-    from trireme.launch.ray import run_ray
-    from trireme.launch.ray_cluster import load_ray
+    from trireme.launch.ray.cluster import load_ray
+    from trireme.launch.ray.engine import run_ray
+    from trireme.launch.ray.placement import ResourceRequest
 
-    inside, servers = Mesh.parse(settings["mesh"]).size, settings["ps"]
-    load_ray()  # where it is missing, before anything is written
+    load_ray()  # fails here if Ray is missing, before anything is written
     return partial(
         run_ray,
-        address=settings["ray-address"],
-        wishes=Wishes(
-            servers=servers,
-            # Without servers every process is a worker.
-            workers=settings["workers"] * (1 if servers else inside),
-            processes=inside if servers else 1,
-            cpus=settings["ray-cpus-per-worker"],
-            gpus=settings["ray-gpus-per-worker"],
-            pack=settings["ray-pack-workers"],
+        address=config.ray_address,
+        request=ResourceRequest(
+            servers=task.servers,
+            workers=task.workers,
+            processes=task.processes if task.servers else 1,
+            cpus=config.ray_cpus_per_worker,
+            gpus=config.ray_gpus_per_worker,
+            pack=config.ray_pack_workers,
         ),
         version=__version__,
     )
 
 
 def _coordinator(directory: RunDirectory) -> str:
-    """Returns where the job's coordinator listens; "" while that is not known."""
+    """Returns the address of the job's coordinator; "" while that is not known."""
     try:
         return read_record(directory.path).coordinator
     except UsageError:

@@ -1,4 +1,4 @@
-"""`trireme status RUN`: how a job is."""
+"""`trireme status RUN`: the status of a job."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ import msgspec
 from trireme.cli.parser import COMMANDS
 from trireme.cluster.spec import task_name
 from trireme.errors import TriremeError
+from trireme.launch.config.secret import read_secret
 from trireme.launch.run_directory import JobRecord, is_running, read_record
-from trireme.launch.secret import read_secret
-from trireme.monitor.picture import findings, from_cluster
+from trireme.monitor.job_state import findings, from_cluster
 from trireme.monitor.records import read_starts
 
 __all__ = ["main"]
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Prints how the job is and returns 0.
+    """Prints the status of the job and returns 0.
 
     Raises:
         ConfigurationError: no job was started in that directory.
@@ -37,7 +37,7 @@ def main(arguments: Sequence[str]) -> int:
 def _status(path: Path, record: JobRecord, running: bool) -> dict[str, Any]:
     state = record.state
     if state == "running" and not running:
-        state = "lost"  # the launcher was killed: nobody wrote how the job ended
+        state = "lost"  # the launcher was killed before it could record the end
     until = time.time() if running else record.ended
     status: dict[str, Any] = {
         "state": state,
@@ -64,7 +64,7 @@ def _status(path: Path, record: JobRecord, running: bool) -> dict[str, Any]:
 
 
 def _recorded(path: Path, record: JobRecord) -> dict[str, dict[str, Any]]:
-    """Returns what each task of a job recorded last, by its name."""
+    """Returns the last record of each task of a job, by the task's name."""
     return {
         start.begin.task: dict(start.records[-1].status)
         for start in read_starts(path)
@@ -96,7 +96,9 @@ def _ask_coordinator(record: JobRecord) -> dict[str, Any]:
 
 
 def _lines(status: dict[str, Any]) -> list[str]:
-    seconds = "" if status["seconds"] is None else f" for {status['seconds']} s"
+    over = status["state"] != "running"
+    took = "after" if over else "for"
+    seconds = "" if status["seconds"] is None else f" {took} {status['seconds']} s"
     lines = [
         f"{' '.join(status['command'])}",
         f"  {status['state']}{seconds} on {status['host']} (process {status['launcher']})",
@@ -109,8 +111,12 @@ def _lines(status: dict[str, Any]) -> list[str]:
     if "coordinator_error" in status:
         lines.append(f"  the coordinator does not answer: {status['coordinator_error']}")
     for task in status["tasks"]:
-        told = task.get("status", {}).items()
-        report = ", ".join(f"{name} {_shown(value)}" for name, value in told)
+        values = {
+            n: v for n, v in task.get("status", {}).items() if v not in ("", 0) or n == "step"
+        }
+        report = ", ".join(f"{name} {_shown(value)}" for name, value in values.items())
+        if over and report:
+            report = f"last recorded: {report}"
         lines.append(
             f"  {task['name']:<10} process {task['pid']:<8} {task.get('state', '')}  {report}"
         )

@@ -1,4 +1,4 @@
-"""`trireme stop RUN`: has a job save and end."""
+"""`trireme stop RUN`: asks a job to save and end."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["main"]
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Asks the job's launcher to end the job, as Ctrl-C does, and waits for it.
+    """Asks the job's launcher to stop the job, as Ctrl-C does, and waits until it has ended.
 
     Returns:
         0 when the job has ended.
@@ -24,7 +24,7 @@ def main(arguments: Sequence[str]) -> int:
     Raises:
         ConfigurationError: no job was started in that directory.
         UsageError: the job runs on another host.
-        WaitTimeout: it did not end in time.
+        WaitTimeout: the job did not end in time.
     """
     given = COMMANDS["stop"][0]().read(arguments)
     path = Path(given.run)

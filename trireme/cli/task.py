@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import logging
 import os
-import signal
 import time
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -15,23 +14,32 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from trireme.cli.options import read_settings
-from trireme.cli.parser import COMMANDS, TASK_OPTIONS
+from trireme.cli.parser import COMMANDS
 from trireme.errors import JobFailed, TriremeError, UsageError
-from trireme.launch.allocator import keep_freed_memory
-from trireme.launch.attendance import Attendance, AttendanceFile, Lost
+from trireme.job_config import TASK_OPTIONS
 from trireme.launch.command import LOOPBACK
-from trireme.launch.detect import TASK_VARIABLE, TaskConfig, detect, encode_task, tf_options
-from trireme.launch.manual import ManualOptions, ManualTask, manual_task
-from trireme.launch.outcome import describe, write_outcome
-from trireme.launch.scheduling import take_turns
-from trireme.launch.script import check_script, run_script
-from trireme.launch.secret import SECRET_VARIABLE, handed_over
-from trireme.launch.settings import check_together, suggestion
-from trireme.launch.tether import tether
-from trireme.launch.tf_config import TF_VARIABLE, TfTask, read_tf_config
-from trireme.launch.threads import thread_variables
+from trireme.launch.config.consistency import check_together
+from trireme.launch.config.secret import SECRET_VARIABLE, secret_descriptor
+from trireme.launch.config.sources import read_config, read_file
+from trireme.launch.environment.detect import (
+    TASK_VARIABLE,
+    TaskConfig,
+    detect,
+    encode_task,
+    tf_options,
+)
+from trireme.launch.environment.manual import ManualOptions, ManualTask, manual_task
+from trireme.launch.environment.tf_config import TF_VARIABLE, TfTask, read_tf_config
+from trireme.launch.exit_reason import describe, write_exit_reason
+from trireme.launch.membership_report import LostTask, MembershipReport, MembershipReportWriter
+from trireme.launch.process_setup.allocator import keep_freed_memory
+from trireme.launch.process_setup.parent_death_signal import end_with_parent
+from trireme.launch.process_setup.scheduling import take_turns
+from trireme.launch.process_setup.script import check_script, run_script
+from trireme.launch.process_setup.threads import thread_variables
 from trireme.metrics import Registry
+from trireme.strategies import choose
+from trireme.suggestion import suggestion
 
 if TYPE_CHECKING:
     from trireme.cluster.coordinator import Coordinator
@@ -40,134 +48,126 @@ if TYPE_CHECKING:
 
 __all__ = ["main"]
 
-_ROLES = ("ps", "worker", "coordinator", "aggregator")
+_ROLES = ("ps", "worker", "coordinator")
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
-    """Where a task that serves others listens, and whom it tells.
+class _Endpoint:
+    """Where a server or a coordinator listens, and where it reports.
 
     Attributes:
-        name: what to write before each line: the task's name, unless the launcher does it.
-        listen: the address with its scheme.
+        name: the prefix of each line that it prints: the task's name, unless the launcher adds it.
+        listen: the address to listen at, with its scheme.
         hosts_coordinator: whether the job's coordinator is served there.
-        address_file: where to write the address that was got, if anywhere.
-        attendance_file: where a coordinator writes who takes part, if anywhere.
+        address_file: the file for the address that was chosen; None for none.
+        membership_report_file: the file for a coordinator's membership report; None for none.
     """
 
     name: str
     listen: str
     hosts_coordinator: bool
     address_file: Path | None
-    attendance_file: Path | None = None
+    membership_report_file: Path | None = None
 
 
 def main(arguments: Sequence[str]) -> int:
     """Runs the task and returns its exit status.
 
     Raises:
-        UsageError: the options name no task, or there is no such program.
+        UsageError: the options name no task, or the program does not exist.
     """
     parser = COMMANDS["task"][0]()
     options, program = parser.split(arguments)
     given = parser.parse_args(options)
     keep_freed_memory(os.environ)
     if given.tied_to is not None:
-        tether(int(given.tied_to))
+        end_with_parent(int(given.tied_to))
         return _launched(given, detect(os.environ), program)
     return _by_hand(given, program)
 
 
-def _launched(given: argparse.Namespace, config: TaskConfig, program: Sequence[str]) -> int:
-    """Runs a task whose launcher has put all that there is to know into the environment."""
-    outcome = Path(given.outcome_file) if given.outcome_file is not None else None
-    if config.strategy == "sync" or (config.processes > 1 and not config.servers):
+def _launched(given: argparse.Namespace, task: TaskConfig, program: Sequence[str]) -> int:
+    """Runs a task whose launcher has put its configuration into the environment."""
+    exit_reason = _path(given.outcome_file)
+    if task.config.strategy == "sync" or (task.processes > 1 and not task.servers):
         take_turns()
-    if config.role == "worker":
-        return run_script(check_script(program[0]), program[1:], outcome=outcome)
-    place = _Place(
+    if task.role == "worker":
+        return run_script(check_script(program[0]), program[1:], exit_reason=exit_reason)
+    endpoint = _Endpoint(
         name="",
         listen=f"tcp://{given.listen_host or LOOPBACK}:0",
-        hosts_coordinator=config.role == "coordinator",
+        hosts_coordinator=task.role == "coordinator",
         address_file=_path(given.address_file),
-        attendance_file=_path(given.attendance_file),
+        membership_report_file=_path(given.attendance_file),
     )
-    logging.basicConfig(level=logging.WARNING, format=f"{place.name}%(message)s")
+    logging.basicConfig(level=logging.WARNING, format=f"{endpoint.name}%(message)s")
     try:
-        if config.role == "aggregator":
-            return _serve_aggregator(config, place)
-        over = _serve(config, place)
+        over = _serve(task, endpoint)
     except TriremeError as error:
-        if outcome is not None:
-            write_outcome(outcome, describe(error))
+        if exit_reason is not None:
+            write_exit_reason(exit_reason, describe(error))
         raise
-    if over is not None and over.outcome == "failed" and outcome is not None:
-        write_outcome(outcome, describe(JobFailed(_ending(over))))
-    return _say_end(place, over)
+    if over is not None and over.outcome == "failed" and exit_reason is not None:
+        write_exit_reason(exit_reason, describe(JobFailed(_describe_end(over))))
+    return _print_end(endpoint, over)
 
 
 def _by_hand(given: argparse.Namespace, program: Sequence[str]) -> int:
     _expand_classic(given)
-    settings = read_settings(given, os.environ, TASK_OPTIONS)
-    task = manual_task(_manual_options(given), settings, os.environ)
-    config = task.config
-    check_together(settings, config.workers, config.servers)
-    threads, variables = thread_variables(os.environ, task.neighbours)
-    config = msgspec.structs.replace(config, threads=threads)
-    with handed_over(config.secret, config.job) as secret:
-        _export(os.environ, variables, config, secret)
-        return _start_by_hand(given, task, config, program)
+    file = read_file(given.config, Path.cwd())
+    config = read_config(vars(given), os.environ, file, TASK_OPTIONS)
+    manual = manual_task(_manual_options(given), config, os.environ)
+    task = manual.task
+    check_together(task.config, task.servers)
+    choose(task.config, workers=task.workers, servers=task.servers)
+    threads, variables = thread_variables(os.environ, manual.neighbours)
+    task = msgspec.structs.replace(task, threads=threads)
+    with secret_descriptor(task.secret, task.job) as secret:
+        _export(os.environ, variables, task, secret)
+        return _start_by_hand(given, manual, task, program)
 
 
 def _start_by_hand(
-    given: argparse.Namespace, task: ManualTask, config: TaskConfig, program: Sequence[str]
+    given: argparse.Namespace, manual: ManualTask, task: TaskConfig, program: Sequence[str]
 ) -> int:
-    if config.strategy == "sync" or (config.processes > 1 and not config.servers):
+    if task.config.strategy == "sync" or (task.processes > 1 and not task.servers):
         take_turns()
-    if config.role == "worker":
+    if task.role == "worker":
         if not program:
-            raise UsageError(f"{config.name} needs a program: add SCRIPT [ARGS...] at the end")
-        return run_script(check_script(program[0]), program[1:], task=config.name)
-    place = _Place(
-        name=f"{config.name} ",
-        listen=task.listen,
-        hosts_coordinator=task.hosts_coordinator,
+            raise UsageError(f"{task.name} needs a program: add SCRIPT [ARGS...] at the end")
+        return run_script(check_script(program[0]), program[1:], task=task.name)
+    endpoint = _Endpoint(
+        name=f"{task.name} ",
+        listen=manual.listen,
+        hosts_coordinator=manual.hosts_coordinator,
         address_file=_path(given.address_file),
     )
-    logging.basicConfig(level=logging.WARNING, format=f"{place.name}%(message)s")
-    if config.role == "aggregator":
-        return _serve_aggregator(config, place)
-    return _say_end(place, _serve(config, place))
+    logging.basicConfig(level=logging.WARNING, format=f"{endpoint.name}%(message)s")
+    return _print_end(endpoint, _serve(task, endpoint))
 
 
 # Classic spellings -------------------------------------------------------------------------------
 
 
 def _expand_classic(given: argparse.Namespace) -> None:
-    """Turns `--sync-replicas` and `--replicas-to-aggregate` into today's options."""
+    """Converts `--sync-replicas` to `--strategy sync`."""
     if given.sync_replicas is not None:
         if given.sync_replicas.lower() not in ("true", "false", "1", "0", "yes", "no"):
-            raise UsageError(f"--sync-replicas is {given.sync_replicas!r}: say true or false")
+            raise UsageError(
+                f"--sync-replicas is {given.sync_replicas!r}: it must be true or false"
+            )
         if given.sync_replicas.lower() in ("true", "1", "yes"):
             if given.strategy not in (None, "sync"):
                 raise UsageError(
                     f"--sync-replicas and --strategy {given.strategy} contradict each other"
                 )
             given.strategy = "sync"
-    if given.replicas_to_aggregate is not None:
-        if given.aggregate not in (None, given.replicas_to_aggregate):
-            raise UsageError("--replicas-to-aggregate and --aggregate contradict each other")
-        given.aggregate = given.replicas_to_aggregate
 
 
 def _manual_options(given: argparse.Namespace) -> ManualOptions:
     tf = _tf_task(given)
     if tf is not None:
-        return replace(
-            tf_options(tf, os.environ),
-            secret_file=_path(given.secret_file),
-            allow_plaintext=given.allow_plaintext or tf_options(tf, os.environ).allow_plaintext,
-        )
+        return replace(tf_options(tf), secret_file=_path(given.secret_file))
     for name in ("job_name", "ps_hosts", "worker_hosts"):
         if getattr(given, name) is None:
             raise UsageError(
@@ -176,7 +176,7 @@ def _manual_options(given: argparse.Namespace) -> ManualOptions:
             )
     if given.job_name not in _ROLES:
         raise UsageError(
-            f"--job-name is {given.job_name!r}{suggestion(given.job_name, _ROLES)}; there are: "
+            f"--job-name is {given.job_name!r}{suggestion(given.job_name, _ROLES)}; the roles are: "
             f"{', '.join(_ROLES)}"
         )
     return ManualOptions(
@@ -186,15 +186,14 @@ def _manual_options(given: argparse.Namespace) -> ManualOptions:
         worker_hosts=given.worker_hosts,
         coordinator=given.coordinator,
         secret_file=_path(given.secret_file),
-        allow_plaintext=given.allow_plaintext,
     )
 
 
 def _tf_task(given: argparse.Namespace) -> TfTask | None:
-    """Returns the task of `TF_CONFIG`, where no flag names another.
+    """Returns the task of `TF_CONFIG`; None if a flag names a task.
 
     Raises:
-        UsageError: it names a cluster without servers.
+        UsageError: `TF_CONFIG` names a cluster without servers.
     """
     flags = (given.job_name, given.task_index, given.ps_hosts, given.worker_hosts)
     text = os.environ.get(TF_VARIABLE, "")
@@ -221,136 +220,137 @@ def _path(text: str | None) -> Path | None:
 def _export(
     environ: MutableMapping[str, str],
     variables: dict[str, str],
-    config: TaskConfig,
+    task: TaskConfig,
     secret: int | None,
 ) -> None:
-    """Tells the program in this process, before it imports PyTorch, what it is.
+    """Puts the task's configuration into the environment, before the program imports PyTorch.
 
-    What the program starts in turn inherits all of that but the secret.
+    Processes that the program starts inherit all of it except the secret.
     """
     environ.update(variables)
     environ.pop(SECRET_VARIABLE, None)
     if secret is not None:
-        config = msgspec.structs.replace(config, secret="", secret_fd=secret)
-    environ[TASK_VARIABLE] = encode_task(config)
+        task = msgspec.structs.replace(task, secret="", secret_fd=secret)
+    environ[TASK_VARIABLE] = encode_task(task)
 
 
 # Servers and the coordinator ---------------------------------------------------------------------
 
 
-def _serve(config: TaskConfig, place: _Place) -> JobOver | None:
-    if config.role == "coordinator":
-        return _serve_coordinator(config, place)
-    return _serve_parameters(config, place)
+def _serve(task: TaskConfig, endpoint: _Endpoint) -> JobOver | None:
+    if task.role == "coordinator":
+        return _serve_coordinator(task, endpoint)
+    return _serve_parameters(task, endpoint)
 
 
-def _policy(config: TaskConfig) -> Policy:
+def _policy(task: TaskConfig) -> Policy:
     from trireme.cluster.state import Policy
 
     return Policy(
-        workers=config.workers,
-        servers=config.servers,
-        join_timeout=config.join_timeout,
-        progress_timeout=config.progress_timeout,
-        wait_for_restart=config.join_timeout if config.restarts_left else 0.0,
+        workers=task.workers,
+        servers=task.servers,
+        join_timeout=task.config.join_timeout,
+        progress_timeout=task.config.progress_timeout,
+        wait_for_restart=task.config.join_timeout if task.restarts_left else 0.0,
     )
 
 
-def _serve_coordinator(config: TaskConfig, place: _Place) -> JobOver | None:
-    """Serves the coordinator alone until the job is over and everybody was told."""
+def _serve_coordinator(task: TaskConfig, endpoint: _Endpoint) -> JobOver | None:
+    """Serves the coordinator alone until the job is over and every task was informed."""
     from trireme.cluster.coordinator import Coordinator
     from trireme.cluster.state import cluster_status
     from trireme.monitor.membership_metrics import MembershipMetrics
     from trireme.wire.service import Service
     from trireme.wire.transport import listen
 
-    listener = listen(place.listen, allow_plaintext=config.allow_plaintext)
-    coordinator = Coordinator(_policy(config), on_done=lambda: service.stop())
+    listener = listen(endpoint.listen, allow_plaintext=task.config.allow_plaintext)
+    coordinator = Coordinator(_policy(task), on_done=lambda: service.stop())
     service = Service(
         listener,
         [coordinator],
-        job=config.job,
-        secret=bytes.fromhex(config.secret),
+        job=task.job,
+        secret=bytes.fromhex(task.secret),
         epoch=coordinator.epoch,
         serves=("coordinator:0",),
     )
-    _tell_address(place, listener.address)
+    _write_address(endpoint, listener.address)
     membership = MembershipMetrics()
-    file = place.attendance_file
+    file = endpoint.membership_report_file
     with (
-        _exposed(
-            config,
+        _serve_metrics(
+            task,
             membership.registry,
-            place,
+            endpoint,
             lambda: membership.take(cluster_status(time.monotonic(), coordinator.state)),
         ),
-        nullcontext() if file is None else AttendanceFile(file, lambda: _attendance(coordinator)),
+        nullcontext()
+        if file is None
+        else MembershipReportWriter(file, lambda: _membership_report(coordinator)),
     ):
         service.run()
     return coordinator.over
 
 
-def _attendance(coordinator: Coordinator) -> Attendance:
-    """Returns what a launcher is to know of the membership."""
+def _membership_report(coordinator: Coordinator) -> MembershipReport:
+    """Returns the report of the job's members for the launcher."""
     tasks = coordinator.state.tasks.values()
-    return Attendance(
+    return MembershipReport(
         joined=any(task.role == "worker" and task.incarnation > 0 for task in tasks),
         formed=coordinator.state.phase != "forming",
         lost=tuple(
-            Lost(task.name, task.pid, task.reason) for task in tasks if task.state == "lost"
+            LostTask(task.name, task.pid, task.reason) for task in tasks if task.state == "lost"
         ),
     )
 
 
-def _serve_parameters(config: TaskConfig, place: _Place) -> JobOver | None:
+def _serve_parameters(task: TaskConfig, endpoint: _Endpoint) -> JobOver | None:
     """Serves one shard of the parameters until the job is over."""
-    from trireme.ps.server import ServerConfig, serve
+    from trireme.ps.server.service import ServerConfig, serve
 
     server = ServerConfig(
-        job=config.job,
-        secret=bytes.fromhex(config.secret),
-        index=config.index,
-        listen=place.listen,
-        coordinator=None if place.hosts_coordinator else config.coordinator,
-        policy=_policy(config),
-        allow_plaintext=config.allow_plaintext,
-        share_memory=config.transport == "auto",
+        job=task.job,
+        secret=bytes.fromhex(task.secret),
+        index=task.index,
+        listen=endpoint.listen,
+        coordinator=None if endpoint.hosts_coordinator else task.coordinator,
+        policy=_policy(task),
+        config=task.config,
     )
-    registry, record = Registry(), _recorded(config)
-    with _exposed(config, registry, place):
+    registry, record = Registry(), _recorder(task)
+    with _serve_metrics(task, registry, endpoint):
         return serve(
             server,
-            on_listening=lambda address: _tell_address(place, address),
+            on_listening=lambda address: _write_address(endpoint, address),
             registry=registry,
             record=record,
         )
 
 
-def _exposed(
-    config: TaskConfig,
+def _serve_metrics(
+    task: TaskConfig,
     registry: Registry,
-    place: _Place,
-    look: Callable[[], object] = lambda: None,
+    endpoint: _Endpoint,
+    update: Callable[[], object] = lambda: None,
 ) -> AbstractContextManager[object]:
-    """Serves a task's metrics while the block runs, if that is asked for."""
-    if config.metrics_port is None:
+    """Serves a task's metrics while the block runs, if --metrics-port is given."""
+    if task.config.metrics_port is None:
         return nullcontext()
     from trireme.monitor.prometheus import expose
 
-    exposition = expose(registry, config.name, config.metrics_host, config.scrape_port, look)
+    exposition = expose(registry, task.name, task.config.metrics_host, task.scrape_port, update)
     if exposition is None:
         return nullcontext()
-    print(f"{place.name}metrics: {exposition.address}", flush=True)
+    print(f"{endpoint.name}metrics: {exposition.address}", flush=True)
     return exposition
 
 
-def _recorded(config: TaskConfig) -> Callable[[Mapping[str, float | str], bool], None]:
-    """Returns what writes a server's reports to its records, where it has some."""
-    if config.records is None:
+def _recorder(task: TaskConfig) -> Callable[[Mapping[str, float | str], bool], None]:
+    """Returns the function that writes a server's reports to its records, if it has records."""
+    if task.records is None:
         return lambda status, last: None
     from trireme.monitor.records import Record, RecordWriter, begin_here
 
-    writer = RecordWriter(Path(config.records), begin_here(config.name, config.job, None))
+    writer = RecordWriter(Path(task.records), begin_here(task.name, task.job, None))
 
     def record(status: Mapping[str, float | str], last: bool) -> None:
         writer.write(Record(time=time.time(), status=dict(status)), due=last)
@@ -358,44 +358,24 @@ def _recorded(config: TaskConfig) -> Callable[[Mapping[str, float | str], bool],
     return record
 
 
-def _serve_aggregator(config: TaskConfig, place: _Place) -> int:
-    """Sums the updates of the workers of this host until they have left, or SIGTERM."""
-    from trireme.ps.aggregator import Aggregator, AggregatorConfig
-
-    aggregator = Aggregator(
-        AggregatorConfig(
-            job=config.job,
-            secret=bytes.fromhex(config.secret),
-            coordinator=config.coordinator,
-            join_timeout=config.join_timeout,
-        )
-    )
-    signal.signal(signal.SIGTERM, lambda *_: aggregator.stop())
-    _tell_address(place, aggregator.address)
-    aggregator.run()
-    sums, updates = aggregator.sums
-    print(f"{place.name}ends: {updates} updates went to the server in {sums} sums", flush=True)
-    return 0
+def _write_address(endpoint: _Endpoint, address: str) -> None:
+    if endpoint.address_file is not None:
+        temporary = endpoint.address_file.with_name(f"{endpoint.address_file.name}.{os.getpid()}")
+        temporary.write_text(address + "\n", encoding="utf-8")
+        temporary.replace(endpoint.address_file)
+    print(f"{endpoint.name}listens on {address}", flush=True)
 
 
-def _tell_address(place: _Place, address: str) -> None:
-    if place.address_file is not None:
-        beside = place.address_file.with_name(f"{place.address_file.name}.{os.getpid()}")
-        beside.write_text(address + "\n", encoding="utf-8")
-        beside.replace(place.address_file)
-    print(f"{place.name}listens on {address}", flush=True)
-
-
-def _ending(over: JobOver) -> str:
+def _describe_end(over: JobOver) -> str:
     if over.outcome != "failed":
         return f"the job is {over.outcome}"
     return f"the job failed: {over.culprit}: {over.reason}"
 
 
-def _say_end(place: _Place, over: JobOver | None) -> int:
+def _print_end(endpoint: _Endpoint, over: JobOver | None) -> int:
     failed = over is not None and over.outcome == "failed"
-    how = "stopped" if over is None else _ending(over)
-    if failed and not place.name:
-        how = "the job failed"  # why, its launcher says
-    print(f"{place.name}ends: {how}", flush=True)
+    how = "stopped" if over is None else _describe_end(over)
+    if failed and not endpoint.name:
+        how = "the job failed"  # the launcher reports why
+    print(f"{endpoint.name}ends: {how}", flush=True)
     return 1 if failed else 0

@@ -1,4 +1,4 @@
-"""`trireme top RUN`: a job as it goes, or as it went."""
+"""`trireme top RUN`: shows a running job, or replays one that has ended."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from pathlib import Path
 
 from trireme.cli.parser import COMMANDS
 from trireme.errors import ConfigurationError, TriremeError, UsageError
+from trireme.launch.config.secret import read_secret
 from trireme.launch.run_directory import RECORD, JobRecord, is_running, read_record
-from trireme.launch.secret import read_secret
-from trireme.monitor.picture import Picture, from_cluster, from_records, span_of
+from trireme.monitor.job_state import JobSnapshot, from_cluster, from_records, span_of
 from trireme.monitor.records import Start, read_starts
 
 __all__ = ["main"]
@@ -26,7 +26,7 @@ def main(arguments: Sequence[str]) -> int:
     """Shows the job until it has ended, or until Ctrl-C; returns 0.
 
     Raises:
-        UsageError: `--speed` is no number above 0.
+        UsageError: `--speed` is not a number above 0.
         ConfigurationError: nothing was run in that directory.
     """
     given = COMMANDS["top"][0]().read(arguments)
@@ -42,14 +42,14 @@ def main(arguments: Sequence[str]) -> int:
 
     from trireme.monitor.top import render
 
-    picture: Picture | None = None
+    picture: JobSnapshot | None = None
     try:
         with Live(console=console, screen=True, auto_refresh=False) as live:
             for picture in frames:
                 live.update(render(picture, console.width), refresh=True)
     except KeyboardInterrupt:
         pass
-    if picture is not None:  # the screen of before is back: leave the last word on it
+    if picture is not None:  # the previous screen is back: leave the last picture on it
         console.print(render(picture, console.width))
     return 0
 
@@ -64,7 +64,7 @@ def _speed(text: str | None) -> float | None:
     return speed
 
 
-def _print_lines(frames: Iterator[Picture]) -> int:
+def _print_lines(frames: Iterator[JobSnapshot]) -> int:
     from trireme.monitor.top import line
 
     for picture in frames:
@@ -72,12 +72,12 @@ def _print_lines(frames: Iterator[Picture]) -> int:
     return 0
 
 
-def _frames(path: Path, speed: float | None, pause: float) -> Iterator[Picture]:
-    """Yields the pictures of a job, one each `pause` seconds, until it has ended."""
+def _frames(path: Path, speed: float | None, pause: float) -> Iterator[JobSnapshot]:
+    """Yields a picture of a job every `pause` seconds, until the job has ended."""
     if not is_running(path):
         yield from _replay(path, speed, pause)
         return
-    picture: Picture | None = None
+    picture: JobSnapshot | None = None
     while is_running(path):
         began = time.monotonic()
         picture = _now(path)
@@ -86,12 +86,12 @@ def _frames(path: Path, speed: float | None, pause: float) -> Iterator[Picture]:
     yield _last(path)
 
 
-def _now(path: Path) -> Picture:
-    """Returns the picture of a job that runs: the coordinator's, else that of the records."""
+def _now(path: Path) -> JobSnapshot:
+    """Returns a picture of a running job, from its coordinator or else from its records."""
     if not (path / RECORD).exists():
-        return Picture(str(path), "starting", 0.0, ())
+        return JobSnapshot(str(path), "starting", 0.0, ())
     record = read_record(path)
-    if record.state != "running":  # it has just ended, or its successor has not got so far yet
+    if record.state != "running":  # it has just ended, or the next job has just begun
         return _last(path)
     title, seconds = _title(path, record), time.time() - record.started
     if record.coordinator:
@@ -102,14 +102,14 @@ def _now(path: Path) -> Picture:
             status = query_status(record.coordinator, record.job, secret, timeout=1.0)
         except TriremeError as error:
             note = f"the coordinator does not answer: {error}"
-            return Picture(title, "running", seconds, (), note=note)
+            return JobSnapshot(title, "running", seconds, (), note=note)
         return from_cluster(title, status, seconds)
     starts = [start for start in read_starts(path) if start.begin.job == record.job]
     return from_records(title, "running", starts, time.time())
 
 
-def _replay(path: Path, speed: float | None, pause: float) -> Iterator[Picture]:
-    """Yields what the records say, from the beginning to the end."""
+def _replay(path: Path, speed: float | None, pause: float) -> Iterator[JobSnapshot]:
+    """Yields pictures from the records, from the beginning to the end."""
     starts, record = _past(path)
     title, phase = _title(path, record), _phase(record)
     began, ended = span_of(starts)
@@ -123,14 +123,14 @@ def _replay(path: Path, speed: float | None, pause: float) -> Iterator[Picture]:
     yield from_records(title, phase, starts, ended)
 
 
-def _last(path: Path) -> Picture:
+def _last(path: Path) -> JobSnapshot:
     """Returns the picture of a job that has just ended."""
     starts, record = _past(path)
     return from_records(_title(path, record), _phase(record), starts, math.inf)
 
 
 def _past(path: Path) -> tuple[list[Start], JobRecord | None]:
-    """Returns what is left of a job: records, and who started it, if a launcher has."""
+    """Returns the records of a job, and the job's own record if it had a launcher."""
     record = read_record(path) if (path / RECORD).exists() else None
     starts = read_starts(path)
     if record is not None:

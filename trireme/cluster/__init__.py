@@ -1,1 +1,1 @@
-"""Who is there: the cluster's specification, its membership, and the coordinator that serves it."""
+"""The cluster: its specification, its membership, and the coordinator that serves them."""

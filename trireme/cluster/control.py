@@ -1,4 +1,4 @@
-"""What anybody who knows the job's secret may ask the coordinator, without taking part."""
+"""Requests to a coordinator from a process that knows the job's secret and is no member."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ _OBSERVER = "observer:0"
 
 
 def query_status(address: str, job: str, secret: bytes, *, timeout: float = 5.0) -> ClusterStatus:
-    """Asks the coordinator how the job is.
+    """Asks the coordinator for the job's status.
 
     Args:
-        address: the coordinator's, with its scheme.
+        address: the coordinator's address, with its scheme.
         job: the job's id.
         secret: the job's secret.
         timeout: in seconds, for the connection and for each answer.
 
     Raises:
-        WireError: nobody answers there, or not in time, or it is another job's coordinator.
+        WireError: no coordinator answers in time, or it is another job's.
     """
     return _ask(address, job, secret, StatusQuery(), timeout)
 
@@ -32,19 +32,19 @@ def query_status(address: str, job: str, secret: bytes, *, timeout: float = 5.0)
 def request_stop(
     address: str, job: str, secret: bytes, reason: str, *, timeout: float = 5.0
 ) -> ClusterStatus:
-    """Asks that the job be saved and stopped; returns how it is now.
+    """Asks the job to save and stop; returns its current status.
 
     The workers decide at which step. A job that still waits for its tasks ends at once.
 
     Args:
-        address: the coordinator's, with its scheme.
+        address: the coordinator's address, with its scheme.
         job: the job's id.
         secret: the job's secret.
-        reason: who asks and why, for people.
+        reason: who asks and why, for messages.
         timeout: in seconds, for the connection and for each answer.
 
     Raises:
-        WireError: nobody answers there, or not in time, or it is another job's coordinator.
+        WireError: no coordinator answers in time, or it is another job's.
     """
     return _ask(address, job, secret, Stop(reason), timeout)
 

@@ -1,7 +1,7 @@
-"""Serves the membership of a job: messages and time go in, its instructions go out.
+"""Serves the membership of a job: feeds it messages and time, and carries out its instructions.
 
-The coordinator keeps no journal yet: when its process is gone, the tasks train on with the view
-that they have, and after a while give the job up.
+The coordinator keeps no journal yet: when its process dies, the tasks go on training with their
+newest view, and give the job up after a while.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from trireme.cluster.messages import (
 )
 from trireme.cluster.spec import task_name
 from trireme.errors import FrameError, WireError
-from trireme.wire.connection import Incoming
+from trireme.wire.frame_reader import Incoming
 from trireme.wire.handshake import new_epoch
 from trireme.wire.message import Message
 from trireme.wire.service import Link
@@ -45,21 +45,21 @@ __all__ = ["Coordinator"]
 
 _log = logging.getLogger(__name__)
 
-_PAUSE_SECONDS = 1.0
-"""A service ticks many times a second. What passes between two ticks above this is time in which
-it stood still, and heard nobody: it does not count as anybody's silence."""
+_STALL_SECONDS = 1.0
+"""A service ticks many times a second. Time between two ticks beyond this is time in which the
+coordinator was stalled, and does not count as silence of the tasks."""
 
 
 class Coordinator:
     """Decides who takes part in a job. A `Handler` of a `Service`, alone or beside others.
 
     Args:
-        policy: what the job expects.
-        epoch: which start of the job this is; a new one by default.
-        term: which start of the coordinator within it, from 1.
-        clock: the service's.
-        on_done: called once, in the service's thread, when the job is over and everybody was
-            told, or `policy.end_grace` has passed since: the service may stop.
+        policy: what the job expects of its tasks.
+        epoch: the epoch of the job; a new one by default.
+        term: the number of this start of the coordinator within the epoch, from 1.
+        clock: the service's clock.
+        on_done: called once, in the service's thread, when the job is over and every task was
+            informed, or `policy.end_grace` has passed since. The service may stop then.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class Coordinator:
         self._connections: dict[Link, int] = {}
         self._links: dict[int, Link] = {}
         self._numbers = itertools.count(1)
-        self._awake: float | None = None
+        self._last_fed: float | None = None
         self._done = False
 
     @property
@@ -87,12 +87,12 @@ class Coordinator:
 
     @property
     def state(self) -> State:
-        """What is known of the job; immutable, so any thread may read it."""
+        """The state of the job. It is immutable, so that any thread may read it."""
         return self._state
 
     @property
     def epoch(self) -> str:
-        """Which start of the job this is. The service that serves it has the same."""
+        """The epoch of the job, which the service shares."""
         return self._state.epoch
 
     @property
@@ -102,7 +102,7 @@ class Coordinator:
 
     @property
     def done(self) -> bool:
-        """Whether the job is over and nobody is left to tell."""
+        """Whether the job is over and every task was informed."""
         return self._done
 
     def authenticated(self, link: Link) -> None:
@@ -117,7 +117,7 @@ class Coordinator:
         if isinstance(message, Leave):
             link.departing = True
         if not isinstance(message, StatusQuery):
-            self._feed(Received(self._connections[link], message))
+            self._handle(Received(self._connections[link], message))
         if isinstance(message, StatusQuery | Stop):
             status = cluster_status(self._clock.now(), self._state)
             link.offer(status, sequence=incoming.sequence)
@@ -125,19 +125,19 @@ class Coordinator:
     def closed(self, link: Link, error: WireError | None) -> None:
         connection = self._connections.pop(link)
         del self._links[connection]
-        self._feed(Closed(connection, str(error) if error else "this side closed it"))
+        self._handle(Closed(connection, str(error) if error else "this side closed it"))
 
     def tick(self, now: float) -> None:
-        self._feed(Tick())
+        self._handle(Tick())
         if not self._done and everybody_told(now, self._state):
             self._done = True
             if self._on_done is not None:
                 self._on_done()
 
-    def _feed(self, event: Event) -> None:
+    def _handle(self, event: Event) -> None:
         now = self._clock.now()
-        paused = 0.0 if self._awake is None else now - self._awake - _PAUSE_SECONDS
-        self._awake = now
+        paused = 0.0 if self._last_fed is None else now - self._last_fed - _STALL_SECONDS
+        self._last_fed = now
         if paused > 0:
             self._decide(now, Paused(paused))
         self._decide(now, event)

@@ -1,4 +1,4 @@
-"""What the membership decides: instructions with a reason, and the draft they are gathered in."""
+"""The decisions of the membership: a new state, and instructions with a reason."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from trireme.cluster.messages import JobOver
 from trireme.cluster.state import State, Task
 from trireme.wire.message import Message
 
-__all__ = ["Close", "Decision", "Draft", "Instruction", "Send"]
+__all__ = ["Close", "Decision", "DecisionBuilder", "Instruction", "Send"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Close:
-    """Close a connection, after what was sent on it. No `Closed` event needs to follow."""
+    """Close a connection after earlier messages are sent. No `Closed` event needs to follow."""
 
     connection: int
 
@@ -31,12 +31,12 @@ Instruction = Send | Close
 
 
 class Decision(NamedTuple):
-    """What an event led to.
+    """The result of an event.
 
     Attributes:
         state: the new state.
         instructions: what to do, in this order.
-        reason: why, for the log; never empty when there are instructions.
+        reason: why, for the log; not empty where there are instructions.
     """
 
     state: State
@@ -44,13 +44,13 @@ class Decision(NamedTuple):
     reason: str
 
 
-class Draft:
-    """A decision in the making. It lives inside one `step` and is the only thing that changes.
+class DecisionBuilder:
+    """Builds one decision. It exists only during one `step`, and is the only mutable object.
 
     Attributes:
         now: the time of the event.
         state: the state so far.
-        newcomer: the connection of a task that has just joined and must be told what it missed.
+        newcomer: the connection of a task that has just joined and must be informed.
     """
 
     def __init__(self, now: float, state: State) -> None:
@@ -61,14 +61,14 @@ class Draft:
         self._reasons: list[str] = []
 
     def decision(self) -> Decision:
-        """Returns what has been gathered."""
+        """Returns the decision."""
         return Decision(self.state, tuple(self._instructions), "; ".join(self._reasons))
 
-    def put(self, task: Task) -> None:
-        """Replaces what is known of a task."""
+    def update_task(self, task: Task) -> None:
+        """Replaces a task in the state."""
         self.state = replace(self.state, tasks={**self.state.tasks, task.name: task})
 
-    def because(self, reason: str) -> None:
+    def add_reason(self, reason: str) -> None:
         """Adds to the decision's reason."""
         self._reasons.append(reason)
 
@@ -87,12 +87,12 @@ class Draft:
                 self.send(task.connection, message)
 
     def end(self, over: JobOver) -> None:
-        """Ends the job and tells everybody, unless it has ended: the first reason is the one."""
+        """Ends the job and informs every task. Does nothing if the job has ended already."""
         if self.state.over is not None:
             return
         self.state = replace(
             self.state, phase=over.outcome, reason=over.reason, over=over, over_since=self.now
         )
         self.newcomer = None
-        self.because(f"the job is over, {over.outcome}: {over.reason}")
+        self.add_reason(f"the job is over, {over.outcome}: {over.reason}")
         self.broadcast(over)

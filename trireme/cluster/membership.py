@@ -1,8 +1,8 @@
-"""Who takes part: a pure state machine. Events in; new state, instructions and a reason out.
+"""The membership of a job: a pure state machine from events to a new state and instructions.
 
-`step(now, state, event)` opens nothing, reads no clock and keeps nothing. The coordinator, the
-simulator and the tests drive it alike. It works in two halves: the event is written into the task
-that it concerns (this module), then the job is brought into line (`consequences.settle`).
+`step(now, state, event)` opens nothing, reads no clock and keeps no state of its own. The
+coordinator, the simulator and the tests use it alike. It works in two parts: this module updates
+the task that the event concerns, then `reconcile` brings the job into line.
 
     forming --------- every task is live ---------> running
     forming, running -- every worker has left ----> finished, or interrupted if one says so
@@ -17,7 +17,7 @@ that it concerns (this module), then the job is brought into line (`consequences
     disconnected --Join, same incarnation--> live
     disconnected, lost, left --Join of a new process--> live, as the next incarnation
 
-A connection is a number that the coordinator gives to each; a task holds at most one.
+A connection is a number that the coordinator assigns. A task holds at most one.
 """
 
 from __future__ import annotations
@@ -26,8 +26,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from trireme.cluster import progress
-from trireme.cluster.consequences import lose_server, settle
-from trireme.cluster.decision import Close, Decision, Draft, Instruction, Send
+from trireme.cluster.decision import Close, Decision, DecisionBuilder, Instruction, Send
 from trireme.cluster.messages import (
     Heartbeat,
     HeartbeatHeard,
@@ -43,6 +42,7 @@ from trireme.cluster.messages import (
     StopRequested,
     clip_details,
 )
+from trireme.cluster.reconcile import lose_server, reconcile
 from trireme.cluster.spec import task_name
 from trireme.cluster.state import (
     Policy,
@@ -86,7 +86,7 @@ class Received:
 
 @dataclass(frozen=True, slots=True)
 class Closed:
-    """A connection is gone; `why` is for people."""
+    """A connection has closed; `why` says so in words."""
 
     connection: int
     why: str
@@ -94,7 +94,7 @@ class Closed:
 
 @dataclass(frozen=True, slots=True)
 class Paused:
-    """The coordinator itself stood still for so many seconds and could hear nobody."""
+    """The coordinator itself was stalled for so many seconds and received nothing."""
 
     seconds: float
 
@@ -108,104 +108,104 @@ Event = Received | Closed | Paused | Tick
 
 
 def step(now: float, state: State, event: Event) -> Decision:
-    """Decides what an event leads to.
+    """Decides how to respond to an event.
 
     Args:
-        now: the time in seconds, on the clock by which `state` was made.
-        state: what is known so far; it is not changed.
-        event: what happened.
+        now: the time in seconds, on the clock that `state` was made with.
+        state: the state so far, which is not modified.
+        event: the event.
 
     Returns:
-        The new state, what to do, and why.
+        The new state, the instructions, and the reason.
     """
-    draft = Draft(now, state)
+    builder = DecisionBuilder(now, state)
     if isinstance(event, Received):
-        _receive(draft, event.connection, event.message)
+        _receive(builder, event.connection, event.message)
         if isinstance(event.message, Heartbeat):
-            return draft.decision()  # makes nothing due, and most events are heartbeats
+            return builder.decision()  # changes nothing else, and most events are heartbeats
     elif isinstance(event, Closed):
-        _disconnect(draft, event)
+        _disconnect(builder, event)
     elif isinstance(event, Paused):
-        _forgive(draft, event.seconds)
-    settle(draft)
-    return draft.decision()
+        _extend_deadlines(builder, event.seconds)
+    reconcile(builder)
+    return builder.decision()
 
 
-def _receive(draft: Draft, connection: int, message: Message) -> None:
+def _receive(builder: DecisionBuilder, connection: int, message: Message) -> None:
     if isinstance(message, Join):
-        _join(draft, connection, message)
+        _join(builder, connection, message)
     elif isinstance(message, Stop):
-        _stop(draft, message.reason)
+        _stop(builder, message.reason)
     else:
-        task = draft.state.holder(connection)
+        task = builder.state.holder(connection)
         handler = _HANDLERS.get(type(message))
         if task is None or handler is None:
-            _cut_off(draft, connection, f"{type(message).__name__} has no place here")
+            _drop_connection(builder, connection, f"{type(message).__name__} has no place here")
             return
-        task = replace(task, heard=draft.now)
-        draft.put(task)
-        handler(draft, task, connection, message)
+        task = replace(task, heard=builder.now)
+        builder.update_task(task)
+        handler(builder, task, connection, message)
 
 
 # Join ------------------------------------------------------------------------------------------
 
 
-def _join(draft: Draft, connection: int, join: Join) -> None:
-    known = draft.state.tasks.get(task_name(join.role, join.index))
+def _join(builder: DecisionBuilder, connection: int, join: Join) -> None:
+    known = builder.state.tasks.get(task_name(join.role, join.index))
     if known is None:
-        _deny(draft, connection, join, _outside(draft, join))
+        _deny(builder, connection, join, _outside(builder, join))
         return
-    refusal = _refusal(draft, connection, known, join)
+    refusal = _refusal(builder, connection, known, join)
     if refusal is not None:
-        _deny(draft, connection, join, refusal)
+        _deny(builder, connection, join, refusal)
         return
     resumes = join.incarnation > 0 and known.state != "lost"
-    if draft.state.over is not None and not resumes:
-        draft.send(connection, draft.state.over)
-        draft.because(f"{known.name} came after the job was over")
+    if builder.state.over is not None and not resumes:
+        builder.send(connection, builder.state.over)
+        builder.add_reason(f"{known.name} came after the job was over")
         return
-    _take_in(draft, connection, known, _resumed(known) if resumes else _admitted(known, join))
+    _admit(builder, connection, known, _resumed(known) if resumes else _admitted(known, join))
     if known.role == "ps" and known.active and not resumes:
-        lose_server(draft, known, f"pid {join.pid} on {join.host} came in its place, empty")
+        lose_server(builder, known, f"pid {join.pid} on {join.host} came in its place, empty")
 
 
-def _take_in(draft: Draft, connection: int, known: Task, task: Task) -> None:
+def _admit(builder: DecisionBuilder, connection: int, known: Task, task: Task) -> None:
     if known.connection is not None and known.connection != connection:
-        draft.close(known.connection)
-    task = replace(task, connection=connection, heard=draft.now, moved=draft.now)
+        builder.close(known.connection)
+    task = replace(task, connection=connection, heard=builder.now, moved=builder.now)
     if task.state != known.state:
-        task = replace(task, since=draft.now)
-    draft.put(task)
-    draft.because(f"{task} is connected as incarnation {task.incarnation}")
-    policy = draft.state.policy
-    draft.send(
+        task = replace(task, since=builder.now)
+    builder.update_task(task)
+    builder.add_reason(f"{task} is connected as incarnation {task.incarnation}")
+    policy = builder.state.policy
+    builder.send(
         connection,
         Joined(
             task.incarnation,
             policy.heartbeat_interval,
             policy.heartbeat_timeout,
-            draft.state.epoch,
-            draft.state.term,
+            builder.state.epoch,
+            builder.state.term,
         ),
     )
-    draft.newcomer = connection
+    builder.newcomer = connection
 
 
-def _deny(draft: Draft, connection: int, join: Join, refusal: Refused) -> None:
-    draft.send(connection, refusal)
-    draft.because(f"{task_name(join.role, join.index)} was refused: {refusal.reason}")
+def _deny(builder: DecisionBuilder, connection: int, join: Join, refusal: Refused) -> None:
+    builder.send(connection, refusal)
+    builder.add_reason(f"{task_name(join.role, join.index)} was refused: {refusal.reason}")
 
 
-def _refusal(draft: Draft, connection: int, known: Task, join: Join) -> Refused | None:
+def _refusal(builder: DecisionBuilder, connection: int, known: Task, join: Join) -> Refused | None:
     """Returns why a task may not join, or None if it may."""
-    holder = draft.state.holder(connection)
+    holder = builder.state.holder(connection)
     if holder is not None and holder.name != known.name:
         return Refused("claimed", f"this connection is held by {holder}: use one for each task")
-    if join.term > draft.state.term:
+    if join.term > builder.state.term:
         return Refused(
             "deposed",
             f"{known.name} has joined term {join.term} of the coordinator, and this process is "
-            f"of term {draft.state.term}: it was replaced, and takes nobody in",
+            f"of term {builder.state.term}: it was replaced, and admits no task",
         )
     if join.incarnation > known.incarnation:
         return Refused(
@@ -222,21 +222,21 @@ def _refusal(draft: Draft, connection: int, known: Task, join: Join) -> Refused 
     if join.incarnation > 0 and known.state == "lost" and known.late:
         return Refused(
             "superseded",
-            f"{known} was put out of the job: {known.reason}; end its process, or give its steps "
-            "longer (--progress-timeout)",
+            f"{known} was removed from the job: {known.reason}; end its process, or give its steps "
+            "more time (--progress-timeout)",
         )
     if join.incarnation == 0 and known.state == "live":
         return Refused(
             "claimed",
             f"{known.name} is held by pid {known.pid} on {known.host}, connected for "
-            f"{draft.now - known.since:.0f} s and last heard {draft.now - known.heard:.1f} s ago: "
-            "end that process first, or give this one an index of its own",
+            f"{builder.now - known.since:.0f} s and last heard {builder.now - known.heard:.1f} s "
+            "ago: end that process first, or give this one an index of its own",
         )
     return None
 
 
-def _outside(draft: Draft, join: Join) -> Refused:
-    count = len(draft.state.of(join.role))
+def _outside(builder: DecisionBuilder, join: Join) -> Refused:
+    count = len(builder.state.of(join.role))
     return Refused(
         "outside",
         f"{task_name(join.role, join.index)} is outside the cluster, which has {count} "
@@ -264,100 +264,102 @@ def _admitted(known: Task, join: Join) -> Task:
     )
 
 
-# What a task says once it has joined -----------------------------------------------------------
+# Messages of a member --------------------------------------------------------------------------
 
 
-def _hear(draft: Draft, task: Task, connection: int, message: Message) -> None:
+def _heartbeat(builder: DecisionBuilder, task: Task, connection: int, message: Message) -> None:
     assert isinstance(message, Heartbeat)
-    draft.put(progress.heard(draft.now, task, message.status))
-    draft.send(connection, HeartbeatHeard())
-    draft.because(f"{task.name} is alive")
+    builder.update_task(progress.heard(builder.now, task, message.status))
+    builder.send(connection, HeartbeatHeard())
+    builder.add_reason(f"{task.name} is alive")
 
 
-def _leave(draft: Draft, task: Task, connection: int, message: Message) -> None:
+def _leave(builder: DecisionBuilder, task: Task, connection: int, message: Message) -> None:
     assert isinstance(message, Leave)
     said = f"{task} left, {message.outcome}" + (f": {message.reason}" if message.reason else "")
-    draft.send(connection, Left())
-    draft.because(said)
+    builder.send(connection, Left())
+    builder.add_reason(said)
     if task.state == "left":
-        return  # it did not get our first answer
+        return  # it did not get the first answer
     outcome = message.outcome
-    draft.put(replace(task, state="left", reason=said, since=draft.now, outcome=outcome))
+    builder.update_task(
+        replace(task, state="left", reason=said, since=builder.now, outcome=outcome)
+    )
     if outcome == "failed":
-        draft.end(_failure(draft, task, message))
-    elif task.role == "ps" and draft.state.phase == "running":
+        builder.end(_failure(builder, task, message))
+    elif task.role == "ps" and builder.state.phase == "running":
         how: Outcome = "interrupted" if outcome == "interrupted" else "failed"
-        draft.end(JobOver(how, task.name, f"{said}, while workers still needed its parameters"))
+        builder.end(JobOver(how, task.name, f"{said}, while workers still needed its parameters"))
 
 
-def _failure(draft: Draft, task: Task, leave: Leave) -> JobOver:
-    """Names the culprit: a worker may fail just because a server went away a moment ago."""
+def _failure(builder: DecisionBuilder, task: Task, leave: Leave) -> JobOver:
+    """Returns the job's end. A worker may have failed only because a server just went away."""
     details = clip_details(leave.details)
-    gone = [server for server in draft.state.of("ps") if server.state == "disconnected"]
+    gone = [server for server in builder.state.of("ps") if server.state == "disconnected"]
     if task.role == "worker" and gone:
         first = min(gone, key=lambda server: server.since)
         reason = (
-            f"{first} went away: {first.reason}; {draft.now - first.since:.1f} s later {task} "
+            f"{first} went away: {first.reason}; {builder.now - first.since:.1f} s later {task} "
             f"failed: {leave.reason}"
         )
         return JobOver("failed", first.name, reason, details)
     return JobOver("failed", task.name, f"{task} failed: {leave.reason}", details)
 
 
-def _hear_the_end(draft: Draft, task: Task, connection: int, message: Message) -> None:
-    if draft.state.over is None:
+def _end_confirmed(builder: DecisionBuilder, task: Task, connection: int, message: Message) -> None:
+    if builder.state.over is None:
         return
     if task.state != "left":
-        task = replace(task, state="left", reason="the job is over", since=draft.now)
-    draft.put(replace(task, connection=None))
-    draft.close(connection)
-    draft.because(f"{task.name} knows that the job is over")
+        task = replace(task, state="left", reason="the job is over", since=builder.now)
+    builder.update_task(replace(task, connection=None))
+    builder.close(connection)
+    builder.add_reason(f"{task.name} knows that the job is over")
 
 
-_HANDLERS: dict[type[Message], Callable[[Draft, Task, int, Message], None]] = {
-    Heartbeat: _hear,
+_HANDLERS: dict[type[Message], Callable[[DecisionBuilder, Task, int, Message], None]] = {
+    Heartbeat: _heartbeat,
     Leave: _leave,
-    JobOverHeard: _hear_the_end,
+    JobOverHeard: _end_confirmed,
 }
 
 
 # Other events ----------------------------------------------------------------------------------
 
 
-def _stop(draft: Draft, reason: str) -> None:
-    state = draft.state
+def _stop(builder: DecisionBuilder, reason: str) -> None:
+    state = builder.state
     if state.over is not None or state.stop is not None:
         return
-    draft.state = replace(state, stop=reason)
-    draft.because(f"the job was asked to stop: {reason}")
+    builder.state = replace(state, stop=reason)
+    builder.add_reason(f"the job was asked to stop: {reason}")
     for worker in state.of("worker"):
         if worker.connection is not None:
-            draft.send(worker.connection, StopRequested(reason))
+            builder.send(worker.connection, StopRequested(reason))
 
 
-def _cut_off(draft: Draft, connection: int, why: str) -> None:
-    whose = draft.state.holder(connection) or "no task"
-    draft.because(f"the connection of {whose} is closed: {why}")
-    draft.close(connection)
-    _disconnect(draft, Closed(connection, why))
+def _drop_connection(builder: DecisionBuilder, connection: int, why: str) -> None:
+    whose = builder.state.holder(connection) or "no task"
+    builder.add_reason(f"the connection of {whose} is closed: {why}")
+    builder.close(connection)
+    _disconnect(builder, Closed(connection, why))
 
 
-def _disconnect(draft: Draft, event: Closed) -> None:
-    task = draft.state.holder(event.connection)
+def _disconnect(builder: DecisionBuilder, event: Closed) -> None:
+    task = builder.state.holder(event.connection)
     if task is None:
         return
     if task.state == "live":
         reason = f"its connection closed ({event.why})"
-        task = replace(task, state="disconnected", reason=reason, since=draft.now)
-        draft.because(f"{task} is cut off: {event.why}")
-    draft.put(replace(task, connection=None, heard=draft.now))
+        task = replace(task, state="disconnected", reason=reason, since=builder.now)
+        builder.add_reason(f"{task} is cut off: {event.why}")
+    builder.update_task(replace(task, connection=None, heard=builder.now))
 
 
-def _forgive(draft: Draft, seconds: float) -> None:
-    """Moves the deadlines of the tasks: the silence was the coordinator's own."""
-    for task in draft.state.tasks.values():
+def _extend_deadlines(builder: DecisionBuilder, seconds: float) -> None:
+    """Extends the deadlines of the tasks, because the coordinator itself was stalled."""
+    for task in builder.state.tasks.values():
         waited = seconds if task.state in ("disconnected", "lost") else 0.0
-        draft.put(
+        builder.update_task(
             replace(
                 task,
                 heard=task.heard + seconds,
@@ -365,4 +367,4 @@ def _forgive(draft: Draft, seconds: float) -> None:
                 moved=task.moved + seconds,
             )
         )
-    draft.because(f"the coordinator stood still for {seconds:.1f} s: nobody is given up for it")
+    builder.add_reason(f"the coordinator was stalled for {seconds:.1f} s: no task is given up")

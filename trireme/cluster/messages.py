@@ -1,7 +1,7 @@
-"""What tasks and the coordinator say to each other. Kinds 16 to 63.
+"""The messages between tasks and the coordinator. Kinds 16 to 63.
 
-A task joins once per connection; from then on both sides speak when they have something to say.
-Only `StatusQuery` and `Stop` are requests with a reply, which carries their frame's sequence.
+A task joins once per connection. After that both sides may send at any time. Only `StatusQuery` and
+`Stop` are requests whose reply carries the sequence of the request's frame.
 """
 
 from __future__ import annotations
@@ -45,33 +45,33 @@ Outcome = Literal["finished", "interrupted", "failed"]
 """How a task, and the whole job, may end."""
 
 Phase = Literal["forming", "running", "finished", "interrupted", "failed"]
-"""How far a job is."""
+"""The phase of a job."""
 
 TaskState = Literal["expected", "live", "disconnected", "lost", "left"]
-"""How a task is: not come yet; connected; cut off for now; given up; gone by its own word."""
+"""The state of a task: not joined yet; connected; disconnected for now; given up; it has left."""
 
 Refusal = Literal["outside", "claimed", "superseded", "unknown", "deposed"]
-"""Why a task may not join: it is not of this cluster; another process holds it; another process
-has taken it over; the coordinator never gave out its incarnation; a coordinator of a later term
-has replaced this one."""
+"""Why a task may not join: the cluster has no such task; another process holds it; another process
+has taken it over; the coordinator never assigned its incarnation; a coordinator of a later term has
+replaced this one."""
 
 MAX_LINE = 16 << 10
-"""The most characters of a `Line`."""
+"""The largest number of characters of a `Line`."""
 
 Line = Annotated[str, msgspec.Meta(max_length=MAX_LINE)]
 """A line for people to read."""
 
 StatusValue = float | Annotated[int, msgspec.Meta(ge=-(1 << 62), le=1 << 62)] | Line
-"""What a heartbeat may say about a task, by name."""
+"""A value in the status of a heartbeat."""
 
 MAX_DETAILS = 64 << 10
-"""The most bytes of a failure's details (UTF-8) that travel."""
+"""The largest number of bytes (UTF-8) of a failure's details that are sent."""
 
 
 def clip_details(details: str) -> str:
     """Cuts the details of a failure down to `MAX_DETAILS` bytes, keeping the end.
 
-    The end of a traceback names the error; its beginning only the way there.
+    The end of a traceback names the error.
     """
     encoded = details.encode("utf-8", "replace")
     if len(encoded) <= MAX_DETAILS:
@@ -85,18 +85,18 @@ def clip_details(details: str) -> str:
 
 
 class Join(Message, frozen=True, array_like=True):
-    """A task says who it is. Answered by `Joined`, `Refused` or, if that is so, `JobOver`.
+    """A task asks to join. Answered by `Joined`, by `Refused`, or by `JobOver` if the job is over.
 
     Attributes:
         role: `ps` or `worker`.
         index: the task's index.
-        incarnation: 0 for a process that joins for the first time; the one that it was given,
-            for a process whose connection broke.
+        incarnation: 0 for a process that joins for the first time; the assigned incarnation for a
+            process that connects again.
         host: the name of its host.
         pid: its process id there.
-        address: where it listens, with its scheme; "" if it does not.
-        term: the coordinator's, as the process last heard it; 0 for one that joins for the first
-            time. A coordinator of an earlier term was replaced, and takes nobody in.
+        address: the address at which it listens, with its scheme; "" if it does not listen.
+        term: the coordinator's term that the process last received; 0 for one that joins for the
+            first time. A coordinator of an earlier term was replaced, and admits no task.
     """
 
     kind: ClassVar[int] = 16
@@ -110,7 +110,7 @@ class Join(Message, frozen=True, array_like=True):
 
 
 class Heartbeat(Message, frozen=True, array_like=True):
-    """The task is alive. `status` is the latest of what it has to say about itself."""
+    """The task is alive. `status` is its newest status report."""
 
     kind: ClassVar[int] = 19
     status: Annotated[dict[Name, StatusValue], msgspec.Meta(max_length=4096)]
@@ -121,7 +121,7 @@ class Leave(Message, frozen=True, array_like=True):
 
     Attributes:
         outcome: how it ended.
-        reason: in a line; for `failed`, the error.
+        reason: why, in a line; for `failed`, the error.
         details: for `failed`, the traceback; at most `MAX_DETAILS` bytes.
     """
 
@@ -141,14 +141,14 @@ class JobOverHeard(Message, frozen=True, array_like=True):
 
 
 class Joined(Message, frozen=True, array_like=True):
-    """The task takes part.
+    """The task is a member now.
 
     Attributes:
-        incarnation: which start of this task the process is.
-        heartbeat_interval: send a heartbeat this often, in seconds.
-        heartbeat_timeout: after so many seconds of silence either side gives the other up.
-        epoch: which start of the job this is. Every handshake of the task names it from now on.
-        term: which start of the coordinator within it.
+        incarnation: the number of this start of the task.
+        heartbeat_interval: the seconds between two heartbeats.
+        heartbeat_timeout: after so many seconds of silence each side gives the other up.
+        epoch: the epoch of the job. Every later handshake of the task names it.
+        term: the number of this start of the coordinator within the epoch.
     """
 
     kind: ClassVar[int] = 17
@@ -160,7 +160,7 @@ class Joined(Message, frozen=True, array_like=True):
 
 
 class Refused(Message, frozen=True, array_like=True):
-    """The task may not take part."""
+    """The task may not join. `code` and `reason` say why."""
 
     kind: ClassVar[int] = 18
     code: Refusal
@@ -174,14 +174,14 @@ class HeartbeatHeard(Message, frozen=True, array_like=True):
 
 
 class ViewChanged(Message, frozen=True, array_like=True):
-    """Here is the newest view."""
+    """Carries the newest view."""
 
     kind: ClassVar[int] = 21
     view: View
 
 
 class WaitingFor(Message, frozen=True, array_like=True):
-    """The job cannot go on before these tasks have come; it fails in so many seconds."""
+    """The job waits for the named tasks, and fails if they do not join in so many seconds."""
 
     kind: ClassVar[int] = 22
     names: tuple[str, ...]
@@ -189,7 +189,7 @@ class WaitingFor(Message, frozen=True, array_like=True):
 
 
 class StopRequested(Message, frozen=True, array_like=True):
-    """Somebody asked that the job be saved and stopped."""
+    """The job was asked to save and stop."""
 
     kind: ClassVar[int] = 23
     reason: str
@@ -205,10 +205,10 @@ class JobOver(Message, frozen=True, array_like=True):
     """The job has ended. Answered by `JobOverHeard`.
 
     Attributes:
-        outcome: how.
+        outcome: how it ended.
         culprit: the name of the task that failed first; "" for `finished`.
         reason: why, in a line.
-        details: the culprit's traceback, if it left one.
+        details: the culprit's traceback; "" if there is none.
     """
 
     kind: ClassVar[int] = 26
@@ -222,7 +222,7 @@ class JobOver(Message, frozen=True, array_like=True):
 
 
 class StatusQuery(Message, frozen=True, array_like=True):
-    """Asks how the job is. Answered by `ClusterStatus`."""
+    """Asks for the job's status. Answered by `ClusterStatus`."""
 
     kind: ClassVar[int] = 32
 
@@ -233,12 +233,12 @@ class TaskStatus(msgspec.Struct, frozen=True, array_like=True):
     Attributes:
         role: `ps` or `worker`.
         index: the task's index.
-        state: how it is; `reason` says why.
+        state: the task's state; `reason` says why.
         reason: the last thing that happened to it.
-        incarnation: which start of this task is or was the latest; 0 if it never came.
-        host, pid, address: what that process said of itself when it joined.
+        incarnation: the number of its latest start; 0 if it never joined.
+        host, pid, address: as that process reported them when it joined.
         quiet_seconds: how long ago it was last heard; -1 if never.
-        status: what its last heartbeat said.
+        status: the status of its last heartbeat.
     """
 
     role: str
@@ -257,7 +257,7 @@ class ClusterStatus(Message, frozen=True, array_like=True):
     """The answer to `StatusQuery` and to `Stop`.
 
     Attributes:
-        phase: how far the job is.
+        phase: the job's phase.
         reason: why it is in this phase.
         view: the number of the newest view; 0 before the first.
         missing: the names of the tasks that the job waits for.
@@ -275,7 +275,7 @@ class ClusterStatus(Message, frozen=True, array_like=True):
 
 
 class Stop(Message, frozen=True, array_like=True):
-    """Asks that the job be saved and stopped. Answered by `ClusterStatus`."""
+    """Asks the job to save and stop. Answered by `ClusterStatus`."""
 
     kind: ClassVar[int] = 34
     reason: Line

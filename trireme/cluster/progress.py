@@ -1,9 +1,9 @@
-"""Who lives and gets nowhere: a worker whose heart beats while its main thread is stuck.
+"""Detects a stuck worker: its process sends heartbeats while its main thread makes no steps.
 
-A heartbeat comes from a thread of its own, so that it says that a process lives and not that it
-makes steps. It therefore carries how many steps the worker has made, and an excuse while none can
-be expected: it waits for others, evaluates, saves, compiles, or a debugger holds it. Pure: the
-membership asks this module at each heartbeat and each tick.
+Heartbeats come from a thread of their own, so that they show that the process lives and not that it
+makes steps. A heartbeat therefore reports how many steps the worker has made, and an excuse while
+none can be expected: it waits for other tasks, evaluates, saves, compiles, or a debugger holds it.
+Pure: the membership calls this module at each heartbeat and each tick.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from dataclasses import replace
 from trireme.cluster.messages import StatusValue
 from trireme.cluster.state import Policy, Task
 
-__all__ = ["EXCUSE", "PLACE", "STEPS", "STUCK", "heard", "is_late", "is_overdue", "standstill"]
+__all__ = ["EXCUSE", "LOCATION", "STEPS", "STUCK", "heard", "is_late", "is_overdue", "standstill"]
 
-STEPS, EXCUSE, PLACE = "progress", "excuse", "at"
-"""What a worker's heartbeat says: its steps, why it makes none, where its main thread is."""
+STEPS, EXCUSE, LOCATION = "progress", "excuse", "at"
+"""The names in a heartbeat's status: the steps, the excuse, and the main thread's location."""
 
 STUCK = "stuck"
-"""What the coordinator adds to the status of a worker that is late."""
+"""The name that the coordinator adds to the status of a worker that is late."""
 
 _USUAL_STEPS = 10
 _LEAST_SECONDS = 10.0
@@ -28,13 +28,13 @@ _SMOOTHING = 0.2
 
 
 def heard(now: float, task: Task, status: Mapping[str, StatusValue]) -> Task:
-    """Returns a task of which a heartbeat has come.
+    """Returns a task after a heartbeat.
 
     Args:
         now: the time.
-        task: as it was.
-        status: what the heartbeat says. A task that does not say how many steps it has made, such
-            as a server, is never late.
+        task: the task before the heartbeat.
+        status: the heartbeat's status. A task that does not report its steps, such as a server, is
+            never late.
     """
     steps = status.get(STEPS)
     if not isinstance(steps, int) or status.get(EXCUSE) or not steps:
@@ -66,12 +66,12 @@ def is_overdue(now: float, policy: Policy, task: Task) -> bool:
 
 
 def standstill(now: float, task: Task) -> str:
-    """Returns in words for how long a worker has made no step, and where it is."""
+    """Returns a text: for how long a worker has made no step, and where its main thread is."""
     text = f"it lives, and has made no step for {now - task.moved:.0f} s"
     if task.usual:
         text += f", where its steps take {task.usual:.2g} s"
-    place = task.status.get(PLACE)
-    return f"{text}; its main thread is at {place}" if place else text
+    location = task.status.get(LOCATION)
+    return f"{text}; its main thread is at {location}" if location else text
 
 
 def _counts(task: Task) -> bool:

@@ -1,4 +1,4 @@
-"""Which tasks a job has and where they listen: frozen, checked once, before anything starts."""
+"""The tasks of a job and their addresses: frozen, and checked once before anything starts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def parse_task_name(name: str) -> tuple[str, int]:
     """Splits a task's name into its role and index.
 
     Raises:
-        ConfigurationError: it is not the name of a task.
+        ConfigurationError: the text is not the name of a task.
     """
     role, colon, digits = name.partition(":")
     if role not in ROLES or not colon or not (digits.isascii() and digits.isdigit()):
@@ -34,7 +34,7 @@ def parse_task_name(name: str) -> tuple[str, int]:
 
 
 def is_loopback(address: str) -> bool:
-    """Returns whether a `host:port` is reached from its own host alone."""
+    """Returns whether a `host:port` can only be reached from its own host."""
     host = address.rpartition(":")[0].strip("[]")
     if host == "localhost":
         return True
@@ -49,9 +49,11 @@ class ClusterSpec:
     """The tasks of a job and their addresses.
 
     Attributes:
-        ps: the parameter servers as `host:port`, by index; "" for a port of the system's choice.
-        worker: the workers, likewise. Workers listen on nothing yet: their count is what matters.
-        coordinator: where the coordinator listens; None where `ps:0` hosts it on its own port.
+        ps: the addresses of the parameter servers as `host:port`, by index; "" for a port of the
+            system's choice.
+        worker: the addresses of the workers, likewise. Workers do not listen yet, so that only
+            their number matters.
+        coordinator: the coordinator's address; None where `ps:0` hosts it on its own port.
 
     Raises:
         ConfigurationError: no worker, an address that is not `host:port`, or one given twice.
@@ -87,10 +89,10 @@ class ClusterSpec:
     def from_hosts(
         cls, ps_hosts: str, worker_hosts: str, coordinator: str | None = None
     ) -> ClusterSpec:
-        """Reads the classic strings: `host:port` entries with commas between them.
+        """Reads the classic strings: `host:port` entries separated by commas.
 
         Raises:
-            ConfigurationError: as the constructor, or an empty entry between two commas.
+            ConfigurationError: as in the constructor, or an entry is empty.
         """
         return cls(
             ps=_split_hosts("ps_hosts", ps_hosts),
@@ -100,7 +102,7 @@ class ClusterSpec:
 
     @classmethod
     def local(cls, *, servers: int, workers: int) -> ClusterSpec:
-        """Returns a cluster on this host in which every port is the system's choice.
+        """Returns a cluster on this host in which the system chooses every port.
 
         Raises:
             ConfigurationError: `workers` is below 1 or `servers` below 0.
@@ -121,7 +123,7 @@ class ClusterSpec:
 
     @property
     def coordinator_address(self) -> str:
-        """Where to find the coordinator: its own address, else that of `ps:0`; "" if neither."""
+        """The coordinator's address: its own, else that of `ps:0`; "" if there is neither."""
         if self.coordinator is not None:
             return self.coordinator
         return self.ps[0] if self.ps else ""
@@ -142,7 +144,7 @@ class ClusterSpec:
         """Checks that a role and an index name a task of this cluster.
 
         Raises:
-            ConfigurationError: they do not; says how many there are.
+            ConfigurationError: they do not. The message says how many tasks there are.
         """
         if role not in ROLES:
             raise ConfigurationError(

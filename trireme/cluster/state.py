@@ -1,4 +1,4 @@
-"""What the coordinator knows: the policy of a job, its tasks, and how far it is. Values only."""
+"""The coordinator's state: the policy of a job, its tasks, and its phase. Values only."""
 
 from __future__ import annotations
 
@@ -34,24 +34,25 @@ class Policy:
     """What a job expects of its tasks. Times are in seconds.
 
     Attributes:
-        workers: how many workers the first view waits for.
-        servers: how many parameter servers.
-        join_timeout: the job fails when its first view is not complete after so long.
-        heartbeat_interval: how often a task says that it is alive.
-        heartbeat_timeout: a task that says nothing for so long is lost.
-        reconnect_grace: a task whose connection closed is lost when it does not come back in it.
-        end_grace: how long the coordinator stays to tell everybody that the job is over.
-        notice_interval: how often those who wait are told for whom.
-        strict: a lost worker stays in the view and the others wait for it; without, the view
-            goes on without it.
-        wait_for_restart: how long a lost worker's new process is waited for before the job fails
-            because all workers are lost, or because it is strict. 0 where nothing starts one; a
-            strict job then leaves it to its people, and waits for `join_timeout`.
-        progress_timeout: a worker that lives, and has made no step for so long without an excuse,
-            is lost; 0 for never. See `trireme.cluster.progress`.
+        workers: how many workers the first view needs.
+        servers: how many parameter servers the first view needs.
+        join_timeout: how long the tasks may take to join before the job fails.
+        heartbeat_interval: the time between two heartbeats of a task.
+        heartbeat_timeout: how long a task may send nothing before it is lost.
+        reconnect_grace: how long a task whose connection closed may take to come back before it
+            is lost.
+        end_grace: how long the coordinator stays to inform every task that the job is over.
+        notice_interval: how often the tasks are informed which ones the job waits for.
+        strict: whether a lost worker stays in the view and the others wait for it. If not, the
+            view goes on without it.
+        wait_for_restart: how long the job waits for the new process of a lost worker before it
+            fails, because all workers are lost or because it is strict. 0 where nothing starts
+            one; a strict job then waits `join_timeout` for somebody to start it.
+        progress_timeout: how long a worker that lives may make no step, without an excuse, before
+            it is lost; 0 for ever. See `trireme.cluster.progress`.
 
     Raises:
-        ConfigurationError: a count or a time that makes no sense; names it.
+        ConfigurationError: a count or a time is out of range.
     """
 
     workers: int
@@ -86,7 +87,7 @@ class Policy:
 
     @property
     def restart_patience(self) -> float:
-        """How long the new process of a lost worker is waited for where one is needed."""
+        """How long the job waits for the new process of a lost worker where it needs one."""
         return self.wait_for_restart or (self.join_timeout if self.strict else 0.0)
 
 
@@ -95,18 +96,19 @@ class Task:
     """One expected task and what is known of it.
 
     Attributes:
-        role, index: which task.
-        state: how it is; `reason` says why, and `since` when it became so.
-        incarnation: which start of it is or was the latest; 0 if it never came.
-        connection: the connection that it holds, if any.
-        host, pid, address: what its process said of itself.
+        role, index: which task it is.
+        state: its state; `reason` says why it has this state, and `since` from when on.
+        incarnation: the number of its latest start; 0 if it never joined.
+        connection: the connection that it holds; None for none.
+        host, pid, address: as its process reported them.
         heard: when it was last heard; the end of a connection counts too.
         outcome: how it left; None if it did not.
-        status: what its last heartbeat said.
-        steps: how many steps it says that it has made; 0 where it says nothing of that.
-        moved: when it last had made another, or had an excuse.
+        status: the status of its last heartbeat.
+        steps: how many steps it reports to have made; 0 where it reports none.
+        moved: when it last reported a further step, or an excuse.
         usual: how many seconds its steps take; 0 where that is not known.
-        late: whether it has made none for several times that; of a lost one, whether that is why.
+        late: whether it has made no step for several times as long; of a lost task, whether that
+            is the reason.
     """
 
     role: str
@@ -134,7 +136,7 @@ class Task:
 
     @property
     def active(self) -> bool:
-        """Whether it takes part: a task that is cut off for now still does."""
+        """Whether it is a member, which a task that is disconnected for now still is."""
         return self.state in ("live", "disconnected")
 
     def __str__(self) -> str:
@@ -148,17 +150,17 @@ class State:
     """Everything that the coordinator knows. `initial_state` makes the first one.
 
     Attributes:
-        policy: what the job expects.
-        epoch: which start of the job this is: every start has another.
-        term: which start of the coordinator within it, from 1.
+        policy: what the job expects of its tasks.
+        epoch: the epoch of the job: every start has another.
+        term: the number of this start of the coordinator within the epoch, from 1.
         started: when the job began to form.
         tasks: every expected task by name, servers first.
-        phase: how far the job is.
+        phase: the job's phase.
         reason: why it is in this phase.
         view: the newest view; None before the first.
-        over: what everybody is told at the end; None before it.
+        over: the message that informs every task of the job's end; None before it.
         over_since: when the job ended.
-        noticed: when those who wait were last told for whom.
+        noticed: when the tasks were last informed which ones the job waits for.
         stop: why the job was asked to stop; None if it was not.
     """
 
@@ -176,11 +178,11 @@ class State:
     stop: str | None = None
 
     def of(self, role: str) -> list[Task]:
-        """The tasks of a role, by index."""
+        """Returns the tasks of a role, by index."""
         return [task for task in self.tasks.values() if task.role == role]
 
     def holder(self, connection: int) -> Task | None:
-        """The task that holds a connection."""
+        """Returns the task that holds a connection; None if none does."""
         for task in self.tasks.values():
             if task.connection == connection:
                 return task
@@ -196,10 +198,10 @@ def initial_state(now: float, policy: Policy, epoch: str = "", term: int = 1) ->
 
 
 def missing(state: State) -> list[Task]:
-    """Returns the tasks without which the job does not go on now.
+    """Returns the tasks that the job waits for.
 
-    While it forms, all that are not there; later the lost workers, of a strict job or if no
-    worker is left.
+    While it forms, these are all tasks that are not live. Later they are the lost workers, if the
+    job is strict or no worker is left.
     """
     if state.phase == "forming":
         return [task for task in state.tasks.values() if task.state != "live"]
@@ -212,7 +214,7 @@ def missing(state: State) -> list[Task]:
 
 
 def everybody_told(now: float, state: State) -> bool:
-    """Whether the job is over and nobody is left to tell, or `end_grace` has passed."""
+    """Returns whether the job is over and every task was informed, or `end_grace` has passed."""
     if state.over is None:
         return False
     if now - state.over_since >= state.policy.end_grace:
@@ -223,7 +225,7 @@ def everybody_told(now: float, state: State) -> bool:
 
 
 def cluster_status(now: float, state: State) -> ClusterStatus:
-    """Returns what `trireme status` shows."""
+    """Returns the status that `trireme status` shows."""
     return ClusterStatus(
         phase=state.phase,
         reason=state.reason,

@@ -1,4 +1,4 @@
-"""A view: the coordinator's numbered, immutable answer to who takes part."""
+"""Views: the coordinator's numbered, immutable lists of the job's members."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from trireme.wire.message import Index, Name, Number
 __all__ = ["VIEWS_OF_TERM", "ServerEntry", "View", "WorkerEntry", "first_view", "term_of"]
 
 VIEWS_OF_TERM = 1 << 32
-"""How many views one term of the coordinator may make: their numbers tell terms apart."""
+"""How many views one term of the coordinator may make. So a view's number determines its term."""
 
 
 def first_view(term: int) -> int:
@@ -18,7 +18,7 @@ def first_view(term: int) -> int:
 
 
 def term_of(number: int) -> int:
-    """Returns in which term of the coordinator the view of a number was made."""
+    """Returns the coordinator's term in which the view with a number was made."""
     return (number - 1) // VIEWS_OF_TERM + 1
 
 
@@ -27,8 +27,8 @@ class ServerEntry(msgspec.Struct, frozen=True, array_like=True):
 
     Attributes:
         index: the server's task index.
-        incarnation: which start of this task; grows by one with every new process.
-        address: where it listens, with its scheme, such as `tcp://127.0.0.1:2222`.
+        incarnation: the number of this start of the task; grows by one with every new process.
+        address: the address at which it listens, with its scheme, such as `tcp://127.0.0.1:2222`.
     """
 
     index: Index
@@ -41,7 +41,7 @@ class WorkerEntry(msgspec.Struct, frozen=True, array_like=True):
 
     Attributes:
         index: the worker's task index.
-        incarnation: which start of this task; grows by one with every new process.
+        incarnation: the number of this start of the task; grows by one with every new process.
     """
 
     index: Index
@@ -49,14 +49,14 @@ class WorkerEntry(msgspec.Struct, frozen=True, array_like=True):
 
 
 class View(msgspec.Struct, frozen=True, array_like=True):
-    """Who takes part, from one change of membership to the next.
+    """The members of a job, from one change of membership to the next.
 
     Attributes:
-        number: 1 for the first view of a job, then one more with every change. Every request to
-            a parameter server carries it. A coordinator that is started again within a job goes
-            on at a number beyond all of its last term's: see `term_of`.
-        servers: by index, lowest first.
-        workers: the live ones that still train, by index, lowest first.
+        number: 1 for the first view of a job, then one more with every change. Every request to a
+            parameter server carries it. A coordinator that is started again within a job
+            continues with numbers above those of its last term: see `term_of`.
+        servers: the parameter servers, by index.
+        workers: the live workers that still train, by index.
     """
 
     number: Number

@@ -1,6 +1,6 @@
-"""Where examples come from, in which order, and who gets which. Knows nothing of servers.
+"""Data sets, the order of their examples, loading, and their distribution over workers.
 
-Each module is imported when it is first asked for: `trireme.data.digits.load()`.
+Each module is imported when it is first accessed: `trireme.data.digits.load()`.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Image augmentation on whole batches, and what takes its place at evaluation.
+"""Image augmentation on whole batches, and its counterpart for evaluation.
 
-Each is a frozen dataclass called as f(images, generator): a batch (N, C, H, W) goes in, a new one
-comes out, and all randomness is drawn from `generator`, one draw an example. What draws nothing
-needs no generator. uint8 images keep their dtype through crops and flips, and become float32, with
-the same values of 0 to 255, where arithmetic begins.
+Each transform is a frozen dataclass called as f(images, generator): it takes a batch (N, C, H, W)
+and returns a new one. All randomness is drawn from `generator`, once for each example; transforms
+without randomness need no generator. uint8 images keep their dtype through crops and flips, and
+become float32, with the same values of 0 to 255, where arithmetic begins.
 
 The pipeline of the classic TensorFlow CIFAR-10 tutorial is `training(24)` and `evaluation(24)`.
 """
@@ -32,7 +32,7 @@ __all__ = [
 
 
 class Transform(Protocol):
-    """Makes a batch of images of a batch of images."""
+    """The interface of transforms of batches of images."""
 
     def __call__(
         self, images: torch.Tensor, generator: torch.Generator | None = None
@@ -60,7 +60,7 @@ class Compose:
 
 @dataclass(frozen=True, slots=True)
 class OnInputs:
-    """Makes of a transform of images one of batches (images, targets), as a loader wants it."""
+    """Applies a transform of images to batches (images, targets), as a loader needs it."""
 
     transform: Transform
 
@@ -72,7 +72,7 @@ class OnInputs:
 
 @dataclass(frozen=True, slots=True)
 class RandomCrop:
-    """Cuts a square out of each image at a place of its own.
+    """Crops a square from each image at a random position.
 
     Attributes:
         size: height and width of the result.
@@ -98,7 +98,7 @@ class RandomCrop:
 
 @dataclass(frozen=True, slots=True)
 class CenterCrop:
-    """Cuts a square out of the middle of each image.
+    """Crops a square from the middle of each image.
 
     Attributes:
         size: height and width of the result.
@@ -117,7 +117,7 @@ class CenterCrop:
 
 @dataclass(frozen=True, slots=True)
 class Flip:
-    """Mirrors an image left to right, one in two."""
+    """Mirrors each image left to right with probability 1/2."""
 
     def __call__(
         self, images: torch.Tensor, generator: torch.Generator | None = None
@@ -131,7 +131,7 @@ class Flip:
 class Brightness:
     """Adds one number to all pixels of an image, as `tf.image.random_brightness`. No clipping.
 
-    Standardizing afterwards takes it away again; it is here because the classic pipeline has it.
+    Standardization removes its effect; it is part of the classic pipeline.
 
     Attributes:
         delta: the number is drawn from [-delta, delta), on the scale of the pixels.
@@ -223,7 +223,7 @@ def _integers(count: int, bound: int, generator: torch.Generator | None) -> torc
 
 
 def _needed(generator: torch.Generator | None) -> torch.Generator:
-    # Drawing from torch's global generator instead would make a run depend on who else draws.
+    # Drawing from torch's global generator instead would make a run depend on other draws.
     if generator is None:
         raise ValueError("a random transform needs a generator: f(images, generator)")
     return generator

@@ -1,4 +1,4 @@
-"""Fetches MNIST and CIFAR-10: resumed where it broke off, checked, and put there whole."""
+"""Downloads MNIST and CIFAR-10: resumes broken downloads, verifies checksums, writes atomically."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Deals the positions of a data set to workers, so that each example is used once per epoch.
+"""The ledger deals the positions of a data set to workers: each example is used once per epoch.
 
-Pure: positions only, no tensors, no clock. It lives in server 0; what is finished travels in the
-checkpoint, and a resumed job goes on at exactly the positions that are open.
+It is pure: it has no tensors and no clock. It lives in server 0. Finished positions are part of the
+checkpoint, and a resumed job continues with exactly the open positions.
 """
 
 from __future__ import annotations
@@ -13,23 +13,24 @@ from trireme.data.intervals import IntervalSet, joined
 __all__ = ["MOST_DEALT", "MOST_POSITIONS", "MOST_SPANS", "Ledger"]
 
 MOST_SPANS = 4096
-"""How many spans are dealt at once, at most: a loader asks for 256."""
+"""The largest number of spans in one lease; a loader requests 256."""
 
 MOST_DEALT = 1 << 60
-"""The position up to which is dealt: beyond it, numbers would no longer fit into messages."""
+"""The largest position: beyond it, numbers would not fit into messages."""
 
 MOST_POSITIONS = 1 << 32
-"""How many positions a span may have."""
+"""The largest number of positions in a span."""
 
 
 class Ledger:
-    """Who holds which positions, and which are done.
+    """Records which worker holds which positions, and which positions are finished.
 
     Every position below the highest one dealt is in one of three states: held by a worker,
     finished, or open. Open ones are dealt first, lowest first; then come fresh ones, without end.
 
-    Not interleaved, fresh positions go to whoever asks. Interleaved, they do not depend on who
-    asks first: with n members, the j-th batch of the i-th member (from 0, lowest worker first) is
+    Without interleaving, fresh positions go to the worker that requests them. With interleaving
+    they do not depend on the order of requests: with n members, the j-th batch of the i-th member
+        (from 0, lowest worker first) is
     [base + (j * n + i) * batch, ... + batch). So the workers of a synchronous round together hold
     exactly the batch that one process would have taken. Counting starts anew, and `base` moves
     behind all that was dealt, whenever the members change and after `restore`.
@@ -77,10 +78,10 @@ class Ledger:
         return self._done.ranges()
 
     def members(self, workers: Sequence[int]) -> None:
-        """Says who takes part from now on. The same members again change nothing.
+        """Sets the members, the workers that take part. The same members again change nothing.
 
-        What those who are no longer among them held goes back; interleaved, so does what was
-        passed over because its worker had not asked for it yet.
+        Positions held by former members are returned; with interleaving, also those that were
+        passed over because their worker had not requested them yet.
         """
         members = tuple(sorted(set(workers)))
         if members == self.workers:
@@ -91,14 +92,14 @@ class Ledger:
         self._begin()
 
     def release(self, worker: int) -> None:
-        """Gives back all that `worker` holds: it was started anew under the same index."""
+        """Returns all positions that `worker` holds: a new process has its index."""
         for start, stop in self._held.get(worker, IntervalSet()).ranges():
             self.give_back(worker, start, stop)
 
     def lease(self, worker: int, batch: int, count: int) -> list[tuple[int, int]]:
         """Deals `count` spans (start, stop) of `batch` positions each to `worker`.
 
-        A span is shorter where a piece that came back, or lies between finished ones, is.
+        A span is shorter where a returned piece, or a gap between finished positions, is.
 
         Raises:
             ValueError: the worker is no member; batch or count is below 1; or, interleaved, other
@@ -148,7 +149,7 @@ class Ledger:
     def finish_all(self, finished: Sequence[tuple[int, int, int]]) -> None:
         """Notes that positions are in the parameters.
 
-        It counts no matter who holds them, and once however often it is said: a worker that was
+        Each position counts once, whichever worker holds it: a worker that was
         given up for lost may have had its update applied.
 
         Args:
@@ -167,7 +168,7 @@ class Ledger:
                 self._open.remove(start, stop)
 
     def give_back(self, worker: int, start: int, stop: int) -> None:
-        """Takes back what `worker` holds of start to stop - 1; it is dealt again, first."""
+        """Returns what `worker` holds of start to stop - 1; it is dealt again first."""
         held = self._held.get(worker)
         if held is None:
             return
@@ -177,9 +178,9 @@ class Ledger:
                 self.returned += self._open.add(*rest)
 
     def restore(self, consumed: Iterable[tuple[int, int]]) -> None:
-        """Goes on from where `consumed` was read: the rest below its end is dealt first.
+        """Restores the finished positions; the gaps between them are dealt first.
 
-        The members stay, and hold nothing. The counters go on.
+        The members stay, and hold nothing. The counters continue.
 
         Raises:
             ValueError: a range ends before it begins.
@@ -190,7 +191,7 @@ class Ledger:
         self._begin()
 
     def _begin(self) -> None:
-        """Opens all below the frontier that nobody holds or finished; counts rounds anew."""
+        """Opens the positions below the frontier that are neither held nor finished."""
         taken = IntervalSet(self._done)
         for held in self._held.values():
             for start, stop in held:
@@ -223,7 +224,7 @@ class Ledger:
 
 
 class _Rounds:
-    """Whose turn is where: the arithmetic of interleaved dealing."""
+    """The arithmetic of interleaved dealing."""
 
     __slots__ = ("_base", "_batch", "_members", "_next")
 
@@ -231,7 +232,8 @@ class _Rounds:
         self._base = base
         self._members = members
         self._next = {worker: place for place, worker in enumerate(members)}
-        self._batch: tuple[int, int] | None = None  # the size, and who asked with it first
+        # The size, and the worker that requested it first.
+        self._batch: tuple[int, int] | None = None
 
     def agree(self, worker: int, batch: int) -> None:
         if self._batch is None:
@@ -250,5 +252,5 @@ class _Rounds:
         return range(start, start + count * apart, apart)
 
     def pass_by(self, worker: int, count: int) -> None:
-        """A worker has taken its next batches."""
+        """Notes that a worker has taken its next batches."""
         self._next[worker] += count * len(self._members)

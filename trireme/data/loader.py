@@ -1,4 +1,4 @@
-"""Makes batches of a data set: which examples, the source says; in which order, the order."""
+"""Makes batches of a data set, for spans of positions that a source provides."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ Span = tuple[int, int]
 """Positions [start, stop) of an `Order`: one batch."""
 
 Source = Callable[[int], Sequence[Span]]
-"""Asked for so many spans, gives some: fewer, where it likes, and none when there are no more."""
+"""Returns up to the requested number of spans; none when there are no more."""
 
 BatchTransform = Callable[[Any, torch.Generator], Any]
-"""Makes a batch of a batch, drawing all its randomness from the generator."""
+"""Transforms a batch; all randomness is drawn from the generator."""
 
 _LEASE_SECONDS = 0.1  # spans that last less are too few: asking takes time, too
 _MOST_SPANS = 256
@@ -36,14 +36,14 @@ _TRANSFORMS = 0x7472616E  # keeps these streams apart from others derived from t
 
 @final
 class Batch:
-    """Some examples, and which ones they are.
+    """A batch of examples, with their positions.
 
-    It unpacks as what the data set yields, `inputs, targets = batch`; `len(batch)` is the number
+    It unpacks as the items of the data set, `inputs, targets = batch`; `len(batch)` is the number
     of examples.
 
     Attributes:
         data: the collated examples: a tuple of tensors, or whatever the data set's items make.
-        spans: the positions that they stand at.
+        spans: the positions of the examples.
         dataset: the name of the data set whose positions they are.
     """
 
@@ -73,15 +73,16 @@ class Batch:
 
 
 class Loader:
-    """Iterates over the batches of a data set, as long as its source gives spans.
+    """Iterates over the batches of a data set, as long as its source provides spans.
 
-    Three ways lead to the same batches. What `tensors_of` knows, or a `Subset` of it, is gathered
-    batch by batch, without per-example Python. With a transform, a thread gathers and transforms
-    the batches that come next while the caller computes. Any other data set goes through torch's
-    `DataLoader`, with `workers` processes. The source is always asked in the caller's thread.
+    It makes the same batches in three ways. Data sets for which `tensors_of` returns tensors, and
+    `Subset`s of them, are gathered batch by batch, without per-example Python. With a transform, a
+    thread gathers and transforms the next batches while the caller computes. Any other data set is
+    loaded by torch's `DataLoader`, with `workers` processes. The source is always called in the
+    caller's thread.
 
-    It may be iterated over again; then it goes on with what the source gave and was not handed out.
-    An exception of the source, the data set or the transform comes out of the iteration.
+    Another iteration continues with the spans that were not handed out. Exceptions of the source,
+    the data set or the transform propagate from the iteration.
     """
 
     def __init__(
@@ -107,7 +108,7 @@ class Loader:
                 less than 0.1 s it asks for twice as many the next time, up to 256, and up to a
                 sixteenth of an epoch: what one worker holds, no other can take.
             transform: applied to each collated batch, with a generator seeded from the order's
-                seed and the span's start: the same batch comes out whoever makes it, and when.
+                seed and the span's start: the result is the same in every worker and at any time.
             workers: processes that load examples of a data set that is not in memory.
             now: the time in seconds.
 
@@ -129,8 +130,8 @@ class Loader:
         self.batch_size = batch_size
         self._source = source
         self._ahead = ahead
-        share = order.size // (_EPOCH_SHARE * batch_size)
-        self._most = max(ahead, min(_MOST_SPANS, share))
+        part_of_epoch = order.size // (_EPOCH_SHARE * batch_size)
+        self._most = max(ahead, min(_MOST_SPANS, part_of_epoch))
         self._now = now
         self._asked_at = float("-inf")
         self._transform = transform
@@ -148,9 +149,9 @@ class Loader:
         return (*self._begun, *self._waiting)
 
     def prepare(self) -> None:
-        """Makes the next batch now, as there is a moment to spare; the source is not asked.
+        """Makes the next batch ahead of time, without calling the source.
 
-        Only where batches are gathered when they are asked for, and not made ahead anyway.
+        It does nothing where batches are made ahead anyway.
         """
         if self._gathers and self._ready is None and self._waiting and self._tensors is not None:
             self._ready = self._tensors.take(self.order.indices(*self._waiting[0]))
@@ -172,14 +173,14 @@ class Loader:
         return default_collate([self.dataset[index] for index in indices.tolist()])
 
     def discard(self) -> tuple[Span, ...]:
-        """Ends the iteration and forgets the unused spans; returns them, to be given back."""
+        """Ends the iteration; drops and returns the unused spans."""
         self._end_iteration()
         unused = self.unused
         self._waiting.clear()
         return unused
 
     def __iter__(self) -> Iterator[Batch]:
-        """Begins an iteration; one that still runs ends, as there is one sequence of spans."""
+        """Begins an iteration, and ends an earlier one: there is one sequence of spans."""
         self._end_iteration()
         self._gathers = self._tensors is not None and self._transform is None
         if self._tensors is None:
@@ -262,7 +263,7 @@ class Loader:
         return self._waiting.popleft() if self._waiting else None
 
     def _how_many(self) -> int:
-        """Returns for how many spans to ask: more than the last time, where they did not last."""
+        """Returns the number of spans to request: more than before if they did not last."""
         before, self._asked_at = self._asked_at, self._now()
         if self._asked_at - before < _LEASE_SECONDS:
             self._ahead = min(2 * self._ahead, self._most)

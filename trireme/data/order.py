@@ -1,4 +1,4 @@
-"""In which order the examples of a data set come: an endless sequence of shuffled epochs."""
+"""The order of a data set's examples: an endless sequence of shuffled epochs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _EPOCHS_KEPT = 2
 
 
 class Order:
-    """Says which example stands at which position.
+    """Maps positions to examples.
 
     Positions count 0, 1, 2, ... without end. Position p belongs to epoch p // size, and each epoch
     holds every example once, in an order of its own. So every batch, a range of positions, is

@@ -1,7 +1,7 @@
 """Independent random streams from one seed, by arithmetic alone.
 
-What is drawn for an epoch or a batch must not depend on who draws it, when, or with which version
-of which library. So seeds are derived, not passed along: `derive(seed, epoch)` names a stream.
+The numbers drawn for an epoch or a batch must not depend on the process, the time or the version of
+a library. So seeds are derived instead of passed along: `derive(seed, epoch)` names a stream.
 The mixing function is SplitMix64's (Steele, Lea, Flood: Fast splittable pseudorandom number
 generators, OOPSLA 2014, figure 15).
 """

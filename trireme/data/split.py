@@ -1,4 +1,4 @@
-"""Cuts a data set into training, validation and test sets, the same way every time."""
+"""Splits a data set into training, validation and test sets, reproducibly."""
 
 from __future__ import annotations
 
@@ -22,14 +22,15 @@ def split(
     seed: int = 0,
     labels: torch.Tensor | None = None,
 ) -> tuple[Dataset[Any], ...]:
-    """Shuffles a data set and cuts it into parts that do not overlap.
+    """Shuffles a data set and splits it into parts that do not overlap.
 
     Args:
         dataset: a map-style data set.
-        parts: how many examples each part gets, or, as floats, which share of them. What they do
-            not ask for is left out.
+        parts: the number of examples of each part, or, as floats, its fraction of them. Remaining
+            examples are left out.
         seed: chooses the shuffle.
-        labels: the class of each example, shape (N,): each part then gets its share of each class.
+        labels: the class of each example, shape (N,): each part then has the same proportion of
+            each class.
 
     Returns:
         One data set a part: tensors in memory for a `TensorDataset`, else a `Subset`.
@@ -70,7 +71,7 @@ def indices(
 def _bounds(size: int, parts: Sequence[int] | Sequence[float]) -> list[int]:
     ends = list(accumulate(parts, initial=0))
     if any(isinstance(part, float) for part in parts):
-        # Rounding the ends, not the parts: shares that sum to 1 leave nobody out.
+        # Rounding the ends, not the parts: fractions that sum to 1 leave no example out.
         ends = [round(end * size) for end in ends]
     if any(part < 0 for part in parts) or ends[-1] > size:
         raise ValueError(f"cannot take the parts {tuple(parts)} from {size} examples")

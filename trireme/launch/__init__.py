@@ -1,1 +1,1 @@
-"""Where am I, and how are the tasks of a job started. Starts processes; knows no training."""
+"""Finds out which task this process is, and starts the tasks of a job. Knows no training."""

@@ -1,4 +1,4 @@
-"""The command line that starts one task, and the files by which it tells its launcher something."""
+"""The command line that starts one task, and the files that it writes for its launcher."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from trireme.launch.task_config import TaskConfig
+from trireme.launch.config.task_config import TaskConfig
 
 __all__ = ["LOOPBACK", "CommandBuilder", "TaskFiles", "task_command"]
 
@@ -17,17 +17,17 @@ LOOPBACK = "127.0.0.1"
 
 @dataclass(frozen=True, slots=True)
 class TaskFiles:
-    """Where a task tells its launcher something.
+    """The files that a task writes for its launcher.
 
     Attributes:
-        address: at which it listens.
-        outcome: why it failed.
-        attendance: of a coordinator, who takes part in the job.
+        address: the address at which the task listens.
+        exit_reason: why it failed.
+        membership_report: of a coordinator, the members of the job.
     """
 
     address: Path
-    outcome: Path
-    attendance: Path
+    exit_reason: Path
+    membership_report: Path
 
 
 CommandBuilder = Callable[[TaskConfig, TaskFiles, Sequence[str]], Sequence[str]]
@@ -36,20 +36,20 @@ CommandBuilder = Callable[[TaskConfig, TaskFiles, Sequence[str]], Sequence[str]]
 def task_command(
     config: TaskConfig, files: TaskFiles, program: Sequence[str], *, host: str = LOOPBACK
 ) -> list[str]:
-    """Returns the command line of a child of this process that is to be a task.
+    """Returns the command line of a child of this process that runs a task.
 
-    What else it has to know is in its environment.
+    Everything else that the task has to know is in its environment.
 
     Args:
         config: the task.
-        files: where it tells something.
+        files: the files that it writes for its launcher.
         program: the user's program and its arguments.
         host: the address of this machine at which a server or coordinator listens.
     """
     command = [
         *(sys.executable, "-m", "trireme", "task"),
         *("--job-name", config.role, "--task-index", str(config.index)),
-        *("--tied-to", str(os.getpid()), "--outcome-file", str(files.outcome)),
+        *("--tied-to", str(os.getpid()), "--outcome-file", str(files.exit_reason)),
     ]
     if config.role == "worker":
         return [*command, *program]
@@ -57,5 +57,5 @@ def task_command(
         command += ["--listen-host", host]
     if config.role == "coordinator":
         command += ["--address-file", str(files.address)]
-        command += ["--attendance-file", str(files.attendance)]
+        command += ["--attendance-file", str(files.membership_report)]
     return command

@@ -1,17 +1,18 @@
-"""What a user reads when a job has failed: who failed first, why, who merely waited, what to do."""
+"""The report on a failed job: which task failed first, why, which only waited, what to do."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from trireme.launch.supervision import Failure, Supervision
+from trireme.launch.verdict import Failure, Verdict
 
 __all__ = ["failure_report"]
 
 
 def failure_report(
-    supervision: Supervision,
+    verdict: Verdict,
+    names: Sequence[str],
     *,
     seconds: float,
     log: Callable[[str], Path],
@@ -20,46 +21,46 @@ def failure_report(
     """Returns the lines of the report.
 
     Args:
-        supervision: of the job that failed.
+        verdict: how the job failed.
+        names: every task that was started.
         seconds: how long the job ran.
-        log: the file with a task's output.
-        last_lines: the end of a task's output.
+        log: returns the file with a task's output.
+        last_lines: returns the end of a task's output.
     """
-    culprit = supervision.culprit
+    culprit = verdict.culprit
     if culprit is None:
         return [f"the job failed after {seconds:.1f} s"]
     name = culprit.name
-    verb = "was" if culprit.outcome.sudden else "failed:"
-    first = f"the job failed after {seconds:.1f} s. First {name} {verb} {culprit.outcome.summary}"
+    first = f"the job failed after {seconds:.1f} s. First {culprit}"
     return [
         first,
         *_evidence(culprit, log(name), last_lines(name)),
-        *_others(supervision, name),
-        *_losses(supervision),
+        *_other_tasks(verdict, names, name),
+        *_losses(verdict),
         f"  what to do: {_advice(culprit)}",
     ]
 
 
 def _evidence(culprit: Failure, log: Path, lines: Sequence[str]) -> list[str]:
-    if culprit.outcome.kind == "exception":
+    if culprit.reason.kind == "exception":
         return [f"  its traceback is above and in {log}"]
-    if culprit.outcome.kind in ("usage", "error", "victim"):
+    if culprit.reason.kind in ("usage", "error", "victim"):
         return [f"  its output is in {log}"]
     if not lines:
         return [f"  it printed nothing (its output would be in {log})"]
     return [f"  its last lines (all of them in {log}):", *(f"    {line}" for line in lines)]
 
 
-def _others(supervision: Supervision, culprit: str) -> list[str]:
+def _other_tasks(verdict: Verdict, names: Sequence[str], culprit: str) -> list[str]:
     own = [
-        f"{failure.name} ({failure.outcome.summary})"
-        for failure in (*supervision.failures, *supervision.lost)
-        if failure.outcome.kind != "victim" and failure.name != culprit
+        f"{failure.name} ({failure.reason.summary})"
+        for failure in (*verdict.failures, *verdict.lost)
+        if failure.reason.kind != "victim" and failure.name != culprit
     ]
-    failed = {failure.name for failure in supervision.lost} | {
-        failure.name for failure in supervision.failures if failure.outcome.kind != "victim"
+    failed = {failure.name for failure in verdict.lost} | {
+        failure.name for failure in verdict.failures if failure.reason.kind != "victim"
     }
-    waited = [name for name in supervision.names if name not in {*failed, culprit}]
+    waited = [name for name in names if name not in {*failed, culprit}]
     lines = []
     if own:
         lines.append(f"  failed too: {', '.join(own)}")
@@ -68,10 +69,9 @@ def _others(supervision: Supervision, culprit: str) -> list[str]:
     return lines
 
 
-def _losses(supervision: Supervision) -> list[str]:
-    """What is lost with a server, as the workers that have survived it say."""
-    said = (f"  {failure.name}: {failure.outcome.loss}" for failure in supervision.failures)
-    return [line for line, f in zip(said, supervision.failures, strict=True) if f.outcome.loss]
+def _losses(verdict: Verdict) -> list[str]:
+    """Returns what is lost with a server, as its workers report it."""
+    return [f"  {each.name}: {each.reason.loss}" for each in verdict.failures if each.reason.loss]
 
 
 _AGAIN = "run the same command again: training goes on from the newest checkpoint, if there is one"
@@ -79,7 +79,7 @@ _BY_ITSELF = "(--max-restarts N does so by itself)"
 
 
 def _advice(culprit: Failure) -> str:
-    kind, summary = culprit.outcome.kind, culprit.outcome.summary
+    kind, summary = culprit.reason.kind, culprit.reason.summary
     if kind == "signal" and "SIGKILL" in summary:
         return (
             "if nobody killed it, memory ran out: use a smaller batch or fewer tasks, then "

@@ -1,6 +1,6 @@
-"""A job from its first task to its last: starts them, follows the supervision, tells the end.
+"""Runs one job: starts its tasks, takes the actions of its supervision, reports its end.
 
-Where the tasks are, and how they are started and heard there, an engine knows.
+An `Engine` knows where the tasks run, and how to start, end and watch them there.
 """
 
 from __future__ import annotations
@@ -8,46 +8,40 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 import msgspec
 
-from trireme.launch.attendance import Attendance
+from trireme.job_config import OPTIONS
+from trireme.launch.actions import Action, Kill, Notify, Restart, RestartAll, Terminate
+from trireme.launch.config.task_config import Role, TaskConfig
 from trireme.launch.console import Console
+from trireme.launch.exit_reason import ExitReason
 from trireme.launch.failure_report import failure_report
-from trireme.launch.orders import (
-    Instruction,
-    Kill,
-    Limits,
-    Restart,
-    RestartAll,
-    Say,
-    Terminate,
-)
-from trireme.launch.outcome import Outcome
+from trireme.launch.membership_report import MembershipReport
 from trireme.launch.run_directory import RECORD, JobRecord, RunDirectory
 from trireme.launch.supervision import Phase, Supervision
-from trireme.launch.task_config import Role, TaskConfig
+from trireme.launch.supervision_limits import SupervisionLimits
 
 __all__ = [
-    "Asked",
-    "Attended",
-    "Ended",
     "Engine",
     "Event",
     "Job",
     "Launcher",
-    "Placed",
+    "MembershipReported",
+    "StopSignalled",
+    "TaskEnded",
+    "TaskLocated",
     "worker_tasks",
 ]
 
 ADDRESS_TIMEOUT = 60.0
 COORDINATOR = "coordinator:0"
-STOOD_STILL = 5.0
-"""A turn of the loop takes a second at most. Beyond this much more the launcher itself was stopped,
-and could hear nobody."""
+STALL_SECONDS = 5.0
+"""A turn of the loop takes a second at most. After a turn that took longer than this the launcher
+itself was stopped, so that silence in that time is not the coordinator's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,57 +51,55 @@ class Job:
     Attributes:
         program: the user's program and its arguments.
         task: what all tasks have in common: job, secret, counts, options.
-        limits: how long and how often.
-        options: what the user asked for, by option name, for `job.json`.
-        address_timeout: seconds until the coordinator must have told its address.
+        limits: how long things may take, and how often tasks are started again.
+        address_timeout: seconds until the coordinator must have written its address.
     """
 
     program: tuple[str, ...]
     task: TaskConfig
-    limits: Limits = field(default_factory=Limits)
-    options: Mapping[str, Any] = field(default_factory=dict)
+    limits: SupervisionLimits = field(default_factory=SupervisionLimits)
     address_timeout: float = ADDRESS_TIMEOUT
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """Somebody wants the job to stop."""
+class StopSignalled:
+    """A signal asked the launcher to stop the job."""
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
-    """The engine knows a process id, a node or the coordinator's address that it did not know."""
+class TaskLocated:
+    """The engine has learned a process id, a node or the coordinator's address."""
 
 
 @dataclass(frozen=True, slots=True)
-class Attended:
-    """The coordinator has said who takes part; it says so every second."""
+class MembershipReported:
+    """The coordinator has reported its members, which it does every second."""
 
-    attendance: Attendance
+    membership_report: MembershipReport
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class TaskEnded:
     """A task has ended.
 
     Attributes:
         name: the task.
         status: its exit status, or minus the number of the signal that killed it.
-        outcome: why.
+        reason: why it ended.
         last_lines: the end of its output.
     """
 
     name: str
     status: int
-    outcome: Outcome
+    reason: ExitReason
     last_lines: tuple[str, ...]
 
 
-Event = Asked | Attended | Placed | Ended
+Event = StopSignalled | MembershipReported | TaskLocated | TaskEnded
 
 
 class Engine(Protocol):
-    """Where tasks run. It shows and keeps their lines itself.
+    """Where tasks run. The engine itself shows and keeps the lines that they print.
 
     Attributes:
         pids: the process id of every task that has one, by name.
@@ -122,29 +114,29 @@ class Engine(Protocol):
     def coordinator(self) -> str: ...
 
     def start(self, config: TaskConfig) -> None:
-        """Starts a task, or starts it again. Should that fail, it has `Ended`.
+        """Starts a task, or starts it again. A failure to do so is reported as `TaskEnded`.
 
-        The address of a coordinator that is started again is not known until it tells it.
+        The address of a coordinator that is started again is unknown until it reports it.
         """
 
     def terminate(self, name: str) -> None:
         """Asks a task to end; one that has ended already is left alone."""
 
     def kill(self, name: str) -> None:
-        """Ends a task and its children at once, if it has not ended already."""
+        """Ends a task and its children at once, unless it has ended already."""
 
     def used(self, name: str) -> float:
         """Returns how much a task has done: seconds of a core, and a second for each line."""
 
     def wait(self, seconds: float) -> Sequence[Event]:
-        """Returns what has happened; waits for something to happen, but no longer than told.
+        """Waits for events, at most so many seconds, and returns them.
 
-        What the coordinator said comes before the ends of tasks.
+        A report of the coordinator comes before the ends of tasks.
         """
 
 
 def worker_tasks(task: TaskConfig) -> list[TaskConfig]:
-    """Returns the worker processes of a job: each alone, all together, or several to a worker.
+    """Returns the worker processes of a job, of which a worker has one or several.
 
     Args:
         task: what all tasks of the job have in common.
@@ -163,7 +155,7 @@ def worker_tasks(task: TaskConfig) -> list[TaskConfig]:
 
 
 class Launcher:
-    """One job, and the supervision that says what to do with its tasks."""
+    """One job, and the supervision that decides what to do with its tasks."""
 
     def __init__(self, job: Job, directory: RunDirectory, console: Console, engine: Engine) -> None:
         self._job = job
@@ -174,46 +166,45 @@ class Launcher:
         self._tails: dict[str, Sequence[str]] = {}
         self._started = time.time()
         self._begin = time.monotonic()
-        self._turned = self._begin
-        self._heard: float | None = None  # when the coordinator last said who takes part
-        self._unrecorded = False  # what happens cannot be recorded now
+        self._last_check = self._begin
+        self._last_report_at: float | None = None  # when the coordinator last reported its members
+        self._unrecorded = False  # `job.json` cannot be written now
         self._removed = False  # the run directory is gone
-        self._again = False  # the whole job is to be started again
+        self._restart_all_pending = False  # the whole job is to be started again
 
     # From start to end -----------------------------------------------------------------------
 
     def run(self) -> None:
-        """Starts all tasks and stays until the last one has ended."""
+        """Starts all tasks and returns when the last one has ended."""
         self._start_all()
         while self._supervision.phase is not Phase.DONE:
             self._turn(1.0)
-            if self._again:
+            if self._restart_all_pending:
                 self._start_all()
 
     def _start_all(self) -> None:
         task = self._job.task
-        self._again, self._heard = False, None
+        self._restart_all_pending, self._last_report_at = False, None
         if task.servers and self._supervision.phase is Phase.RUNNING:
             self._start("coordinator", 0)
             self._wait_for_address()
-        if self._supervision.phase is not Phase.RUNNING or self._again:
+        if self._supervision.phase is not Phase.RUNNING or self._restart_all_pending:
             return
         for index in range(task.servers):
             self._start("ps", index)
-        if task.host_aggregator:
-            self._start("aggregator", 0)
         for config in worker_tasks(task):
             self._start_task(config)
         self._record("running", None)
 
     def conclude(self) -> int:
-        """Says how the job ended and returns its exit status."""
-        supervision, seconds = self._supervision, time.monotonic() - self._begin
+        """Reports how the job ended and returns its exit status."""
+        verdict, seconds = self._supervision.verdict, time.monotonic() - self._begin
         logs = self._directory.path / "logs"
-        status = supervision.status
-        if supervision.failed:
+        status = verdict.status
+        if verdict.failed:
             report = failure_report(
-                supervision,
+                verdict,
+                self._supervision.names,
                 seconds=seconds,
                 log=self._directory.log,
                 last_lines=lambda name: self._tails.get(name, ()),
@@ -221,11 +212,11 @@ class Launcher:
             for line in report:
                 self._console.say(line, alarm=True)
             self._record("failed", status, report)
-        elif supervision.unsaved:
-            names = ", ".join(supervision.unsaved)
+        elif verdict.unsaved:
+            names = ", ".join(verdict.unsaved)
             self._console.say(f"ended after {seconds:.1f} s; {names} did not save", alarm=True)
             self._record("interrupted", status)
-        elif supervision.interrupted:
+        elif verdict.interrupted:
             self._console.say(f"interrupted after {seconds:.1f} s; logs in {logs}")
             self._record("interrupted", status)
         else:
@@ -240,7 +231,7 @@ class Launcher:
             if not self._unrecorded:
                 self._console.say(
                     f"WARNING: {self._directory.path / RECORD} cannot be written "
-                    f"({error.strerror}): `trireme status` may show what was so before",
+                    f"({error.strerror}): `trireme status` may show an older state",
                     alarm=True,
                 )
             self._unrecorded = True
@@ -260,8 +251,8 @@ class Launcher:
             coordinator=self._engine.coordinator,
             secret_file=str(self._directory.secret_file.resolve()),
             command=job.program,
-            options=dict(job.options),
-            origins=job.task.origins,
+            options=job.task.config.values,
+            origins={each.name: job.task.config.origin(each.field) for each in OPTIONS},
             started=self._started,
             ended=None if status is None else time.time(),
             failure=tuple(failure),
@@ -292,10 +283,10 @@ class Launcher:
         self._record("running", None)
 
     def _wait_for_address(self) -> None:
-        """Waits until the coordinator has told where it listens, or will not."""
+        """Waits until the coordinator listens, or has ended."""
         deadline = time.monotonic() + self._job.address_timeout
         while self._supervision.phase is Phase.RUNNING and not self._engine.coordinator:
-            if self._again:
+            if self._restart_all_pending:
                 return
             if time.monotonic() > deadline:
                 self._console.say(
@@ -313,68 +304,70 @@ class Launcher:
         deadline = self._supervision.deadline
         wait = longest if deadline is None else min(longest, max(0.0, deadline - now))
         for event in self._engine.wait(wait):
-            self._happened(event)
+            self._handle(event)
         now = time.monotonic()
-        self._look(now)
+        self._check_silent_tasks(now)
         self._carry_out(self._supervision.tick(now))
 
-    def _look(self, now: float) -> None:
-        """Looks at the tasks that nobody else hears of: the coordinator, and who outlives it."""
-        if now - self._turned < 1.0:
+    def _check_silent_tasks(self, now: float) -> None:
+        """Checks the tasks that no report covers: the coordinator, and workers that outlive it."""
+        if now - self._last_check < 1.0:
             return
-        stood_still, self._turned = now - self._turned > STOOD_STILL, now
-        if self._heard is not None and stood_still:
-            self._heard = now
+        stalled, self._last_check = now - self._last_check > STALL_SECONDS, now
+        if self._last_report_at is not None and stalled:
+            self._last_report_at = now
         if not self._removed and not (self._directory.path / "logs").exists():
             self._removed = True
             self._console.say(
                 f"WARNING: the run directory {self._directory.path} was removed: what the tasks "
-                "print is kept nowhere; `trireme status` and `trireme stop` do not find this job",
+                "print is not kept, and `trireme status` and `trireme stop` do not find this job",
                 alarm=True,
             )
-        quiet = 0.0 if self._heard is None else now - self._heard
-        if quiet > self._job.limits.silence:
-            self._heard = None
-            summary = f"given up and killed: it said nothing for {quiet:.0f} s"
-            outcome = Outcome(kind="hung", summary=summary, at=time.time())
-            self._carry_out(self._supervision.silent(now, COORDINATOR, outcome))
-        for name in self._supervision.outliving:
-            self._carry_out(self._supervision.worked(now, name, self._engine.used(name)))
+        silence = 0.0 if self._last_report_at is None else now - self._last_report_at
+        if silence > self._job.limits.silence:
+            self._last_report_at = None
+            summary = f"given up and killed: it sent nothing for {silence:.0f} s"
+            reason = ExitReason(kind="hung", summary=summary, at=time.time())
+            self._carry_out(self._supervision.hung(now, COORDINATOR, reason))
+        for name in self._supervision.outliving_workers:
+            self._carry_out(self._supervision.worker_used(now, name, self._engine.used(name)))
 
-    def _happened(self, event: Event) -> None:
+    def _handle(self, event: Event) -> None:
         now = time.monotonic()
         match event:
-            case Asked():
+            case StopSignalled():
                 self._carry_out(self._supervision.interrupt(now))
-            case Ended(name, status, outcome, last_lines):
+            case TaskEnded(name, status, reason, last_lines):
                 self._tails[name] = last_lines
                 if name == COORDINATOR:
-                    self._heard = None
-                self._carry_out(self._supervision.exited(now, name, status, outcome))
-            case Attended(attendance):
-                self._heard = now
-                self._attended(now, attendance)
-            case Placed():
+                    self._last_report_at = None
+                self._carry_out(self._supervision.exited(now, name, status, reason))
+            case MembershipReported(membership_report):
+                self._last_report_at = now
+                self._membership_reported(now, membership_report)
+            case TaskLocated():
                 if self._supervision.phase is Phase.RUNNING:
                     self._record("running", None)
 
-    def _attended(self, now: float, attendance: Attendance) -> None:
+    def _membership_reported(self, now: float, membership_report: MembershipReport) -> None:
         pids = self._engine.pids
         lost = {
-            task.name: Outcome(
+            task.name: ExitReason(
                 kind="hung", summary=f"given up and killed: {task.reason}", at=time.time()
             )
-            for task in attendance.lost
-            if pids.get(task.name) == task.pid  # else another process has come in its place
+            for task in membership_report.lost
+            if pids.get(task.name) == task.pid  # else another process has taken its place
         }
         self._carry_out(
-            self._supervision.attended(now, attendance.joined, lost, formed=attendance.formed)
+            self._supervision.membership_reported(
+                now, membership_report.joined, lost, formed=membership_report.formed
+            )
         )
 
-    def _carry_out(self, instructions: Sequence[Instruction]) -> None:
-        for instruction in instructions:
-            match instruction:
-                case Say(text):
+    def _carry_out(self, actions: Sequence[Action]) -> None:
+        for action in actions:
+            match action:
+                case Notify(text):
                     self._console.say(text, alarm=text.startswith("WARNING"))
                 case Terminate(name):
                     self._engine.terminate(name)
@@ -383,4 +376,4 @@ class Launcher:
                 case Restart(name, left):
                     self._restart(name, left)
                 case RestartAll():
-                    self._again = True
+                    self._restart_all_pending = True

@@ -1,8 +1,8 @@
-"""Starts the tasks of a job as processes of this host, and stays with them until all have ended.
+"""Starts the tasks of a job as processes of this host, and returns when all have ended.
 
-Every process started here is gone when `run_local` returns; should the launcher itself be killed,
-the kernel kills them (see `tether.py`), and a guard what they have started (see `guard.py`).
-Single-threaded: the kernel ties a child's life to the thread that started it.
+No process started here outlives `run_local`. If the launcher itself is killed, the kernel kills
+its tasks (see `parent_death_signal.py`), and a reaper kills what they have started (see
+`orphan_reaper.py`). Single-threaded: the kernel ties a child's life to the thread that started it.
 """
 
 from __future__ import annotations
@@ -15,18 +15,25 @@ from collections.abc import Sequence
 
 import msgspec
 
-from trireme.launch.attendance import AttendanceReader
 from trireme.launch.command import CommandBuilder, TaskFiles, task_command
+from trireme.launch.config.secret import SECRET_VARIABLE, secret_descriptor
+from trireme.launch.config.task_config import TASK_VARIABLE, TaskConfig, encode_task
 from trireme.launch.console import Console
-from trireme.launch.guard import Guard
-from trireme.launch.launcher import Asked, Attended, Ended, Event, Job, Launcher
-from trireme.launch.outcome import describe_status, read_outcome
+from trireme.launch.exit_reason import describe_status, read_exit_reason
+from trireme.launch.launcher import (
+    Event,
+    Job,
+    Launcher,
+    MembershipReported,
+    StopSignalled,
+    TaskEnded,
+)
+from trireme.launch.membership_report import MembershipReportReader
 from trireme.launch.process import Pipe, TaskProcess
+from trireme.launch.process_setup.orphan_reaper import OrphanReaper
+from trireme.launch.process_setup.signals import requests_to_stop, signals
+from trireme.launch.process_setup.threads import thread_variables
 from trireme.launch.run_directory import RunDirectory
-from trireme.launch.secret import SECRET_VARIABLE, handed_over
-from trireme.launch.signals import requests_to_stop, signals
-from trireme.launch.task_config import TASK_VARIABLE, TaskConfig, encode_task
-from trireme.launch.threads import thread_variables
 
 __all__ = ["run_local"]
 
@@ -39,22 +46,22 @@ def run_local(
 ) -> int:
     """Runs a job to its end and returns its exit status.
 
-    SIGINT, SIGTERM or SIGHUP once: the workers save and end; twice: all end at once. To be called
-    from the main thread.
+    At the first SIGINT, SIGTERM or SIGHUP the workers save and end; at the second, all tasks end
+    at once. Call it from the main thread.
 
     Args:
         job: what to run.
-        directory: where its logs and its record go; stays claimed.
-        console: where its tasks' lines go.
-        build_command: how to start a task.
+        directory: where its logs and its record go. It stays claimed.
+        console: where the lines of its tasks go.
+        build_command: returns the command line of a task.
 
     Returns:
-        0 finished; 1 a task failed; 2 a worker found that it was asked for something impossible;
-        130 stopped by a signal, after the workers have saved and ended.
+        0 if the job finished; 1 if a task failed; 2 if a worker was asked for something
+        impossible; 130 if a signal stopped the job and the workers have saved.
     """
-    with signals() as wakeup, selectors.DefaultSelector() as selector, Guard() as guard:
+    with signals() as wakeup, selectors.DefaultSelector() as selector, OrphanReaper() as reaper:
         selector.register(wakeup, selectors.EVENT_READ, None)
-        engine = _LocalEngine(job, directory, console, selector, build_command, guard)
+        engine = _LocalEngine(job, directory, console, selector, build_command, reaper)
         launcher = Launcher(job, directory, console, engine)
         try:
             launcher.run()
@@ -73,7 +80,7 @@ class _LocalEngine:
         console: Console,
         selector: selectors.BaseSelector,
         build_command: CommandBuilder,
-        guard: Guard,
+        reaper: OrphanReaper,
     ) -> None:
         self.pids: dict[str, int] = {}
         self.nodes: dict[str, str] = {}
@@ -82,11 +89,13 @@ class _LocalEngine:
         self._console = console
         self._selector = selector
         self._build_command = build_command
-        self._guard = guard
+        self._reaper = reaper
         self._processes: dict[str, TaskProcess] = {}
-        self._meetings: dict[int, str] = {}
+        self._process_group_addresses: dict[int, str] = {}
         self._coordinator = ""
-        self._attendance = AttendanceReader(self._files("coordinator:0").attendance)
+        self._membership_report = MembershipReportReader(
+            self._files("coordinator:0").membership_report
+        )
 
     @property
     def coordinator(self) -> str:
@@ -98,13 +107,13 @@ class _LocalEngine:
     def start(self, config: TaskConfig) -> None:
         name = config.name
         files = self._files(name)
-        for file in (files.outcome, files.address, files.attendance):
+        for file in (files.exit_reason, files.address, files.membership_report):
             file.unlink(missing_ok=True)
         if config.role == "coordinator":
             self._coordinator = ""
         with contextlib.ExitStack() as stack:
-            config, fds = self._meeting(config, stack)
-            secret = stack.enter_context(handed_over(config.secret, config.job))
+            config, fds = self._assign_process_group(config, stack)
+            secret = stack.enter_context(secret_descriptor(config.secret, config.job))
             if secret is not None:
                 config = msgspec.structs.replace(config, secret="", secret_fd=secret)
                 fds = (*fds, secret)
@@ -114,7 +123,7 @@ class _LocalEngine:
                 self._environ(config),
                 log=self._directory.log(name),
                 emit=lambda line, error: self._console.line(name, line, error),
-                complain=lambda text: self._console.say(text, alarm=True),
+                warn=lambda text: self._console.say(text, alarm=True),
                 pass_fds=fds,
             )
         self._processes[name] = process
@@ -123,7 +132,7 @@ class _LocalEngine:
             self._selector.register(pipe.fd, selectors.EVENT_READ, (process, pipe))
 
     def terminate(self, name: str) -> None:
-        if name in self._processes:  # else its end is told already, and being dealt with
+        if name in self._processes:  # else its end was reported already
             self._processes[name].terminate()
 
     def kill(self, name: str) -> None:
@@ -134,7 +143,7 @@ class _LocalEngine:
         return self._processes[name].used() if name in self._processes else 0.0
 
     def kill_all(self) -> None:
-        """Leaves nothing behind, even if this launcher itself went wrong."""
+        """Kills every task that lives, even if this launcher itself failed."""
         for process in self._processes.values():
             process.kill()
 
@@ -142,31 +151,35 @@ class _LocalEngine:
         events: list[Event] = []
         for key, _ in self._selector.select(seconds):
             if key.data is None:
-                events += [Asked()] * requests_to_stop(key.fd)
+                events += [StopSignalled()] * requests_to_stop(key.fd)
             else:
                 self._read(*key.data)
         ended = self._reap()
-        attendance = self._attendance.news()
-        if attendance is not None:
-            events.append(Attended(attendance))
+        membership_report = self._membership_report.news()
+        if membership_report is not None:
+            events.append(MembershipReported(membership_report))
         return events + ended
 
-    def _meeting(
+    def _assign_process_group(
         self, config: TaskConfig, stack: contextlib.ExitStack
     ) -> tuple[TaskConfig, Sequence[int]]:
-        """Says where processes that hold a model together find each other.
+        """Gives a worker process the address of its process group.
 
-        Rank 0, which is started first, inherits the socket: nobody else can take the port.
+        Rank 0 is started first and inherits the socket, so that no other process can take the port.
         """
         if config.role != "worker" or config.processes == 1:
             return config, ()
-        gang = config.index if config.servers else 0
+        process_group = config.index if config.servers else 0
         if config.rank:
-            return msgspec.structs.replace(config, gang=self._meetings[gang]), ()
+            return msgspec.structs.replace(
+                config, process_group=self._process_group_addresses[process_group]
+            ), ()
         listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
-        self._meetings[gang] = f"127.0.0.1:{listener.getsockname()[1]}"
+        self._process_group_addresses[process_group] = f"127.0.0.1:{listener.getsockname()[1]}"
         fd = listener.fileno()
-        config = msgspec.structs.replace(config, gang=self._meetings[gang], gang_fd=fd)
+        config = msgspec.structs.replace(
+            config, process_group=self._process_group_addresses[process_group], process_group_fd=fd
+        )
         return config, (fd,)
 
     def _files(self, name: str) -> TaskFiles:
@@ -174,16 +187,16 @@ class _LocalEngine:
         stem = self._directory.scratch.resolve() / name.replace(":", "-").replace("/", "-")
         return TaskFiles(
             stem.with_suffix(".address"),
-            stem.with_suffix(".outcome"),
-            stem.with_suffix(".attendance"),
+            stem.with_suffix(".reason"),
+            stem.with_suffix(".members"),
         )
 
     def _environ(self, config: TaskConfig) -> dict[str, str]:
         threads, variables = thread_variables(os.environ, config.tasks)
         task = encode_task(msgspec.structs.replace(config, threads=threads))
-        told = {TASK_VARIABLE: task, "PYTHONUNBUFFERED": "1", **self._guard.variables}
+        set_here = {TASK_VARIABLE: task, "PYTHONUNBUFFERED": "1", **self._reaper.variables}
         own = {name: value for name, value in os.environ.items() if name != SECRET_VARIABLE}
-        return {**own, **variables, **told}
+        return {**own, **variables, **set_here}
 
     def _read(self, process: TaskProcess, pipe: Pipe) -> None:
         if not process.read(pipe):
@@ -199,5 +212,5 @@ class _LocalEngine:
             with contextlib.suppress(KeyError):
                 self._selector.unregister(pipe.fd)
         process.finish()
-        outcome = read_outcome(self._files(name).outcome) or describe_status(status)
-        return Ended(name, status, outcome, tuple(process.last_lines))
+        reason = read_exit_reason(self._files(name).exit_reason) or describe_status(status)
+        return TaskEnded(name, status, reason, tuple(process.last_lines))

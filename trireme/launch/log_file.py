@@ -1,4 +1,4 @@
-"""A task's output in a file; a disk that is full costs lines, and not the job."""
+"""A task's output in a file. A full disk loses lines and does not fail the job."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ __all__ = ["LogFile"]
 
 
 class LogFile:
-    """Appends lines to a file, and goes on without them where that fails.
+    """Appends lines to a file. Lines that cannot be written are counted and dropped.
 
     Args:
         path: the file.
-        complain: told once when lines cannot be kept, and again after they could be.
+        warn: called with a line for the user when writing begins to fail.
     """
 
-    def __init__(self, path: Path, complain: Callable[[str], None]) -> None:
+    def __init__(self, path: Path, warn: Callable[[str], None]) -> None:
         self._path = path
-        self._complain = complain
+        self._warn = warn
         self._file: IO[bytes] | None = None
         self._missing = 0
 
@@ -32,7 +32,7 @@ class LogFile:
             self._append(line + b"\n")
         except OSError as error:
             if not self._missing:
-                self._complain(
+                self._warn(
                     f"WARNING: {self._path} cannot be written ({error.strerror}): lines are shown "
                     "and not kept until it can be"
                 )
@@ -51,5 +51,5 @@ class LogFile:
         if self._file is None:
             self._file = self._path.open("ab", buffering=0)
         rest = memoryview(data)
-        while rest:  # what is left of a disk takes a part of it, and then refuses
+        while rest:  # an almost full disk takes a part first, and then refuses
             rest = rest[self._file.write(rest) :]

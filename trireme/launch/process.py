@@ -16,8 +16,8 @@ from trireme.launch.log_file import LogFile
 
 __all__ = ["Pipe", "TaskProcess"]
 
-CHUNK = 1 << 16
-LINE = 1 << 20
+CHUNK_BYTES = 1 << 16
+LINE_BYTES = 1 << 20
 LAST_LINES = 12
 FINAL_CHUNKS = 64
 
@@ -39,28 +39,28 @@ class Pipe:
     def lines(self, data: bytes) -> list[bytes]:
         """Takes bytes in and returns the lines that they complete.
 
-        Of what a carriage return overwrites (a progress bar) only the last state is a line.
+        Of text that carriage returns overwrite, such as a progress bar, only the last state counts.
         """
         *complete, partial = (self.partial + data).split(b"\n")
-        self.partial = partial if len(partial) <= LINE else _overwritten(partial)[-LINE:]
-        return [_overwritten(line) for line in complete]
+        self.partial = partial if len(partial) <= LINE_BYTES else _last_state(partial)[-LINE_BYTES:]
+        return [_last_state(line) for line in complete]
 
-    def rest(self) -> list[bytes]:
+    def remainder(self) -> list[bytes]:
         """Returns a last line that had no line end, if there is one."""
         line, self.partial = self.partial, b""
-        return [_overwritten(line)] if line else []
+        return [_last_state(line)] if line else []
 
 
-def _overwritten(line: bytes) -> bytes:
+def _last_state(line: bytes) -> bytes:
     return line.rstrip(b"\r").rpartition(b"\r")[2]
 
 
 class TaskProcess:
     """A running task, leader of a session and process group of its own.
 
-    Ctrl-C on the terminal does not reach it: its launcher decides what it is told. Its output
-    goes line by line into its log and to `emit(line, error)`; `complain(text)` hears where its
-    log cannot be written.
+    Ctrl-C on the terminal does not reach it: its launcher passes signals on. Its output goes line
+    by line into its log and to `emit(line, error)`; `warn(text)` is called when the log cannot be
+    written.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class TaskProcess:
         *,
         log: Path,
         emit: Callable[[str, bool], None],
-        complain: Callable[[str], None] = lambda text: None,
+        warn: Callable[[str], None] = lambda text: None,
         pass_fds: Sequence[int] = (),
         directory: Path | None = None,
     ) -> None:
@@ -79,7 +79,7 @@ class TaskProcess:
         self.last_lines: deque[str] = deque(maxlen=LAST_LINES)
         self._emit = emit
         self._lines = 0
-        self._log = LogFile(log, complain)
+        self._log = LogFile(log, warn)
         self._process = subprocess.Popen(
             command,
             env=dict(environ),
@@ -97,7 +97,7 @@ class TaskProcess:
 
     @staticmethod
     def _pipe(stream: IO[bytes] | None, error: bool) -> Pipe:
-        assert stream is not None  # asked for by PIPE
+        assert stream is not None  # by PIPE
         os.set_blocking(stream.fileno(), False)
         return Pipe(stream.fileno(), error)
 
@@ -107,11 +107,11 @@ class TaskProcess:
         return self._process.pid
 
     def read(self, pipe: Pipe) -> bool:
-        """Reads what is there without waiting; False when there will be no more."""
-        return self._take(pipe) != 0
+        """Reads without waiting; returns False when the stream has ended."""
+        return self._read(pipe) != 0
 
     def poll(self) -> int | None:
-        """Returns how the task ended, or None: it runs. A negative status is a signal's."""
+        """Returns the exit status, or minus the number of a signal; None while the task runs."""
         return self._process.poll()
 
     def used(self) -> float:
@@ -119,7 +119,7 @@ class TaskProcess:
         return self._lines + _processor_seconds(self.pid)
 
     def terminate(self) -> None:
-        """Asks the task to end. Its children are its own business."""
+        """Asks the task to end, but not its children."""
         self._process.send_signal(signal.SIGTERM)
 
     def kill(self) -> None:
@@ -128,23 +128,23 @@ class TaskProcess:
             os.killpg(self.pid, signal.SIGKILL)
 
     def finish(self) -> None:
-        """Shows what an ended task still had to say, ends its children, closes its files."""
-        self.kill()  # a group outlives its leader; one without members is not found
+        """Shows the remaining output of an ended task, kills its children, closes its files."""
+        self.kill()  # a process group outlives its leader
         for pipe in self.pipes:
-            # Somebody outside the group may hold the pipe and write on: not for ever.
+            # A process outside the group may hold the pipe and write on: read a bounded amount.
             for _ in range(FINAL_CHUNKS):
-                if not self._take(pipe):
+                if not self._read(pipe):
                     break
-            self._show(pipe.rest(), pipe.error)
+            self._show(pipe.remainder(), pipe.error)
         for stream in (self._process.stdout, self._process.stderr):
             assert stream is not None
             stream.close()
         self._log.close()
 
-    def _take(self, pipe: Pipe) -> int | None:
-        """Returns how many bytes came: 0 at the end, None if none are there now."""
+    def _read(self, pipe: Pipe) -> int | None:
+        """Returns how many bytes were read: 0 at the end, None if there are none now."""
         try:
-            data = os.read(pipe.fd, CHUNK)
+            data = os.read(pipe.fd, CHUNK_BYTES)
         except BlockingIOError:
             return None
         if data:
@@ -161,7 +161,7 @@ class TaskProcess:
 
 
 def _processor_seconds(pid: int) -> float:
-    """Returns how much of a core a process and its children have used; 0 where it is gone."""
+    """Returns the core seconds that a process and its children have used; 0 if it is gone."""
     import psutil  # rarely needed, and slow to load
 
     total = 0.0

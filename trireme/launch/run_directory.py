@@ -1,7 +1,7 @@
-"""What a job's launcher keeps in the run directory: the logs, and `job.json` to find the job by.
+"""What a job's launcher keeps in the run directory: the logs, and `job.json`, which describes it.
 
-One launcher at a time: it holds a lock for as long as it lives, so that nobody has to guess from
-a process id whether a job is still there.
+One launcher uses a run directory at a time. It holds a lock for as long as it lives, so that no
+other process has to guess from a process id whether the job still runs.
 """
 
 from __future__ import annotations
@@ -44,18 +44,18 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
         job: its id.
         state: `running`, `finished`, `failed` or `interrupted`.
         status: the launcher's exit status; None while it runs.
-        host: on which host.
+        host: the host that the launcher runs on.
         launcher: the launcher's process id.
         pids: every task's process id, by name.
         nodes: on which node each task is, by name, where they are not all on `host`.
         coordinator: the coordinator's address; empty where there is none.
-        secret_file: where the job's secret lies while the job runs.
+        secret_file: the file that holds the job's secret while the job runs.
         command: the program and its arguments.
-        options: what the user asked for, by option name.
-        origins: where each of them came from.
+        options: the value of each option, by its name.
+        origins: where each value came from, by the option's name.
         started: the time of day in seconds since 1970.
         ended: likewise; None while it runs.
-        failure: who failed first and why, line by line; nothing where nobody did.
+        failure: the lines of the failure report; empty unless the job failed.
     """
 
     job: str
@@ -84,7 +84,7 @@ class RunDirectory:
 
     @property
     def secret_file(self) -> Path:
-        """Where the job's secret lies while the job runs."""
+        """The file that holds the job's secret while the job runs."""
         return self.path / SECRET
 
     def log(self, name: str) -> Path:
@@ -93,7 +93,7 @@ class RunDirectory:
 
     @property
     def scratch(self) -> Path:
-        """What tasks and launcher tell each other while the job runs."""
+        """The directory of the files that tasks write for the launcher while the job runs."""
         return self.path / SCRATCH
 
     def write_secret(self, secret: str) -> None:
@@ -106,17 +106,17 @@ class RunDirectory:
         _write_private(self.path / RECORD, text + b"\n")
 
     def release(self) -> None:
-        """Removes what served this job alone and lets the next job in."""
+        """Removes the secret and the temporary files, and releases the lock."""
         self.secret_file.unlink(missing_ok=True)
         shutil.rmtree(self.scratch, ignore_errors=True)
         self.lock.close()
 
 
 def claim(path: Path) -> RunDirectory:
-    """Makes a run directory if it is not there and takes it for this process.
+    """Creates a run directory if it does not exist, and locks it for this process.
 
     Raises:
-        ConfigurationError: it cannot be written, or another job runs there: names that job.
+        ConfigurationError: it cannot be written, or another job runs there, which is named.
     """
     try:
         (path / "logs").mkdir(parents=True, exist_ok=True)
@@ -132,18 +132,18 @@ def claim(path: Path) -> RunDirectory:
             "or name another directory with --run-dir"
         )
     directory = RunDirectory(path, lock)
-    shutil.rmtree(directory.scratch, ignore_errors=True)  # a launcher that was killed left it
+    shutil.rmtree(directory.scratch, ignore_errors=True)  # left by a launcher that was killed
     directory.scratch.mkdir()
     return directory
 
 
 def _lock(file: IO[str]) -> bool:
-    """Takes the lock for good; False if another launcher has it."""
+    """Takes the lock and keeps it; returns False if another launcher has it."""
     for _ in range(10):
         with suppress(OSError):  # this file system has no locks
             if try_lock(file.fileno()):
                 return True
-        time.sleep(0.01)  # `is_running` of another process holds it for a moment only
+        time.sleep(0.01)  # another process's `is_running` holds it for a moment
     return False
 
 
@@ -151,7 +151,7 @@ def claim_free(path: Path, attempts: int = 100) -> RunDirectory:
     """Claims `path`, or `path-2`, `path-3` and so on where jobs run already.
 
     Raises:
-        ConfigurationError: as `claim`, for the last one tried.
+        ConfigurationError: as `claim`, for the last directory tried.
     """
     for number in range(1, attempts):
         candidate = path if number == 1 else path.with_name(f"{path.name}-{number}")
@@ -161,12 +161,12 @@ def claim_free(path: Path, attempts: int = 100) -> RunDirectory:
 
 
 def is_running(path: Path) -> bool:
-    """Whether a launcher of a job in this run directory lives."""
+    """Returns whether the launcher of a job in this run directory lives."""
     return is_locked(path / LOCK)
 
 
 def wait_until_free(path: Path, timeout: float) -> bool:
-    """Waits until no launcher holds the run directory; False when the time is over first."""
+    """Waits until no launcher holds the run directory; returns False after `timeout` seconds."""
     deadline = time.monotonic() + timeout
     while is_running(path):
         if time.monotonic() > deadline:
@@ -176,10 +176,10 @@ def wait_until_free(path: Path, timeout: float) -> bool:
 
 
 def read_record(path: Path) -> JobRecord:
-    """Returns what `job.json` in a run directory says.
+    """Returns the record in `job.json` of a run directory.
 
     Raises:
-        ConfigurationError: there is none, or it cannot be read.
+        ConfigurationError: there is no such file, or it cannot be read.
     """
     file = path / RECORD
     try:
@@ -187,7 +187,8 @@ def read_record(path: Path) -> JobRecord:
     except FileNotFoundError as error:
         raise ConfigurationError(
             f"no job was started in {path}: it has no {RECORD}. Give the directory that "
-            "`trireme run` named"
+            "`trireme run` named; `trireme top` and `trireme report` also read a program's own "
+            "run directory"
         ) from error
     except (OSError, msgspec.MsgspecError) as error:
         raise ConfigurationError(f"{file} cannot be read: {error}") from error
@@ -202,18 +203,18 @@ def _holder(path: Path) -> str:
 
 
 def _write_private(path: Path, content: bytes) -> None:
-    """Replaces a file so that a reader sees all of it or nothing, and no other user any of it.
+    """Replaces a file so that a reader sees all of it or nothing, and no other user can read it.
 
-    Its name until then cannot be foreseen, and is made here or not at all: nobody can have left a
-    file or a link there.
+    The temporary file has an unpredictable name and must not exist before, so that another user
+    cannot have left a file or a link there.
     """
-    beside = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    handle = os.open(beside, flags, 0o600)
+    handle = os.open(temporary, flags, 0o600)
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(content)
-        beside.replace(path)
+        temporary.replace(path)
     except OSError:
-        beside.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise

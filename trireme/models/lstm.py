@@ -24,8 +24,8 @@ class LSTMLanguageModel(nn.Sequential):
 
     With `carry` each layer begins where it ended the batch before, row by row, and gradients go
     back to the batch's beginning: truncated back-propagation through time. Then consecutive
-    batches must be consecutive text, as `trireme.data.text.TextWindows` has it, and whoever feeds
-    others says `reset_state()` first. Training and evaluation carry their own states; each
+    batches must be consecutive text, as `trireme.data.text.TextWindows` provides it; call
+    `reset_state()` before other batches. Training and evaluation carry their own states; each
     evaluation begins with none. States are in no checkpoint, and a batch that is computed in pieces
     (a session's `accumulate`) has several in turn: do not carry there.
     """

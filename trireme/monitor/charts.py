@@ -37,8 +37,8 @@ def line_chart(
 
     Args:
         series: the points of each curve by its name; none may be empty.
-        x_label: what the horizontal axis is.
-        y_label: what the vertical axis is, for whoever cannot see the chart.
+        x_label: the name of the horizontal axis.
+        y_label: the name of the vertical axis, for screen readers.
         from_zero: whether the vertical axis begins at 0.
         may_be_log: whether it may be logarithmic.
     """
@@ -68,7 +68,7 @@ def line_chart(
 
 
 def bar_chart(bars: Sequence[tuple[str, float]], x_label: str, y_label: str) -> str:
-    """Returns how often each of several things was: pairs (name, count)."""
+    """Returns a bar chart of pairs (name, count)."""
     scale = _Scale(0.0, max((count for _, count in bars), default=1.0) or 1.0)
     width = min((_WIDTH - _LEFT - _RIGHT) / max(len(bars), 1), _WIDEST_BAR)
     parts = [*_rules(scale), _text(_middle(), _HEIGHT - 4, x_label, "mid")]
@@ -81,7 +81,7 @@ def bar_chart(bars: Sequence[tuple[str, float]], x_label: str, y_label: str) -> 
             f'height="{height:.1f}"><title>{escape(name)}: {number(count)}</title></rect>'
         )
         half = _LETTER * len(name) / 2
-        if x + width / 2 - half >= taken:  # else it would run into the one before
+        if x + width / 2 - half >= taken:  # else the labels would overlap
             parts.append(_text(x + width / 2, _HEIGHT - _BOTTOM + 13, name, "mid"))
             taken = x + width / 2 + half + _LETTER / 2
     return _svg(f"{y_label} by {x_label}", parts)
@@ -116,7 +116,7 @@ def stacked_bars(
 
 
 def number(value: float) -> str:
-    """Returns a number for people: three digits that count, thousands apart."""
+    """Returns a number with three significant digits and separated thousands."""
     if value == int(value) and abs(value) < 1e15:
         return f"{int(value):,}"
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
@@ -130,7 +130,7 @@ def _is_noisy(points: Points) -> bool:
 
 
 class _Scale:
-    """From values to shares of an axis, with ticks at round numbers."""
+    """Maps values to positions on an axis, with ticks at round numbers."""
 
     def __init__(self, low: float, high: float, log: bool = False) -> None:
         self.log = log
@@ -152,8 +152,8 @@ class _Scale:
         first = math.ceil(low / step - 1e-9)
         self.ticks = [(first + position) * step for position in range(count + 1)]
 
-    def share(self, value: float) -> float:
-        """Returns where a value lies: 0 at the low end, 1 at the high."""
+    def position(self, value: float) -> float:
+        """Returns the position of a value: 0 at the low end, 1 at the high end."""
         at = math.log10(value) if self.log else value
         return (at - self.low) / ((self.high - self.low) or 1.0)
 
@@ -164,11 +164,11 @@ def _round_step(rough: float) -> float:
 
 
 def _x(scale: _Scale, value: float) -> float:
-    return _LEFT + scale.share(value) * (_WIDTH - _LEFT - _RIGHT)
+    return _LEFT + scale.position(value) * (_WIDTH - _LEFT - _RIGHT)
 
 
 def _y(scale: _Scale, value: float) -> float:
-    return _HEIGHT - _BOTTOM - scale.share(value) * (_HEIGHT - _TOP - _BOTTOM)
+    return _HEIGHT - _BOTTOM - scale.position(value) * (_HEIGHT - _TOP - _BOTTOM)
 
 
 def _middle() -> float:

@@ -19,7 +19,8 @@ Curves = dict[str, dict[str, Points]]
 def read_curves(directory: Path) -> Curves:
     """Returns every scalar under a directory of event files; none where there are none.
 
-    Of steps that were made again after a resume, the newest values; not finite ones are left out.
+    For steps that were repeated after a resume, the newest values count; values that are not finite
+    are left out.
     """
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -38,7 +39,7 @@ def read_curves(directory: Path) -> Curves:
 
 
 def thinned(points: Points, most: int) -> Points:
-    """Returns at most about so many of the points: of each stretch its lowest and its highest."""
+    """Returns about `most` of the points at most: the lowest and the highest of each stretch."""
     if len(points) <= most:
         return points
     kept: list[tuple[float, float]] = []
@@ -50,11 +51,11 @@ def thinned(points: Points, most: int) -> Points:
     return kept
 
 
-def smoothed(points: Points, share: float = 0.03) -> Points:
-    """Returns an exponential moving mean whose memory is a share of the points."""
+def smoothed(points: Points, fraction: float = 0.03) -> Points:
+    """Returns an exponential moving mean over a fraction of the points."""
     if not points:
         return points
-    weight = 1 / max(1.0, share * len(points))
+    weight = 1 / max(1.0, fraction * len(points))
     mean, out = points[0][1], []
     for step, value in points:
         mean += weight * (value - mean)

@@ -1,4 +1,4 @@
-"""What the coordinator knows of its tasks, as metrics."""
+"""Metrics of the tasks of a job, as the coordinator knows them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class MembershipMetrics:
     """Gauges of a job's membership.
 
     Attributes:
-        registry: where they are.
+        registry: the registry of the gauges.
     """
 
     def __init__(self) -> None:
@@ -28,7 +28,7 @@ class MembershipMetrics:
         }
 
     def take(self, status: ClusterStatus) -> None:
-        """Sets the gauges to what the coordinator knows now."""
+        """Updates the gauges from the coordinator's status."""
         self._view.value = status.view
         counts = Counter(task.state for task in status.tasks)
         for state, gauge in self._states.items():

@@ -6,31 +6,31 @@ from collections.abc import Sequence
 
 from PIL import Image, ImageDraw, ImageFont
 
-from trireme.parallel.work import Work, bubble
+from trireme.parallel.stage_operation import StageOperation, bubble_fraction
 
 __all__ = ["COLOURS", "draw"]
 
 COLOURS = {"forward": "#4c78a8", "backward": "#e07b39", "weight": "#8aa34b"}
-"""By kind of work. What has no colour is a bubble: the process waits."""
+"""The colours of operations by kind. The remaining time is a bubble: the process waits."""
 
 _PAPER, _IDLE, _INK, _PALE = "#ffffff", "#eceef1", "#22262b", "#6b7280"
 _LEFT, _TOP, _ROW, _BAR, _BOTTOM, _RIGHT = 108, 66, 54, 40, 46, 24
 
 
-def draw(work: Sequence[Work], title: str, width: int = 1200) -> Image.Image:
-    """Returns a picture of what was done when.
+def draw(operations: Sequence[StageOperation], title: str, width: int = 1200) -> Image.Image:
+    """Returns a picture of the operations over time.
 
     Args:
-        work: of all processes, for one step.
-        title: stands above it.
-        width: in pixels.
+        operations: the operations of all processes in one step.
+        title: the title of the picture.
+        width: the width in pixels.
 
     Raises:
-        ValueError: there is no work.
+        ValueError: there are no operations.
     """
-    idle = bubble(work)
-    first, last = min(one.start for one in work), max(one.stop for one in work)
-    processes = sorted({one.process for one in work})
+    idle = bubble_fraction(operations)
+    first, last = min(one.start for one in operations), max(one.stop for one in operations)
+    processes = sorted({one.process for one in operations})
     height = _TOP + _ROW * len(processes) + _BOTTOM
     image = Image.new("RGB", (width, height), _PAPER)
     pen = ImageDraw.Draw(image)
@@ -40,12 +40,12 @@ def draw(work: Sequence[Work], title: str, width: int = 1200) -> Image.Image:
     pen.text((16, 12), title, _INK, large)
     said = f"{(last - first) * 1e3:.1f} ms; {idle:.0%} of the processes' time is bubble"
     pen.text((16, 38), said, _PALE, small)
-    _legend(pen, width, {one.kind for one in work}, small)
+    _legend(pen, width, {one.kind for one in operations}, small)
     rows = {process: _TOP + _ROW * row for row, process in enumerate(processes)}
     for process, top in rows.items():
         pen.text((16, top + _BAR // 2), f"process {process}", _INK, small, anchor="lm")
         pen.rectangle((_LEFT, top, width - _RIGHT, top + _BAR), _IDLE)
-    for one in sorted(work, key=lambda one: one.start):
+    for one in sorted(operations, key=lambda one: one.start):
         left = _LEFT + (one.start - first) * scale
         right = _LEFT + (one.stop - first) * scale
         right = right - 1 if right - left > 3 else max(left + 1, right)  # a gap, where it can be

@@ -1,7 +1,7 @@
-"""Prometheus: a task's metrics over HTTP, for whoever scrapes them.
+"""Serves a task's metrics over HTTP for Prometheus.
 
-Off unless it is asked for, and open to this host only unless it is told otherwise. A monitor never
-ends what it watches: where the port cannot be had, a warning is logged and the task goes on.
+The server is off by default, and listens on this host only by default. Monitoring must not end a
+job: if the port is taken, a warning is logged and the task continues.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ class Exposition:
     """Serves the metrics of a registry at `/metrics`, on a thread of its own.
 
     Args:
-        registry: whose.
-        task: the task's name, which goes with each number as the label `task`.
-        host: the address to listen at.
-        port: the port; 0 leaves it to the system.
-        look: called before each scrape, to bring up to date what nobody counts by itself.
+        registry: the registry of the metrics.
+        task: the task's name, the label `task` of each metric.
+        host: the address to listen on.
+        port: the port; 0 lets the system choose.
+        look: called before each scrape, to update metrics that are not counted continuously.
 
     Raises:
-        ConfigurationError: the port cannot be had, or prometheus-client is not installed.
+        ConfigurationError: the port is not available, or prometheus-client is not installed.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Exposition:
         self.close()
 
     def close(self) -> None:
-        """Serves no longer. May be repeated."""
+        """Stops serving. May be called again."""
         if self._thread.is_alive():
             self._server.shutdown()
             self._thread.join()
@@ -82,13 +82,13 @@ def expose(
     port: int | None,
     look: Callable[[], object] = lambda: None,
 ) -> Exposition | None:
-    """Serves metrics where that is asked for; where it fails, says so and returns None.
+    """Serves metrics if a port is given; returns None, with a warning, if that fails.
 
     Args:
-        registry: whose.
+        registry: the registry of the metrics.
         task: the task's name.
-        host: the address to listen at.
-        port: the port; 0 leaves it to the system, None is for nowhere.
+        host: the address to listen on.
+        port: the port; 0 lets the system choose, None serves nothing.
         look: called before each scrape.
     """
     if port is None:
@@ -101,7 +101,7 @@ def expose(
 
 
 class _Collector:
-    """Gives prometheus-client what a registry has."""
+    """Provides the metrics of a registry to prometheus-client."""
 
     def __init__(self, registry: Registry, task: str, look: Callable[[], object]) -> None:
         self._registry = registry

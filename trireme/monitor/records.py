@@ -1,13 +1,12 @@
-"""What each task did, in lines of JSON under `RUN/records/`: for `trireme top` and `report`.
+"""The records of tasks, as lines of JSON under `RUN/records/`, for `trireme top` and `report`.
 
-A task appends to `worker-0.jsonl` or `ps-0.jsonl`. Each start begins with a line that says who it
-is and where it runs (`Begin`); then come what it reported and its sums so far (`Record`). There is
-a line each half second at first, later one each thousandth of the time that has passed: a day's
-file has about 6,000 lines.
+A task appends to `worker-0.jsonl` or `ps-0.jsonl`. Each start begins with a line that identifies
+the process (`Begin`), followed by lines with its status and its sums so far (`Record`). The
+interval between lines grows from half a second to a thousandth of the elapsed time: a day's file
+has about 6,000 lines.
 
-A monitor never ends what it watches: where writing fails, a warning is logged, training goes on,
-and the next record is tried again. What a full disk has taken of a line stays damaged, and is
-passed over by whoever reads.
+Monitoring must not end a job: if writing fails, a warning is logged, training continues, and the
+next record is tried again. Readers skip a line that a full disk has cut short.
 """
 
 from __future__ import annotations
@@ -43,20 +42,20 @@ _FIRST_SECONDS = 0.5
 _SHARE = 0.001
 
 StatusValue = float | int | str
-"""As in heartbeats."""
+"""A value of a status, as in heartbeats."""
 
 
 class Begin(msgspec.Struct, frozen=True, kw_only=True, tag="begin", tag_field="line"):
-    """A task starts.
+    """The first line of a start of a task.
 
     Attributes:
-        task: its name, such as `worker:0`.
+        task: the task's name, such as `worker:0`.
         job: the job's id.
         time: the time of day, in seconds since 1970.
-        host: on which host.
-        pid: its process id there.
-        run_dir: where its curves and checkpoints go; "" for nowhere.
-        about: what else is worth knowing, such as versions, by name.
+        host: the host of the process.
+        pid: the process id on the host.
+        run_dir: the directory of curves and checkpoints; "" for none.
+        about: further information by name, such as versions.
     """
 
     task: str
@@ -69,13 +68,13 @@ class Begin(msgspec.Struct, frozen=True, kw_only=True, tag="begin", tag_field="l
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True, tag="record", tag_field="line"):
-    """How a task was at a time.
+    """The status of a task at one time.
 
     Attributes:
         time: the time of day, in seconds since 1970.
-        status: what its heartbeats said then.
-        seconds: how long it has spent so far, by phase.
-        staleness: how many of its pushes had at most so much staleness: by upper bound, as text.
+        status: the status in its heartbeats.
+        seconds: the time spent so far, by phase.
+        staleness: the cumulative counts of its pushes by staleness: by upper bound, as text.
     """
 
     time: float
@@ -95,7 +94,7 @@ class Start(msgspec.Struct):
 
 
 def records_directory(run_dir: Path) -> Path:
-    """Returns where the tasks of a run directory write their records."""
+    """Returns the directory of the records in a run directory."""
     return run_dir / "records"
 
 
@@ -103,8 +102,8 @@ class RecordWriter:
     """Appends one task's records to its file.
 
     Args:
-        directory: where the files of all tasks are.
-        begin: who this is.
+        directory: the directory of the files of all tasks.
+        begin: identifies this process.
     """
 
     def __init__(self, directory: Path, begin: Begin) -> None:
@@ -117,11 +116,11 @@ class RecordWriter:
         self._next = 0.0
 
     def write(self, record: Record, *, due: bool = False) -> None:
-        """Appends a record if it is time for one.
+        """Appends a record if one is due.
 
         Args:
-            record: how the task is.
-            due: write it even if it is not time yet: the last one.
+            record: the record.
+            due: whether to write it in any case, as the last record.
         """
         if record.time < self._next and not due:
             return
@@ -130,11 +129,12 @@ class RecordWriter:
         try:
             if self._file is None:
                 self._path.parent.mkdir(parents=True, exist_ok=True)
-                self._file = self._path.open("ab", buffering=0)  # close shall have nothing to write
+                # Unbuffered: `close` writes nothing.
+                self._file = self._path.open("ab", buffering=0)
             if not self._begun:
                 self._append(self._begin)
                 self._begun = True
-            self._append(_speakable(record))
+            self._append(_json_safe(record))
         except OSError as error:
             if not self._broken:
                 _log.warning("%s records nothing for now: %s", self._begin.task, error)
@@ -147,10 +147,10 @@ class RecordWriter:
             self._missed = 0
 
     def _append(self, line: _Line) -> None:
-        """Writes a line; behind what is left of one that failed it begins a new one.
+        """Writes a line, on a new line if the last write failed.
 
         Raises:
-            OSError: the disk has not taken all of it.
+            OSError: the line was not written completely.
         """
         assert self._file is not None
         data = b"\n" * self._broken + msgspec.json.encode(line) + b"\n"
@@ -159,7 +159,7 @@ class RecordWriter:
         self._broken = False
 
     def close(self) -> None:
-        """Closes the file. May be repeated."""
+        """Closes the file. May be called again."""
         if self._file is not None:
             with suppress(OSError):  # some file systems tell of a write that failed only now
                 self._file.close()
@@ -167,9 +167,9 @@ class RecordWriter:
 
 
 def read_starts(run_dir: Path) -> list[Start]:
-    """Returns what the tasks of a run directory's newest job recorded, by task and time.
+    """Returns the records of a run directory's newest job, by task and time.
 
-    A line that is damaged, such as the last one of a task that was killed, is passed over.
+    Damaged lines, such as the last line of a killed task, are skipped.
     """
     starts = [
         start
@@ -183,8 +183,8 @@ def read_starts(run_dir: Path) -> list[Start]:
     return sorted(ours, key=lambda start: (_order(start.begin.task), start.begin.time))
 
 
-def _speakable(record: Record) -> Record:
-    """JSON has no NaN and no infinity: they become text."""
+def _json_safe(record: Record) -> Record:
+    """Returns the record with NaN and infinities as text, which JSON can hold."""
     status = {
         name: str(value) if isinstance(value, float) and not math.isfinite(value) else value
         for name, value in record.status.items()
@@ -193,7 +193,7 @@ def _speakable(record: Record) -> Record:
 
 
 def _about_here() -> dict[str, StatusValue]:
-    """Returns what this process runs on: versions, machine, cores."""
+    """Returns the versions, the machine and the cores of this process."""
     import torch
 
     return {
@@ -210,9 +210,9 @@ def begin_here(task: str, job: str, run_dir: Path | None) -> Begin:
     """Returns the first line of this process.
 
     Args:
-        task: its name.
+        task: the task's name.
         job: the job's id.
-        run_dir: where its curves and checkpoints go; None for nowhere.
+        run_dir: the directory of curves and checkpoints; None for none.
     """
     return Begin(
         task=task,

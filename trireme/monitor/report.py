@@ -1,4 +1,4 @@
-"""A run on one page: HTML with all that it needs in it, for a browser without a network."""
+"""The report of a run: one self-contained page of HTML, which needs no network."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from html import escape
 
 from trireme.launch.run_directory import JobRecord
-from trireme.monitor.account import WorkerAccount, accounts, paces, slowest, staleness_of
 from trireme.monitor.charts import bar_chart, line_chart, number, stacked_bars
 from trireme.monitor.curves import Curves, Points
-from trireme.monitor.picture import PHASES
+from trireme.monitor.job_state import PHASES
 from trireme.monitor.records import Start
+from trireme.monitor.worker_totals import WorkerTotals, paces, slowest, staleness_of, worker_totals
 
-__all__ = ["CheckpointRow", "Material", "page"]
+__all__ = ["CheckpointRow", "ReportData", "page"]
 
 _COUNTS = ("speed/", "updates/", "bytes/")
 _ASIDE = (*_COUNTS, "learning_rate")
@@ -24,7 +24,7 @@ _PHASE_COLOURS = {"data": 0, "forward+backward": 2, "push": 5, "wait": 1, "apply
 
 @dataclass(frozen=True, slots=True)
 class CheckpointRow:
-    """One checkpoint: its directory's name, when it was saved, its bytes, what is wrong with it."""
+    """One checkpoint: its directory's name, when it was saved, its bytes, its damage if any."""
 
     name: str
     saved_at: str
@@ -33,15 +33,15 @@ class CheckpointRow:
 
 
 @dataclass(frozen=True, slots=True)
-class Material:
-    """What is known of a run; each part may be missing.
+class ReportData:
+    """The data of a report; each part may be missing.
 
     Attributes:
-        title: what the page is called.
-        record: what the launcher wrote; None where there was none.
-        starts: what the tasks recorded.
-        curves: what the chief logged.
-        checkpoints: oldest first.
+        title: the title of the page.
+        record: the launcher's record; None without one.
+        starts: the records of the tasks.
+        curves: the curves that the chief logged.
+        checkpoints: the checkpoints, oldest first.
     """
 
     title: str
@@ -51,9 +51,9 @@ class Material:
     checkpoints: Sequence[CheckpointRow] = ()
 
 
-def page(material: Material) -> str:
+def page(material: ReportData) -> str:
     """Returns the page."""
-    workers = accounts(material.starts)
+    workers = worker_totals(material.starts)
     sections = [
         _summary(material, workers),
         _failure(material.record),
@@ -74,7 +74,7 @@ def page(material: Material) -> str:
 # Sections --------------------------------------------------------------------------------------
 
 
-def _summary(material: Material, workers: Sequence[WorkerAccount]) -> str:
+def _summary(material: ReportData, workers: Sequence[WorkerTotals]) -> str:
     facts = list(_facts(material, workers))
     tiles = "".join(
         f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in facts
@@ -90,8 +90,8 @@ def _summary(material: Material, workers: Sequence[WorkerAccount]) -> str:
     )
 
 
-def _facts(material: Material, workers: Sequence[WorkerAccount]) -> Iterator[tuple[str, str]]:
-    """Yields what a reader wants to know first."""
+def _facts(material: ReportData, workers: Sequence[WorkerTotals]) -> Iterator[tuple[str, str]]:
+    """Yields the most important facts: pairs (name, value)."""
     record = material.record
     steps = [_last_number(start, "global_step") for start in material.starts]
     if steps:
@@ -121,7 +121,7 @@ def _failure(record: JobRecord | None) -> str:
 
 
 def _curves(curves: Curves) -> str:
-    """Returns the loss, the metrics, then the learning rate; the rest is told further below."""
+    """Returns the curves of the loss, the metrics and the learning rate."""
     shown = [tag for tag in curves if not tag.startswith(_COUNTS)]
     shown.sort(key=lambda tag: (tag.startswith("learning_rate"), tag != "loss", tag))
     figures = [
@@ -143,7 +143,7 @@ def _train_first(runs: Mapping[str, Points]) -> dict[str, Points]:
     return dict(sorted(runs.items(), key=lambda item: (item[0] != "train", item[0])))
 
 
-def _time(starts: Sequence[Start], workers: Sequence[WorkerAccount]) -> str:
+def _time(starts: Sequence[Start], workers: Sequence[WorkerTotals]) -> str:
     figures = []
     rows = {
         worker.name: {
@@ -169,7 +169,7 @@ def _time(starts: Sequence[Start], workers: Sequence[WorkerAccount]) -> str:
     return _section("Where the time went", _grid(figures)) if figures else ""
 
 
-def _workers(workers: Sequence[WorkerAccount]) -> str:
+def _workers(workers: Sequence[WorkerTotals]) -> str:
     if not workers:
         return ""
     late = slowest(workers)
@@ -218,7 +218,7 @@ def _checkpoints(rows: Sequence[CheckpointRow]) -> str:
     return _section("Checkpoints", _table(head, cells))
 
 
-def _environment(material: Material) -> str:
+def _environment(material: ReportData) -> str:
     about: dict[str, str] = {}
     if material.record is not None:
         about["job"] = material.record.job

@@ -1,4 +1,4 @@
-"""A picture of a job on a terminal, and in one line where there is none."""
+"""Renders the snapshot of a job for a terminal, or as one line."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from trireme.monitor.picture import SILENT_SECONDS, Picture, TaskPicture, findings
+from trireme.monitor.job_state import SILENT_SECONDS, JobSnapshot, TaskSnapshot, findings
 
 __all__ = ["line", "render"]
 
@@ -25,7 +25,7 @@ _LETTERS = {"data": "d", "compute": "c", "push": "p", "wait": "w", "apply": "a"}
 _NAMES = {"compute": "forward+backward"}
 
 
-def line(picture: Picture) -> str:
+def line(picture: JobSnapshot) -> str:
     """Returns a job in one line: for logs and pipes."""
     end = f"/{picture.last_step}" if picture.last_step else ""
     parts = [
@@ -39,8 +39,8 @@ def line(picture: Picture) -> str:
     return "  ".join(parts)
 
 
-def render(picture: Picture, width: int) -> RenderableType:
-    """Returns a job for a terminal of so many columns."""
+def render(picture: JobSnapshot, width: int) -> RenderableType:
+    """Returns a job for a terminal of `width` columns."""
     parts: list[RenderableType] = [_head(picture, width), Text()]
     if picture.tasks:
         parts += [_table(picture, width), Text(), _legend()]
@@ -51,7 +51,7 @@ def render(picture: Picture, width: int) -> RenderableType:
     return Group(*parts)
 
 
-def _head(picture: Picture, width: int) -> RenderableType:
+def _head(picture: JobSnapshot, width: int) -> RenderableType:
     end = f"/{picture.last_step}" if picture.last_step else ""
     text = Text.assemble(
         (picture.title, "bold"),
@@ -64,7 +64,7 @@ def _head(picture: Picture, width: int) -> RenderableType:
     return Group(text, bar)
 
 
-def _table(picture: Picture, width: int) -> Table:
+def _table(picture: JobSnapshot, width: int) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     shown = [column for column in _COLUMNS if width >= column.least]
     for column in shown:
@@ -76,19 +76,19 @@ def _table(picture: Picture, width: int) -> Table:
 
 
 class _Column(NamedTuple):
-    """One column: its title, what stands in it, from which width of the terminal it is there."""
+    """One column: its title, its cells, and the least width of the terminal that shows it."""
 
     title: str
-    cell: Callable[[Picture, TaskPicture, int], RenderableType]
+    cell: Callable[[JobSnapshot, TaskSnapshot, int], RenderableType]
     least: int = 0
     right: bool = True
 
 
-def _of_worker(text: Callable[[Picture, TaskPicture], str]) -> Callable[..., RenderableType]:
+def _of_worker(text: Callable[[JobSnapshot, TaskSnapshot], str]) -> Callable[..., RenderableType]:
     return lambda picture, task, width: text(picture, task) if task.role == "worker" else ""
 
 
-def _milliseconds(picture: Picture, task: TaskPicture, width: int) -> str:
+def _milliseconds(picture: JobSnapshot, task: TaskSnapshot, width: int) -> str:
     seconds = sum(task.phases().values())
     return f"{1000 * seconds:.3g}" if seconds else ""
 
@@ -110,7 +110,7 @@ _COLUMNS = (
 )
 
 
-def _state(task: TaskPicture) -> Text:
+def _state(task: TaskSnapshot) -> Text:
     if not task.live:
         return Text(task.state, style="dim" if task.state == "left" else "bold red")
     if task.quiet >= SILENT_SECONDS:
@@ -118,8 +118,8 @@ def _state(task: TaskPicture) -> Text:
     return Text(task.state)
 
 
-def _bar(task: TaskPicture, width: int) -> Text:
-    """Returns the shares of the phases as a bar; the letters say which without the colours."""
+def _bar(task: TaskSnapshot, width: int) -> Text:
+    """Returns the phases as a bar, with letters that identify them without colours."""
     phases = task.phases()
     if task.role != "worker":
         return Text("apply" if phases else "", style="dim")
@@ -142,11 +142,11 @@ def _legend() -> Text:
     return text
 
 
-def _whole(task: TaskPicture, name: str) -> str:
+def _whole(task: TaskSnapshot, name: str) -> str:
     return f"{task.number(name):,.0f}" if name in task.status else ""
 
 
-def _size(task: TaskPicture, name: str) -> str:
+def _size(task: TaskSnapshot, name: str) -> str:
     if name not in task.status:
         return ""
     size = task.number(name)

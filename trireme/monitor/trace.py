@@ -1,8 +1,8 @@
-"""One timeline of a whole job, in Chrome's trace-event format: for Perfetto and its like.
+"""The timeline of a whole job in Chrome's trace-event format, for viewers such as Perfetto.
 
-Each worker leaves its part, whose times are on its own clock, with what has to be added to get to
-the common one. `merge` puts the parts and the servers' notes together, and draws an arrow from each
-push to the step on a server that it became part of.
+Each worker shares its part, with times on its own clock and the offset to the common clock. `merge`
+combines the parts with the servers' notes, and draws an arrow from each push to the step of each
+server that contains it.
 
 The format: https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
 """
@@ -16,13 +16,13 @@ from typing import Any
 
 import msgspec
 
-from trireme.ps.notes import Note
+from trireme.ps.server.trace import Note
 
 __all__ = [
     "Operator",
     "PushSpan",
     "ServerPart",
-    "Span",
+    "TraceSpan",
     "WorkerPart",
     "merge",
     "pack",
@@ -33,11 +33,11 @@ __all__ = [
 Event = dict[str, Any]
 
 _PHASES, _OPERATORS = 1, 10
-_SLACK = 1.0  # seconds that two machines' clocks may differ by more than was found
+_SLACK = 1.0  # seconds by which clocks of two machines may differ from the measured offset
 
 
-class Span(msgspec.Struct, frozen=True, array_like=True):
-    """A phase or a step of a worker: its name, and when it began and ended, in seconds."""
+class TraceSpan(msgspec.Struct, frozen=True, array_like=True):
+    """A phase or a step of a worker: its name, and its beginning and end, in seconds."""
 
     name: str
     began: float
@@ -45,7 +45,7 @@ class Span(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Operator(msgspec.Struct, frozen=True, array_like=True):
-    """What `torch.profiler` saw: name, category, when, on which thread or stream."""
+    """An operator that `torch.profiler` recorded: name, category, times, thread or stream."""
 
     name: str
     category: str
@@ -55,7 +55,7 @@ class Operator(msgspec.Struct, frozen=True, array_like=True):
 
 
 class PushSpan(msgspec.Struct, frozen=True, array_like=True):
-    """A push: when it was sent, and the step that it became part of on each server, or -1."""
+    """A push: its times, and the step of each server that contains it, or -1."""
 
     began: float
     ended: float
@@ -63,29 +63,29 @@ class PushSpan(msgspec.Struct, frozen=True, array_like=True):
 
 
 class WorkerPart(msgspec.Struct, frozen=True):
-    """What one worker did.
+    """The trace of one worker.
 
     Attributes:
-        task: its name.
-        place: its place in the job, as `TaskConfig.place`.
-        offset: what to add to its times for the common clock, in seconds.
-        steps: the steps that were traced.
-        phases: their phases.
-        pushes: their pushes.
-        operators: what was computed.
+        task: the task's name.
+        place: the number of the task in the job, as `TaskConfig.number`.
+        offset: the offset of its clock to the common clock, in seconds.
+        steps: the traced steps.
+        phases: the phases of the steps.
+        pushes: the pushes of the steps.
+        operators: the operators of the steps.
     """
 
     task: str
     place: int
     offset: float
-    steps: tuple[Span, ...]
-    phases: tuple[Span, ...]
+    steps: tuple[TraceSpan, ...]
+    phases: tuple[TraceSpan, ...]
     pushes: tuple[PushSpan, ...]
     operators: tuple[Operator, ...]
 
 
 class ServerPart(msgspec.Struct, frozen=True):
-    """What one server did: its index, what to add to its times, its notes."""
+    """The trace of one server: its index, the offset of its clock, its notes."""
 
     index: int
     offset: float
@@ -93,7 +93,7 @@ class ServerPart(msgspec.Struct, frozen=True):
 
 
 def pack(part: WorkerPart) -> bytes:
-    """Returns a part as bytes that travel."""
+    """Returns a part as compressed bytes."""
     return gzip.compress(msgspec.msgpack.encode(part), 5)
 
 
@@ -101,18 +101,18 @@ def unpack(data: bytes) -> WorkerPart:
     """Returns a part that was packed.
 
     Raises:
-        ValueError: it is none.
+        ValueError: the bytes are not a part of a trace.
     """
     try:
         return msgspec.msgpack.decode(gzip.decompress(data), type=WorkerPart)
     except (OSError, EOFError, msgspec.MsgspecError) as error:
-        raise ValueError(f"this is no part of a trace: {error}") from error
+        raise ValueError(f"not a part of a trace: {error}") from error
 
 
 def merge(workers: Sequence[WorkerPart], servers: Sequence[ServerPart] = ()) -> dict[str, Any]:
-    """Returns a trace as the object that the format's JSON holds. Times are microseconds.
+    """Returns a trace as the JSON object of the format, with times in microseconds.
 
-    Of the servers' notes it takes those of the time in which the workers traced.
+    It uses the servers' notes of the time in which the workers traced.
     """
     servers = [_meanwhile(workers, server) for server in servers]
     events = [event for server in servers for event in _of_server(server)]
@@ -133,7 +133,7 @@ def merge(workers: Sequence[WorkerPart], servers: Sequence[ServerPart] = ()) -> 
 
 
 def write_trace(path: Path, trace: dict[str, Any]) -> None:
-    """Writes a trace, gzipped, whole or not at all."""
+    """Writes a gzipped trace atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f".{path.name}")
     beside.write_bytes(gzip.compress(msgspec.json.encode(trace), 6))
@@ -141,7 +141,7 @@ def write_trace(path: Path, trace: dict[str, Any]) -> None:
 
 
 def _meanwhile(workers: Sequence[WorkerPart], server: ServerPart) -> ServerPart:
-    """Returns a server's part without what it noted for an earlier or a later trace."""
+    """Returns a server's part without the notes of other traces."""
     times = [(w.offset + s.began, w.offset + s.ended) for w in workers for s in w.steps]
     began = min((began for began, _ in times), default=0.0) - server.offset - _SLACK
     ended = max((ended for _, ended in times), default=0.0) - server.offset + _SLACK
@@ -177,7 +177,7 @@ def _of_worker(worker: WorkerPart) -> Iterator[Event]:
 def _arrows(
     worker: WorkerPart, applied: dict[tuple[int, int], tuple[int, float]]
 ) -> Iterator[Event]:
-    """Yields an arrow from each push to each step on a server that it became part of."""
+    """Yields an arrow from each push to the step of each server that contains it."""
     for number, push in enumerate(worker.pushes):
         for server, step in enumerate(push.steps):
             if (server, step) not in applied:
@@ -189,7 +189,7 @@ def _arrows(
                 "id": f"{worker.task}/{number}/ps:{server}",
             }
             sent = 1e6 * (push.began + worker.offset)
-            # Where two machines' clocks differ by more than was found, an arrow points back.
+            # An arrow points back where two machines' clocks differ by more than measured.
             yield {**common, "ph": "s", "pid": worker.place, "tid": _PHASES, "ts": sent}
             yield {**common, "ph": "f", "bp": "e", "pid": pid, "tid": _PHASES, "ts": 1e6 * began}
 

@@ -1,5 +1,5 @@
-"""Processes that hold one model together: meshes, shards, tensors and pipelines.
+"""Processes that hold one model together: meshes, shards, tensor parallelism and pipelines.
 
-PyTorch's own collectives, FSDP, tensor parallelism and pipeline schedules do the work
-(`torch.distributed`); here is how a model is cut for them, and joined again for people.
+PyTorch's collectives, FSDP, tensor parallelism and pipeline schedules (`torch.distributed`) do the
+work. This package splits a model for them, and joins its parts to whole tensors for checkpoints.
 """

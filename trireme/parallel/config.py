@@ -1,4 +1,4 @@
-"""How a model is cut, besides by the degrees of the mesh. Knows nothing of `torch.distributed`."""
+"""The configuration of pipelines and tensor parallelism; does not import `torch.distributed`."""
 
 from __future__ import annotations
 
@@ -6,25 +6,28 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from trireme.cluster.mesh import SCHEDULES
 from trireme.errors import ConfigurationError
+from trireme.mesh import SCHEDULES
 
 __all__ = ["PartConfig", "PipelineConfig", "Plan", "stages_per_process"]
 
 Plan = Mapping[str, str]
-"""Pattern of a module's name -> how its matrix is cut over the axis tp."""
+"""Pattern of a module's name -> how its matrix is split over the axis tp."""
 
 
 @dataclass(frozen=True)
 class PipelineConfig:
-    """How a pipeline is cut and run.
+    """How a model is split into pipeline stages, and in which order they compute.
 
     Attributes:
         schedule: one of `SCHEDULES`.
-        microbatches: into how many equal pieces each batch is cut; None for twice the stages. A
-            batch that cannot be cut so evenly is cut into the next smaller number that can.
-        split: the names of the layers at which stages begin, but the first; None balances them.
-        example: inputs by which each layer's cost is measured; None goes by their parameters.
+        microbatches: the number of micro-batches of each batch; None for twice the number of
+            stages. A batch that is not divisible by it uses the next smaller number that divides
+            it.
+        split: the names of the layers at which stages begin, without the first stage's; None
+            balances the stages.
+        example: inputs with which the cost of each layer is measured; None estimates costs from
+            the layers' parameters.
 
     Raises:
         ConfigurationError: the schedule is unknown, or `microbatches` below 1.
@@ -44,10 +47,10 @@ class PipelineConfig:
             raise ConfigurationError(f"microbatches={self.microbatches}: it must be 1 or more")
 
     def pieces(self, examples: int, stages: int) -> int:
-        """Returns into how many micro-batches a batch is cut, for `stages` processes.
+        """Returns the number of micro-batches of a batch, for `stages` processes.
 
         Raises:
-            ConfigurationError: the schedule cannot run any such number.
+            ConfigurationError: the schedule cannot run with any possible number.
         """
         wanted = 2 * stages if self.microbatches is None else self.microbatches
         unit = stages if self.schedule == "interleaved" else 1
@@ -62,17 +65,17 @@ class PipelineConfig:
 
 
 def stages_per_process(schedule: str) -> int:
-    """Returns how many stages each process holds: interleaved schedules hand round twice."""
+    """Returns the number of stages that each process holds; interleaved schedules have two."""
     return 2 if schedule == "interleaved" else 1
 
 
 @dataclass(frozen=True)
 class PartConfig:
-    """How a model is cut, besides by the degrees of the mesh.
+    """How a model is split, besides the degrees of the mesh.
 
     Attributes:
         pipeline: stages and schedule.
-        tensor_plan: pattern of a module's name -> how its matrix is cut; None derives one.
+        tensor_plan: pattern of a module's name -> how its matrix is split; None derives a plan.
     """
 
     pipeline: PipelineConfig = field(default_factory=PipelineConfig)

@@ -1,4 +1,4 @@
-"""The mean of gradients over the replicas of a gang, begun while backward still runs."""
+"""The mean of gradients over the replicas of a process group, begun while backward still runs."""
 
 from __future__ import annotations
 
@@ -9,50 +9,51 @@ import torch.distributed as dist
 from torch import nn
 
 from trireme.errors import ConfigurationError
-from trireme.parallel.gang import Gang, lost_peer
-from trireme.parallel.local import local
-from trireme.ps.dense import FlatModel
+from trireme.parallel.local_tensors import to_local
+from trireme.parallel.process_group import ProcessGroup, lost_peer
+from trireme.ps.flat import FlatModel
 
-__all__ = ["BucketedMean", "EqualShares", "ListMean", "ShardedMean"]
+__all__ = ["BucketedMean", "EqualBatchMean", "ListMean", "ShardedMean"]
 
 BUCKET_BYTES = 4 << 20
 
 
-class _Shares:
-    """How much each replica's gradient counts."""
+class _WeightedMean:
+    """Weights the gradient of each replica by its number of examples."""
 
-    def __init__(self, gang: Gang) -> None:
-        self._gang = gang
+    def __init__(self, process_group: ProcessGroup) -> None:
+        self._process_group = process_group
 
-    def share(self, examples: float) -> Callable[[], float]:
-        # Each replica is held by several processes where a stage or a tensor is shared.
-        per_replica = self._gang.size // self._gang.mesh.replicas
-        total = self._gang.count(examples)
+    def scale_factor(self, examples: float) -> Callable[[], float]:
+        # Several processes hold one replica where it is split into stages or tensor shards.
+        per_replica = self._process_group.size // self._process_group.mesh.replicas
+        total = self._process_group.count(examples)
 
         def factor() -> float:
             everything = total() / per_replica
-            return examples * self._gang.mesh.replicas / everything if everything else 0.0
+            return examples * self._process_group.mesh.replicas / everything if everything else 0.0
 
         return factor
 
 
-class ShardedMean(_Shares):
-    """FSDP makes the means itself; it is told how much each replica counts, and when.
+class ShardedMean(_WeightedMean):
+    """The mean that FSDP computes during backward, weighted by each replica's examples.
 
     Args:
-        gang: whose replicas.
-        modules: with shards, whose gradients are to be averaged after the last pass of a step only.
+        process_group: the processes of the replicas.
+        modules: modules with shards; their gradients are averaged only in a step's last backward
+            pass.
     """
 
-    def __init__(self, gang: Gang, modules: Sequence[nn.Module] = ()) -> None:
-        super().__init__(gang)
-        from torch.distributed.fsdp import FSDPModule  # loads slowly: only who has shards needs it
+    def __init__(self, process_group: ProcessGroup, modules: Sequence[nn.Module] = ()) -> None:
+        super().__init__(process_group)
+        from torch.distributed.fsdp import FSDPModule  # slow import, needed for shards only
 
         self._modules = [module for module in modules if isinstance(module, FSDPModule)]
 
-    def share(self, examples: float) -> Callable[[], float]:
+    def scale_factor(self, examples: float) -> Callable[[], float]:
         self._average(False)
-        return super().share(examples)
+        return super().scale_factor(examples)
 
     def begin(self) -> None:
         self._average(True)
@@ -65,30 +66,32 @@ class ShardedMean(_Shares):
         pass
 
 
-class EqualShares:
-    """FSDP makes the means itself, at every backward pass of a loop that is the program's own.
+class EqualBatchMean:
+    """The unweighted mean that FSDP computes in each backward pass of a program's own loop.
 
     Args:
-        gang: whose replicas.
+        process_group: the processes of the replicas.
     """
 
-    def __init__(self, gang: Gang) -> None:
-        self._gang = gang
+    def __init__(self, process_group: ProcessGroup) -> None:
+        self._process_group = process_group
 
-    def share(self, examples: float) -> Callable[[], float]:
-        """As `Reducer.share`; the factor is always 1.
+    def scale_factor(self, examples: float) -> Callable[[], float]:
+        """As `Reducer.scale_factor`; the factor is always 1.
 
         Raises:
-            ConfigurationError: another replica has another number of examples, when it is waited.
+            ConfigurationError: another replica has another number of examples; raised by the
+                returned function.
         """
-        total = self._gang.count(examples)
+        total = self._process_group.count(examples)
 
         def factor() -> float:
-            if abs(total() - examples * self._gang.size) > 1e-9 * abs(total()):
+            if abs(total() - examples * self._process_group.size) > 1e-9 * abs(total()):
                 raise ConfigurationError(
-                    f"rank {self._gang.rank} made a step of {examples:g} examples, and others of "
-                    "other numbers: fsdp averages gradients while backward runs, and each counts "
-                    "alike; give every process batches of one size, or use --strategy allreduce"
+                    f"rank {self._process_group.rank} made a step of {examples:g} examples, and "
+                    "others of other numbers: fsdp averages gradients while backward runs, "
+                    "all with the same weight; give every process batches of one size, or use "
+                    "--strategy allreduce"
                 )
             return 1.0
 
@@ -101,33 +104,35 @@ class EqualShares:
         pass
 
 
-class BucketedMean(_Shares):
-    """Gradients that lie one after the other in flat vectors: summed in place, bucket by bucket.
+class BucketedMean(_WeightedMean):
+    """The mean of gradients in flat vectors, reduced in place and bucket by bucket.
 
-    A bucket leaves when backward has made the last of its gradients. Buckets leave in the same
-    order everywhere, from the end of each vector to its begin; a parameter that took no part
-    counts as a gradient of zero, so the processes need not use the same ones. What took no part in
-    any of them has no gradient then: with the last bucket goes how many have one.
+    A bucket is reduced as soon as backward has computed the last of its gradients. All processes
+    reduce the buckets in the same order, from the end of each vector to its beginning. A parameter
+    that a process did not use counts as a gradient of zero, so the processes need not use the same
+    parameters. The last bucket also carries the number of processes that have a gradient of each
+    parameter: a parameter without a gradient in all processes has none afterwards.
 
     Args:
-        gang: whose replicas.
+        process_group: the processes of the replicas.
         flat: the gradients, with room for `presence`.
     """
 
-    def __init__(self, gang: Gang, flat: FlatModel) -> None:
-        super().__init__(gang)
+    def __init__(self, process_group: ProcessGroup, flat: FlatModel) -> None:
+        super().__init__(process_group)
         self._flat = flat
-        # With versions of their own: sums of what backward made are no writes to the gradients.
+        # `.data` has its own version counter: the reductions must not count as writes to gradients.
         self._vectors = [vector.data for vector in flat.gradients]
         self._buckets: list[torch.Tensor] = []
-        self._sizes: list[int] = []  # parameters a bucket
-        self._missing: list[int] = []  # of them not yet there
+        self._sizes: list[int] = []  # the number of parameters in each bucket
+        self._missing: list[int] = []  # how many of their gradients are not computed yet
         self._next = 0
         self._armed = False
         self._works: list[dist.Work] = []
         for vector, parameters in zip(self._vectors, flat.placed, strict=True):
             self._cut(vector, parameters)
-        # The last to leave, which begins where the last vector does.
+        # The bucket that is reduced last lies at the beginning of the last vector, behind
+        # `presence`.
         head, lead = self._buckets[-1], flat.presence.numel()
         self._buckets[-1] = head.as_strided(
             (lead + head.numel(),), (1,), head.storage_offset() - lead
@@ -155,7 +160,7 @@ class BucketedMean(_Shares):
 
     def begin(self) -> None:
         self._armed = True
-        self._works.clear()  # now, not when they are done: see `Gang.__init__`
+        self._works.clear()  # released here: see `ProcessGroup.__init__`
         self._missing = list(self._sizes)
         self._next = 0
 
@@ -163,14 +168,14 @@ class BucketedMean(_Shares):
         if not self._armed:
             return
         self._missing[index] -= 1
-        # The last one waits until it is known what has no gradient.
+        # The last bucket waits until all absent gradients are known.
         while self._next < len(self._buckets) - 1 and self._missing[self._next] == 0:
             self._send()
 
     def _send(self) -> None:
         with lost_peer():
             work = dist.all_reduce(
-                self._buckets[self._next], group=self._gang.replicas, async_op=True
+                self._buckets[self._next], group=self._process_group.replicas, async_op=True
             )
         assert work is not None
         self._works.append(work)
@@ -189,22 +194,22 @@ class BucketedMean(_Shares):
             for work in self._works:
                 work.wait()
         for vector in self._vectors:
-            vector.div_(self._gang.mesh.replicas)
-        if absent:  # here; what another process has a gradient for has one here too
+            vector.div_(self._process_group.mesh.replicas)
+        if absent:  # a parameter keeps a gradient if any process has one
             counts = flat.presence.tolist()
             flat.restore_gradients([position for position in absent if not counts[position]])
 
 
-class ListMean(_Shares):
-    """Gradients that lie anywhere, or are shards of tensors: joined, summed, put back.
+class ListMean(_WeightedMean):
+    """The mean of separate gradients, or of shards: concatenates, reduces and copies them back.
 
     Args:
-        gang: whose replicas along dp.
-        parameters: what has the gradients; the same ones in each replica.
+        process_group: the processes of the replicas along dp.
+        parameters: the parameters with the gradients; the same in each replica.
     """
 
-    def __init__(self, gang: Gang, parameters: Sequence[nn.Parameter]) -> None:
-        super().__init__(gang)
+    def __init__(self, process_group: ProcessGroup, parameters: Sequence[nn.Parameter]) -> None:
+        super().__init__(process_group)
         self._parameters = parameters
 
     def begin(self) -> None:
@@ -218,17 +223,17 @@ class ListMean(_Shares):
             self._add_up(parameters)
 
     def _add_up(self, parameters: Sequence[nn.Parameter]) -> None:
-        """Makes the means of the gradients of one dtype; what has none anywhere is left without."""
+        """Averages the gradients of one dtype; parameters without any gradient keep none."""
         present = [float(parameter.grad is not None) for parameter in parameters]
         for parameter in parameters:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
-        gradients = [local(p.grad) for p in parameters if p.grad is not None]
+        gradients = [to_local(p.grad) for p in parameters if p.grad is not None]
         counts = torch.tensor(present, dtype=gradients[0].dtype, device=gradients[0].device)
         joined = torch.cat([*(gradient.reshape(-1) for gradient in gradients), counts])
         with lost_peer():
-            dist.all_reduce(joined, group=self._gang.group("dp"))
-        joined.div_(self._gang.mesh.dp)
+            dist.all_reduce(joined, group=self._process_group.group("dp"))
+        joined.div_(self._process_group.mesh.dp)
         *pieces, counts = torch.split(joined, [*(g.numel() for g in gradients), len(parameters)])
         torch._foreach_copy_(
             gradients,

@@ -1,9 +1,9 @@
-"""A pipeline: the stages that a process holds, and the order in which it works off micro-batches.
+"""A pipeline: runs a process's stages on micro-batches in the order of a schedule.
 
-The schedules are those of `torch.distributed.pipelining`. One micro-batch is plain layer-wise
-model parallelism. Sources: Huang et al., GPipe (NeurIPS 2019); Narayanan et al., PipeDream (SOSP
-2019) and Efficient Large-Scale Language Model Training (SC 2021), interleaved; Qi et al., Zero
-Bubble Pipeline Parallelism (ICLR 2024).
+The schedules are those of `torch.distributed.pipelining`. With one micro-batch a pipeline is plain
+layer-wise model parallelism. Sources: Huang et al., GPipe (NeurIPS 2019); Narayanan et al.,
+PipeDream (SOSP 2019) and Efficient Large-Scale Language Model Training (SC 2021), interleaved; Qi
+et al., Zero Bubble Pipeline Parallelism (ICLR 2024).
 """
 
 from __future__ import annotations
@@ -23,33 +23,33 @@ from torch.distributed.pipelining import (
 )
 
 from trireme.parallel.config import PipelineConfig
-from trireme.parallel.gang import Gang
+from trireme.parallel.process_group import ProcessGroup
+from trireme.parallel.stage_operation import StageOperation
 from trireme.parallel.stages import Stage
-from trireme.parallel.work import Work
 
 __all__ = ["Pipeline"]
 
 
 class Pipeline:
-    """This process's stages, driven by a schedule.
+    """Runs the stages of this process by a schedule.
 
     Args:
-        gang: the processes.
-        stages: those of this process, with their numbers.
-        total: how many stages there are.
+        process_group: the processes of the job.
+        stages: the stages of this process, with their numbers.
+        total: the number of stages.
         config: see `PipelineConfig`.
         loss: (outputs, targets) -> the mean loss of a micro-batch, a scalar.
     """
 
     def __init__(
         self,
-        gang: Gang,
+        process_group: ProcessGroup,
         stages: Sequence[tuple[int, Stage]],
         total: int,
         config: PipelineConfig,
         loss: Callable[[Any, Any], torch.Tensor],
     ) -> None:
-        self._gang = gang
+        self._process_group = process_group
         self._stages = stages
         self._total = total
         self._config = config
@@ -59,67 +59,72 @@ class Pipeline:
         self._factor = 1.0
         self._seen: list[tuple[Any, Any, float, int]] = []
         self._examples = 0
-        self.work: list[Work] | None = None  # a list while work is noted down
+        self.operations: list[StageOperation] | None = None  # a list while they are recorded
 
     @property
     def is_first(self) -> bool:
-        """Whether this process takes the inputs."""
+        """Whether this process holds the first stage, which takes the inputs."""
         return self._stages[0][0] == 0
 
     @property
     def is_last(self) -> bool:
-        """Whether this process computes the loss."""
+        """Whether this process holds the last stage, which computes the loss."""
         return self._stages[-1][0] == self._total - 1
 
     @property
     def about(self) -> str:
-        """Schedule and numbers, in a few words."""
+        """A short description: the schedule, and the numbers of stages and micro-batches."""
         return (
-            f"{self._config.schedule}, {self._total} stages in {self._gang.mesh.pp} processes, "
-            f"{self._pieces} micro-batches"
+            f"{self._config.schedule}, {self._total} stages in {self._process_group.mesh.pp} "
+            f"processes, {self._pieces} micro-batches"
         )
 
-    def gather(self, work: Sequence[Work], step: int, deadline: float) -> list[Work]:
-        """Returns, in the chief, what all processes of its pipeline did; elsewhere nothing.
+    def gather(
+        self, operations: Sequence[StageOperation], step: int, deadline: float
+    ) -> list[StageOperation]:
+        """Returns the operations of all processes of the chief's pipeline; empty elsewhere.
 
         Args:
-            work: what this process did.
-            step: when, by a number that all of them give.
-            deadline: by the monotonic clock; with somebody's still missing then, there is nothing.
+            operations: the operations of this process.
+            step: the step's number, the same in all processes.
+            deadline: on the monotonic clock; the result is empty if operations are still missing
+                then.
         """
-        gang = self._gang
-        gang.put(f"work/{step}/{gang.rank}", msgspec.msgpack.encode(list(work)))
-        found: list[Work] = []
-        for rank in gang.stage_speakers() if gang.is_chief else ():
-            while (data := gang.get(f"work/{step}/{rank}")) is None:
+        process_group = self._process_group
+        process_group.put(
+            f"work/{step}/{process_group.rank}", msgspec.msgpack.encode(list(operations))
+        )
+        found: list[StageOperation] = []
+        for rank in process_group.stage_leaders() if process_group.is_chief else ():
+            while (data := process_group.get(f"work/{step}/{rank}")) is None:
                 if time.monotonic() > deadline:
                     return []
                 time.sleep(0.01)
-            found += msgspec.msgpack.decode(data, type=list[Work])
+            found += msgspec.msgpack.decode(data, type=list[StageOperation])
         return found
 
     def step(
         self, inputs: Any, targets: Any, examples: int, factor: float
     ) -> tuple[torch.Tensor, list[Any]]:
-        """Leaves the gradients of a batch's mean loss in the stages' parameters.
+        """Computes the gradients of a batch's mean loss into the stages' parameters.
 
         Args:
-            inputs: of the whole batch; looked at by the first stage only.
-            targets: looked at by the last.
-            examples: how many the batch has.
-            factor: by which the loss counts.
+            inputs: the inputs of the whole batch; only the first stage reads them.
+            targets: the targets; only the last stage reads them.
+            examples: the number of examples in the batch.
+            factor: the loss is multiplied by this number.
 
         Returns:
-            In the last process the mean loss, and the outputs of the micro-batches with their
-            targets; elsewhere zero, and nothing.
+            In the last process, the mean loss, and the outputs of the micro-batches with their
+            targets; in other processes, zero and an empty list.
 
         Raises:
-            ConfigurationError: the batch cannot be cut into micro-batches.
+            ConfigurationError: the batch cannot be split into micro-batches.
         """
         self._factor = factor
         self._seen.clear()
         self._examples = examples
-        self._pieces = self._config.pieces(examples, self._gang.mesh.pp)
+        self._pieces = self._config.pieces(examples, self._process_group.mesh.pp)
         schedule = self._schedule(inputs)
         given = (inputs,) if self.is_first else ()
         if self.is_last:
@@ -127,29 +132,29 @@ class Pipeline:
             schedule.step(*given, target=targets, losses=losses, return_outputs=False)
         else:
             schedule.step(*given, return_outputs=False)
-        # When shapes are worked out before the first step, the loss is called once too often.
+        # Shape inference before the first step calls the loss once more.
         seen = self._seen[-self._pieces :]
         mean = sum(value * size for _, _, value, size in seen) / examples
         return torch.tensor(float(mean)), [(out, target) for out, target, _, _ in seen]
 
     def _weighted(self, outputs: Any, targets: Any) -> torch.Tensor:
-        """The loss of a micro-batch, so that the mean over them is the mean over examples."""
+        """Returns the loss of a micro-batch, weighted by its share of the batch's examples."""
         loss = self._loss(outputs, targets)
         size = int(targets.shape[0])
         self._seen.append((outputs.detach(), targets, float(loss.detach()), size))
         return loss * (self._factor * size * self._pieces / self._examples)
 
     def _schedule(self, inputs: Any) -> Any:
-        """Returns the schedule for batches of a shape: stages learn theirs from the first."""
+        """Returns the schedule for batches of a shape; stages infer their shapes from the first."""
         key = tuple(inputs.shape) if isinstance(inputs, torch.Tensor) else ()
         if key not in self._schedules:
             self._schedules[key] = self._make()
         return self._schedules[key]
 
     def _make(self) -> Any:
-        group = self._gang.group("pp")
+        group = self._process_group.group("pp")
         stages = [
-            PipelineStage(stage, number, self._total, self._gang.device, group=group)
+            PipelineStage(stage, number, self._total, self._process_group.device, group=group)
             for number, stage in self._stages
         ]
         for (_, module), stage in zip(self._stages, stages, strict=True):
@@ -158,15 +163,15 @@ class Pipeline:
         name = self._config.schedule
         if name == "gpipe":
             return ScheduleGPipe(stages[0], self._pieces, loss_fn=self._weighted)
-        if name == "1f1b" and self._pieces >= self._gang.mesh.pp:
+        if name == "1f1b" and self._pieces >= self._process_group.mesh.pp:
             return Schedule1F1B(stages[0], self._pieces, loss_fn=self._weighted)
-        if name == "1f1b":  # too few to alternate: the same order as GPipe's
+        if name == "1f1b":  # with so few micro-batches 1F1B is GPipe's order
             return ScheduleGPipe(stages[0], self._pieces, loss_fn=self._weighted)
         kind = ScheduleInterleaved1F1B if name == "interleaved" else ScheduleInterleavedZeroBubble
         return kind(list(stages), self._pieces, loss_fn=self._weighted)
 
     def _watch(self, stage: Any) -> None:
-        """Has a stage's work noted down while somebody asks for it."""
+        """Wraps the methods of a stage so that its operations can be recorded."""
         kinds = (
             ("forward_one_chunk", "forward"),
             ("backward_one_chunk", "backward"),
@@ -177,12 +182,14 @@ class Pipeline:
 
     def _timed(self, call: Callable[..., Any], stage: int, kind: str) -> Callable[..., Any]:
         def timed(microbatch: int, *args: Any, **options: Any) -> Any:
-            if self.work is None:
+            if self.operations is None:
                 return call(microbatch, *args, **options)
             began = time.time()
             result = call(microbatch, *args, **options)
-            process = self._gang.place["pp"]
-            self.work.append(Work(process, stage, kind, microbatch, began, time.time()))
+            process = self._process_group.coordinates["pp"]
+            self.operations.append(
+                StageOperation(process, stage, kind, microbatch, began, time.time())
+            )
             return result
 
         return timed

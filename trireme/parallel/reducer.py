@@ -1,4 +1,4 @@
-"""What makes one gradient of those of several replicas that step together, and of one alone."""
+"""The interface of reducers, which average the gradients of replicas that step together."""
 
 from __future__ import annotations
 
@@ -9,30 +9,30 @@ __all__ = ["NoMean", "Reducer"]
 
 
 class Reducer(Protocol):
-    """Makes one gradient of those of all replicas."""
+    """Averages the gradients of all replicas."""
 
-    def share(self, examples: float) -> Callable[[], float]:
-        """Begins to learn how many examples the others have.
+    def scale_factor(self, examples: float) -> Callable[[], float]:
+        """Starts to exchange the numbers of examples of all replicas.
 
         Args:
-            examples: how many this replica's batch has; 0 where it has none.
+            examples: the number of examples in this replica's batch; 0 for none.
 
         Returns:
-            A function that waits, and gives the factor for this replica's mean loss: 1 where all
-            have equally many.
+            A function that waits, and returns the factor for this replica's mean loss: 1 where all
+            batches have the same size.
         """
 
     def begin(self) -> None:
-        """The backward pass that comes now is the last one of this step."""
+        """Announces that the next backward pass is the last of this step."""
 
     def finish(self) -> None:
         """Waits until the gradients are the means over all replicas."""
 
 
 class NoMean:
-    """One replica: its gradient is the mean."""
+    """The reducer of a single replica, whose gradient is the mean."""
 
-    def share(self, examples: float) -> Callable[[], float]:
+    def scale_factor(self, examples: float) -> Callable[[], float]:
         return _one
 
     def begin(self) -> None:

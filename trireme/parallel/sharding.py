@@ -1,4 +1,4 @@
-"""Between whole tensors, which people and checkpoints name, and the part a process holds."""
+"""Shards parameters (FSDP), and converts between whole tensors and a process's shards."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from trireme.errors import ConfigurationError
-from trireme.parallel.local import called, is_shared
-from trireme.parallel.structure import map_tensors, tensors_in
+from trireme.parallel.local_tensors import called_modules, is_dtensor
+from trireme.parallel.nested_tensors import map_tensors, tensors_in
 
-__all__ = ["copies", "fully_sharded", "take", "tied", "whole"]
+__all__ = ["copies", "fill_local", "full_tensor", "fully_sharded", "tied"]
 
 
-def whole(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns all of a tensor on the CPU; every process that shares it must ask."""
-    full = tensor.full_tensor() if is_shared(tensor) else tensor
+def full_tensor(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns the whole tensor on the CPU; every process that holds a part of it must call it."""
+    full = tensor.full_tensor() if is_dtensor(tensor) else tensor
     return full.detach().cpu()
 
 
 @torch.no_grad()
-def take(target: torch.Tensor, full: torch.Tensor) -> None:
-    """Fills the part that this process holds of `target` from the whole tensor."""
-    if not is_shared(target):
+def fill_local(target: torch.Tensor, full: torch.Tensor) -> None:
+    """Fills this process's part of `target` from the whole tensor."""
+    if not is_dtensor(target):
         target.copy_(full)
         return
     from torch.distributed.tensor import distribute_tensor  # loads slowly
@@ -37,84 +37,89 @@ def take(target: torch.Tensor, full: torch.Tensor) -> None:
 
 
 def copies(tensor: torch.Tensor, processes: int) -> int:
-    """Returns how many of `processes` processes hold each element of a tensor.
+    """Returns the number of processes that hold each element of a tensor.
 
     Args:
-        tensor: of one pipeline stage.
-        processes: how many hold that stage.
+        tensor: a tensor of one pipeline stage.
+        processes: the number of processes that hold the stage.
     """
     shards = 1
-    if is_shared(tensor):
+    if is_dtensor(tensor):
         for placement, size in zip(tensor.placements, tensor.device_mesh.shape, strict=True):
-            if not placement.is_replicate():  # a shard, or a shard of shards, which is no `Shard`
+            if not placement.is_replicate():  # also a strided shard, which is not a `Shard`
                 shards *= size
     return processes // shards
 
 
 def fully_sharded(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
-    """Cuts the parameters of a module over a mesh, one group a child that has some of its own.
+    """Shards the parameters of a module over a mesh, with a group for each child with parameters.
 
-    So while one child computes, the next one's parameters come. Source: Zhao et al., PyTorch
+    While one child computes, the parameters of the next are gathered. Source: Zhao et al., PyTorch
     FSDP (VLDB 2023); Rajbhandari et al., ZeRO (SC 2020), stage 3.
 
     Args:
         module: changed in place.
-        mesh: one axis: shards; two: replicas of shards.
+        mesh: one axis for shards; two axes for replicas of shards.
     """
     from torch.distributed.fsdp import fully_shard  # loads slowly
 
     for one in module.modules():
         if getattr(one, "inplace", False):
             one.inplace = False  # type: ignore[assignment]
-    roots = [root for root in called(module) if any(True for _ in root.parameters())]
+    roots = [root for root in called_modules(module) if any(True for _ in root.parameters())]
     _refuse_tied(module, roots)
     for root in roots:
         for unit in (*_units(root, tied(root)), root):
-            unit.register_forward_hook(_laid_open)
+            unit.register_forward_hook(_flatten_output)
             fully_shard(unit, mesh=mesh)
-            unit.register_forward_hook(_put_together)
+            unit.register_forward_hook(_restore_output)
     return module
 
 
 def _refuse_tied(module: nn.Module, roots: Sequence[nn.Module]) -> None:
-    """A parameter that two modules have, which a program calls one by one, would be two."""
+    """Refuses a parameter of two modules that a program calls separately: it would become two.
+
+    Raises:
+        ConfigurationError: there is such a parameter.
+    """
     owner: dict[int, int] = {}
     for place, root in enumerate(roots):
         for parameter in root.parameters():
             if owner.setdefault(id(parameter), place) != place:
                 name = next(n for n, p in module.named_parameters() if p is parameter)
                 raise ConfigurationError(
-                    f"fsdp: {name} is a parameter of two modules that are called one by one, and "
-                    "cut it would be two: untie it, give the model a forward of its own, or use "
-                    "--strategy allreduce"
+                    f"fsdp: {name} is a parameter of two modules that are called separately, and "
+                    "would become two when it is sharded: untie it, give the model its own "
+                    "forward, or use --strategy allreduce"
                 )
 
 
-class _Held:
-    """An output whose tensors are beside it."""
+class _OriginalOutput:
+    """A module's output, which travels beside its tensors."""
 
     def __init__(self, output: Any) -> None:
         self.output = output
 
 
-def _laid_open(module: nn.Module, args: object, output: Any) -> Any:
-    """Returns an output as FSDP sees it: its tensors in a tuple, none of which is a view.
+def _flatten_output(module: nn.Module, args: object, output: Any) -> Any:
+    """Returns an output in the form that FSDP can hook: a tuple of its tensors, none a view.
 
-    FSDP hangs on to what a unit returns, and knows tuples, lists and dicts alone. Whoever changes a
-    view of something else in place would cut it off from that unnoticed, and have wrong gradients.
+    FSDP attaches hooks to the tensors that a unit returns, and finds them only in tuples, lists and
+    dicts. A view that is changed in place afterwards would silently lose its hook, and gradients
+    would be wrong.
     """
     if isinstance(output, torch.Tensor):
         return _own(output)
-    return (*(_own(tensor) for tensor in tensors_in(output)), _Held(output))
+    return (*(_own(tensor) for tensor in tensors_in(output)), _OriginalOutput(output))
 
 
-def _put_together(module: nn.Module, args: object, output: Any) -> Any:
-    """Returns the output as the module gave it, with the tensors that FSDP hangs on to."""
+def _restore_output(module: nn.Module, args: object, output: Any) -> Any:
+    """Returns the output in the module's own form, with the tensors that FSDP has hooked."""
     if isinstance(output, torch.Tensor):
         return output
-    *tensors, held = output
+    *tensors, original = output
     following = iter(tensors)
-    return map_tensors(held.output, lambda _: next(following))
+    return map_tensors(original.output, lambda _: next(following))
 
 
 def _own(tensor: torch.Tensor) -> torch.Tensor:
@@ -122,7 +127,7 @@ def _own(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def tied(module: nn.Module) -> frozenset[int]:
-    """Returns which parameters have several names in a module, by identity."""
+    """Returns the identities of the parameters that have several names in a module."""
     owners = Counter(
         id(parameter) for _, parameter in module.named_parameters(remove_duplicate=False)
     )
@@ -130,17 +135,17 @@ def tied(module: nn.Module) -> frozenset[int]:
 
 
 def _units(module: nn.Module, several: frozenset[int]) -> Sequence[nn.Module]:
-    """Returns the parts worth a group of their own: children with parameters.
+    """Returns the submodules that get a group of their own: children with parameters.
 
-    A parameter that is tied belongs to the whole model's group, for whoever uses it first and
-    last: of a child that has one, the children get groups, as far as they have none.
+    A tied parameter belongs to the group of the whole model. A child that has one gets no group;
+    its children without tied parameters do.
     """
     found: list[nn.Module] = []
     for child in module.children():
-        # Of a pipeline stage, what only stands for a part of a name is never called itself.
+        # The inner modules of a pipeline stage that only hold part of a name are never called.
         if (
             isinstance(child, nn.Sequential)
-            or called(child) != [child]
+            or called_modules(child) != [child]
             or any(id(parameter) in several for parameter in child.parameters())
         ):
             found += _units(child, several)

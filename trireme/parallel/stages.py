@@ -1,4 +1,4 @@
-"""Cuts a model into the stages of a pipeline: contiguous pieces of its chain of layers."""
+"""Splits a model into pipeline stages: contiguous sections of its chain of layers."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ __all__ = [
 ]
 
 Link = tuple[str, nn.Module]
-"""A layer by its full name in the model."""
+"""A layer with its full name in the model."""
 
 
 class Stage(nn.Module):
-    """Some consecutive layers of a model, under the names that they have there.
+    """Consecutive layers of a model, under their names in the model.
 
     Args:
         links: the layers, in order.
 
     Attributes:
-        rehearses: whether the next pass leaves no trace in the layers: with it a schedule of torch
-            finds out shapes, on memory that nobody has filled.
+        rehearses: whether the next pass must not change the layers' state: torch's schedules infer
+            shapes with it, from uninitialised memory.
     """
 
     def __init__(self, links: Sequence[Link]) -> None:
@@ -55,9 +55,9 @@ class Stage(nn.Module):
         self.rehearses = False
 
     def forward(self, value: Any) -> Any:
-        """Passes a value through the layers, one after the other.
+        """Applies the layers one after the other.
 
-        What comes out, and the gradient that goes back, can be sent as they lie in memory.
+        The output, and the gradient of the input, are contiguous, as sending requires.
         """
         if self.rehearses:
             self.rehearses = False
@@ -72,7 +72,7 @@ class Stage(nn.Module):
 
 @contextmanager
 def _without_trace(module: nn.Module) -> Iterator[None]:
-    """Puts back what a forward pass changes: buffers, what modules note down, random state."""
+    """Restores what a forward pass changes: buffers, modules' dictionaries, the random state."""
     buffers = [(buffer, buffer.detach().clone()) for buffer in module.buffers()]
     noted = [(notes, dict(notes)) for part in module.modules() for notes in notes_of(part).values()]
     with torch.random.fork_rng():
@@ -85,7 +85,7 @@ def _without_trace(module: nn.Module) -> Iterator[None]:
 
 
 def notes_of(module: nn.Module) -> dict[str, dict[Any, Any]]:
-    """Returns the dictionaries in which a module keeps something for itself, by attribute."""
+    """Returns the dictionaries in which a module keeps state of its own, by attribute."""
     own = vars(nn.Module())
     return {
         name: value
@@ -95,15 +95,15 @@ def notes_of(module: nn.Module) -> dict[str, dict[Any, Any]]:
 
 
 def chain_of(model: nn.Module) -> list[Link]:
-    """Returns the layers of a model that is a chain: `nn.Sequential`, those inside it too.
+    """Returns the layers of a model that is an `nn.Sequential`; nested ones are flattened.
 
     Raises:
-        ConfigurationError: it is no chain.
+        ConfigurationError: the model is not an `nn.Sequential`.
     """
     if not isinstance(model, nn.Sequential) or type(model).forward is not nn.Sequential.forward:
         raise ConfigurationError(
-            f"{type(model).__name__} cannot be cut into pipeline stages: its layers must follow "
-            "one upon the other, so make it an nn.Sequential (of any modules, with any names); "
+            f"{type(model).__name__} cannot be split into pipeline stages: its layers must form "
+            "a chain, so make it an nn.Sequential (of any modules, with any names); "
             "--strategy fsdp takes any model"
         )
     links: list[Link] = []
@@ -116,7 +116,7 @@ def chain_of(model: nn.Module) -> list[Link]:
 
 
 def parameter_costs(links: Sequence[Link]) -> list[float]:
-    """Returns a guess at what each layer costs: its parameters, and something for being there."""
+    """Returns an estimate of each layer's cost: its parameters, and a small constant."""
     counts = [float(sum(p.numel() for p in layer.parameters())) for _, layer in links]
     least = max(sum(counts), 1.0) / (100 * len(counts))
     return [count + least for count in counts]
@@ -127,8 +127,8 @@ def measured_costs(links: Sequence[Link], example: Any, repeats: int = 5) -> lis
 
     Args:
         links: the layers.
-        example: inputs of the first one.
-        repeats: the median of so many.
+        example: inputs of the first layer.
+        repeats: the number of measurements of each layer; their median counts.
     """
     costs: list[float] = []
     value = example
@@ -154,14 +154,14 @@ def measured_costs(links: Sequence[Link], example: Any, repeats: int = 5) -> lis
 
 @dataclass(frozen=True, slots=True)
 class _Best:
-    """The best way to cut the layers from some place on."""
+    """The best split of the layers from one layer on."""
 
     worst: float
     cuts: tuple[int, ...]
 
 
 def balance(costs: Sequence[float], stages: int) -> list[int]:
-    """Returns where each stage but the first begins, so that the dearest is as cheap as can be.
+    """Returns where each stage after the first begins, with the least cost of the costliest stage.
 
     Dynamic programming over (first layer, stages left); each stage has at least one layer.
 
@@ -177,7 +177,7 @@ def balance(costs: Sequence[float], stages: int) -> list[int]:
     sums = [0.0]
     for cost in costs:
         sums.append(sums[-1] + cost)
-    # best[first]: for the number of stages at hand.
+    # best[first] is the best split of the layers from `first` on into the present number of stages.
     best = {first: _Best(sums[layers] - sums[first], ()) for first in range(layers)}
     for left in range(2, stages + 1):
         longer: dict[int, _Best] = {}
@@ -196,10 +196,10 @@ def balance(costs: Sequence[float], stages: int) -> list[int]:
 
 
 def cut_at(links: Sequence[Link], names: Sequence[str]) -> list[int]:
-    """Returns where the stages begin that explicit split points name: each begins a stage.
+    """Returns where stages begin, given the names of the layers that begin them.
 
     Raises:
-        ConfigurationError: a name is no layer, or they are out of order.
+        ConfigurationError: a name is not a layer's, or the names are out of order.
     """
     places: list[int] = []
     for name in names:
@@ -207,7 +207,7 @@ def cut_at(links: Sequence[Link], names: Sequence[str]) -> list[int]:
         found = [i for i, (link, _) in enumerate(links) if (link + ".").startswith(inside)]
         if not found:
             known = ", ".join(link for link, _ in links)
-            raise ConfigurationError(f"split point {name!r} is no layer: there are {known}")
+            raise ConfigurationError(f"split point {name!r} is not a layer: the layers are {known}")
         places.append(found[0])
     if places != sorted(set(places)) or (places and places[0] == 0):
         raise ConfigurationError(

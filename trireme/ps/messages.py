@@ -24,19 +24,17 @@ __all__ = [
     "Cut",
     "Drain",
     "Duplicate",
-    "Enlist",
-    "Enlisted",
     "FencedVerdict",
     "Freeze",
     "Frozen",
     "GroupSpec",
+    "LastPushes",
     "LayoutSpec",
     "Lease",
     "Leased",
     "LendMemory",
     "Load",
     "Loaded",
-    "MemberAnswer",
     "MemoryLent",
     "OptimizerSpec",
     "ParameterSpec",
@@ -44,8 +42,6 @@ __all__ = [
     "PullReply",
     "Push",
     "PushReply",
-    "PushTogether",
-    "PushedTogether",
     "PushesCommitted",
     "PushesStaged",
     "Refused",
@@ -316,9 +312,8 @@ class Waiting(Message, frozen=True, array_like=True):
 class Refused(Message, frozen=True, array_like=True):
     """The answer to any request that cannot be served.
 
-    `code` is one of `fenced`, `rejected`, `mismatch`, `optimizer`, `busy`, `apart`; `view` is the
-    server's. `apart` is for an update that was to go as part of a sum: the sum counts nowhere,
-    and its worker shall push it again by itself.
+    `code` is one of `fenced`, `rejected`, `mismatch`, `optimizer`, `busy`; `view` is the
+    server's.
     """
 
     kind: ClassVar[int] = 71
@@ -579,74 +574,6 @@ class MemoryLent(Message, frozen=True, array_like=True):
     accepted: bool
 
 
-# Through the aggregator of a host -----------------------------------------------------------------
-
-
-class Enlist(Message, frozen=True, array_like=True):
-    """To the aggregator of its host: a worker will push here. Answered by `Enlisted` or `Refused`.
-
-    From then on it sends `Push` there, and is answered as a server would, by `PushReply`, or by
-    `Refused` with the code `apart`.
-
-    Attributes:
-        worker, incarnation: who it is.
-        layout: what it trains; the same for all.
-        rule: by which; the same for all.
-        server: the address at which `ps:0` listens.
-    """
-
-    kind: ClassVar[int] = 100
-    worker: Index
-    incarnation: Number
-    layout: LayoutSpec
-    rule: Rule
-    server: Name
-
-
-class Enlisted(Message, frozen=True, array_like=True):
-    """The answer to `Enlist`."""
-
-    kind: ClassVar[int] = 101
-
-
-class PushTogether(Message, frozen=True, array_like=True):
-    """The updates of several workers of one host as one: all of them count, or none.
-
-    Payload: the sum of the gradients of those that weigh anything, in the order of the workers;
-    where their weights differ, each is multiplied by its weight before. Answered by
-    `PushedTogether`, or by `Refused` with the code `apart`.
-
-    Attributes:
-        pushes: what each of them would have said by itself, by worker.
-    """
-
-    kind: ClassVar[int] = 102
-    pushes: tuple[Push, ...]
-
-
-class MemberAnswer(msgspec.Struct, frozen=True, array_like=True):
-    """What a worker whose update was part of a sum is to be told; see `PushReply`."""
-
-    worker: Index
-    verdict: Verdict
-    staleness: int
-    stop: bool
-
-
-class PushedTogether(Message, frozen=True, array_like=True):
-    """The answer to `PushTogether`. Payload: the values, if one of them asked for them.
-
-    Attributes:
-        step: the global step of the values in the payload.
-        answers: those of all whose answer goes this way: who has asked again by itself meanwhile
-            is answered there.
-    """
-
-    kind: ClassVar[int] = 103
-    step: Number
-    answers: tuple[MemberAnswer, ...]
-
-
 # Server to server ------------------------------------------------------------------------------
 
 
@@ -712,6 +639,24 @@ class PushesCommitted(Message, frozen=True, array_like=True):
     first: Number
     pushes: tuple[tuple[Number, Number, Number, bool], ...]
     view: Number
+
+
+class LastPushes(Message, frozen=True, array_like=True):
+    """To server 0: which was the last push that this server has of workers that are out.
+
+    Where servers commit no pushes, that is how server 0 finds those that are on some of them only.
+
+    Attributes:
+        server: who says so.
+        view: the number of the view that it has taken.
+        pushes: worker, incarnation, the sequence of its last push here, and the view since which it
+            is out.
+    """
+
+    kind: ClassVar[int] = 94
+    server: int
+    view: int
+    pushes: tuple[tuple[int, int, int, int], ...]
 
 
 # Anybody to server -----------------------------------------------------------------------------
@@ -792,10 +737,7 @@ PS_MESSAGES: tuple[type[Message], ...] = (
     RoundClose,
     PushesStaged,
     PushesCommitted,
-    Enlist,
-    Enlisted,
-    PushTogether,
-    PushedTogether,
+    LastPushes,
     Status,
     ServerStatus,
     Trace,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import msgspec
 
 from trireme.errors import ConfigurationError
-from trireme.wire.codec import make_codec
 
 __all__ = ["Average", "Rule"]
 
@@ -44,6 +43,9 @@ class Rule(msgspec.Struct, frozen=True):
         codec: what pushed gradients are packed with, by the name in `trireme.wire.codec`.
         max_steps: no update makes the global step larger than this; None for no end. Where deltas
             are applied one by one, the last of them may overshoot it by less than `every`.
+        uncommitted: where updates are applied by themselves, each of several servers applies one
+            when it comes, and not once all have it: the update of a worker that is lost while it
+            pushes may stay on some of them only. One server has no need of either.
         every: None: pushes are gradients, each of one step. H: workers train by themselves, and
             push deltas of at most H steps.
     """
@@ -56,6 +58,7 @@ class Rule(msgspec.Struct, frozen=True):
     max_steps: int | None = None
     codec: str = "none"
     every: int | None = None
+    uncommitted: bool = False
 
     @property
     def period(self) -> int:
@@ -99,6 +102,11 @@ class Rule(msgspec.Struct, frozen=True):
             )
         if self.clip_norm is not None and not self.clip_norm > 0:
             raise ConfigurationError(f"clip_norm is {self.clip_norm}: it must be above 0")
+        if self.uncommitted and self.synchronous:
+            raise ConfigurationError(
+                "uncommitted is for updates that are applied by themselves: in synchronous rounds "
+                "the servers agree on each step"
+            )
         if self.average is not None and not 0 <= self.average.decay < 1:
             raise ConfigurationError(
                 f"the moving average's decay is {self.average.decay}: it must be in [0, 1)"
@@ -113,32 +121,8 @@ class Rule(msgspec.Struct, frozen=True):
                 f"clip_norm is {self.clip_norm} and every {self.every}: where workers train by "
                 "themselves, each clips its own gradients, and servers clip no deltas"
             )
+        from trireme.wire.codec import make_codec  # and PyTorch, which a launcher does without
+
         make_codec(self.codec)
         if self.max_steps is not None and self.max_steps < 0:
             raise ConfigurationError(f"max_steps is {self.max_steps}: it must be 0 or more")
-
-    def check_summed(self, servers: int) -> None:
-        """Checks that the aggregator of a host can sum the updates of its workers.
-
-        Args:
-            servers: how many parameter servers there are.
-
-        Raises:
-            ConfigurationError: it cannot; says what is possible.
-        """
-        leave_out = "leave --host-aggregator out"
-        if not self.synchronous or self.aggregate:
-            raise ConfigurationError(
-                "the aggregator of a host sums the updates of a round, and this job has no rounds "
-                f"of every worker: use --strategy sync without --aggregate, or {leave_out}"
-            )
-        if servers != 1:
-            raise ConfigurationError(
-                f"the aggregator of a host is for one parameter server, and this job has "
-                f"{servers}: several take no sums yet; use --ps 1, or {leave_out}"
-            )
-        if self.codec != "none":
-            raise ConfigurationError(
-                f"the aggregator of a host adds gradients up, and this job packs them by "
-                f"{self.codec}: leave --compress out, or {leave_out}"
-            )

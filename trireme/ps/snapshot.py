@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 import torch
 
 from trireme.errors import CheckpointError
-from trireme.ps.dense import dtype_of
+from trireme.ps.flat import dtype_of
 from trireme.ps.layout import Layout, Part, Placed
 from trireme.ps.messages import Snapshot, Span, TensorSpec, WorkerProgress
-from trireme.ps.values import Tensors
+from trireme.ps.shard.parameters import Tensors
 
 __all__ = ["ModelState", "assemble", "disassemble", "lacking"]
 

@@ -1,11 +1,11 @@
-"""What `--dry-run` shows of a program: what lies where, and what a step would send."""
+"""The output of `--dry-run`: the layout over servers, and the bytes that a step would send."""
 
 from __future__ import annotations
 
 import torch
 
-from trireme.launch.detect import TaskConfig
-from trireme.ps.joint import members
+from trireme.launch.environment.detect import TaskConfig
+from trireme.ps.joint_optimizer import members
 from trireme.ps.layout import Layout
 from trireme.ps.rule import Rule
 
@@ -13,7 +13,7 @@ __all__ = ["describe"]
 
 
 def describe(layout: Layout, optimizer: torch.optim.Optimizer, rule: Rule, task: TaskConfig) -> str:
-    """Returns the layout, the rule and the bytes of one step as lines for people."""
+    """Returns the layout, the rule and the bytes of one step as readable lines."""
     lines = [
         f"model: {layout.elements:,} parameters in {len(layout.spec.parameters)} tensors, "
         f"{_size(layout.bytes)}",
@@ -38,23 +38,30 @@ def describe(layout: Layout, optimizer: torch.optim.Optimizer, rule: Rule, task:
 
 
 def _rule(rule: Rule, task: TaskConfig) -> str:
+    told = _steps(rule, task)
+    return f"{told}; servers do not commit updates" if rule.uncommitted else told
+
+
+def _steps(rule: Rule, task: TaskConfig) -> str:
     if task.servers == 0:
         return "one worker, each update is a step"
     if rule.every is not None and not rule.synchronous:
         return (
-            f"each worker trains by itself for {rule.every} steps, then pushes what it has learned;"
-            f" nobody more than {rule.staleness} exchanges ahead of the slowest"
+            f"each worker trains locally for {rule.every} steps, then pushes a delta;"
+            f" no worker is more than {rule.staleness} exchanges ahead of the slowest"
         )
     if rule.every is not None:
         return (
-            f"each worker trains by itself for {rule.every} steps, then synchronous rounds of "
+            f"each worker trains locally for {rule.every} steps, then synchronous rounds of "
             f"{rule.aggregate or 'all'} of {task.workers} workers"
         )
     if rule.synchronous:
         return f"synchronous rounds of {rule.aggregate or 'all'} of {task.workers} workers"
     if rule.staleness is not None:
-        return f"each update is a step; nobody more than {rule.staleness} ahead of the slowest"
-    return "each update is a step, whenever it comes"
+        return (
+            f"each update is a step; no worker is more than {rule.staleness} ahead of the slowest"
+        )
+    return "each update is a step, applied when it arrives"
 
 
 def _size(count: float) -> str:

@@ -1,4 +1,4 @@
-"""Code of the user's own at the points of a session's life.
+"""Hooks: a program's own code that a session calls at certain points.
 
     class Printer(trireme.session.hooks.Hook):
         def after_step(self, session, result):
@@ -8,8 +8,8 @@
     trireme.Session(..., hooks=[Printer(), EarlyStopping("loss", patience=3)])
 
 Hooks are called on every worker, in the order in which they were given. An exception from a hook is
-an exception of the script: it leaves the call that caused it (`step`, `evaluate`, the `with`
-block), the hooks after it are not called, and the job fails with that traceback.
+an exception of the script: it propagates from the call that caused it (`step`, `evaluate`, the
+`with` block), later hooks are not called, and the job fails with that traceback.
 """
 
 from __future__ import annotations
@@ -29,41 +29,46 @@ __all__ = ["EarlyStopping", "Hook"]
 
 
 class Hook:
-    """What a session calls. Each method does nothing unless a subclass gives it something to do."""
+    """Base class of hooks. Each method does nothing unless a subclass overrides it."""
 
     def on_start(self, session: Session) -> None:
-        """The session has joined its job and has its first values; nothing is trained yet."""
+        """Called when the session has joined its job and has its initial values."""
 
     def before_step(self, session: Session, batch: Any) -> None:
-        """The batch is about to be trained on."""
+        """Called before a step trains on the batch."""
 
     def after_step(self, session: Session, result: StepResult) -> None:
-        """An update was made. Reading the result's loss or metrics may wait for a device."""
+        """Called after an update. Reading the result's loss or metrics may wait for a device."""
 
     def on_checkpoint(self, session: Session, path: Path) -> None:
-        """A checkpoint is on the disk; on the chief only, at one of the steps after its own."""
+        """Called on the chief, at a later step, when a checkpoint is on the disk."""
 
     def on_evaluate(self, session: Session, name: str, metrics: Mapping[str, float]) -> None:
-        """A data set was evaluated; `metrics` has `loss` too. `name` is what it was called."""
+        """Called after `Session.evaluate` with its `name`; `metrics` includes `loss`."""
 
     def on_stop(self, session: Session, reason: str) -> None:
-        """Training has ended and is saved: `finished`, or what interrupted it; not if it failed."""
+        """Called when training has ended and is saved, unless the job failed.
+
+        Args:
+            session: the session.
+            reason: `finished`, or what interrupted the job.
+        """
 
 
 class EarlyStopping(Hook):
-    """Ends the job when evaluations no longer get better. The chief's evaluations decide.
+    """Ends the job when evaluations stop improving. The evaluations of the chief decide.
 
-    A resumed run, or another chief, begins to count anew.
+    A resumed run, or another chief, starts to count from zero.
 
     Args:
-        metric: which one, such as `loss` or `accuracy`.
-        patience: after so many evaluations in a row without a new best, training ends.
-        mode: whether lower (`min`) or higher (`max`) is better.
-        min_delta: a new best is better by more than this.
-        name: of the evaluations that count, as given to `Session.evaluate`.
+        metric: the metric, such as `loss` or `accuracy`.
+        patience: training ends after this many evaluations in a row without a new best value.
+        mode: whether lower (`min`) or higher (`max`) values are better.
+        min_delta: a new best value must be better by more than this.
+        name: the name of the evaluations that count, as given to `Session.evaluate`.
 
     Raises:
-        ConfigurationError: a value is out of range; or, at an evaluation, it has no such metric.
+        ConfigurationError: a value is out of range; or, at an evaluation, there is no such metric.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The options of a session, as frozen values that are checked when they are made."""
+"""The options of a session, as frozen values that are validated on creation."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ class Checkpoint:
     """When to write checkpoints and which to keep.
 
     Attributes:
-        every_seconds: save when so many seconds have passed since the last; None: never for that.
-        every_steps: save when a multiple of so many global steps has been reached or passed; None:
-            never for that. With neither, only the end of the run is saved. A synchronous job of all
-            its workers saves at exactly the multiples. In an asynchronous one the global step moves
-            on while the chief computes, so that it saves some steps later, such as at 103 and 201
-            of 100: by at most the updates that are made between two of the chief's. Workers that
-            average save at the end of the period in which the multiple lies.
-        keep: how many of the newest to keep. The newest good one stays whatever this says.
-        keep_every_steps: keep one for good for each so many global steps besides.
+        every_seconds: the seconds between two checkpoints; None for no limit by time.
+        every_steps: the job saves when the global step reaches or passes a multiple of this number;
+            None for no limit by steps. With neither, only the end of the run is saved. A
+            synchronous job saves at exactly the multiples. In an asynchronous job the global step
+            advances while the chief computes, so that it saves some steps later, such as at steps
+            103 and 201 for 100: later by at most the updates that are made between two of the
+            chief's. Workers that average save at the end of the period in which the multiple lies.
+        keep: the number of newest checkpoints to keep. The newest undamaged one is always kept.
+        keep_every_steps: also keep one checkpoint for each multiple of this number of steps.
 
     Raises:
         ConfigurationError: a value is out of range.
@@ -76,40 +76,40 @@ class OptionValues(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Options:
-    """How a session trains, besides what it trains.
+    """The options of a session: how it trains its model.
 
     Attributes:
-        precision: `bfloat16` computes forward and loss under autocast; parameters and updates
-            stay what they are.
-        accumulate: computes each batch in so many pieces, one after the other, for less memory;
-            the update is the same.
-        clip_norm: scales the gradient of each update down to this global L2 norm. Synchronous
-            strategies clip the mean of the round, as one process would; others each push.
-        ema: keeps an exponential moving average of the parameters with this decay, or by this
-            rule; `evaluate` then uses it. A number means warm-up: min(decay, (1 + n) / (10 + n)).
-        scheduler: builds a learning-rate scheduler from the optimizer, or is one over it; it counts
-            global steps.
-        l2: adds l2 / 2 times the sum of the squares of all trained parameters of two or more
-            dimensions to the loss (biases are left alone). The loss that is shown is without it.
-        seed: of everything random; the order of the examples follows from it.
-        deterministic: a run is bit-equal to its repeat, and a resumed run to one never stopped;
-            for synchronous strategies, and for one worker. Give the session a function that
-            builds the model, or seed torch yourself before building it: a module that exists
-            already has the values that it has.
-        checkpoint: when to save and what to keep; None: never.
-        resume: `auto` goes on from the newest good checkpoint of the run directory, if there is
-            one; `never` refuses a run directory that has some; a path names a checkpoint.
-        hooks: called at the points that `trireme.session.hooks` names.
-        strategy: how updates are made; `auto` leaves it to the launch.
-        nan: what to do when the loss is NaN or infinite: `raise` fails the job, `skip` leaves
-            this update out and counts it, `ignore` does not look.
-        log_every: how many of its own steps a worker makes between two lines of progress, and
-            the chief between two records of the metrics.
-        device: where the model goes; None leaves it where it is, or, where several processes
-            compute together, takes a GPU for each.
-        pipeline: how a pipeline is cut and run, where there is one.
+        precision: `bfloat16` computes forward and loss under autocast; parameters and updates keep
+            their dtype.
+        accumulate: the number of pieces in which each batch is computed, one after the other, to
+            save memory; the update is the same.
+        clip_norm: the global L2 norm to which gradients are scaled down. Synchronous strategies
+            clip the mean of the round, as one process would; others clip each push.
+        ema: the decay of an exponential moving average of the parameters, or an `Average`;
+            `evaluate` uses the average. A number includes warm-up: min(decay, (1 + n) / (10 + n)).
+        scheduler: a learning-rate scheduler over the optimizer, or a function that builds one from
+            it; it counts global steps.
+        l2: adds l2 / 2 times the sum of the squares of all trained parameters with two or more
+            dimensions to the loss (not of biases). The displayed loss does not include it.
+        seed: the seed of all randomness, including the order of the examples.
+        deterministic: whether a run is bit-equal to its repetition, and a resumed run to an
+            uninterrupted one; for synchronous strategies, and for one worker. Pass a function that
+            builds the model, or seed torch before building it: the session cannot seed the initial
+            values of an existing module.
+        checkpoint: when to save and which checkpoints to keep; None never saves.
+        resume: `auto` continues from the newest undamaged checkpoint of the run directory, if there
+            is one; `never` refuses a run directory with checkpoints; a path names a checkpoint.
+        hooks: the hooks; see `trireme.session.hooks`.
+        strategy: the strategy; `auto` takes that of the launch.
+        nan: the policy for a NaN or infinite loss: `raise` fails the job, `skip` leaves the update
+            out and counts it, `ignore` does not check.
+        log_every: the number of a worker's steps between two lines of progress, and of the chief's
+            steps between two records of the metrics.
+        device: the device of the model; None leaves it where it is, or, where several processes
+            compute together, takes a GPU for each process.
+        pipeline: the configuration of the pipeline, where there is one.
         tensor_plan: under tensor parallelism, pattern of a module's name -> `column`, `row` or
-            `gathered`; None derives it for transformer blocks and chains of linear layers.
+            `gathered`; None derives a plan for transformer blocks and chains of linear layers.
 
     Raises:
         ConfigurationError: a value is out of range.
@@ -165,12 +165,12 @@ class Options:
 
     @property
     def ema_rule(self) -> Average | None:
-        """The moving average as a rule; None for none."""
+        """The moving average as an `Average`; None for none."""
         return Average(self.ema) if isinstance(self.ema, (int, float)) else self.ema
 
 
 _OF_THE_SESSION = ("metrics", "run_dir", "max_steps")
-"""What a session is told by name besides its options."""
+"""The keywords of a session that are not options."""
 
 
 def make_options(values: OptionValues) -> Options:
@@ -198,7 +198,7 @@ def _one_of(name: str, value: str, allowed: Sequence[str]) -> None:
 
 
 def _are_hooks(hooks: object) -> bool:
-    """By what they can do: the class imports the session, and that these options."""
+    """Returns whether all are hooks, checked by attribute: importing `Hook` would be circular."""
     return isinstance(hooks, Sequence) and all(hasattr(hook, "before_step") for hook in hooks)
 
 

@@ -1,4 +1,4 @@
-"""What one call of `session.step` gives back."""
+"""The result of one call of `session.step`."""
 
 from __future__ import annotations
 
@@ -18,19 +18,20 @@ Metric = Callable[..., "torch.Tensor | float"]
 
 
 class StepResult:
-    """One update. What would make a device wait is worked out when it is read.
+    """The result of one update. Values that would make a device wait are computed when read.
 
     Attributes:
-        global_step: the job's, after this update.
-        verdict: what became of the update; with prefetch, of the update before, and None for the
-            first; of all steps since the last exchange where workers train by themselves, and None
-            in between.
-        staleness: how many updates were applied between the pull of the values that this update
-            was computed from and its push; with prefetch, of the update before.
-        steps: of how many of this worker's steps the verdict is; 0 where there is none yet, as
-            between two exchanges of workers that train by themselves.
-        seconds: how long the step took, without waiting for its data.
-        examples: how many examples the batch had.
+        global_step: the job's global step after this update.
+        verdict: `trireme.Applied` or `trireme.Stale`: whether the update is in the parameters. With
+            prefetch, the verdict of the previous update, and None for the first. Where workers
+            train locally, the verdict of all steps since the last exchange, and None between
+            exchanges.
+        staleness: the number of updates that were applied between the pull of the values that the
+            update was computed from, and its push; with prefetch, of the previous update.
+        steps: the number of this worker's steps that the verdict is of; 0 where there is no
+            verdict.
+        seconds: the duration of the step, without waiting for its data.
+        examples: the number of examples in the batch.
     """
 
     __slots__ = (
@@ -71,9 +72,9 @@ class StepResult:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """Each metric's mean over the batch, before the update; empty where outputs are elsewhere.
+        """Each metric's mean over the batch, before the update.
 
-        Of a pipeline only the last stage has outputs.
+        It is empty in processes without outputs: in a pipeline, all but those of the last stage.
         """
         if not self._outputs and self._values is None:
             return {}
@@ -86,7 +87,7 @@ class StepResult:
         return self._values
 
     def decide(self, pushed: PushResult) -> None:
-        """Takes what became of a push."""
+        """Takes the verdict of a push."""
         self.verdict, self.staleness, self.steps = pushed.decided, pushed.staleness, pushed.steps
 
     def __repr__(self) -> str:
@@ -97,7 +98,7 @@ class StepResult:
 
 
 def _mean_over_pieces(metric: Metric, pieces: list[tuple[object, object]]) -> float:
-    """Weighs the pieces of an accumulated batch by their examples."""
+    """Returns the mean over the pieces of an accumulated batch, weighted by their examples."""
     import torch
 
     total = weight = 0.0

@@ -1,10 +1,16 @@
-"""Ways to spread training over workers: each a frozen value, proven equal to one process."""
+"""Strategies of distributed training: each is a frozen value, tested against one process."""
 
 from trireme.strategies.asynchronous import Async
 from trireme.strategies.averaging import Averaging
 from trireme.strategies.base import Strategy
-from trireme.strategies.catalog import BUILT, PLANNED, resolve
-from trireme.strategies.collective import FSDP, AllReduce, Collective, Pipeline, Tensor
+from trireme.strategies.catalog import BUILT, PLANNED, choose, resolve
+from trireme.strategies.collective import (
+    FSDP,
+    AllReduce,
+    Collective,
+    PipelineParallel,
+    TensorParallel,
+)
 from trireme.strategies.diloco import DiLoCo
 from trireme.strategies.ssp import SSP
 from trireme.strategies.synchronous import Sync
@@ -19,9 +25,10 @@ __all__ = [
     "Averaging",
     "Collective",
     "DiLoCo",
-    "Pipeline",
+    "PipelineParallel",
     "Strategy",
     "Sync",
-    "Tensor",
+    "TensorParallel",
+    "choose",
     "resolve",
 ]

@@ -1,85 +1,93 @@
-"""Strategies by the names that the command line gives them."""
+"""The strategies by name, as the command line selects them."""
 
 from __future__ import annotations
 
-from difflib import get_close_matches
+from dataclasses import fields
+from typing import Any
 
 from trireme.errors import ConfigurationError
+from trireme.job_config import OPTIONS, JobConfig
 from trireme.strategies.asynchronous import Async
 from trireme.strategies.averaging import Averaging
 from trireme.strategies.base import Strategy
-from trireme.strategies.collective import FSDP, AllReduce, Collective, Pipeline, Tensor
+from trireme.strategies.collective import FSDP, AllReduce, PipelineParallel, TensorParallel
 from trireme.strategies.diloco import DiLoCo
 from trireme.strategies.ssp import SSP
 from trireme.strategies.synchronous import Sync
+from trireme.suggestion import suggestion
 
-__all__ = ["BUILT", "PLANNED", "resolve"]
+__all__ = ["BUILT", "PLANNED", "choose", "resolve"]
 
-BUILT = (
-    "async",
-    "ssp",
-    "sync",
-    "averaging",
-    "diloco",
-    "allreduce",
-    "fsdp",
-    "tensor",
-    "pipeline",
+_CLASSES: tuple[type[Strategy], ...] = (
+    *(Async, SSP, Sync, Averaging, DiLoCo),
+    *(AllReduce, FSDP, TensorParallel, PipelineParallel),
 )
-"""The names that can be used."""
+_OPTIONS = {each.name: {field.name for field in fields(each)} for each in _CLASSES}
+
+BUILT = tuple(each.name for each in _CLASSES)
+"""The names of the available strategies."""
 
 PLANNED = ("graph",)
-"""Names that are kept for what is not built yet."""
+"""The names of strategies that are planned."""
 
 
-_COLLECTIVE: dict[str, type[Collective]] = {
-    "allreduce": AllReduce,
-    "fsdp": FSDP,
-    "tensor": Tensor,
-    "pipeline": Pipeline,
-}
-
-
-def resolve(
-    name: str,
-    *,
-    aggregate: int | None = None,
-    staleness: int | None = None,
-    every: int | None = None,
-    prefetch: bool = False,
-) -> Strategy:
-    """Returns the strategy of a name and the command line's options for it.
+def resolve(name: str, config: JobConfig) -> Strategy:
+    """Returns the strategy of a name, with the options of the launch.
 
     Raises:
-        ConfigurationError: the name is unknown or not built yet, or an option is not this
-            strategy's.
+        ConfigurationError: the name is unknown or not built yet; or an option does not belong to
+            the strategy, or has an invalid value.
     """
     if name in PLANNED:
         raise ConfigurationError(
             f"strategy {name!r} is not built yet: there are {', '.join(BUILT)}"
         )
     if name not in BUILT:
-        close = get_close_matches(name, BUILT, 1)
-        hint = f"did you mean {close[0]!r}? " if close else ""
-        raise ConfigurationError(f"unknown strategy {name!r}: {hint}there are {', '.join(BUILT)}")
-    if aggregate is not None and name not in ("sync", "diloco"):
-        raise ConfigurationError(f"--aggregate {aggregate} is for sync and diloco, not for {name}")
-    if staleness is not None and name not in ("ssp", "averaging"):
         raise ConfigurationError(
-            f"--staleness {staleness} is for ssp and averaging, not for {name}"
+            f"unknown strategy {name!r}{suggestion(name, BUILT)}: there are {', '.join(BUILT)}"
         )
-    if every is not None and name not in ("averaging", "diloco"):
-        raise ConfigurationError(f"--every {every} is for averaging and diloco, not for {name}")
-    if prefetch and name not in ("async", "ssp"):
-        raise ConfigurationError(f"--prefetch is for async and ssp, not for {name}")
-    if name in _COLLECTIVE:
-        return _COLLECTIVE[name]()
-    if name == "sync":
-        return Sync(aggregate)
-    if name == "averaging":
-        return Averaging(Averaging.every if every is None else every, staleness)
-    if name == "diloco":
-        return DiLoCo(DiLoCo.every if every is None else every, aggregate)
-    if name == "ssp":
-        return SSP(SSP.staleness if staleness is None else staleness, prefetch)
-    return Async(prefetch)
+    chosen = _CLASSES[BUILT.index(name)]
+    given: dict[str, Any] = {}
+    for option in OPTIONS:
+        value, having = getattr(config, option.field), _having(option.field)
+        if not having or value == option.default:
+            continue
+        if chosen.name not in having:
+            raise ConfigurationError(
+                f"{option.name} is {value} ({config.origin(option.field)}), which {name} does not "
+                f"have, only {', '.join(having)}: add --strategy {having[0]}, or leave it out"
+            )
+        given[option.field] = value
+    return chosen(**given)
+
+
+def _having(field: str) -> list[str]:
+    """Returns the names of the strategies that have an option."""
+    return [name for name, options in _OPTIONS.items() if field in options]
+
+
+def choose(
+    config: JobConfig, own: str | Strategy = "auto", *, workers: int, servers: int
+) -> Strategy:
+    """Returns the strategy of the launch, else of the program, else the cluster's default.
+
+    Args:
+        config: the configuration of the launch.
+        own: the strategy of the program; `auto` takes that of the launch.
+        workers: the number of workers; without servers, every process is a worker.
+        servers: the number of parameter servers.
+
+    Raises:
+        ConfigurationError: there is no such strategy, an option is invalid for it, or it cannot
+            run on this cluster.
+    """
+    default = "async" if servers or workers == 1 else "allreduce"
+    chosen = config.strategy or (default if own == "auto" else own)
+    try:
+        strategy = chosen if isinstance(chosen, Strategy) else resolve(chosen, config)
+        strategy.check(workers=workers, servers=servers)
+    except ConfigurationError as error:
+        if config.strategy is None:
+            raise
+        raise ConfigurationError(f"{error} (strategy: {config.origin('strategy')})") from error
+    return strategy

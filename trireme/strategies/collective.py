@@ -1,53 +1,53 @@
-"""Strategies without parameter servers: the processes hold the model together.
+"""Strategies without parameter servers, whose processes train with collectives.
 
-They differ in the axis of the mesh along which workers are added; `--mesh` composes them.
+They differ in the axis of the mesh to which workers are added; `--mesh` composes them.
 """
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
 
-from trireme.cluster.mesh import Mesh
 from trireme.errors import ConfigurationError
+from trireme.mesh import Mesh
 from trireme.ps.rule import Rule
 from trireme.strategies.base import Strategy
 
-__all__ = ["FSDP", "AllReduce", "Collective", "Pipeline", "Tensor"]
+__all__ = ["FSDP", "AllReduce", "Collective", "PipelineParallel", "TensorParallel"]
 
 
 class Collective(Strategy):
-    """What they have in common: every step is one of all processes together.
+    """Base class of strategies in which all processes make every step together.
 
     Attributes:
-        axis: along which workers are added.
+        axis: the axis of the mesh to which workers are added.
     """
 
     axis: ClassVar[str]
 
     def rule(self) -> Rule:
-        """Returns the rule: rounds of one update of every replica."""
+        """Returns the rule: rounds of one update from each replica."""
         return Rule(aggregate=0, staleness=0)
 
     def check(self, *, workers: int, servers: int) -> None:
         """Checks that there are no parameter servers.
 
         Raises:
-            ConfigurationError: there are some.
+            ConfigurationError: there are parameter servers.
         """
         if servers:
             raise ConfigurationError(
                 f"strategy {self.name} has no parameter servers, and there are {servers}: leave "
-                "out --ps, or choose async, sync or ssp, with --mesh for what is inside a worker"
+                "out --ps, or choose async, sync or ssp, with --mesh for the processes of each "
+                "worker"
             )
 
     def mesh(self, inside: Mesh, processes: int) -> Mesh:
         """Returns the mesh of the whole job.
 
         Args:
-            inside: the degrees that the launch gave.
-            processes: how many processes there are.
+            inside: the degrees of `--mesh`.
+            processes: the number of processes.
 
         Raises:
             ConfigurationError: the processes do not fill the mesh.
@@ -56,10 +56,6 @@ class Collective(Strategy):
         if rest or not workers:
             inside.check_processes(processes)
         return inside.times(self.axis, workers)
-
-    @abstractmethod
-    def about(self) -> str:
-        """Returns what it does, in a few words."""
 
 
 @dataclass(frozen=True)
@@ -73,13 +69,10 @@ class AllReduce(Collective):
     name: ClassVar[str] = "allreduce"
     axis: ClassVar[str] = "dp"
 
-    def about(self) -> str:
-        return "replicas whose gradients are averaged"
-
 
 @dataclass(frozen=True)
 class FSDP(Collective):
-    """As `AllReduce`, with parameters, gradients and optimizer state cut over the replicas.
+    """As `AllReduce`, with parameters, gradients and optimizer state sharded over the replicas.
 
     Source: Rajbhandari et al., ZeRO (SC 2020), stage 3; Zhao et al., PyTorch FSDP (VLDB 2023).
     """
@@ -87,13 +80,10 @@ class FSDP(Collective):
     name: ClassVar[str] = "fsdp"
     axis: ClassVar[str] = "fsdp"
 
-    def about(self) -> str:
-        return "replicas over which parameters are cut"
-
 
 @dataclass(frozen=True)
-class Tensor(Collective):
-    """One replica whose matrices are cut over the processes.
+class TensorParallel(Collective):
+    """One replica whose matrices are split over the processes.
 
     Source: Shoeybi et al., Megatron-LM (2019), section 3.
     """
@@ -101,19 +91,13 @@ class Tensor(Collective):
     name: ClassVar[str] = "tensor"
     axis: ClassVar[str] = "tp"
 
-    def about(self) -> str:
-        return "one replica whose matrices are cut"
-
 
 @dataclass(frozen=True)
-class Pipeline(Collective):
-    """One replica whose layers are cut into stages, through which micro-batches pass.
+class PipelineParallel(Collective):
+    """One replica whose layers are split into stages, through which micro-batches pass.
 
     Source: Huang et al., GPipe (NeurIPS 2019).
     """
 
     name: ClassVar[str] = "pipeline"
     axis: ClassVar[str] = "pp"
-
-    def about(self) -> str:
-        return "one replica whose layers are cut into stages"

@@ -1,4 +1,4 @@
-"""Workers that train by themselves for long, and an outer optimizer that follows their mean."""
+"""DiLoCo: workers train locally for long, and an outer optimizer applies their mean delta."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ class DiLoCo(Strategy):
     """As `Averaging`, but the mean delta is the gradient of a Nesterov step on the servers.
 
     Source: Douillard et al., DiLoCo: Distributed Low-Communication Training of Language Models
-    (2023), algorithm 1. The outer optimizer's numbers there (section 3: 0.7 and 0.9) are for jobs
-    of hundreds of outer rounds; of the ones here see docs/strategies.md.
+    (2023), algorithm 1. The outer learning rate and momentum there (section 3: 0.7 and 0.9) are
+    for jobs of hundreds of outer rounds; docs/strategies.md explains the defaults here.
 
     Attributes:
-        every: how many steps a worker makes between two exchanges, at least 1.
-        aggregate: how many workers' deltas complete an outer round; None for one of every live
-            worker. A delta that comes later is stale: dropped and counted, and its examples are
-            dealt again.
+        every: the number of steps between two exchanges, at least 1.
+        aggregate: the number of deltas that complete an outer round; None for one of each live
+            worker. A later delta is stale: it is dropped and counted, and its examples are dealt
+            again.
         outer_lr: the outer optimizer's learning rate.
         outer_momentum: its Nesterov momentum; 0 for none.
     """
@@ -36,12 +36,7 @@ class DiLoCo(Strategy):
     outer_lr: float = 0.9
     outer_momentum: float = 0.5
 
-    def rule(self) -> Rule:
-        """Returns the rule: rounds of deltas.
-
-        Raises:
-            ConfigurationError: a value is out of range.
-        """
+    def __post_init__(self) -> None:
         if self.aggregate is not None and self.aggregate < 1:
             raise ConfigurationError(
                 f"diloco with aggregate {self.aggregate}: a round needs at least one delta"
@@ -51,9 +46,11 @@ class DiLoCo(Strategy):
                 f"diloco with outer_lr {self.outer_lr} and outer_momentum {self.outer_momentum}: "
                 "the first must be above 0, the second in [0, 1)"
             )
-        rule = Rule(aggregate=self.aggregate or 0, staleness=0, every=self.every)
-        rule.check()
-        return rule
+        self.rule().check()
+
+    def rule(self) -> Rule:
+        """Returns the rule: rounds of deltas."""
+        return Rule(aggregate=self.aggregate or 0, staleness=0, every=self.every)
 
     def check(self, *, workers: int, servers: int) -> None:
         """Checks that a round can fill.
@@ -61,6 +58,7 @@ class DiLoCo(Strategy):
         Raises:
             ConfigurationError: there are fewer workers than a round needs deltas.
         """
+        super().check(workers=workers, servers=servers)
         if self.aggregate is not None and self.aggregate > workers:
             raise ConfigurationError(
                 f"diloco with aggregate {self.aggregate} and {workers} workers: a round could "

@@ -1,4 +1,4 @@
-"""Stale synchronous parallel: asynchronous, but nobody runs too far ahead."""
+"""Stale synchronous parallel training: asynchronous, with a bound on staleness."""
 
 from __future__ import annotations
 
@@ -20,26 +20,22 @@ class SSP(Strategy):
     Server (NIPS 2013), section 2.
 
     Attributes:
-        staleness: how many pushes a worker may be ahead, at least 1.
-        prefetch: see `Async`.
+        staleness: the number of pushes that a worker may be ahead, at least 1.
+        prefetch, uncommitted: see `Async`.
     """
 
     name: ClassVar[str] = "ssp"
     staleness: int = 3
     prefetch: bool = False
+    uncommitted: bool = False
 
-    def rule(self) -> Rule:
-        """Returns the rule: each update by itself, answers withheld from those too far ahead.
-
-        Raises:
-            ConfigurationError: the staleness is below 1.
-        """
+    def __post_init__(self) -> None:
         if self.staleness < 1:
             raise ConfigurationError(
                 f"ssp with staleness {self.staleness}: give 1 or more, or use sync, in which "
-                "nobody is ahead of anybody"
+                "no worker is ahead"
             )
-        return Rule(aggregate=1, staleness=self.staleness)
 
-    def check(self, *, workers: int, servers: int) -> None:
-        """Any cluster will do."""
+    def rule(self) -> Rule:
+        """Returns the rule: each update is a step; workers too far ahead wait for their answers."""
+        return Rule(aggregate=1, staleness=self.staleness, uncommitted=self.uncommitted)

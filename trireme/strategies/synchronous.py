@@ -1,4 +1,4 @@
-"""Synchronous replicas: rounds of one update from each worker, or from the fastest of them."""
+"""Synchronous training: rounds of one update from each worker, or from the fastest workers."""
 
 from __future__ import annotations
 
@@ -14,30 +14,28 @@ __all__ = ["Sync"]
 
 @dataclass(frozen=True)
 class Sync(Strategy):
-    """The mean gradient of a round is applied as one update; then all get the new values.
+    """The mean gradient of a round is applied as one update; then all receive the new values.
 
     With every worker in each round it equals one process that trains on all their batches
-    together. With fewer, the rest are backup workers: what comes after a round has closed is
-    stale, is dropped and counted, and its examples are handed out again. Source: Chen et al.,
-    Revisiting Distributed Synchronous SGD (ICLR workshop 2016), section 3.2.
+    together. With fewer, the others are backup workers: an update that arrives after its round has
+    closed is stale; it is dropped and counted, and its examples are dealt again. Source: Chen et
+    al., Revisiting Distributed Synchronous SGD (ICLR workshop 2016), section 3.2.
 
     Attributes:
-        aggregate: how many updates make a round; None for one of every live worker.
+        aggregate: the number of updates in a round; None for one from each live worker.
     """
 
     name: ClassVar[str] = "sync"
     aggregate: int | None = None
 
-    def rule(self) -> Rule:
-        """Returns the rule: rounds, and no update from an older one.
-
-        Raises:
-            ConfigurationError: `aggregate` is below 1.
-        """
+    def __post_init__(self) -> None:
         if self.aggregate is not None and self.aggregate < 1:
             raise ConfigurationError(
                 f"sync with aggregate {self.aggregate}: a round needs at least one update"
             )
+
+    def rule(self) -> Rule:
+        """Returns the rule: rounds, and no update from an older one."""
         return Rule(aggregate=self.aggregate or 0, staleness=0)
 
     def check(self, *, workers: int, servers: int) -> None:
@@ -46,6 +44,7 @@ class Sync(Strategy):
         Raises:
             ConfigurationError: there are fewer workers than a round needs updates.
         """
+        super().check(workers=workers, servers=servers)
         if self.aggregate is not None and self.aggregate > workers:
             raise ConfigurationError(
                 f"sync with aggregate {self.aggregate} and {workers} workers: a round could never "

@@ -1,1 +1,1 @@
-"""Bytes between processes. Knows nothing of training."""
+"""Messages between processes. Knows nothing of training."""

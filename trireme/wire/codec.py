@@ -1,10 +1,12 @@
-"""How a payload of numbers is made smaller: half precision, 8-bit blocks, the largest few.
+"""Codecs that compress payloads of numbers: half precision, 8-bit blocks, the largest entries.
 
-A codec is a pure function of a flat tensor; what it loses at one step the sender adds to the next
-(`ErrorFeedback`), so that over time nothing is lost but delayed. Sources: Seide et al., 1-Bit
-Stochastic Gradient Descent (Interspeech 2014), section 3, for error feedback; Dettmers, 8-Bit
-Approximations for Parallelism in Deep Learning (ICLR 2016), for blocks with a scale each; Lin et
-al., Deep Gradient Compression (ICLR 2018), section 3, for the largest entries.
+A codec is a pure function of a flat tensor. The sender adds the rounding error of one message to
+the next message (`ErrorFeedback`), so that errors are delayed and do not accumulate.
+
+Sources: Seide et al., 1-Bit Stochastic Gradient Descent (Interspeech 2014), section 3, for error
+feedback; Dettmers, 8-Bit Approximations for Parallelism in Deep Learning (ICLR 2016), for blocks
+with a scale each; Lin et al., Deep Gradient Compression (ICLR 2018), section 3, for the largest
+entries.
 """
 
 from __future__ import annotations
@@ -25,17 +27,17 @@ _LARGEST_HALF = 65504.0
 
 
 class Codec(ABC):
-    """Turns flat float tensors into fewer bytes and back.
+    """Encodes flat float tensors in fewer bytes, and decodes them.
 
     Attributes:
-        name: what the command line calls it.
+        name: the codec's name on the command line.
     """
 
     name: ClassVar[str]
 
     @abstractmethod
     def nbytes(self, count: int) -> int:
-        """Returns how many bytes `count` numbers take: known before they are."""
+        """Returns the encoded length of `count` numbers in bytes, whatever their values."""
 
     @abstractmethod
     def encode(self, values: torch.Tensor, out: torch.Tensor) -> None:
@@ -48,19 +50,19 @@ class Codec(ABC):
 
     @abstractmethod
     def decode(self, data: torch.Tensor, out: torch.Tensor) -> None:
-        """Reads back what `encode` wrote.
+        """Reads numbers from the bytes that `encode` wrote.
 
         Args:
             data: the bytes.
-            out: 1-D, of the numbers' count and dtype; overwritten.
+            out: 1-D, with the count and dtype of the numbers. It is overwritten.
 
         Raises:
-            ValueError: the bytes are not something that `encode` writes.
+            ValueError: `encode` never writes such bytes.
         """
 
 
 class Half(Codec):
-    """Each number in two bytes: `fp16` (10 bits of fraction) or `bf16` (7, and no overflow)."""
+    """Each number in two bytes: `fp16` has 10 bits of fraction, `bf16` has 7 and no overflow."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         self._dtype = dtype
@@ -71,7 +73,7 @@ class Half(Codec):
         return 2 * count
 
     def encode(self, values: torch.Tensor, out: torch.Tensor) -> None:
-        if self._dtype == torch.float16:  # what does not fit goes into the next step
+        if self._dtype == torch.float16:  # the excess goes into the next message
             values = values.clamp(-_LARGEST_HALF, _LARGEST_HALF)
         out.view(self._dtype).copy_(values)
 
@@ -80,9 +82,9 @@ class Half(Codec):
 
 
 class BlockInt8(Codec):
-    """Each number in one byte, as a multiple of its block's largest divided by 127.
+    """Each number in one byte: a multiple of the block's largest magnitude divided by 127.
 
-    The scales, float32, come first: one for each 256 numbers.
+    The scales (float32), one for each block of 256 numbers, precede the numbers.
     """
 
     name = "int8"
@@ -96,7 +98,7 @@ class BlockInt8(Codec):
         scales = blocks.abs().amax(dim=1).div_(127.0)
         head = 4 * blocks.shape[0]
         out[:head].view(torch.float32).copy_(scales)
-        # The scale that the other side will use, rounded to float32 as it is.
+        # The scale as the decoder will use it, rounded to float32.
         scales = out[:head].view(torch.float32).to(values.dtype)
         steps = blocks / scales.clamp_min(torch.finfo(torch.float32).tiny).unsqueeze(1)
         rounded = steps.round_().clamp_(-127, 127).reshape(-1)[:count]
@@ -120,12 +122,12 @@ class BlockInt8(Codec):
 
 
 class TopK(Codec):
-    """Only the largest share of the numbers, with their places; the rest is zero.
+    """Only the entries of largest magnitude, with their indices; the others decode to zero.
 
-    Places (int32) come first, in ascending order, then the numbers (float32).
+    The indices (int32) come first, in ascending order, then the numbers (float32).
 
     Args:
-        share: of the numbers that is sent, in (0, 1].
+        share: the share of the entries that is sent, in (0, 1].
 
     Raises:
         ConfigurationError: the share is out of range.
@@ -143,32 +145,32 @@ class TopK(Codec):
 
     def encode(self, values: torch.Tensor, out: torch.Tensor) -> None:
         kept = self._kept(values.numel())
-        places = values.abs().topk(kept, sorted=False).indices.sort().values
-        out[: 4 * kept].view(torch.int32).copy_(places)
-        out[4 * kept :].view(torch.float32).copy_(values[places])
+        indices = values.abs().topk(kept, sorted=False).indices.sort().values
+        out[: 4 * kept].view(torch.int32).copy_(indices)
+        out[4 * kept :].view(torch.float32).copy_(values[indices])
 
     def decode(self, data: torch.Tensor, out: torch.Tensor) -> None:
         kept = self._kept(out.numel())
-        places = data[: 4 * kept].view(torch.int32).long()
+        indices = data[: 4 * kept].view(torch.int32).long()
         out.zero_()
-        if kept and not 0 <= int(places.min()) <= int(places.max()) < out.numel():
-            raise ValueError(f"a place is outside the {out.numel()} numbers that there are")
-        out[places] = data[4 * kept :].view(torch.float32).to(out.dtype)
+        if kept and not 0 <= int(indices.min()) <= int(indices.max()) < out.numel():
+            raise ValueError(f"an index is outside the {out.numel()} numbers")
+        out[indices] = data[4 * kept :].view(torch.float32).to(out.dtype)
 
     def _kept(self, count: int) -> int:
         return min(count, max(1, int(count * self._share))) if count else 0
 
 
 class ErrorFeedback:
-    """One sender's codec with its memory of what was lost.
+    """Error feedback for one sender's codec.
 
     Args:
-        codec: what is lossy.
+        codec: a lossy codec.
         count: how many numbers each message has.
-        dtype: theirs.
+        dtype: the dtype of the numbers.
 
     Attributes:
-        residual: what was lost so far, and goes with the next message.
+        residual: the accumulated encoding error, which is added to the next message.
     """
 
     def __init__(self, codec: Codec, count: int, dtype: torch.dtype = torch.float32) -> None:
@@ -177,9 +179,9 @@ class ErrorFeedback:
         self._sent = torch.zeros(count, dtype=dtype)
 
     def encode(self, values: torch.Tensor, out: torch.Tensor) -> None:
-        """Writes the values plus what earlier messages lost, and remembers what this one loses.
+        """Encodes the values plus the residual, and updates the residual.
 
-        Of what is not finite nothing is remembered: it would never end.
+        Errors that are not finite are dropped from the residual: they would stay in it forever.
         """
         self.residual.add_(values)
         self._codec.encode(self.residual, out)
@@ -215,7 +217,7 @@ def make_codec(name: str) -> Codec | None:
     close = get_close_matches(kind, CODECS, 1)
     hint = f"did you mean {close[0]!r}? " if close else ""
     raise ConfigurationError(
-        f"unknown codec {name!r}: {hint}there are none, {', '.join(CODECS)} and topk:SHARE"
+        f"unknown codec {name!r}: {hint}the codecs are none, {', '.join(CODECS)} and topk:SHARE"
     )
 
 

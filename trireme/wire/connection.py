@@ -1,22 +1,17 @@
 """Typed messages with payloads over a `Stream`: blocking for workers, non-blocking for servers.
 
-Nothing of a payload is copied on the way out, except what `offer` has to keep, and nothing on the
-way in, except what came in one read with the header: payloads are written from, and read into,
-the caller's own memory.
+Payloads are written from, and read into, the caller's own memory. Only `offer` copies what the
+stream does not take at once, and a reader copies what came in one read with the header.
 """
 
 from __future__ import annotations
 
 import math
 import select
-from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import suppress
-from itertools import islice
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
-
-import msgspec
 
 from trireme.clock import Clock, MonotonicClock
 from trireme.errors import (
@@ -27,72 +22,42 @@ from trireme.errors import (
     WireError,
     WireTimeout,
 )
-from trireme.wire.lending import Lending
-from trireme.wire.message import (
-    HEADER_SIZE,
-    Catalog,
-    Header,
-    Limits,
-    Message,
-    pack_header,
-    unpack_header,
-)
-from trireme.wire.spin import Spin
+from trireme.wire.frame_reader import Destination, FrameReader, Incoming, skip_bytes
+from trireme.wire.message import Catalog, Limits, Message, pack_header
+from trireme.wire.send_queue import SendQueue
+from trireme.wire.shared_buffers import Lending
+from trireme.wire.spin_wait import SpinWait
 from trireme.wire.transport import Stream
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-__all__ = ["Connection", "Destination", "Incoming"]
+__all__ = ["Connection"]
 
-Destination = Callable[[Message, int], Sequence[memoryview]]
-"""Says where a payload of so many bytes, which belongs to this message, shall be written."""
-
-_READ_AHEAD = 1024  # header and metadata of nearly every message, in one read
-_KEPT_BYTES = 1 << 20  # copies of at least this size share one memory, one after the other
-_FLUSH_PIECES = 64  # how many queued frames are written at once
 _DEFAULT_LIMITS = Limits()
 _NOTHING = memoryview(b"")
-
-
-class Incoming(msgspec.Struct):
-    """A message that arrived.
-
-    Attributes:
-        message: the decoded metadata.
-        sequence: as the sender gave it.
-        payload: the memory that the destination named, now filled.
-        nbytes: how long the payload is.
-    """
-
-    message: Message
-    sequence: int
-    payload: Sequence[memoryview]
-    nbytes: int
 
 
 class Connection:
     """Messages over one stream, which the connection owns. Used by one thread at a time.
 
     After a failed receive nothing more can be received, and after a failed send nothing more can
-    be sent: later calls raise the same again. The two directions fail independently, so what a
-    peer said before it went away can still be read.
+    be sent: later calls raise the same error again. The two directions fail independently, so that
+    messages which a peer sent before it went away can still be received.
 
     Attributes:
         catalog: the messages that may be sent and received.
         limits: the largest frame to accept.
-        destination: asked where each payload that is not empty goes, before it is read, and may
-            raise `FrameError` to refuse it. None allocates one `bytearray` a payload.
-        lending: memory that both sides see; payloads that lie there do not cross the stream.
-        clock: what the deadlines are measured with.
-        spin: how a receive waits: it looks again and again for what has not come, before it sleeps.
-            None sleeps at once. To be woken takes some ten microseconds, which is much where the
-            answer takes a hundred.
-        peer: who is at the other end, for messages; the stream's address until somebody knows
-            better.
-        unsent: how many offered bytes the stream has not taken.
+        destination: called for each payload that is not empty, before it is read, to get the memory
+            for it. It may raise `FrameError` to refuse the payload. None allocates a `bytearray`
+            for each payload.
+        lending: memory that both sides share. Payloads that lie there do not cross the stream.
+        clock: the clock that deadlines are measured with.
+        spin: how a receive spins before it blocks; None blocks at once. Waking a blocked thread
+            takes some ten microseconds, which is much where the answer takes a hundred.
+        peer: the name of the other end, for messages: the stream's address, or a name that is
+            assigned later.
         bytes_sent: how many bytes the stream has taken.
-        bytes_received: how many bytes came from the stream.
 
     `catalog`, `limits`, `destination` and `lending` may be replaced between two frames.
     """
@@ -111,39 +76,21 @@ class Connection:
         self.destination = destination
         self.lending: Lending | None = None
         self.clock = clock or MonotonicClock()
-        self.spin: Spin | None = None
+        self.spin: SpinWait | None = None
         self.peer = stream.peer
         self.bytes_sent = 0
-        self.bytes_received = 0
         self._stream = stream
+        self._reader = FrameReader(stream)
+        self._queue = SendQueue()
         self._poller = select.poll()
-        self._polled = 0  # the events that it waits for
-        # What every later call in that direction raises.
+        self._polled_events = 0  # the events that it waits for
+        # The error that every later call in that direction raises.
         self._receive_failure: WireError | None = None
         self._send_failure: WireError | None = None
-        # Bytes read and not yet understood: _ahead[_start:_stop]. When there are none, the next
-        # read is into _first: where payloads follow, only as much as the last one's header and
-        # metadata took, so that the payload need not be copied from here.
-        self._ahead = memoryview(bytearray(_READ_AHEAD))
-        self._first = self._ahead
-        self._start = 0
-        self._stop = 0
-        # The frame under way: how much of it to have in there, its header until the metadata is
-        # understood, then the message, how much of its payload is missing and where that goes.
-        self._need = HEADER_SIZE
-        self._header: Header | None = None
-        self._incoming: Incoming | None = None
-        self._missing = 0
-        self._space: list[memoryview] = []
-        # Copies of what was offered and the stream has not taken yet; the last large one's memory
-        # is kept for the next: pages that are new each time take longer than the copy itself.
-        self._queue: deque[memoryview] = deque()
-        self.unsent = 0
-        self._kept = bytearray()
-        # The frame that `begin` has opened: what it was given and the stream has not taken, and
-        # how many bytes it was not given yet.
-        self._given: list[memoryview] = []
-        self._due = 0
+        # The frame that `begin` has opened: the views that the stream has not taken yet, and how
+        # many bytes of the payload were not passed to `extend` yet.
+        self._frame_rest: list[memoryview] = []
+        self._bytes_to_come = 0
 
     def __enter__(self) -> Self:
         return self
@@ -162,29 +109,38 @@ class Connection:
 
     @property
     def wants_write(self) -> bool:
-        """Whether something offered has not been taken by the stream: see `flush`."""
-        return self.unsent > 0
+        """Whether the stream has not taken all offered bytes; see `flush`."""
+        return self._queue.nbytes > 0
 
     @property
     def buffered(self) -> bool:
         """Whether bytes were read that belong to messages not yet returned.
 
-        If not, the descriptor becomes readable before the next message can be there.
+        If there are none, the descriptor becomes readable before the next message can be there.
         """
-        return self._start != self._stop
+        return self._reader.buffered
+
+    @property
+    def unsent(self) -> int:
+        """How many offered bytes the stream has not taken."""
+        return self._queue.nbytes
+
+    @property
+    def bytes_received(self) -> int:
+        """How many bytes came from the stream."""
+        return self._reader.bytes_received
 
     @property
     def stream(self) -> Stream:
-        """The stream below, for what only one transport has."""
+        """The stream, for features that only one transport has."""
         return self._stream
 
     def close(self) -> None:
-        """Closes the stream and forgets what was offered and not taken. May be repeated."""
+        """Closes the stream and drops offered bytes that it has not taken. May be repeated."""
         closed = ConnectionClosed(f"the connection to {self.peer} was closed by this side")
         self._receive_failure = self._send_failure = closed
-        self._drop_queue()
-        self._kept = bytearray()
-        self._given, self._due = [], 0
+        self._queue.free()
+        self._frame_rest, self._bytes_to_come = [], 0
         self._stream.close()
 
     # Sending -----------------------------------------------------------------------------------
@@ -199,8 +155,8 @@ class Connection:
     ) -> None:
         """Sends a message and its payload, and blocks until the stream has taken all of it.
 
-        Two sides that both send more than the stream holds while neither receives wait for each
-        other until the deadline; `offer` on one of them avoids it.
+        If both sides send more than the stream holds while neither receives, each waits for the
+        other until the deadline. Use `offer` on one side to avoid that.
 
         Args:
             message: one of the catalog's.
@@ -217,8 +173,8 @@ class Connection:
         """
         if self._send_failure is not None:
             raise _again(self._send_failure)
-        if self._given or self._due:
-            self._must_be_between_frames()
+        if self._frame_rest or self._bytes_to_come:
+            self._check_between_frames()
         views = self._frame(message, payload, sequence)
         rest = views if self._queue else self._write(views)
         if rest:
@@ -227,8 +183,8 @@ class Connection:
     def offer(self, message: Message, payload: Iterable[Buffer] = (), *, sequence: int = 0) -> bool:
         """Sends what the stream takes now and keeps a copy of the rest for `flush`. Never blocks.
 
-        The payload's memory may be changed as soon as the call returns. Frames offered while
-        others wait are sent after them.
+        The payload's memory may be changed as soon as the call returns. Frames are sent in the
+        order in which they are offered.
 
         Args:
             message: one of the catalog's.
@@ -246,16 +202,16 @@ class Connection:
         """
         if self._send_failure is not None:
             raise _again(self._send_failure)
-        if self._given or self._due:
-            self._must_be_between_frames()
+        if self._frame_rest or self._bytes_to_come:
+            self._check_between_frames()
         views = self._frame(message, payload, sequence)
         rest = views if self._queue and not self.flush() else self._write(views)
         if rest:
-            self._keep(rest)
+            self._queue.append(rest)
         return not rest
 
     def flush(self) -> bool:
-        """Goes on with what was offered. Never blocks.
+        """Sends more of what was offered. Never blocks.
 
         Returns:
             Whether nothing is left.
@@ -268,28 +224,24 @@ class Connection:
         if self._send_failure is not None:
             raise _again(self._send_failure)
         if self._queue:
-            waiting = list(islice(self._queue, _FLUSH_PIECES))
+            front = self._queue.front()
             before = self.bytes_sent
-            rest = self._write(waiting)
-            self.unsent -= self.bytes_sent - before
-            for _ in range(len(waiting) - len(rest)):
-                self._queue.popleft()
-            if rest:
-                self._queue[0] = rest[0]
+            rest = self._write(front)
+            self._queue.written(front, rest, self.bytes_sent - before)
         return not self._queue
 
     # A frame in pieces ---------------------------------------------------------------------------
 
     @property
     def in_frame(self) -> bool:
-        """Whether a frame was begun and not all of it has gone out."""
-        return bool(self._given or self._due)
+        """Whether a frame was begun and the stream has not taken all of it."""
+        return bool(self._frame_rest or self._bytes_to_come)
 
     def begin(self, message: Message, length: int, *, sequence: int = 0) -> None:
-        """Opens a frame whose payload is given later, by `extend`. Sends nothing yet.
+        """Opens a frame whose payload is added later, by `extend`. Sends nothing yet.
 
-        Until all of it has gone out nothing else can be sent. A frame that cannot be completed is
-        taken back by closing the connection: the peer takes no notice of a part of one.
+        Nothing else can be sent until the stream has taken all of the frame. To give up a frame
+        that cannot be completed, close the connection: the peer ignores an incomplete frame.
 
         Args:
             message: one of the catalog's.
@@ -297,37 +249,39 @@ class Connection:
             sequence: for the peer's reply, or of the request that this replies to.
 
         Raises:
-            ValueError: the message is not in the catalog, or something else is not sent yet.
+            ValueError: the message is not in the catalog, or an earlier message is not sent yet.
         """
-        self._must_be_between_frames()
+        self._check_between_frames()
         if self._queue:
-            raise ValueError(f"what was offered to {self.peer} before is not sent yet")
+            raise ValueError(f"an earlier message to {self.peer} is not sent yet")
         metadata = self.catalog.encode(message)
         header = pack_header(message.kind, len(metadata), length, sequence)
-        self._given = [memoryview(header + metadata)]
-        self._due = length
+        self._frame_rest = [memoryview(header + metadata)]
+        self._bytes_to_come = length
 
     def extend(self, payload: Iterable[memoryview]) -> None:
-        """Gives more of the payload of the frame that `begin` has opened.
+        """Adds to the payload of the frame that `begin` has opened.
 
         Args:
-            payload: views of bytes, which must not change before they have gone out.
+            payload: views of bytes, which must not change before the stream has taken them.
 
         Raises:
-            ValueError: that is more than was announced. Nothing was taken.
+            ValueError: the payload becomes longer than announced. Nothing was added.
         """
         views = [view for view in payload if view.nbytes]
         size = sum(map(len, views))
-        if size > self._due:
-            raise ValueError(f"a frame to {self.peer} wants {self._due} bytes and is given {size}")
-        self._given += views
-        self._due -= size
+        if size > self._bytes_to_come:
+            raise ValueError(
+                f"a frame to {self.peer} expects {self._bytes_to_come} bytes and is given {size}"
+            )
+        self._frame_rest += views
+        self._bytes_to_come -= size
 
     def advance(self) -> bool:
         """Sends what the stream takes now of the frame that `begin` has opened. Never blocks.
 
         Returns:
-            Whether it has taken all that was given.
+            Whether the stream has taken all that was added so far.
 
         Raises:
             PeerClosed: the peer closed the connection.
@@ -336,11 +290,11 @@ class Connection:
         """
         if self._send_failure is not None:
             raise _again(self._send_failure)
-        if self._given:
-            self._given = self._write(self._given)
-        return not self._given
+        if self._frame_rest:
+            self._frame_rest = self._write(self._frame_rest)
+        return not self._frame_rest
 
-    def _must_be_between_frames(self) -> None:
+    def _check_between_frames(self) -> None:
         if self.in_frame:
             raise ValueError(f"a frame to {self.peer} was begun and is not complete")
 
@@ -371,30 +325,15 @@ class Connection:
             self._send_failed(error)
             raise
         self.bytes_sent += count
-        return [] if count == sum(map(len, views)) else _after(views, count)
+        return [] if count == sum(map(len, views)) else skip_bytes(views, count)
 
     def _send_rest(self, rest: list[memoryview], timeout: float) -> None:
-        """Sends what was offered before and then the rest of a frame, waiting where it must."""
+        """Sends what was offered before and then the rest of a frame; blocks as long as needed."""
         deadline = self.clock.now() + timeout
         while not self.flush():
             self._wait_to_send(deadline, timeout)
         while rest := self._write(rest):
             self._wait_to_send(deadline, timeout)
-
-    def _keep(self, views: list[memoryview]) -> None:
-        size = sum(map(len, views))
-        if self._queue or size < _KEPT_BYTES:
-            copy = memoryview(b"".join(views))
-        else:  # nothing else is in the kept memory
-            if len(self._kept) < size:
-                self._kept = bytearray(size)
-            copy = memoryview(self._kept)[:size]
-            offset = 0
-            for view in views:
-                copy[offset : offset + len(view)] = view
-                offset += len(view)
-        self._queue.append(copy)
-        self.unsent += size
 
     def _wait_to_send(self, deadline: float, timeout: float) -> None:
         if not self._wait(select.POLLOUT, deadline - self.clock.now()):
@@ -404,23 +343,19 @@ class Connection:
 
     def _send_failed(self, failure: WireError) -> None:
         self._send_failure = failure
-        self._drop_queue()
-
-    def _drop_queue(self) -> None:
         self._queue.clear()
-        self.unsent = 0
 
     # Receiving ---------------------------------------------------------------------------------
 
     def receive(self, *, timeout: float) -> Incoming:
-        """Blocks until a message with all its payload is there.
+        """Blocks until a complete message has arrived.
 
-        Meanwhile it sends what `offer` had to leave.
+        Meanwhile it sends what was offered and not taken.
 
         Raises:
-            WireTimeout: it did not come in time. The connection is still good: what has come is
-                kept, and the next receive goes on from there.
-            FrameError: what came is not a frame of this conversation, or was refused.
+            WireTimeout: no complete message came in time. The connection remains usable: the part
+                that came is kept, and the next receive continues from there.
+            FrameError: the bytes are not a frame of this catalog, or the destination refused it.
             PeerClosed: the peer closed the connection between two frames.
             ConnectionBroken: the peer or the network broke off.
             ConnectionClosed: after `close`.
@@ -428,10 +363,10 @@ class Connection:
         if self._receive_failure is not None:
             raise _again(self._receive_failure)
         deadline = self.clock.now() + timeout
-        # Waiting first is cheaper than a read in vain, and mostly it is too early to read.
-        ready = self._start != self._stop or timeout <= 0 or self._wait(select.POLLIN, timeout)
+        # Waiting first is cheaper than a read in vain: mostly nothing has come yet.
+        ready = self._reader.buffered or timeout <= 0 or self._wait(select.POLLIN, timeout)
         while ready:
-            if self.unsent:
+            if self._queue:
                 self._flush_aside()
             incoming = self.poll()
             if incoming is not None:
@@ -440,14 +375,14 @@ class Connection:
         raise WireTimeout(f"{self.peer} sent no complete message within {timeout:g} s")
 
     def poll(self) -> Incoming | None:
-        """Returns a message if a whole one is there. Never blocks.
+        """Returns a message if a complete one is there. Never blocks.
 
-        It reads a bounded amount, so None may also mean that the descriptor is readable still.
-        The other way round, messages may be there when it is not: who waits on it first calls
-        this until it returns None, or until nothing is `buffered`.
+        It reads a bounded amount, so that the descriptor may still be readable after None. Messages
+        may also be there when the descriptor is not readable: before you wait on it, call this
+        until it returns None, or until nothing is `buffered`.
 
         Raises:
-            FrameError: what came is not a frame of this conversation, or was refused.
+            FrameError: the bytes are not a frame of this catalog, or the destination refused it.
             PeerClosed: the peer closed the connection between two frames.
             ConnectionBroken: the peer or the network broke off.
             ConnectionClosed: after `close`.
@@ -455,139 +390,20 @@ class Connection:
         if self._receive_failure is not None:
             raise _again(self._receive_failure)
         try:
-            if self._incoming is None and not self._read_head():
-                return None
-            if self._missing and not self._read_payload():
-                return None
+            return self._reader.read(self.catalog, self.limits, self.destination, self.lending)
         except WireError as error:
             self._receive_failure = self._explain(error)
             raise self._receive_failure from error
-        incoming = self._incoming
-        self._incoming = None
-        return incoming
 
     def _explain(self, error: WireError) -> WireError:
-        if isinstance(error, PeerClosed) and (self._incoming is not None or self.buffered):
+        if isinstance(error, PeerClosed) and self._reader.in_frame:
             return ConnectionBroken(f"{self.peer} closed the connection inside a message")
         if isinstance(error, FrameError):
             return FrameError(f"{self.peer}: {error}")
         return error
 
-    def _read_head(self) -> bool:
-        """Reads a header and its metadata, once; returns whether they are there."""
-        if self._stop - self._start < self._need:
-            if self._start == self._stop:
-                self._start = self._stop = 0
-                count = self._stop = self._stream.read_into([self._first])
-            else:
-                if len(self._ahead) - self._start < self._need:
-                    self._make_room(self._need)
-                count = self._stream.read_into([self._ahead[self._stop :]])
-                self._stop += count
-            self.bytes_received += count
-            if self._stop - self._start < self._need:
-                return False
-        header = self._header
-        if header is None:
-            header = self._header = unpack_header(self._ahead, self.limits, self._start)
-            self._need += header.metadata_length
-            if self._stop - self._start < self._need:
-                return False
-        self._understand(header)
-        return True
-
-    def _make_room(self, need: int) -> None:
-        """Moves what is there to the front, of a larger buffer if it is full.
-
-        It grows with what has come, not with what was announced: announcing is free.
-        """
-        have = self._stop - self._start
-        ahead = self._ahead
-        if have == len(ahead):
-            ahead = memoryview(bytearray(min(2 * have, need)))
-        ahead[:have] = bytes(self._ahead[self._start : self._stop])
-        self._ahead = self._first = ahead
-        self._start, self._stop = 0, have
-
-    def _understand(self, header: Header) -> None:
-        """Decodes the metadata and prepares for the payload."""
-        end = self._start + self._need
-        message = self.catalog.decode(header.kind, self._ahead[self._start + HEADER_SIZE : end])
-        length = header.payload_length
-        payload: Sequence[memoryview] = ()
-        if header.lent:
-            lending = self.lending
-            if lending is None or length != lending.incoming_bytes:
-                raise FrameError(f"{length} bytes lie in lent memory, and none such was lent")
-            payload = lending.incoming
-        elif length:
-            payload = self._place(message, length)
-        self._incoming = Incoming(message, header.sequence, payload, length)
-        self._header = None
-        self._start = end
-        if self._missing:
-            if end != self._stop:
-                self._first = self._ahead[: self._need]
-                self._take_from_ahead()
-        elif self._first is not self._ahead or len(self._ahead) > _READ_AHEAD:
-            self._read_further()
-        self._need = HEADER_SIZE
-
-    def _read_further(self) -> None:
-        """Reads as far ahead as usual again, and gives a buffer back that has grown."""
-        if len(self._ahead) > _READ_AHEAD and self._start == self._stop:
-            self._ahead = memoryview(bytearray(_READ_AHEAD))
-        self._first = self._ahead
-
-    def _place(self, message: Message, length: int) -> Sequence[memoryview]:
-        """Asks where a payload goes."""
-        try:
-            if self.destination is None:
-                payload: Sequence[memoryview] = (memoryview(bytearray(length)),)
-            else:
-                payload = self.destination(message, length)
-        except MemoryError as error:
-            raise FrameError(
-                f"a payload of {length} bytes is announced, for which there is no memory"
-            ) from error
-        room = 0
-        space = []
-        for view in payload:
-            if size := view.nbytes:
-                flat = view.format == "B" and view.ndim == 1
-                space.append(view if flat else view.cast("B"))
-                room += size
-        if room != length:
-            raise FrameError(
-                f"{length} bytes come with {type(message).__name__}, and there is room for {room}: "
-                "the two sides disagree on what it holds"
-            )
-        self._space, self._missing = space, length
-        return payload
-
-    def _take_from_ahead(self) -> None:
-        """Copies what was read of the payload together with the header."""
-        while self._missing and self._start != self._stop:
-            view = self._space[0]
-            count = min(len(view), self._stop - self._start)
-            view[:count] = self._ahead[self._start : self._start + count]
-            self._start += count
-            self._missing -= count
-            self._space = _after(self._space, count)
-
-    def _read_payload(self) -> bool:
-        """Reads into the payload's own memory, once; returns whether it is full."""
-        count = self._stream.read_into(self._space)
-        self.bytes_received += count
-        self._missing -= count
-        if self._missing:
-            self._space = _after(self._space, count)
-            return False
-        self._space = []
-        return True
-
     def _flush_aside(self) -> None:
-        """Flushes on the side of a receive, which a failed send does not concern."""
+        """Flushes during a receive, which a failed send does not affect."""
         with suppress(WireError):
             self.flush()
 
@@ -595,10 +411,10 @@ class Connection:
         """Waits until the stream is ready; returns whether it is, within that time."""
         if seconds <= 0:
             return False
-        if self.unsent:
+        if self._queue:
             events |= select.POLLOUT
-        if events != self._polled:
-            self._polled = events
+        if events != self._polled_events:
+            self._polled_events = events
             self._poller.register(self._stream.fileno(), events)
         if self.spin is not None:
             return self.spin.wait(self._poller.poll, seconds, look=events == select.POLLIN)
@@ -608,13 +424,3 @@ class Connection:
 def _again(failure: WireError) -> WireError:
     """Returns an error of the same type and words, without the first one's traceback."""
     return type(failure)(str(failure))
-
-
-def _after(views: list[memoryview], count: int) -> list[memoryview]:
-    """Returns what comes after the first `count` bytes."""
-    for index, view in enumerate(views):
-        size = len(view)
-        if count < size:
-            return [view[count:], *views[index + 1 :]]
-        count -= size
-    return []

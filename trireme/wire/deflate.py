@@ -1,8 +1,8 @@
-"""Bytes without loss in fewer bytes: what a codec has written, once more by its frequencies.
+"""Lossless compression of the bytes that a codec has written, by entropy coding.
 
-Codes of eight bits are far from equally frequent: most are small, and where a model does not change
-they are zero. Deflate (RFC 1951) with no matches but runs finds that at some 150 MB/s on one core,
-twice as fast as its fastest general level, and as well as its best (measured on deltas of MNIST).
+The 8-bit codes are far from equally frequent: most are small, and zero where a model does not
+change. Deflate (RFC 1951) limited to runs compresses them at some 150 MB/s on one core. That is
+twice as fast as its fastest general level, and as small as its best (measured on deltas of MNIST).
 """
 
 from __future__ import annotations
@@ -14,26 +14,26 @@ __all__ = ["deflated", "inflated"]
 
 
 def deflated(data: Iterable[memoryview]) -> bytes:
-    """Returns the bytes, one view after the other, as one zlib stream; it may be the longer one."""
+    """Returns the views, one after the other, as one zlib stream, which may be longer."""
     engine = zlib.compressobj(1, zlib.DEFLATED, zlib.MAX_WBITS, 9, zlib.Z_RLE)
     return b"".join([*map(engine.compress, data), engine.flush()])
 
 
 def inflated(data: memoryview, length: int) -> bytes:
-    """Returns what was deflated. Never makes more than `length` + 1 bytes, whatever came.
+    """Returns the decompressed bytes. Never allocates more than `length` + 1 bytes.
 
     Args:
         data: one whole zlib stream.
-        length: of what it must hold.
+        length: the length of the decompressed bytes.
 
     Raises:
-        ValueError: it is no such stream, goes on after its end, or holds more or fewer bytes.
+        ValueError: the data is no such stream, has bytes after its end, or has another length.
     """
     engine = zlib.decompressobj()
     try:
         found = engine.decompress(data, length + 1)
     except zlib.error as error:
-        raise ValueError(f"what was deflated cannot be read: {error}") from error
+        raise ValueError(f"the deflated bytes cannot be read: {error}") from error
     if len(found) != length or not engine.eof or engine.unused_data:
-        raise ValueError(f"what was deflated is not one whole stream of {length} bytes")
+        raise ValueError(f"the deflated bytes are not one whole stream of {length} bytes")
     return found

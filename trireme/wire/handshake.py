@@ -1,24 +1,23 @@
-"""How two tasks of a job prove to each other that they know its secret.
+"""The handshake, in which two tasks of a job prove to each other that they know its secret.
 
     client                                            server
-      Hello(who, to whom, nonce)            ->
+      Hello(identity, server, nonce)        ->
                                             <-  Challenge(nonce)
-      Proof(HMAC of both, as the client)    ->
-                                            <-  Welcome(HMAC of all three, as the server)
+      Proof(the client's HMAC)              ->
+                                            <-  Welcome(the server's HMAC)
 
-or `Denied(reason)` in the place of an answer. The HMACs are SHA-256 under the job's secret, over
-everything said so far, each side with a label of its own, so that neither can be replayed later or
-reflected. The client proves first: a stranger learns only whether the job's name was right.
-What follows is neither encrypted nor signed: that is for TLS.
+The server may answer `Denied(reason)` instead. The HMACs are SHA-256 with the job's secret as key,
+over all messages so far. Each side uses a label of its own, so that an HMAC can be neither replayed
+nor reflected. The client proves first: an unauthenticated client learns only whether the job's name
+was right. The messages that follow are neither encrypted nor signed: that is for TLS.
 
-The transcript holds to whom the client means to speak: the server's task, and the address that it
-called, with its transport. A server that finds itself elsewhere denies it. So whoever has taken an
-address before the server could, and passes what it is told on to the server, is found out: the
-client gets no `Welcome`.
+The transcript holds the server's task and the address that the client called, with its transport.
+A server with another task or address denies the client. So a process that has taken a server's
+address and relays the handshake to the server is detected: the client gets no `Welcome`.
 
-The *epoch* says which start of the job a task belongs to: a job that is started again has another,
-though its id, its secret and its addresses may be the same. A task learns it when it joins. Whoever
-names an epoch must name the server's; it is checked once the client has proven itself.
+The *epoch* identifies one start of the job. A job that is started again has another epoch, though
+its id, secret and addresses may be the same. A task learns the epoch when it joins. A client that
+names an epoch must name the server's, which is checked after the client's proof.
 """
 
 from __future__ import annotations
@@ -67,16 +66,16 @@ _SERVER = b"trireme handshake 2 server"
 
 
 class Hello(Message, frozen=True, array_like=True):
-    """The client's first words: which job and task it is, and 32 random bytes.
+    """The client's first message: its identity, the task that it addresses, and 32 random bytes.
 
     Attributes:
         job: the job's id.
-        epoch: which start of the job; "" where the client has not joined.
-        task: the role and index, such as `worker:1`.
-        incarnation: which start of this task; 0 while none was given.
+        epoch: the job's epoch; "" if the client has not joined.
+        task: the client's role and index, such as `worker:1`.
+        incarnation: the client's incarnation; 0 while it has none.
         nonce: 32 random bytes.
-        server: the task that it means to speak to, such as `ps:0`.
-        address: where it called that task, with the transport, as the system says.
+        server: the task that the client addresses, such as `ps:0`.
+        address: the address that the client called, with the transport, as its system reports it.
     """
 
     kind: ClassVar[int] = 1
@@ -111,11 +110,11 @@ class Welcome(Message, frozen=True, array_like=True):
 
 
 class Denied(Message, frozen=True, array_like=True):
-    """The server does not go on.
+    """The server denies the client, and closes the connection.
 
-    `reason` is one of `order`, `job`, `secret`, `server` (it is another task), `address` (the
-    client called another address than the one at which this server was called), `epoch`, and
-    `early`: the server itself has not joined, and cannot tell yet if the epoch is right.
+    `reason` is one of `order`, `job`, `secret`, `server` (the server is another task), `address`
+    (the client called another address than the one at which the server was called), `epoch`, and
+    `early` (the server itself has not joined, and does not know the epoch yet).
     """
 
     kind: ClassVar[int] = 5
@@ -124,23 +123,23 @@ class Denied(Message, frozen=True, array_like=True):
 
 HANDSHAKE_CATALOG = Catalog((Hello, Challenge, Proof, Welcome, Denied))
 
-_Answer = TypeVar("_Answer", bound=Message)
+_Reply = TypeVar("_Reply", bound=Message)
 _ENCODED = Catalog((Hello, Challenge, Proof))  # one canonical form of each, for the transcript
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who is at one end of a connection.
+    """The identity of one end of a connection.
 
     Attributes:
         job: the job's id.
         task: the role and index, such as `worker:1`.
-        incarnation: which start of this task; 0 while none was given.
-        epoch: which start of the job; "" before the task has joined.
-        calls: the task that it means to speak to over this connection: one process may be two,
-            such as `ps:0` and `coordinator:0`. Two identities are the same whatever they call.
-        role: the task's, such as `worker`.
-        index: the task's, such as 1; -1 where its name is none, which no handshake lets through.
+        incarnation: the task's incarnation; 0 while it has none.
+        epoch: the job's epoch; "" before the task has joined.
+        calls: the task that it addresses over this connection, as one process may be two tasks,
+            such as `ps:0` and `coordinator:0`. It does not count when identities are compared.
+        role: the task's role, such as `worker`.
+        index: the task's index, such as 1; -1 if its name is malformed, which handshakes deny.
     """
 
     job: str
@@ -158,7 +157,7 @@ class Identity:
 
 
 def new_epoch() -> str:
-    """Returns a name for a start of a job: random, so that no two are the same."""
+    """Returns a new random epoch, which no other start of a job has."""
     return secrets.token_hex(8)
 
 
@@ -167,23 +166,24 @@ class ServerHandshake:
 
     Args:
         job: the job's id.
-        secret: the job's.
-        epoch: the server's own; "" where it has not joined yet, None to take clients of any.
-        serves: the tasks that it is, such as `ps:0`; empty to take clients that mean any.
-        called: where it was called: see `trireme.wire.transport.Stream`.
+        secret: the job's secret.
+        epoch: the server's epoch; "" if it has not joined yet.
+        serves: the tasks that the server is, such as `ps:0`; empty accepts clients that address any
+            task.
+        called: the address at which it was called; see `trireme.wire.transport.Stream`.
 
     Attributes:
-        identity: who the client has proven to be; None before that.
+        identity: the identity that the client has proven; None before that.
         denied: why the handshake failed; None while it has not.
-        early: whether that is because this task has not joined its job yet: a task of the same job
-            tries again.
+        early: whether it failed because this server has not joined its job yet. A client of the
+            same job tries again.
     """
 
     def __init__(
         self,
         job: str,
         secret: bytes,
-        epoch: str | None = "",
+        epoch: str = "",
         *,
         serves: Collection[str] = (),
         called: str = "",
@@ -226,12 +226,12 @@ class ServerHandshake:
         if not hmac.compare_digest(expected, proof.hmac):
             return self._deny("secret", f"{hello.task} does not know this job's secret")
         if self._serves and hello.server not in self._serves:
-            here = " and ".join(self._serves)
-            return self._deny("server", f"{hello.task} meant to reach {hello.server}, not {here}")
-        if not _same_place(hello.address, self._called):
+            own = " and ".join(self._serves)
+            return self._deny("server", f"{hello.task} meant to reach {hello.server}, not {own}")
+        if not _same_address(hello.address, self._called):
             how = f"called {hello.address}, and its connection came to {self._called}"
             return self._deny("address", f"{hello.task} {how}: something between passes it on")
-        if hello.epoch and self._epoch is not None and hello.epoch != self._epoch:
+        if hello.epoch and hello.epoch != self._epoch:
             if not self._epoch:
                 self.early = True
                 return self._deny("early", f"{hello.task} came before this task had joined the job")
@@ -255,27 +255,27 @@ def authenticate(
     server: str,
     timeout: float = HANDSHAKE_TIMEOUT,
 ) -> None:
-    """Proves to the server at the other end who this is, and has it prove the same; blocks.
+    """Authenticates this task to a server, and the server to this task; blocks.
 
-    Afterwards the connection's own catalog and limits are in force again.
+    The connection's own catalog and limits apply again afterwards.
 
     Args:
-        connection: fresh, nothing sent or received.
-        identity: this task's.
-        secret: the job's.
-        server: the task that is to be at the other end, such as `ps:0`.
+        connection: a new connection, on which nothing was sent or received.
+        identity: this task's identity.
+        secret: the job's secret.
+        server: the task that must be at the other end, such as `ps:0`.
         timeout: in seconds, for all of it.
 
     Raises:
         AuthenticationError: the server serves another job, has another secret or is another task,
-            or something else listens in its place. The connection is closed. Trying again is of no
-            use.
+            or another process listens in its place. The connection is closed. A retry does not
+            help.
         StaleEpochError: this task belongs to an earlier start of the job. The connection is
             closed.
-        ConnectionRefused: the server has not joined the job yet. The connection is closed; try
-            again soon.
+        ConnectionRefused: the server has not joined the job yet. The connection is closed. Retry
+            soon.
         WireTimeout: the server did not answer in time. The connection is closed.
-        PeerClosed, ConnectionBroken: the connection was lost on the way.
+        PeerClosed, ConnectionBroken: the connection was lost.
         FrameError: the other end does not speak this protocol.
     """
     catalog, limits = connection.catalog, connection.limits
@@ -309,17 +309,17 @@ def _authenticate(
     if not hmac.compare_digest(expected, welcome.hmac):
         raise AuthenticationError(
             f"{connection.peer} could not prove that it knows the secret of job {identity.job}: "
-            "something else listens at this address; check the address"
+            "another process listens at this address; check the address"
         )
 
 
 def _ask(
     connection: Connection,
     question: Message,
-    wanted: type[_Answer],
+    expected: type[_Reply],
     hello: Hello,
     deadline: float,
-) -> _Answer:
+) -> _Reply:
     try:
         connection.send(question, timeout=deadline - connection.clock.now())
         answer = connection.receive(timeout=deadline - connection.clock.now()).message
@@ -330,7 +330,7 @@ def _ask(
         ) from error
     if isinstance(answer, Denied):
         raise _refusal(answer.reason, connection.peer, hello)
-    if not isinstance(answer, wanted):
+    if not isinstance(answer, expected):
         raise FrameError(
             f"{connection.peer} answered {type(question).__name__} with {type(answer).__name__}"
         )
@@ -346,10 +346,10 @@ def _refusal(reason: str, peer: str, hello: Hello) -> WireError:
             f"{peer} was started again since. End this process; the new start takes none of its "
             "updates"
         )
-    return AuthenticationError(_explain(reason, peer, hello))
+    return AuthenticationError(_denial(reason, peer, hello))
 
 
-def _explain(reason: str, peer: str, hello: Hello) -> str:
+def _denial(reason: str, peer: str, hello: Hello) -> str:
     if reason == "job":
         return (
             f"{peer} serves another job than {hello.job}: check the address, and whether tasks "
@@ -367,33 +367,33 @@ def _explain(reason: str, peer: str, hello: Hello) -> str:
         )
     if reason == "address":
         return (
-            f"{hello.task} called {hello.address} for {hello.server}, which is not called there: "
-            "something between them passes on what they say, such as another process that has "
+            f"{hello.task} called {hello.address} for {hello.server}, which does not listen there: "
+            "something between them relays the connection, such as another process that has "
             "taken the address, or a proxy or a tunnel. Connect to the task directly"
         )
     return f"{peer} denied {hello.task}: it took the handshake for malformed ({reason!r})"
 
 
-def _same_place(theirs: str, ours: str) -> bool:
-    """Returns whether both sides mean the same address.
+def _same_address(theirs: str, ours: str) -> bool:
+    """Returns whether both sides report the same address.
 
-    On one host they must: names of sockets, and addresses that only this host can reach. Between
-    hosts the network may translate addresses; there only the transport must be the same.
+    On one host the addresses must be equal: names of unix sockets, and loopback addresses. Between
+    hosts the network may translate addresses, and only the transport must be equal.
     """
     if theirs == ours:
         return True
-    (scheme, _, there), (wanted, _, here) = theirs.partition("://"), ours.partition("://")
-    if not scheme == wanted == "tcp":
+    (scheme, _, other), (expected, _, own) = theirs.partition("://"), ours.partition("://")
+    if not scheme == expected == "tcp":
         return False
-    return not (_is_loopback(there) or _is_loopback(here))
+    return not (_is_loopback(other) or _is_loopback(own))
 
 
-def _is_loopback(place: str) -> bool:
-    host = place.rpartition(":")[0].strip("[]")
+def _is_loopback(address: str) -> bool:
+    host = address.rpartition(":")[0].strip("[]")
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
-        return True  # nothing that a socket of ours says: not to be trusted
+        return True  # not an address that a socket reports: not to be trusted
 
 
 def _client_proof(secret: bytes, hello: Hello, challenge: Challenge) -> bytes:
@@ -404,10 +404,10 @@ def _server_proof(secret: bytes, hello: Hello, challenge: Challenge, proof: Proo
     return _digest(secret, _SERVER, hello, challenge, proof)
 
 
-def _digest(secret: bytes, label: bytes, *said: Message) -> bytes:
+def _digest(secret: bytes, label: bytes, *messages: Message) -> bytes:
     digest = hmac.new(secret, digestmod=hashlib.sha256)
-    for part in (label, *map(_ENCODED.encode, said)):
-        # The length first: no two transcripts run together into the same bytes.
+    for part in (label, *map(_ENCODED.encode, messages)):
+        # The length first, so that no two transcripts give the same bytes.
         digest.update(len(part).to_bytes(8, "big"))
         digest.update(part)
     return digest.digest()

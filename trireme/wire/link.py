@@ -1,4 +1,4 @@
-"""One connection in a service's loop: a stranger, then a link to a known task, then closing."""
+"""One connection of a service: unauthenticated, then a link to a known task, then closing."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from trireme.errors import AuthenticationError, ConnectionBroken, FrameError, WireError
-from trireme.wire.connection import Connection, Destination
+from trireme.wire.connection import Connection
+from trireme.wire.frame_reader import Destination
 from trireme.wire.handshake import HANDSHAKE_TIMEOUT, Identity, ServerHandshake
-from trireme.wire.lending import Lending
 from trireme.wire.message import Message
 from trireme.wire.polling import READABLE, WRITABLE
+from trireme.wire.shared_buffers import Lending
 from trireme.wire.transport import Stream
 
 if TYPE_CHECKING:
@@ -19,26 +20,26 @@ if TYPE_CHECKING:
 
     from trireme.wire.service import Service
 
-__all__ = ["Bounds", "Link", "Peer"]
+__all__ = ["Link", "Peer", "ServiceLimits"]
 
-_TURN_MESSAGES = 32  # how many messages of one link are handled before the others have their turn
+_MESSAGES_AT_ONCE = 32  # how many messages of one link are handled before other links'
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
-    """What one service bears.
+class ServiceLimits:
+    """The limits that a service sets to its peers.
 
     Attributes:
-        strangers: how many connections may be unauthenticated at a time; one more and the oldest
-            is closed.
-        handshake_seconds: how long each of them may take.
-        unsent_bytes: a link that has more than this unsent when the next message is offered to
-            it is closed: its peer does not read.
+        unauthenticated: how many connections may be unauthenticated at a time. One more, and the
+            oldest of them is closed.
+        handshake_seconds: how long a handshake may take.
+        unsent_bytes: how many bytes of a link may be unsent when the next message is offered. A
+            link with more is closed, because its peer does not read.
         linger_seconds: how long a closing link, or a stopping service, goes on sending what was
             offered before.
     """
 
-    strangers: int = 128
+    unauthenticated: int = 128
     handshake_seconds: float = HANDSHAKE_TIMEOUT
     unsent_bytes: int = 1 << 28
     linger_seconds: float = 2.0
@@ -48,11 +49,11 @@ class Link:
     """One authenticated connection of a service, for its handlers.
 
     Attributes:
-        identity: who the peer has proven to be.
-        context: for the handler that serves this peer; the service never looks at it.
-        opened_here: whether this process has made the connection, and not the peer.
-        departing: whether the peer has said that it goes. It need not read what it is still sent,
-            and if its connection breaks then, that is no news.
+        identity: the identity that the peer has proven.
+        context: an object of the handler that serves this peer; the service never uses it.
+        opened_here: whether this process opened the connection, and not the peer.
+        departing: whether the peer has announced that it leaves. It need not read what is still
+            sent to it, and a break of its connection is not logged as a warning.
     """
 
     def __init__(
@@ -85,7 +86,7 @@ class Link:
 
     @property
     def destination(self) -> Destination | None:
-        """Where payloads go; see `Connection.destination`. May be replaced at any time."""
+        """The memory for payloads; see `Connection.destination`. May be replaced at any time."""
         return self._connection.destination
 
     @destination.setter
@@ -94,12 +95,12 @@ class Link:
 
     @property
     def stream(self) -> Stream:
-        """The stream below, for what only one transport has."""
+        """The stream, for features that only one transport has."""
         return self._connection.stream
 
     @property
     def lending(self) -> Lending | None:
-        """Memory that both sides see; see `Connection.lending`."""
+        """Memory that both sides share; see `Connection.lending`."""
         return self._connection.lending
 
     @lending.setter
@@ -107,13 +108,13 @@ class Link:
         self._connection.lending = lending
 
     def offer(self, message: Message, payload: Iterable[Buffer] = (), *, sequence: int = 0) -> bool:
-        """Sends without blocking; see `Connection.offer`. What is left goes out by itself.
+        """Sends without blocking; see `Connection.offer`. The service sends the rest later.
 
-        A link that fails does not raise here: the handlers are told by `closed`, later, and
-        what is offered to a link that is gone is dropped.
+        A failure does not raise here: the handlers' `closed` is called later. Messages that are
+        offered to a closed link are dropped.
 
         Returns:
-            Whether all of it has gone out.
+            Whether all of the message was sent.
 
         Raises:
             ValueError: the message is not one of the handlers'.
@@ -121,12 +122,12 @@ class Link:
         return self._owner.offer(message, payload, sequence)
 
     def close(self) -> None:
-        """Receives no more, sends what was offered before, then closes. May be repeated."""
+        """Stops receiving, sends what was offered before, then closes. May be repeated."""
         self._owner.finish()
 
 
 class Peer:
-    """What the service itself knows of one connection; a `Link` is the handlers' view of it."""
+    """One connection as the service handles it. Handlers see it as a `Link`."""
 
     def __init__(
         self, service: Service, connection: Connection, handshake: ServerHandshake | None = None
@@ -136,33 +137,33 @@ class Peer:
         self.over = False
         self._service = service
         self._handshake = handshake
-        self._unsent_bytes = service.bounds.unsent_bytes
+        self._unsent_bytes = service.service_limits.unsent_bytes
         self._events = READABLE
-        # When it is dropped, and why, unless something happens before.
+        # When the peer is dropped, and the error for that, unless something happens before.
         self._deadline: float | None = None
-        self._verdict: WireError | None = None
+        self._expiry_error: WireError | None = None
         if handshake is not None:
-            seconds = service.bounds.handshake_seconds
-            error = AuthenticationError(f"it did not prove itself within {seconds:g} s")
-            self._expect(seconds, error)
+            seconds = service.service_limits.handshake_seconds
+            error = AuthenticationError(f"it did not authenticate within {seconds:g} s")
+            self._set_deadline(seconds, error)
 
     @property
     def name(self) -> str:
-        """Who it is, for messages."""
-        task = self.link.identity.task if self.link else "a stranger"
+        """The peer's name, for messages."""
+        task = self.link.identity.task if self.link else "an unauthenticated peer"
         return f"{task} at {self.connection.peer}"
 
     def ready(self, mask: int) -> None:
-        """Goes on after something has happened to the descriptor."""
-        # Hang-up and error are found out by whatever is tried next.
+        """Handles events of the descriptor."""
+        # The next read or write detects a hang-up or an error.
         if self._events & WRITABLE and mask != READABLE:
             self._flush()
         if self._events & READABLE and mask != WRITABLE:
             self.receive()
 
     def receive(self) -> None:
-        """Handles the messages that are there, up to a number."""
-        for _ in range(_TURN_MESSAGES):
+        """Handles the messages that have arrived, up to a number."""
+        for _ in range(_MESSAGES_AT_ONCE):
             if self.over:
                 return
             try:
@@ -197,7 +198,7 @@ class Peer:
             self._cannot_send(error)
             return False
         if not done:
-            self._watch()
+            self._update_events()
         return done
 
     def finish(self) -> None:
@@ -206,18 +207,18 @@ class Peer:
             return
         self.over = True
         if self.connection.wants_write:
-            self._expect(self._service.bounds.linger_seconds, None)
-            self._watch()
+            self._set_deadline(self._service.service_limits.linger_seconds, None)
+            self._update_events()
         else:
             self._service.drop(self, None)
 
     def expire(self, now: float) -> None:
         """Drops the peer if its deadline has passed."""
         if self._deadline is not None and now >= self._deadline:
-            self._fail(self._verdict)
+            self._fail(self._expiry_error)
 
     def welcome(self, identity: Identity) -> Link:
-        """The peer is who it says: it may speak, and the handlers are told."""
+        """Accepts an authenticated peer, and calls the handlers' `authenticated`."""
         self._deadline = None
         self.connection.catalog = self._service.catalog
         self.connection.limits = self._service.limits
@@ -228,12 +229,12 @@ class Peer:
 
     def _shake_hands(self, message: Message) -> None:
         handshake = self._handshake
-        assert handshake is not None  # or it was adopted, and has a link
+        assert handshake is not None  # else it was adopted, and has a link
         self.offer(handshake.answer(message))
         if handshake.denied:
             if not handshake.early:
                 reason = f"denied {self.name}: {handshake.denied}"
-                self._service.refusals.say(self._service.clock.now(), reason)
+                self._service.refusals.log(self._service.clock.now(), reason)
             self.finish()
         elif handshake.identity and not self.over:
             self.welcome(handshake.identity)
@@ -247,26 +248,26 @@ class Peer:
         if self.over and not self.connection.wants_write:
             self._service.drop(self, None)
         else:
-            self._watch()
+            self._update_events()
 
     def _cannot_send(self, error: WireError) -> None:
-        """What the peer said before it went away is still read: the receiving side ends this."""
+        """Notes a failed send. Messages that the peer sent before are still received."""
         if self.over:
             self._service.drop(self, None)
             return
         if self._deadline is None:
-            self._expect(self._service.bounds.linger_seconds, error)
-        self._watch()
+            self._set_deadline(self._service.service_limits.linger_seconds, error)
+        self._update_events()
 
     def _fail(self, error: WireError | None) -> None:
         self.over = True
         self._service.drop(self, error)
 
-    def _expect(self, seconds: float, verdict: WireError | None) -> None:
+    def _set_deadline(self, seconds: float, error: WireError | None) -> None:
         self._deadline = self._service.clock.now() + seconds
-        self._verdict = verdict
+        self._expiry_error = error
 
-    def _watch(self) -> None:
+    def _update_events(self) -> None:
         events = 0 if self.over else READABLE
         if self.connection.wants_write:
             events |= WRITABLE

@@ -1,4 +1,4 @@
-"""Frames and typed messages: how bytes on the wire become values and back. No I/O here.
+"""Frames and typed messages: converts bytes on the wire to values and back. No I/O.
 
 A frame is a fixed header, metadata (msgpack of one typed message) and a payload (raw bytes of
 tensors, never interpreted here):
@@ -10,7 +10,7 @@ tensors, never interpreted here):
     6       2     flags: bit 0, the payload lies in lent memory and does not follow; else zero
     8       4     metadata length in bytes
     12      8     payload length in bytes
-    20      8     sequence: a reply carries its request's; 0 where nobody waits
+    20      8     sequence: a reply carries its request's; 0 where no reply is expected
 
 All integers are big-endian. Lengths are checked against `Limits` before anything is allocated.
 
@@ -51,7 +51,7 @@ HEADER_SIZE = _HEADER.size
 
 
 Number = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
-"""A count, a step, a sequence, a place: never negative, and with room to go on counting."""
+"""A count, step, sequence number or offset: never negative, and far from overflow."""
 
 Index = Annotated[int, msgspec.Meta(ge=0, lt=1 << 16)]
 """The index of a task, or of a parameter group."""
@@ -75,7 +75,7 @@ class Limits:
 
 
 HANDSHAKE_LIMITS = Limits(metadata=1024, payload=0)
-"""What a peer may send before it has proven that it knows the job's secret."""
+"""The largest frame of a peer that has not yet proven that it knows the job's secret."""
 
 
 class Header(msgspec.Struct, frozen=True, gc=False):
@@ -102,7 +102,7 @@ def unpack_header(data: bytes | bytearray | memoryview, limits: Limits, offset: 
     """Reads a header and checks it against the limits.
 
     Args:
-        data: holds `HEADER_SIZE` bytes from the offset on.
+        data: bytes that hold `HEADER_SIZE` bytes from the offset on.
         limits: the largest metadata and payload to accept.
         offset: where the header begins.
 
@@ -137,7 +137,7 @@ def unpack_header(data: bytes | bytearray | memoryview, limits: Limits, offset: 
 
 
 class Catalog:
-    """The message types that one conversation may use."""
+    """The message types that may be sent and received on a connection."""
 
     def __init__(self, types: Iterable[type[Message]]) -> None:
         self._encoder = msgspec.msgpack.Encoder()

@@ -1,4 +1,4 @@
-"""Waiting for many descriptors at once: a thinner `selectors`, for a loop that turns often."""
+"""Waits for many descriptors at once, with less overhead than `selectors`."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ READABLE: int = select.POLLIN
 WRITABLE: int = select.POLLOUT
 
 Callback = Callable[[int], None]
-"""Called with what happened, as bits: `READABLE`, `WRITABLE`, others for hang-up and error."""
+"""Called with the events as bits: `READABLE`, `WRITABLE`, others for hang-up and error."""
 
 
 class Poller:
-    """Calls who waits for a descriptor when something happens to it.
+    """Calls a callback for each descriptor that has an event.
 
-    It uses epoll where there is one and poll elsewhere; they give the same bits.
+    It uses epoll where the system has it and poll elsewhere, which report the same bits.
     """
 
     def __init__(self) -> None:
@@ -31,7 +31,7 @@ class Poller:
             self._unit = 1000.0
 
     def register(self, descriptor: int, events: int, callback: Callback) -> None:
-        """Waits for these events of a descriptor from now on; hang-up and error are always told."""
+        """Waits for events of a descriptor from now on; hang-up and error are always reported."""
         self._poll.register(descriptor, events)
         self._callbacks[descriptor] = callback
 
@@ -40,18 +40,18 @@ class Poller:
         self._poll.modify(descriptor, events)
 
     def unregister(self, descriptor: int) -> None:
-        """Waits for a descriptor no longer; to be called before it is closed."""
+        """Stops waiting for a descriptor. Call it before the descriptor is closed."""
         self._poll.unregister(descriptor)
         del self._callbacks[descriptor]
 
     def dispatch(self, seconds: float) -> bool:
-        """Waits until something happens, at most so long, and makes the calls.
+        """Waits for events, at most so many seconds, and calls their callbacks.
 
-        A callback may be called for nothing: its descriptor may have been another's when the
-        events were gathered.
+        A callback may be called without an event of its own: the descriptor may have belonged to
+        another connection when the events were collected.
 
         Returns:
-            Whether anything happened.
+            Whether there were events.
         """
         events = self._poll.poll(seconds * self._unit)
         for descriptor, mask in events:
@@ -61,6 +61,6 @@ class Poller:
         return bool(events)
 
     def close(self) -> None:
-        """Gives its own descriptor back."""
+        """Closes the poller's own descriptor."""
         if sys.platform == "linux":
             self._poll.close()

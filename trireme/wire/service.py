@@ -1,9 +1,9 @@
-"""One thread that serves many connections: accepts, authenticates, hands messages to handlers.
+"""One thread that serves many connections: accepts, authenticates, passes messages to handlers.
 
-The kind of a message picks the handler, so that a parameter server and a coordinator can share
-one listener. Handlers run in the loop's thread and must not block. A peer that misbehaves is
-closed and logged, and the others are served on; an exception in a handler is a bug of ours: it is
-logged and ends `run`.
+The type of a message selects the handler, so that a parameter server and a coordinator can share
+one listener. Handlers run in the loop's thread and must not block. The connection of a peer that
+breaks the protocol is closed and logged, and the service goes on. An exception in a handler is a
+bug: it is logged and ends `run`.
 """
 
 from __future__ import annotations
@@ -18,46 +18,47 @@ from typing import Protocol
 
 from trireme.clock import Clock, MonotonicClock
 from trireme.errors import AuthenticationError, ConnectionBroken, PeerClosed, WireError
-from trireme.wire.connection import Connection, Incoming
+from trireme.wire.connection import Connection
+from trireme.wire.frame_reader import Incoming
 from trireme.wire.handshake import HANDSHAKE_CATALOG, Identity, ServerHandshake
-from trireme.wire.link import Bounds, Link, Peer
+from trireme.wire.link import Link, Peer, ServiceLimits
 from trireme.wire.message import HANDSHAKE_LIMITS, Catalog, Limits, Message
 from trireme.wire.polling import READABLE, Poller
 from trireme.wire.refusals import Refusals
 from trireme.wire.transport import Listener, Stream
 
-__all__ = ["Bounds", "Handler", "Link", "Service"]
+__all__ = ["Handler", "Link", "Service", "ServiceLimits"]
 
 _log = logging.getLogger(__name__)
 
-_TURN_ACCEPTS = 32
+_ACCEPTS_AT_ONCE = 32
 _DEFAULT_LIMITS = Limits()
-_DEFAULT_BOUNDS = Bounds()
+_DEFAULT_BOUNDS = ServiceLimits()
 
 
 class Handler(Protocol):
-    """What serves a range of messages. All of it is called in the service's thread."""
+    """Handles a set of message types. The service calls every method in its own thread."""
 
     @property
     def messages(self) -> tuple[type[Message], ...]:
-        """The message types that it receives and sends; no other handler may have them."""
+        """The message types that this handler receives and sends. No other handler has them."""
 
     def authenticated(self, link: Link) -> None:
-        """A peer has proven itself. Every handler is told of every link."""
+        """A peer has authenticated. Called on every handler for every link."""
 
     def received(self, link: Link, incoming: Incoming) -> None:
-        """A message of this handler's came.
+        """A message of one of this handler's types has arrived.
 
         Raises:
-            FrameError: the peer may not say this: the link is closed.
+            FrameError: the peer may not send this message. The service closes the link.
         """
 
     def closed(self, link: Link, error: WireError | None) -> None:
-        """An authenticated link is gone. Every handler is told, once.
+        """An authenticated link has closed. Called once on every handler.
 
         Args:
             link: the link.
-            error: why; None if this side closed it, by `Link.close` or by stopping.
+            error: the error that closed it; None if this side did, by `Link.close` or by stopping.
         """
 
     def tick(self, now: float) -> None:
@@ -67,7 +68,7 @@ class Handler(Protocol):
 class Service:
     """Accepts connections and serves them in one loop, until it is stopped.
 
-    It owns the listener and its connections: they are closed when `run` ends.
+    It owns the listeners and the connections, and closes them when `run` ends.
     """
 
     def __init__(
@@ -77,94 +78,94 @@ class Service:
         *,
         job: str,
         secret: bytes,
-        epoch: str | None = "",
+        epoch: str = "",
         serves: Collection[str] = (),
         clock: Clock | None = None,
         tick_seconds: float = 0.1,
         limits: Limits = _DEFAULT_LIMITS,
-        bounds: Bounds = _DEFAULT_BOUNDS,
+        service_limits: ServiceLimits = _DEFAULT_BOUNDS,
         beside: Sequence[Listener] = (),
     ) -> None:
         """Prepares to serve; nothing is accepted before `run`.
 
         Args:
-            listener: where peers connect to.
-            handlers: who serves them.
+            listener: the listener that peers connect to.
+            handlers: the handlers of all messages.
             job: the job's id, which peers must name.
-            secret: the job's, which they must prove to know.
-            epoch: which start of the job this is; peers that name one must name the same. "" while
-                this process has not joined, see `epoch`; None for handlers that check it.
-            serves: the tasks that this process is, such as `ps:0`: peers must mean one of them;
-                empty to take peers that mean any.
-            clock: for ticks and deadlines.
-            tick_seconds: how often handlers are ticked.
+            secret: the job's secret, which peers must prove to know.
+            epoch: the epoch of the job. Peers that name an epoch must name this one. "" while this
+                process has not joined; set the attribute `epoch` then.
+            serves: the tasks that this process is, such as `ps:0`. Peers must address one of them;
+                empty accepts peers that address any task.
+            clock: the clock for ticks and deadlines.
+            tick_seconds: how often the handlers' `tick` is called.
             limits: the largest frame of an authenticated peer.
-            bounds: what is borne of peers otherwise.
-            beside: where peers may connect to besides.
+            service_limits: the other limits that are set to peers.
+            beside: further listeners.
 
         Raises:
-            ValueError: two handlers want the same kind of message.
+            ValueError: two handlers have the same message type.
         """
         self.catalog = Catalog(kind for handler in handlers for kind in handler.messages)
         self.limits = limits
-        self.bounds = bounds
+        self.service_limits = service_limits
         self.clock = clock or MonotonicClock()
         self.handlers = tuple(handlers)
         self.handler_of = {message: handler for handler in handlers for message in handler.messages}
         self.refusals = Refusals()
         self._listeners = (listener, *beside)
-        self.epoch = epoch  # any thread may set it, once this process has joined
+        self.epoch = epoch  # set by any thread, once this process has joined
         self._job = job
         self._secret = secret
         self._serves = serves
         self._tick_seconds = tick_seconds
-        self._peers: dict[Peer, None] = {}  # in the order in which they came
-        self._ready: deque[Peer] = deque()
-        self._departed: deque[tuple[Link, WireError | None]] = deque()
+        self._peers: dict[Peer, None] = {}  # in the order of arrival
+        self._resumed: deque[Peer] = deque()
+        self._closed_links: deque[tuple[Link, WireError | None]] = deque()
         self._calls: deque[Callable[[], object]] = deque()
         self._stopping = False
         self._accepting = False
-        self._door, self._bell = socket.socketpair()
-        self._door.setblocking(False)
-        self._bell.setblocking(False)
+        self._wakeup_reader, self._wakeup_writer = socket.socketpair()
+        self._wakeup_reader.setblocking(False)
+        self._wakeup_writer.setblocking(False)
         self._poller = Poller()
-        self._poller.register(self._door.fileno(), READABLE, self._woken)
+        self._poller.register(self._wakeup_reader.fileno(), READABLE, self._drain_wakeups)
 
     @property
     def address(self) -> str:
-        """Where it listens."""
+        """The address of the first listener."""
         return self._listeners[0].address
 
     # From any thread ---------------------------------------------------------------------------
 
     def stop(self) -> None:
-        """Ends `run` soon, after what was offered has been sent. May be repeated."""
+        """Ends `run` once all offered messages are sent, or time is up. May be repeated."""
         self._stopping = True
         self._wake()
 
     def call_soon(self, function: Callable[[], object]) -> None:
-        """Has the loop call a function; forgotten if the service ends before."""
+        """Has the loop call a function. A call that is pending when the service ends is dropped."""
         self._calls.append(function)
         self._wake()
 
     def _wake(self) -> None:
-        # A full pipe has woken it already; a closed one belongs to a service that has ended.
+        # A full socket has woken the loop already; with a closed one the service has ended.
         with suppress(OSError):
-            self._bell.send(b"\0")
+            self._wakeup_writer.send(b"\0")
 
     # The loop ----------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Serves until `stop`; then tells the handlers that their links are closed.
+        """Serves until `stop`, then closes all links and calls the handlers' `closed`.
 
         Raises:
-            Exception: whatever a handler raised, other than `FrameError` from `received`.
+            Exception: an exception of a handler, other than `FrameError` from `received`.
         """
         try:
             self._serve()
             self._linger()
         except Exception:
-            _log.exception("the service at %s ends by an error of its own", self.address)
+            _log.exception("the service at %s ends by an internal error", self.address)
             raise
         finally:
             self._close()
@@ -176,60 +177,60 @@ class Service:
             if now >= next_tick:
                 self._tick(now)
                 next_tick = now + self._tick_seconds
-            pending = self._ready or self._departed or self._calls
-            self._turn(0 if pending else next_tick - now)
+            pending = self._resumed or self._closed_links or self._calls
+            self._run_once(0 if pending else next_tick - now)
 
-    def _turn(self, timeout: float) -> bool:
-        """Waits for events and handles them; returns whether there were any."""
+    def _run_once(self, timeout: float) -> bool:
+        """Waits for events once and handles them; returns whether there were any."""
         happened = self._poller.dispatch(timeout)
-        if self._calls or self._ready or self._departed:
-            self._catch_up()
+        if self._calls or self._resumed or self._closed_links:
+            self._handle_pending()
         return happened
 
-    def _catch_up(self) -> None:
-        """Does once what has gathered; what comes up meanwhile is for the next turn."""
+    def _handle_pending(self) -> None:
+        """Handles what is pending now. What is added meanwhile is left to the next turn."""
         for _ in range(len(self._calls)):
             self._calls.popleft()()
-        for _ in range(len(self._ready)):
-            self._ready.popleft().receive()
-        self._tell_departed()
+        for _ in range(len(self._resumed)):
+            self._resumed.popleft().receive()
+        self._report_closed_links()
 
-    def _tell_departed(self) -> None:
-        for _ in range(len(self._departed)):
-            link, error = self._departed.popleft()
+    def _report_closed_links(self) -> None:
+        for _ in range(len(self._closed_links)):
+            link, error = self._closed_links.popleft()
             for handler in self.handlers:
                 handler.closed(link, error)
 
     def _tick(self, now: float) -> None:
-        self._listen()
-        self._sweep(now)
+        self._accept_connections()
+        self._expire_peers(now)
         self.refusals.tick(now)
         for handler in self.handlers:
             handler.tick(now)
 
-    def _sweep(self, now: float) -> None:
+    def _expire_peers(self, now: float) -> None:
         for peer in list(self._peers):
             peer.expire(now)
 
-    def _woken(self, mask: int) -> None:
+    def _drain_wakeups(self, mask: int) -> None:
         with suppress(BlockingIOError):
-            self._door.recv(4096)
+            self._wakeup_reader.recv(4096)
 
     def _linger(self) -> None:
-        """Sends what was offered, then drops everybody."""
-        self._deafen()
+        """Sends what was offered, then drops all peers."""
+        self._stop_accepting()
         for listener in self._listeners:
             listener.close()
         for peer in list(self._peers):
             peer.finish()
-        pause = min(self._tick_seconds, self.bounds.linger_seconds)
-        quiet = 0.0  # counted too, so that it ends under a clock that stands still
-        while self._peers and quiet < self.bounds.linger_seconds:
-            quiet = 0.0 if self._turn(pause) else quiet + pause
-            self._sweep(self.clock.now())
+        pause = min(self._tick_seconds, self.service_limits.linger_seconds)
+        quiet = 0.0  # counted, so that lingering ends even if the clock stands still
+        while self._peers and quiet < self.service_limits.linger_seconds:
+            quiet = 0.0 if self._run_once(pause) else quiet + pause
+            self._expire_peers(self.clock.now())
         for peer in list(self._peers):
             self.drop(peer, None)
-        self._tell_departed()
+        self._report_closed_links()
 
     def _close(self) -> None:
         for peer in list(self._peers):
@@ -237,41 +238,41 @@ class Service:
         self._poller.close()
         for listener in self._listeners:
             listener.close()
-        self._door.close()
-        self._bell.close()
+        self._wakeup_reader.close()
+        self._wakeup_writer.close()
 
     # Peers -------------------------------------------------------------------------------------
 
-    def _listen(self) -> None:
+    def _accept_connections(self) -> None:
         if not self._accepting:
             for listener in self._listeners:
                 accept = partial(self._accept, listener)
                 self._poller.register(listener.fileno(), READABLE, accept)
             self._accepting = True
 
-    def _deafen(self) -> None:
+    def _stop_accepting(self) -> None:
         if self._accepting:
             for listener in self._listeners:
                 self._poller.unregister(listener.fileno())
             self._accepting = False
 
     def _accept(self, listener: Listener, mask: int) -> None:
-        for _ in range(_TURN_ACCEPTS):
+        for _ in range(_ACCEPTS_AT_ONCE):
             try:
                 stream = listener.accept()
             except WireError as error:
                 _log.warning("%s; trying again at the next tick", error)
-                self._deafen()
+                self._stop_accepting()
                 return
             if stream is None:
                 return
             self._admit(stream)
 
     def _admit(self, stream: Stream) -> None:
-        strangers = [peer for peer in self._peers if peer.link is None]
-        if len(strangers) >= self.bounds.strangers:
-            reason = f"{len(strangers)} connections wait to prove themselves, this one longest"
-            self.drop(strangers[0], AuthenticationError(reason))
+        unauthenticated = [peer for peer in self._peers if peer.link is None]
+        if len(unauthenticated) >= self.service_limits.unauthenticated:
+            reason = f"{len(unauthenticated)} connections are unauthenticated, this one the longest"
+            self.drop(unauthenticated[0], AuthenticationError(reason))
         connection = Connection(
             stream, HANDSHAKE_CATALOG, limits=HANDSHAKE_LIMITS, clock=self.clock
         )
@@ -287,16 +288,16 @@ class Service:
     def adopt(self, connection: Connection, identity: Identity) -> Link:
         """Serves a connection that this process opened and that is authenticated already.
 
-        To be called in the loop's thread; see `call_soon`. The handlers are told of the link as
-        of any other.
+        Call it in the loop's thread; see `call_soon`. The handlers' `authenticated` is called as
+        for any other link.
 
         Args:
-            connection: nobody else may use it from now on.
-            identity: who is at the other end.
+            connection: the connection, which only the service uses from now on.
+            identity: the identity of the other end.
         """
         peer = Peer(self, connection)
         self._register(peer)
-        self.resume(peer)  # something may have been read ahead of this
+        self.resume(peer)  # bytes may have been read already
         return peer.welcome(identity)
 
     def _register(self, peer: Peer) -> None:
@@ -308,18 +309,18 @@ class Service:
         self._poller.modify(peer.connection.fileno(), events)
 
     def resume(self, peer: Peer) -> None:
-        """Lets a peer receive again in the next turn, whatever its descriptor says."""
-        self._ready.append(peer)
+        """Lets a peer receive again in the next turn, even if its descriptor is not readable."""
+        self._resumed.append(peer)
 
     def drop(self, peer: Peer, error: WireError | None) -> None:
-        """Closes a peer; the handlers are told at the end of the turn."""
+        """Closes a peer. The handlers' `closed` is called at the end of the turn."""
         if peer not in self._peers:
             return
         del self._peers[peer]
         self._poller.unregister(peer.connection.fileno())
         peer.connection.close()
         if peer.link is not None:
-            self._departed.append((peer.link, error))
+            self._closed_links.append((peer.link, error))
         if error is not None:
             departing = peer.link is not None and peer.link.departing
             routine = isinstance(error, PeerClosed) or (
@@ -329,4 +330,4 @@ class Service:
             if routine:
                 _log.debug("%s", reason)
             else:
-                self.refusals.say(self.clock.now(), reason)
+                self.refusals.log(self.clock.now(), reason)

@@ -1,8 +1,8 @@
-"""Memory that two processes of one host share, and that goes when both are gone.
+"""Memory that two processes of one host share, and that is freed when both have ended.
 
-It has no name: it is a file descriptor, handed over on a connection. Whoever is killed, nothing is
-left in the file system. It is sealed against changes of its size, so that a peer cannot take pages
-away under the other's feet.
+It has no name: it is a file descriptor that one process passes to the other over a connection. So
+nothing is left in the file system when a process is killed. The memory is sealed against changes of
+its size, so that a peer cannot remove pages that are in use.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if sys.platform == "linux":
 
 
 def available() -> bool:
-    """Returns whether this system has memory of this kind: Linux does."""
+    """Returns whether this system supports such memory, as Linux does."""
     return sys.platform == "linux" and hasattr(os, "memfd_create")
 
 
@@ -36,13 +36,11 @@ def _address(view: memoryview) -> int:
 
 
 class SharedMemory:
-    """A stretch of memory, mapped into this process.
-
-    Make it with `create` or `attach`.
+    """Shared memory, mapped into this process. Created with `create` or `attach`.
 
     Attributes:
         view: its bytes, writable.
-        nbytes: how many.
+        nbytes: its size in bytes.
     """
 
     def __init__(self, descriptor: int, nbytes: int) -> None:
@@ -53,13 +51,13 @@ class SharedMemory:
 
     @classmethod
     def create(cls, nbytes: int) -> Self:
-        """Makes new memory of zeros.
+        """Creates new memory of zeros.
 
         Args:
             nbytes: at least 1; rounded up to whole pages.
 
         Raises:
-            OSError: the system has none left.
+            OSError: the system is out of memory.
         """
         size = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
         descriptor = os.memfd_create("trireme", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
@@ -73,10 +71,10 @@ class SharedMemory:
 
     @classmethod
     def attach(cls, descriptor: int, nbytes: int) -> Self:
-        """Maps memory that a peer has made. The descriptor belongs to the result from now on.
+        """Maps memory that a peer has created. The result owns the descriptor from now on.
 
         Raises:
-            ConnectionBroken: it is not such memory, or smaller than was said, or not sealed.
+            ConnectionBroken: it is not such memory, is smaller than announced, or is not sealed.
         """
         try:
             if os.fstat(descriptor).st_size < nbytes or nbytes < 1:
@@ -92,14 +90,14 @@ class SharedMemory:
             raise
 
     def fileno(self) -> int:
-        """Returns the descriptor, to be handed over."""
+        """Returns the descriptor, to pass it to a peer."""
         return self._descriptor
 
     def place_of(self, view: memoryview) -> tuple[int, int]:
         """Returns (offset, length) in bytes of a view of this memory.
 
         Raises:
-            ValueError: it lies elsewhere.
+            ValueError: the view lies outside this memory.
         """
         offset = _address(view) - _address(self.view)
         if not 0 <= offset <= offset + view.nbytes <= self.nbytes:
@@ -107,10 +105,10 @@ class SharedMemory:
         return offset, view.nbytes
 
     def places(self, places: Sequence[tuple[int, int]]) -> tuple[memoryview, ...]:
-        """Returns the bytes at each (offset, length).
+        """Returns a view of each range (offset, length).
 
         Raises:
-            ConnectionBroken: a place is not inside this memory.
+            ConnectionBroken: a range is not inside this memory.
         """
         for offset, length in places:
             if not 0 <= offset <= offset + length <= self.nbytes:
@@ -120,7 +118,7 @@ class SharedMemory:
         return tuple(self.view[offset : offset + length] for offset, length in places)
 
     def close(self) -> None:
-        """Gives the descriptor back; the memory stays mapped as long as somebody looks at it."""
+        """Closes the descriptor. The memory stays mapped as long as a view of it exists."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1

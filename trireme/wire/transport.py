@@ -1,11 +1,11 @@
-"""Byte streams between processes, and how an address chooses the transport that makes them.
+"""Byte streams between processes, and the choice of a transport by the address.
 
-    tcp://host:port    sockets; `trireme.wire.tcp`
-    shm://name         one host, by unix socket and shared memory; `trireme.wire.shm`
-    memory://name      inside one process; `trireme.wire.memory`
+    tcp://host:port    sockets; `trireme.wire.transports.tcp`
+    shm://name         one host, by unix socket and shared memory; `trireme.wire.transports.shm`
+    memory://name      inside one process; `trireme.wire.transports.memory`
 
-A transport gives two things, a `Stream` and a `Listener`, both non-blocking; whoever waits does it
-with `select` on their file descriptors. `tests/conformance.py` is what every transport must pass.
+A transport implements a `Stream` and a `Listener`, both non-blocking. To wait for them, use
+`select` on their file descriptors. Every transport must pass `tests/conformance.py`.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ class Stream(ABC):
 
     Attributes:
         peer: the address of the other end, for messages.
-        called: the address at which one side was called by the other, with its scheme, as this side
-            sees it. Both sides see the same one, unless something between them passes on what they
-            say. Numbers, not names: `tcp://127.0.0.1:2222`.
+        called: the address that the client called, with its scheme, as this side sees it. Both
+            sides see the same address, unless something between them relays the connection. It has
+            numbers and no names: `tcp://127.0.0.1:2222`.
     """
 
     peer: str
@@ -79,35 +79,35 @@ class Stream(ABC):
 
 
 class Listener(ABC):
-    """Where others connect to.
+    """Accepts connections at an address.
 
     Attributes:
-        address: what to give to `connect`: the scheme, and the port or name that was got.
+        address: the address to pass to `connect`, with the port or name that the system chose.
     """
 
     address: str
 
     @abstractmethod
     def fileno(self) -> int:
-        """Returns the descriptor to wait on: readable when `accept` has something to give."""
+        """Returns the descriptor to wait on: readable when a connection waits."""
 
     @abstractmethod
     def accept(self) -> Stream | None:
-        """Returns the next connection, or None when nobody waits.
+        """Returns the next connection, or None when none waits.
 
         Raises:
             ConnectionClosed: after `close`.
-            WireError: the system has no room for another connection, such as too many open files;
-                those who wait are kept, and a later call may succeed.
+            WireError: the system cannot open another connection, such as with too many open files.
+                Waiting connections are kept, and a later call may succeed.
         """
 
     @abstractmethod
     def close(self) -> None:
-        """Listens no longer and frees the address; accepted streams live on. May be repeated."""
+        """Stops listening and frees the address. Accepted streams stay open. May be repeated."""
 
 
 class Transport(Protocol):
-    """What the module of a transport offers. `rest` is the address without `scheme://`."""
+    """The functions of a transport's module. `rest` is the address without `scheme://`."""
 
     def connect(self, rest: str, *, timeout: float) -> Stream:
         """See `trireme.wire.transport.connect`."""
@@ -126,7 +126,7 @@ def connect(address: str, *, timeout: float, tls: object = None) -> Stream:
 
     Raises:
         ConfigurationError: the address is malformed or its scheme unknown, or `tls` is given.
-        ConnectTimeout: nobody answered in time, or there is no way to that host.
+        ConnectTimeout: no answer came in time, or the host is unreachable.
         ConnectionRefused: the host answered that nothing listens there.
         WireError: the system refuses to open another connection.
     """
@@ -140,14 +140,14 @@ def listen(address: str, *, tls: object = None, allow_plaintext: bool = False) -
     Args:
         address: such as `tcp://127.0.0.1:0`.
         tls: not supported yet: must be None.
-        allow_plaintext: whether the network is trusted, so that an address that other hosts can
-            reach may be served without TLS. Everybody on the way can then read and change what is
-            sent; the job's secret only keeps strangers from joining.
+        allow_plaintext: whether an address that other hosts can reach may be served without TLS,
+            because the network is trusted. Everybody on the path can then read and change what is
+            sent; the job's secret only keeps unauthenticated processes from joining.
 
     Raises:
         ConfigurationError: the address is malformed, is not one of this host's, or its scheme is
             unknown; or it can be reached from other hosts and `allow_plaintext` is False.
-        AddressInUse: something else listens there.
+        AddressInUse: another process listens there.
         WireError: the system refuses to open another socket.
     """
     transport, rest = _resolve(address, tls)
@@ -177,15 +177,15 @@ def _resolve(address: str, tls: object) -> tuple[Transport, str]:
 def _transport(scheme: str) -> Transport | None:
     # Imported here because each transport imports the interfaces above.
     if scheme == "tcp":
-        from trireme.wire import tcp
+        from trireme.wire.transports import tcp
 
         return tcp
     if scheme == "shm":
-        from trireme.wire import shm
+        from trireme.wire.transports import shm
 
         return shm
     if scheme == "memory":
-        from trireme.wire import memory
+        from trireme.wire.transports import memory
 
         return memory
     return None

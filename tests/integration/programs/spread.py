@@ -31,7 +31,7 @@ def main() -> None:
             session.step(batch)
         loss = session.evaluate(data)["loss"]
         if session.is_chief:
-            values = session._supervisor.client.snapshot(state=False).values
+            values = session.worker.backend.snapshot(state=False).values
             save_file({**values, "loss": torch.tensor(loss)}, options.out)
 
 

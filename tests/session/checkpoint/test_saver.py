@@ -177,7 +177,7 @@ def test_a_failing_prune_does_not_deny_the_save(
         raise PermissionError(13, "Permission denied")
 
     save(tmp_path, sample(1))
-    monkeypatch.setattr("trireme.session.checkpoint.durable.remove", refuse)
+    monkeypatch.setattr("trireme.session.checkpoint.atomic_directories.remove", refuse)
     saver = Saver(tmp_path, Checkpoint(keep=1))
     saver.submit(sample(2))
     saver.wait(SOON)

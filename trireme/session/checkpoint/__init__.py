@@ -1,4 +1,4 @@
-"""Checkpoints: one format on the disk, under every strategy and any number of tasks."""
+"""Checkpoints: one format on disk, for every strategy and any number of tasks."""
 
 from trireme.session.checkpoint.format import (
     CheckpointData,

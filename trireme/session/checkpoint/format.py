@@ -1,4 +1,4 @@
-"""One checkpoint as a directory of files: written, read, verified, described, exported.
+"""The format of checkpoints: writes, reads, verifies, describes and exports them.
 
     checkpoints/step-000001234/
       model.safetensors, model.safetensors.index.json          parameters and buffers by name
@@ -6,11 +6,12 @@
       average.safetensors, average.safetensors.index.json      the moving average, if there is one
       local.safetensors, local.safetensors.index.json          the state of workers' own optimizers,
                                                                by "WORKER/PARAMETER/STATE", if any
-      state.json                                               all else, and every file's checksum
+      state.json                                               other state, and every file's
+      checksum
 
-`state.json` is written last and ends with the checksum of itself. Large groups of tensors are cut
-into shards (see `tensors`). Every strategy, any number of servers and workers and every optimizer
-write this one format, so that a job may go on under another.
+`state.json` is written last and ends with its own checksum. Large groups of tensors are split into
+shards (see `tensors`). The format is the same for every strategy, every optimizer and any number of
+servers and workers, so that a job may continue with others.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ import torch
 
 from trireme import __version__
 from trireme.errors import CheckpointError
-from trireme.session.checkpoint import durable
+from trireme.session.checkpoint import atomic_directories
 from trireme.session.checkpoint.tensors import (
     FileRecord,
     read_tensors,
@@ -58,16 +59,16 @@ _SHARD_BYTES = 2 << 30
 
 @dataclass(frozen=True)
 class CheckpointData:
-    """All that a job needs to go on.
+    """The state from which a job continues.
 
     Attributes:
         step: the global step.
         model: parameters and buffers by name.
-        optimizer: the optimizer's state, keyed "PARAMETER/STATE" as `fc1.weight/exp_avg`; what is
-            a number there (as `step`) is a tensor without dimensions.
-        average: the parameters' moving average by name; empty where none is kept.
-        state: all else, as JSON has it: None, bool, int, float, str, lists, and dicts with str
-            keys. Tuples come back as lists. Floats come back exactly, infinities and NaN too.
+        optimizer: the optimizer's state, keyed "PARAMETER/STATE" as `fc1.weight/exp_avg`;
+            numbers in it (as `step`) are tensors without dimensions.
+        average: the parameters' moving average by name; empty if there is none.
+        state: other state, as JSON values: None, bool, int, float, str, lists, and dicts with str
+            keys. Tuples are read back as lists; floats, infinities and NaN exactly.
         local: the state of workers' own optimizers, keyed "WORKER/PARAMETER/STATE"; empty where
             they have none.
     """
@@ -82,12 +83,12 @@ class CheckpointData:
 
 @dataclass(frozen=True)
 class Description:
-    """What can be said of a checkpoint without reading its values.
+    """The description of a checkpoint, which is read without its values.
 
     Attributes:
         path: the directory.
         step: the global step.
-        saved_at: when it was written, in UTC, as ISO 8601 has it.
+        saved_at: the time of writing, in UTC and ISO 8601.
         nbytes: the size of all files.
         versions: of `trireme` and `torch` that wrote it.
         model, optimizer, average, local: dtype (as `F32`) and shape of each tensor by name.
@@ -115,7 +116,7 @@ _FileName = Annotated[
 
 
 class _Manifest(msgspec.Struct, frozen=True):
-    """What `state.json` holds, but for its own checksum."""
+    """The content of `state.json`, without its checksum."""
 
     format: int
     step: int
@@ -126,7 +127,7 @@ class _Manifest(msgspec.Struct, frozen=True):
 
 
 def checkpoint_directory(run_dir: str | Path) -> Path:
-    """Returns where a run's checkpoints lie."""
+    """Returns the directory of a run's checkpoints."""
     return Path(run_dir) / "checkpoints"
 
 
@@ -137,15 +138,15 @@ def save(
     shard_bytes: int = _SHARD_BYTES,
     allowed: Callable[[], None] = lambda: None,
 ) -> Path:
-    """Writes a checkpoint; when this returns, it outlasts a loss of power.
+    """Writes a checkpoint, and syncs it to the disk.
 
-    A checkpoint of the same step is replaced, and only once the new one is complete.
+    An earlier checkpoint of the same step is replaced once the new one is complete.
 
     Args:
         run_dir: the run's directory; made if it is not there.
-        data: what to write. Nobody may change its tensors meanwhile.
-        shard_bytes: how large a file of several tensors may grow.
-        allowed: called right before the checkpoint gets its name; raises where this process may no
+        data: the checkpoint. Its tensors must not change meanwhile.
+        shard_bytes: the largest size of a file of several tensors.
+        allowed: called right before the checkpoint is published; raises where this process may no
             longer write to the directory.
 
     Returns:
@@ -153,7 +154,7 @@ def save(
 
     Raises:
         CheckpointError: a tensor or a value of the state is of a kind that a checkpoint cannot
-            hold, or the disk refused. Earlier checkpoints are unharmed.
+            hold, or writing failed. Earlier checkpoints are unharmed.
     """
     if data.step < 0:
         raise CheckpointError(f"step {data.step} cannot be saved: steps count from 0")
@@ -161,11 +162,11 @@ def save(
     parent = checkpoint_directory(run_dir)
     final = parent / f"step-{data.step:09d}"
     try:
-        durable.make_directory(parent)
-        durable.sweep(parent)
-        with durable.staging(parent, final.name) as staged:
+        atomic_directories.make_directory(parent)
+        atomic_directories.sweep(parent)
+        with atomic_directories.staging(parent, final.name) as staged:
             _write(staged, data, shard_bytes)
-            durable.publish(staged, final, allowed)
+            atomic_directories.publish(staged, final, allowed)
     except (OSError, ValueError) as error:
         raise CheckpointError(
             f"the checkpoint of step {data.step} could not be written to {final}: {error}. "
@@ -222,10 +223,10 @@ def _check_json(value: object, where: str) -> None:
 
 
 def load(path: str | Path) -> CheckpointData:
-    """Reads a checkpoint, having verified all of it.
+    """Verifies and reads a checkpoint.
 
     Returns:
-        What `save` was given. The tensors are on the CPU; those that shared memory no longer do.
+        The data passed to `save`. Tensors are on the CPU, and none share memory.
 
     Raises:
         CheckpointError: a file is missing, or differs from what was written; names it.
@@ -237,7 +238,7 @@ def load(path: str | Path) -> CheckpointData:
 
 
 def verify(path: str | Path) -> None:
-    """Compares every file of a checkpoint with what was written, and its index with its tensors.
+    """Verifies the checksum of every file of a checkpoint, and its indexes.
 
     Raises:
         CheckpointError: a file is missing, or differs from what was written; names it.
@@ -247,7 +248,7 @@ def verify(path: str | Path) -> None:
 
 
 def describe(path: str | Path) -> Description:
-    """Says what a checkpoint holds; checks `state.json` and reads no values.
+    """Returns the description of a checkpoint; verifies `state.json` and reads no values.
 
     Raises:
         CheckpointError: it is not a checkpoint, or `state.json` or an index is damaged.
@@ -282,10 +283,10 @@ def export(path: str | Path, output: str | Path) -> Path:
     output = Path(output)
     partial = output.with_name(f".{output.name}.{os.getpid()}.partial")
     try:
-        durable.make_directory(output.parent)
+        atomic_directories.make_directory(output.parent)
         write_tensors_file(partial, data.model)
         os.replace(partial, output)
-        durable.sync_directory(output.parent)
+        atomic_directories.sync_directory(output.parent)
     except OSError as error:
         raise CheckpointError(f"the model could not be written to {output}: {error}") from error
     finally:

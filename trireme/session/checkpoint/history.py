@@ -1,4 +1,4 @@
-"""The checkpoints of a run: which there are, which is the newest good one, which may go."""
+"""The checkpoints of a run: lists them, loads the newest undamaged one, deletes old ones."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from trireme.errors import CheckpointError
-from trireme.session.checkpoint import durable
+from trireme.session.checkpoint import atomic_directories
 from trireme.session.checkpoint.format import CheckpointData, checkpoint_directory, load, verify
 
 __all__ = ["latest", "list_checkpoints", "prune", "step_of"]
@@ -16,14 +16,14 @@ _NAME = re.compile(r"step-(\d{9,})")
 
 
 def list_checkpoints(run_dir: str | Path) -> list[Path]:
-    """Returns the directories of a run's checkpoints, the oldest first, whether good or damaged.
+    """Returns the directories of a run's checkpoints, oldest first, including damaged ones.
 
     Raises:
         CheckpointError: the directory cannot be read.
     """
     parent = checkpoint_directory(run_dir)
     try:
-        found = durable.standing(parent)
+        found = atomic_directories.list_directories(parent)
     except FileNotFoundError:
         return []
     except OSError as error:
@@ -33,28 +33,28 @@ def list_checkpoints(run_dir: str | Path) -> list[Path]:
 
 
 def step_of(path: Path) -> int:
-    """Returns the global step of one of `list_checkpoints`, by its name."""
+    """Returns the global step of a checkpoint from its directory's name."""
     match = _NAME.search(path.name)
     if match is None:
-        raise ValueError(f"{path} is not named as a checkpoint is")
+        raise ValueError(f"{path} does not have the name of a checkpoint")
     return int(match[1])
 
 
 def latest(
     run_dir: str | Path, on_damaged: Callable[[Path, CheckpointError], None]
 ) -> CheckpointData | None:
-    """Reads the newest checkpoint of a run that is good.
+    """Reads the newest undamaged checkpoint of a run.
 
     Args:
         run_dir: the run's directory.
-        on_damaged: told of every newer one that was passed over, and why.
+        on_damaged: called with each newer checkpoint that is damaged, and the error.
 
     Returns:
         The checkpoint, or None if the run has none.
 
     Raises:
-        CheckpointError: the run has checkpoints, and none is good. To begin anew in their place
-            shall be somebody's decision.
+        CheckpointError: the run has checkpoints, and all are damaged. To begin anew is then the
+            user's decision.
     """
     paths = list_checkpoints(run_dir)
     for path in reversed(paths):
@@ -80,22 +80,22 @@ def prune(
 ) -> list[Path]:
     """Deletes old checkpoints of a run.
 
-    Three kinds stay: the newest `keep`; with `keep_every_steps`, the first at or after each of its
-    multiples; and, whatever the numbers say, the newest that is good.
+    It keeps the newest `keep`; with `keep_every_steps`, the first at or after each multiple; and
+    always the newest undamaged one.
 
     Args:
         run_dir: the run's directory.
-        keep: how many of the newest stay, 1 or more.
-        keep_every_steps: one checkpoint stays for good for each so many steps.
-        good: a checkpoint known to be good, as one just written; saves verifying the newest ones.
-        allowed: called before each is deleted; raises where this process may no longer do so.
+        keep: the number of newest checkpoints to keep, 1 or more.
+        keep_every_steps: also keep one checkpoint for each multiple of this number of steps.
+        good: a checkpoint known to be undamaged, such as the last one written; saves verification.
+        allowed: called before each deletion; raises where this process may no longer delete.
 
     Returns:
         The checkpoints that were deleted.
 
     Raises:
         ValueError: `keep` is below 1.
-        CheckpointError: one of them could not be deleted.
+        CheckpointError: a checkpoint could not be deleted.
     """
     if keep < 1:
         raise ValueError(f"keep is {keep}: at least one checkpoint has to stay")
@@ -108,7 +108,7 @@ def prune(
     for path in doomed:
         allowed()
         try:
-            durable.remove(path)
+            atomic_directories.remove(path)
         except OSError as error:
             raise CheckpointError(f"{path} could not be deleted: {error}") from error
     return doomed

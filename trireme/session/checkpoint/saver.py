@@ -1,4 +1,4 @@
-"""When to save, and saving while training goes on."""
+"""The schedule of checkpoints, and the thread that writes them during training."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ __all__ = ["LAST_DELAYS", "FailedSave", "Saver", "Schedule"]
 _log = logging.getLogger(__name__)
 
 RETRY_SECONDS = 30.0
-"""After a save that failed, the next one is due this soon, where it would not be earlier."""
+"""The seconds after which a failed save is retried at the latest."""
 
 LAST_DELAYS = (1.0, 2.0, 4.0, 8.0, 16.0, 29.0)
-"""How many seconds the last save of a run waits before each further attempt: a minute in all."""
+"""The seconds that the last save of a run waits before each further attempt: a minute in all."""
 
 
 class Schedule:
-    """When a checkpoint is due. Pure: it is told the time and the step.
+    """Decides when a checkpoint is due. It is pure: callers pass the time and the step.
 
     Args:
-        options: every how many seconds and steps.
+        options: the intervals in seconds and steps.
         now: the time at which training begins, in seconds.
         step: the global step at which it begins.
     """
@@ -44,9 +44,9 @@ class Schedule:
     def due(self, now: float, step: int) -> bool:
         """Returns whether to save the global step `step` now.
 
-        It is, when `every_seconds` have passed since the last `saved`, or when a multiple of
-        `every_steps` has been reached since; never when no step has been made since. After
-        `failed` it also is when `RETRY_SECONDS` have passed.
+        A step is due when `every_seconds` have passed since the last call of `saved`, or when a
+        multiple of `every_steps` has been reached since; never when no step has been made since.
+        After `failed`, it is also due when `RETRY_SECONDS` have passed.
         """
         if self._retry_at is not None and now >= self._retry_at:
             return True
@@ -63,12 +63,12 @@ class Schedule:
         self._retry_at = None
 
     def failed(self, now: float) -> None:
-        """Notes that what was about to be saved is not on the disk."""
+        """Notes that the last save has failed."""
         self._retry_at = now + RETRY_SECONDS
 
 
 class FailedSave(NamedTuple):
-    """A checkpoint that is not on the disk, or one that is, where deleting old ones failed.
+    """A save that failed, or whose deletion of old checkpoints failed.
 
     Attributes:
         step: the global step.
@@ -82,23 +82,22 @@ class FailedSave(NamedTuple):
 
 
 class Saver:
-    """Writes checkpoints on a thread of its own, one at a time, and deletes those too old.
+    """Writes checkpoints on a thread of its own, one at a time, and deletes old ones.
 
-    Where requests come faster than the disk takes them, the newest waits its turn and those in
-    between are dropped. A save that fails is told by `failures`, and the next one is tried as if
-    nothing had been; only `wait` and `close` raise, if the newest that was submitted is not on the
-    disk. Whoever made a `Saver` must `close` it: the thread does not outlive the process, and what
-    is being written when the process ends is lost.
+    Where checkpoints are submitted faster than the disk takes them, the newest waits, and those in
+    between are dropped. `failures` returns saves that failed; later saves are tried nevertheless.
+    Only `wait` and `close` raise, if the last submitted checkpoint is not on the disk. A `Saver`
+    must be closed: its thread ends with the process, and an unfinished write is lost.
 
     Args:
         run_dir: the run's directory.
-        options: how many to keep.
+        options: how many checkpoints to keep.
         write: writes one checkpoint and returns its directory.
         allowed: raises where this process may no longer write to the directory.
-        sleep: waits so many seconds between the attempts of a last save.
+        sleep: waits between the attempts of a last save.
 
     Attributes:
-        has_news: whether `saved` or `failures` would return something; cheap to ask.
+        has_news: whether `saved` or `failures` would return something; cheap to read.
     """
 
     def __init__(
@@ -120,18 +119,18 @@ class Saver:
         self._waiting: tuple[CheckpointData, Sequence[float]] | None = None
         self._writing: int | None = None
         self._closed = False
-        self._newest: Exception | None = None  # why the newest that was written is not there
+        self._newest: Exception | None = None  # why the last save failed
         self._saved: list[Path] = []
         self._failures: list[FailedSave] = []
         self._thread = threading.Thread(target=self._run, name="trireme-saver", daemon=True)
         self._thread.start()
 
     def submit(self, data: CheckpointData, delays: Sequence[float] = ()) -> None:
-        """Asks for a checkpoint and returns at once.
+        """Submits a checkpoint and returns at once.
 
         Args:
-            data: what to write. It belongs to the saver now: nobody may change its tensors.
-            delays: after how many seconds each to try again where the disk refuses it.
+            data: the checkpoint. Its tensors must not change afterwards.
+            delays: the seconds before each further attempt, if writing fails.
 
         Raises:
             CheckpointError: the saver is closed.
@@ -145,27 +144,27 @@ class Saver:
             self._changed.notify_all()
 
     def saved(self) -> list[Path]:
-        """Returns the checkpoints completed since this was last asked, the oldest first."""
+        """Returns the checkpoints completed since the last call, oldest first."""
         with self._changed:
             completed, self._saved = self._saved, []
             self.has_news = bool(self._failures)
         return completed
 
     def failures(self) -> list[FailedSave]:
-        """Returns what has failed since this was last asked, the oldest first."""
+        """Returns the failed saves since the last call, oldest first."""
         with self._changed:
             failed, self._failures = self._failures, []
             self.has_news = bool(self._saved)
         return failed
 
     def wait(self, timeout: float) -> None:
-        """Waits until everything submitted is on the disk.
+        """Waits until all submitted checkpoints are on the disk.
 
         Args:
             timeout: the longest to wait, in seconds.
 
         Raises:
-            CheckpointError: the newest that was submitted could not be saved, or the time is over.
+            CheckpointError: the last submitted checkpoint could not be saved, or the time is over.
         """
         with self._changed:
             done = self._changed.wait_for(self._idle, timeout)
@@ -179,10 +178,10 @@ class Saver:
                 raise self._newest
 
     def close(self, timeout: float) -> None:
-        """Waits for what was submitted and ends the thread. Closing twice does nothing.
+        """Waits for submitted checkpoints and ends the thread. Closing twice does nothing.
 
         Raises:
-            CheckpointError: as `wait`. The saver is closed all the same.
+            CheckpointError: as `wait`. The saver is closed nevertheless.
         """
         with self._changed:
             if self._closed:
@@ -216,11 +215,11 @@ class Saver:
         return True
 
     def _save(self, data: CheckpointData, delays: Sequence[float]) -> Exception | None:
-        """Writes a checkpoint; returns why it is not on the disk, None if it is."""
+        """Writes a checkpoint; returns the error if it fails, None otherwise."""
         for delay in (*delays, None):
             try:
                 path = self._write(self._run_dir, data)
-            except Exception as error:  # told by `failures`, `wait` and `close`
+            except Exception as error:  # reported by `failures`, `wait` and `close`
                 if delay is None or not isinstance(error.__cause__, OSError):
                     self._note(FailedSave(data.step, error, written=False))
                     return error
@@ -238,9 +237,9 @@ class Saver:
         keep, every = self._options.keep, self._options.keep_every_steps
         try:
             prune(self._run_dir, keep, every, good=path, allowed=self._allowed)
-        except CheckpointLockLost:  # whoever writes there now deletes what is too old
+        except CheckpointLockLost:  # the present writer deletes old checkpoints
             return
-        except Exception as error:  # the checkpoint itself is there
+        except Exception as error:  # the checkpoint itself is written
             self._note(FailedSave(step, error, written=True))
 
     def _note(self, failure: FailedSave) -> None:

@@ -1,12 +1,12 @@
-"""Named tensors in safetensors files, cut into shards as Hugging Face's libraries do.
+"""Named tensors in safetensors files, sharded as by Hugging Face's libraries.
 
     NAME.safetensors                        one file, or
     NAME-00001-of-00003.safetensors ...     several, and always
     NAME.safetensors.index.json             which tensor lies in which file
 
-The files are written here, byte by byte as https://huggingface.co/docs/safetensors defines them,
-so that each is hashed as it is written and no second copy is made; the `safetensors` library reads
-them, here and elsewhere.
+This module writes the files itself, as https://huggingface.co/docs/safetensors defines them, so
+that each is hashed while it is written and no second copy is made. The `safetensors` library reads
+them.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _HEADER_ALIGNMENT = 8
 
 
 class FileRecord(msgspec.Struct, frozen=True):
-    """What a file must be: its size in bytes and its SHA-256 in hexadecimal."""
+    """The size of a file in bytes, and its SHA-256 in hexadecimal."""
 
     size: int
     sha256: str

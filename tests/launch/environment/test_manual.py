@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from trireme.errors import ConfigurationError
+from trireme.launch.config.sources import read_config
+from trireme.launch.environment.manual import ManualOptions, ManualTask, manual_task
+
+LOCAL = ManualOptions("ps", 0, "127.0.0.1:2222,localhost:2223", "localhost:1,[::1]:2,127.0.0.2:3")
+
+
+def mean(options: ManualOptions, home: Path, **given: str) -> ManualTask:
+    return manual_task(options, read_config(given, {}, None), {"XDG_CONFIG_HOME": str(home)})
+
+
+def test_server_zero_hosts_the_coordinator(tmp_path: Path) -> None:
+    task = mean(LOCAL, tmp_path)
+    assert (task.listen, task.hosts_coordinator) == ("tcp://127.0.0.1:2222", True)
+    assert task.neighbours == 5
+    config = task.task
+    assert (config.name, config.servers, config.workers) == ("ps:0", 2, 3)
+    assert config.coordinator == "tcp://127.0.0.1:2222"
+    assert len(bytes.fromhex(config.secret)) == 64
+
+
+def test_other_tasks_find_the_coordinator_at_server_zero(tmp_path: Path) -> None:
+    server = mean(replace(LOCAL, index=1), tmp_path)
+    worker = mean(replace(LOCAL, role="worker", index=2), tmp_path, strategy="sync", aggregate="2")
+    assert (server.listen, server.hosts_coordinator) == ("tcp://localhost:2223", False)
+    assert (worker.listen, worker.hosts_coordinator) == ("", False)
+    assert server.task.coordinator == worker.task.coordinator == "tcp://127.0.0.1:2222"
+    assert server.task.secret == worker.task.secret
+    assert server.task.job == worker.task.job
+    assert (worker.task.config.strategy, worker.task.config.aggregate) == ("sync", 2)
+
+
+def test_a_coordinator_of_its_own(tmp_path: Path) -> None:
+    options = replace(LOCAL, coordinator="localhost:9")
+    server = mean(options, tmp_path)
+    coordinator = mean(replace(options, role="coordinator"), tmp_path)
+    assert not server.hosts_coordinator
+    assert coordinator.hosts_coordinator
+    assert coordinator.listen == server.task.coordinator == "tcp://localhost:9"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (replace(LOCAL, ps_hosts=""), "needs a parameter server"),
+        (replace(LOCAL, worker_hosts=""), "no worker"),
+        (replace(LOCAL, index=2), "ps:0 to ps:1"),
+        (replace(LOCAL, role="worker", index=3), "worker:0 to worker:2"),
+        (replace(LOCAL, role="worker", index=-1), "worker:0 to worker:2"),
+        (replace(LOCAL, role="coordinator"), "--coordinator host:port"),
+        (replace(LOCAL, ps_hosts="10.0.0.1:2222"), "--secret-file"),
+        (replace(LOCAL, worker_hosts="node7:2222"), "--secret-file"),
+    ],
+)
+def test_what_names_no_task_is_refused(
+    tmp_path: Path, options: ManualOptions, message: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        mean(options, tmp_path)
+
+
+def test_tasks_of_several_hosts_count_only_themselves(tmp_path: Path) -> None:
+    file = tmp_path / "secret"
+    file.write_text("0123456789abcdef" * 2)
+    file.chmod(0o600)
+    options = replace(LOCAL, ps_hosts="node1:1", secret_file=file)
+    task = mean(options, tmp_path, allow_plaintext="yes")
+    assert task.neighbours == 1
+    assert task.task.config.allow_plaintext

@@ -1,0 +1,178 @@
+from __future__ import annotations
+
+import io
+import math
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from trireme.cluster.messages import ClusterStatus, TaskStatus
+from trireme.monitor.job_state import (
+    JobSnapshot,
+    TaskSnapshot,
+    findings,
+    from_cluster,
+    from_records,
+)
+from trireme.monitor.records import Begin, Record, RecordWriter, read_starts
+from trireme.monitor.top import line, render
+
+
+def task(role: str, index: int, quiet: float = 0.2, **status: float | str) -> TaskStatus:
+    return TaskStatus(role, index, "live", "it joined", 1, "here", 7, "", quiet, status)
+
+
+def picture(*tasks: TaskStatus, missing: tuple[str, ...] = ()) -> JobSnapshot:
+    status = ClusterStatus("running", "every task has come", 1, missing, None, tasks)
+    return from_cluster("digits.py", status, 12.5)
+
+
+WORKER = dict(
+    state="training",
+    global_step=40,
+    max_steps=100,
+    examples_per_second=1000.0,
+    data_seconds=0.001,
+    compute_seconds=0.004,
+    wait_seconds=0.003,
+    applied=40,
+)
+
+
+def test_nothing_is_found_where_all_is_well() -> None:
+    seen = picture(task("ps", 0, waiting=""), task("worker", 0, **WORKER), task("worker", 1))
+    assert findings(seen) == []
+    assert (seen.step, seen.last_step, seen.pace) == (40, 100, 1000.0)
+
+
+def test_the_silent_one_is_named_with_who_waits_for_it() -> None:
+    waits = {
+        "waiting": "worker:0",
+        "waiting_for": "worker:1",
+        "waiting_reason": "round 41",
+        "waiting_seconds": 1.4,
+    }
+    seen = picture(
+        task("ps", 0, **waits), task("worker", 0, **WORKER), task("worker", 1, 1.8, **WORKER)
+    )
+    expected = "worker:1 has said nothing for 1.8 s; worker:0 waits for worker:1 (round 41)"
+    assert findings(seen) == [expected]
+    assert seen.pace == 1000.0  # what the silent one said last no longer holds
+    assert line(seen) == (f"12.5 s  running  global step 40/100  1,000 examples/s  {expected}")
+
+
+def test_a_wait_without_a_silent_task_is_told_once_it_is_long() -> None:
+    def seen(seconds: float) -> JobSnapshot:
+        waits = {"waiting": "worker:0", "waiting_for": "worker:1", "waiting_reason": "round 2"}
+        return picture(task("ps", 0, **waits, waiting_seconds=seconds), task("worker", 1))
+
+    assert findings(seen(0.1)) == []
+    assert findings(seen(0.6)) == ["worker:0 waits for worker:1 (round 2)"]
+
+
+def test_a_worker_at_less_than_half_the_pace_of_the_others_is_slow() -> None:
+    workers = [task("worker", index, **WORKER) for index in range(3)]
+    slow = task("worker", 3, **{**WORKER, "examples_per_second": 400.0})
+    assert findings(picture(*workers, slow)) == ["worker:3 is slow: 400 examples/s, others 1,000"]
+
+
+def test_nobody_is_slow_once_all_steps_are_made() -> None:
+    last = WORKER | {"global_step": 100}
+    saving = task("worker", 1, **{**last, "examples_per_second": 0.0})
+    assert findings(picture(task("worker", 0, **last), saving)) == []
+
+
+def test_who_is_missing_and_who_is_gone_is_told() -> None:
+    assert findings(picture(task("ps", 0), missing=("worker:1",))) == ["the job waits for worker:1"]
+    lost = TaskStatus("worker", 0, "lost", "it said nothing", 1, "here", 7, "", 11.0, {})
+    assert findings(picture(lost)) == ["worker:0 is lost: it said nothing"]
+
+
+@pytest.mark.parametrize("width", [60, 100, 160])
+def test_a_terminal_shows_tasks_phases_and_lags(width: int) -> None:
+    server = task("ps", 0, global_step=40, apply_seconds=0.0001, **{"lag/worker:0": 3})
+    console = Console(file=io.StringIO(), width=width, height=40, no_color=True)
+    console.print(render(picture(server, task("worker", 0, **WORKER)), width))
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    (row,) = [each for each in text.splitlines() if each.startswith("worker:0")]
+    assert "training" in row
+    assert "1,000" in row
+    bar = {60: "dccccwww", 100: "ddccccccwwww", 160: "dddccccccccccccwwwwwwwww"}
+    assert f" {bar[width]}" in row
+    assert (" 3 " in row) == (width >= 84)  # the lag
+    assert all(len(each) <= width for each in text.splitlines())
+
+
+def begin(name: str, job: str, time: float) -> Begin:
+    return Begin(task=name, job=job, time=time, host="here", pid=7)
+
+
+def record(time: float, step: int, loss: float = 1.0) -> Record:
+    return Record(
+        time=time,
+        status={"state": "training", "global_step": step, "loss": loss},
+        seconds={"compute": 0.5},
+        staleness={"0.0": 1.0},
+    )
+
+
+def test_records_are_read_back_by_job_and_time(tmp_path: Path) -> None:
+    for name, job, start in (("worker:0", "old", 1.0), ("worker:0", "new", 100.0)):
+        writer = RecordWriter(tmp_path / "records", begin(name, job, start))
+        for step in range(3):
+            writer.write(record(start + step, step))
+        writer.close()
+    server = RecordWriter(tmp_path / "records", begin("ps:0", "new", 99.0))
+    server.write(record(100.0, 7))
+    server.close()
+    starts = read_starts(tmp_path)
+    assert [start.begin.task for start in starts] == ["ps:0", "worker:0"]
+    assert [each.time for each in starts[1].records] == [100.0, 101.0, 102.0]
+    then = from_records("x", "finished", starts, 101.5)
+    assert [task.number("global_step") for task in then.tasks] == [7, 1]
+    assert then.seconds == 2.5
+
+
+def test_records_become_rare_with_time_and_the_last_is_there(tmp_path: Path) -> None:
+    writer = RecordWriter(tmp_path / "records", begin("worker:0", "job", 0.0))
+    for half_seconds in range(1, 2 * 7200):
+        writer.write(record(half_seconds / 2, half_seconds))
+    writer.write(record(7200.0, 10**6), due=True)
+    writer.close()
+    (start,) = read_starts(tmp_path)
+    assert 2000 < len(start.records) < 4000
+    assert start.records[-1].status["global_step"] == 10**6
+
+
+def test_a_torn_line_and_a_nan_are_borne(tmp_path: Path) -> None:
+    writer = RecordWriter(tmp_path / "records", begin("worker:0", "job", 0.0))
+    writer.write(record(1.0, 1, math.nan))
+    writer.close()
+    with (tmp_path / "records" / "worker-0.jsonl").open("ab") as file:
+        file.write(b'{"line":"record","ti')
+    (start,) = read_starts(tmp_path)
+    assert [each.status["loss"] for each in start.records] == ["nan"]
+
+
+def test_a_disk_that_takes_nothing_ends_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "records").write_text("a file, not a directory")
+    writer = RecordWriter(tmp_path / "records", begin("worker:0", "job", 0.0))
+    writer.write(record(1.0, 1))
+    writer.write(record(2.0, 2))
+    assert len(caplog.records) == 1
+    assert "worker:0 records nothing for now" in caplog.text
+
+
+def test_no_records_are_none(tmp_path: Path) -> None:
+    assert read_starts(tmp_path) == []
+    assert from_records("x", "finished", [], 0.0) == JobSnapshot("x", "finished", 0.0, ())
+    assert TaskSnapshot("worker:0", "new").phases() == {}
+
+
+def test_several_wait() -> None:
+    waits = {"waiting": "worker:0, worker:2", "waiting_for": "worker:1", "waiting_reason": "x"}
+    seen = picture(task("ps", 0, **waits, waiting_seconds=1.0), task("worker", 1))
+    assert findings(seen) == ["worker:0, worker:2 wait for worker:1 (x)"]

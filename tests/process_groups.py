@@ -1,0 +1,244 @@
+"""Processes that hold one model together, quickly: forked from one that has torch loaded already.
+
+Each runs a function of a module, which makes its `Session` as any program does. Servers, where a
+job has some, are threads of the test's own process.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import signal
+import socket
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from tests.harness import JOB, SECRET, Cluster, Ran, keepers
+from trireme.job_config import JobConfig
+from trireme.launch.config.task_config import decode_task
+from trireme.launch.environment.detect import TASK_VARIABLE, TaskConfig, encode_task
+
+SECONDS = 180.0
+
+_spawner = multiprocessing.get_context("forkserver")
+_spawner.set_forkserver_preload(
+    ["trireme.session.session", "trireme.session.replica.process_group_assembly", "torch._dynamo"]
+)
+
+
+@dataclass(frozen=True)
+class ProcessGroup:
+    """How a job is spread.
+
+    Attributes:
+        workers: how many workers; without servers, times the mesh's size that many processes.
+        servers: how many parameter servers.
+        mesh: as on the command line.
+        inside: the size of that mesh.
+        strategy, schedule, microbatches, every, aggregate, compress, transport: as on the command
+            line.
+        run_dir: where checkpoints go; None for nowhere.
+    """
+
+    workers: int = 1
+    servers: int = 0
+    mesh: str = ""
+    inside: int = 1
+    strategy: str | None = None
+    schedule: str | None = None
+    microbatches: int | None = None
+    every: int | None = None
+    aggregate: int | None = None
+    compress: str = "none"
+    transport: Literal["auto", "tcp"] = "tcp"
+    run_dir: Path | None = None
+
+    @property
+    def processes(self) -> int:
+        """How many processes hold a model together."""
+        return self.inside if self.servers else self.inside * self.workers
+
+    def tasks(self, coordinator: str) -> list[TaskConfig]:
+        """What each worker process finds in its environment."""
+        process_groups = self.workers if self.servers else 1
+        return [
+            TaskConfig(
+                job=JOB,
+                index=process_group if self.servers else rank,
+                workers=self.workers if self.servers else self.processes,
+                servers=self.servers,
+                coordinator=coordinator,
+                secret=SECRET.hex(),
+                config=JobConfig(
+                    run_dir=None if self.run_dir is None else str(self.run_dir),
+                    strategy=self.strategy,
+                    every=self.every,
+                    aggregate=self.aggregate,
+                    compress=self.compress,
+                    join_timeout=60.0,
+                    mesh=self.mesh,
+                    schedule=self.schedule,
+                    microbatches=self.microbatches,
+                    transport=self.transport,
+                ),
+                display="none",
+                processes=self.processes,
+                rank=rank,
+                local_rank=process_group * self.processes + rank,
+            )
+            for process_group in range(process_groups)
+            for rank in range(self.processes)
+        ]
+
+
+@dataclass
+class ProcessGroupRan:
+    """What came of a job.
+
+    Attributes:
+        returned: what each process returned, those of worker 0 first.
+        raised: the error of each that failed, as text, by its place.
+        statuses: the exit status of each.
+    """
+
+    returned: dict[int, Any] = field(default_factory=dict)
+    raised: dict[int, str] = field(default_factory=dict)
+    statuses: dict[int, int | None] = field(default_factory=dict)
+
+    @property
+    def values(self) -> list[Any]:
+        """What each process returned.
+
+        Raises:
+            AssertionError: some failed.
+        """
+        assert not self.raised, "\n".join(self.raised.values())
+        return [self.returned[place] for place in sorted(self.returned)]
+
+
+def run_process_group(
+    process_group: ProcessGroup,
+    program: Callable[..., Any],
+    *args: Any,
+    kill: Mapping[int, str] | None = None,
+) -> ProcessGroupRan:
+    """Runs a program in every process of a job.
+
+    Args:
+        process_group: how many, and how.
+        program: a function of a module; what it returns must be picklable.
+        args: for it, picklable.
+        kill: by place, the name of a file at whose appearance that process is killed.
+
+    Raises:
+        AssertionError: a process did not end in time.
+    """
+    ran: Ran[Any] = Ran()
+    served = Cluster(
+        process_group.workers, process_group.servers, process_group.strategy, scheme="tcp"
+    )
+    servers: AbstractContextManager[str] = (
+        keepers(served, ran) if process_group.servers else nullcontext("")
+    )
+    with servers as coordinator:
+        return _run(process_group.tasks(coordinator), program, args, dict(kill or {}))
+
+
+def _run(
+    tasks: list[TaskConfig], program: Callable[..., Any], args: Any, kill: dict[int, str]
+) -> ProcessGroupRan:
+    ran = ProcessGroupRan()
+    processes: list[BaseProcess] = []
+    pipes: dict[Connection, int] = {}
+    listeners = _listeners(tasks)
+    for place, task in enumerate(tasks):
+        ours, theirs = _spawner.Pipe(duplex=False)
+        listener = listeners.get(task.index if task.servers else 0)
+        told = encode_task(_at(task, listener))
+        inherited = listener if task.rank == 0 and task.processes > 1 else None
+        process = _spawner.Process(
+            target=_child, args=(theirs, told, inherited, program, args), daemon=True
+        )
+        process.start()
+        theirs.close()
+        processes.append(process)
+        pipes[ours] = place
+    for listener in listeners.values():
+        listener.close()  # the process that inherited it has it alone
+    deadline = time.monotonic() + SECONDS
+    try:
+        while pipes:
+            for place, path in list(kill.items()):
+                if Path(path).exists():
+                    os.kill(processes[place].pid or 0, signal.SIGKILL)
+                    del kill[place]
+            late = [place for place in pipes.values()]
+            assert time.monotonic() < deadline, f"processes {late} did not end in time"
+            for pipe in wait(list(pipes), 0.05):
+                assert isinstance(pipe, Connection)
+                _take(ran, pipe, pipes.pop(pipe))
+    finally:
+        for process in processes:
+            if pipes:
+                process.kill()
+            process.join(10.0)
+    ran.statuses = {place: process.exitcode for place, process in enumerate(processes)}
+    return ran
+
+
+def _take(ran: ProcessGroupRan, pipe: Connection, place: int) -> None:
+    try:
+        fine, data = pickle.loads(pipe.recv_bytes())
+    except EOFError:
+        ran.raised[place] = f"process {place} died"
+        return
+    if fine:
+        ran.returned[place] = data
+    else:
+        ran.raised[place] = data
+
+
+def _listeners(tasks: list[TaskConfig]) -> dict[int, socket.socket]:
+    """Returns a socket for each process group, at which its processes meet: rank 0 inherits it."""
+    process_groups = {task.index if task.servers else 0 for task in tasks if task.processes > 1}
+    return {
+        process_group: socket.create_server(("127.0.0.1", 0)) for process_group in process_groups
+    }
+
+
+def _at(task: TaskConfig, listener: socket.socket | None) -> TaskConfig:
+    together = listener is not None and task.processes > 1
+    process_group = f"127.0.0.1:{listener.getsockname()[1]}" if listener and together else ""
+    return msgspec.structs.replace(task, process_group=process_group)
+
+
+def _child(
+    pipe: Connection,
+    task: str,
+    listener: socket.socket | None,
+    program: Callable[..., Any],
+    args: Any,
+) -> None:
+    import torch
+
+    torch.set_num_threads(1)
+    if listener is not None:
+        config = msgspec.structs.replace(decode_task(task), process_group_fd=listener.detach())
+        task = encode_task(config)
+    os.environ[TASK_VARIABLE] = task
+    try:
+        answer = True, program(*args)
+    except BaseException:
+        answer = False, traceback.format_exc()
+    pipe.send_bytes(pickle.dumps(answer))
+    pipe.close()

@@ -1,0 +1,165 @@
+"""What a server does with its connections, seen without a network."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import pytest
+
+from tests.ps.bench import SYNC, Bench, view
+from trireme.errors import FrameError
+from trireme.ps.messages import (
+    Attach,
+    Load,
+    Push,
+    RoundClose,
+    RoundReady,
+    Status,
+    TensorSpec,
+)
+from trireme.ps.server.service import ShardHandler
+from trireme.wire.frame_reader import Incoming
+from trireme.wire.handshake import Identity
+from trireme.wire.message import Message
+from trireme.wire.service import Link
+
+SIZES = {"float32": 4, "float16": 2, "float64": 8, "int32": 4, "uint8": 1, "int64": 8, "bool": 1}
+
+
+@dataclass(eq=False)
+class FakeLink:
+    identity: Identity
+    sent: list[Message] = field(default_factory=list)
+    closed: bool = False
+    context: Any = None
+    destination: Any = None
+    lending: Any = None
+    opened_here: bool = True
+
+    def offer(self, message: Message, payload: Sequence[Any] = (), *, sequence: int = 0) -> bool:
+        self.sent.append(message)
+        return True
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class Server:
+    """A handler, spoken to over links of the test's."""
+
+    def __init__(self, index: int = 0, workers: Sequence[int] = (0, 1)) -> None:
+        self.handler = ShardHandler(index, now=lambda: 1.0)
+        self.handler.view(view(1, *workers))
+
+    def link(self, task: str, incarnation: int = 0, calls: str = "ps:0") -> FakeLink:
+        link = FakeLink(Identity("job", task, incarnation, calls=calls))
+        self.handler.authenticated(cast(Link, link))
+        return link
+
+    def hear(self, link: FakeLink, message: Message, payload: Sequence[memoryview] = ()) -> None:
+        self.handler.received(cast(Link, link), Incoming(message, 1, payload, 0))
+
+
+def test_the_connection_that_a_process_speaks_over_closes_the_one_before() -> None:
+    server = Server()
+    old, new = server.link("worker:0", 1), server.link("worker:0", 1)
+    server.hear(old, Status())
+    assert not old.closed, "nothing has come over the other yet"
+    server.hear(new, Status())
+    assert old.closed
+    server.handler.closed(cast(Link, old), None)
+    newest = server.link("worker:0", 1)
+    server.hear(newest, Status())
+    assert new.closed
+
+
+def test_what_a_connection_brings_late_is_not_heard() -> None:
+    """The network may bring what was sent over a connection after what came over the next."""
+    server = Server()
+    old, new = server.link("worker:0", 1), server.link("worker:0", 1)
+    server.hear(new, Status())
+    server.hear(old, Status())
+    assert old.closed and not old.sent
+    assert not new.closed
+    server.handler.closed(cast(Link, new), None)
+    late = server.link("worker:0", 1)
+    server.hear(server.link("worker:0", 1), Status())
+    server.hear(late, Status())
+    assert late.closed and not late.sent
+
+
+def test_other_processes_keep_their_connections() -> None:
+    server = Server()
+    links = [
+        server.link("worker:0", 1),
+        server.link("worker:0", 2),
+        server.link("worker:1", 1),
+        server.link("observer"),
+        server.link("observer"),
+    ]
+    for link in links:
+        server.hear(link, Status())
+    assert not any(link.closed for link in links)
+
+
+def test_a_server_repeats_its_last_word_over_a_new_connection() -> None:
+    server = Server(1, workers=(0,))
+    bench = Bench(SYNC, server=1, servers=2)
+    (part,) = bench.layout.parts(1)
+    worker, leader = server.link("worker:0", 1), server.link("ps:0")
+    server.hear(worker, Attach(0, 1, 1, bench.layout.spec, bench.optimizer, SYNC))
+    tensor = TensorSpec("values", "float32", "float32", part.start, part.stop)
+    load = Load(0, 1, 1, 0, (tensor,), (), ())
+    server.hear(worker, load, [memoryview(bytearray(part.bytes))])
+    push = Push(0, 1, 1, 1, 0, 0, 1.0)
+    server.hear(worker, push, worker.destination(push, part.bytes))
+    said = RoundReady(1, 0, ((0, 1),), (), 0.0)
+    assert leader.sent == [said]
+    assert server.link("ps:0").sent == [said]
+
+
+def test_a_server_that_calls_the_coordinator_is_not_talked_to_as_a_server() -> None:
+    """Server 0 hosts the coordinator of a job by hand, and the others are its members."""
+    server = Server(workers=(0,))
+    bench = Bench(SYNC, servers=2)
+    (part,) = bench.layout.parts(0)
+    worker, other = server.link("worker:0", 1), server.link("ps:1")
+    member = server.link("ps:1", 1, calls="coordinator:0")  # it comes again after a disturbance
+    server.hear(worker, Attach(0, 1, 1, bench.layout.spec, bench.optimizer, SYNC))
+    tensor = TensorSpec("values", "float32", "float32", part.start, part.stop)
+    load = Load(0, 1, 1, 0, (tensor,), (), ())
+    server.hear(worker, load, [memoryview(bytearray(part.bytes))])
+    push = Push(0, 1, 1, 1, 0, 0, 1.0)
+    server.hear(worker, push, worker.destination(push, part.bytes))
+    server.hear(other, RoundReady(1, 0, ((0, 1),), (), 0.0))
+    assert [type(message) for message in other.sent] == [RoundClose]
+    assert not member.sent
+
+
+def test_a_server_takes_words_of_others_only_over_its_link_to_server_0() -> None:
+    server = Server(1)
+    with pytest.raises(FrameError, match="ps:2 may not speak as ps:2"):
+        server.hear(server.link("ps:2"), RoundReady(2, 0, (), (), 0.0))
+
+
+def test_a_load_is_measured_before_it_is_received() -> None:
+    """Of what may come besides values: whole numbers, and scalars, for whatever they hold."""
+    server = Server(workers=(0,))
+    bench = Bench(SYNC)
+    worker = server.link("worker:0", 1)
+    server.hear(worker, Attach(0, 1, 1, bench.layout.spec, bench.optimizer, SYNC))
+
+    def room(*tensors: TensorSpec) -> int:
+        load = Load(0, 1, 1, 0, tensors, (), ())
+        length = sum(SIZES[spec.dtype] * (1 if spec.group >= 0 else 16) for spec in tensors)
+        return sum(view.nbytes for view in worker.destination(load, length))
+
+    assert room(*(TensorSpec(name, name, "float32", 0, 16) for name in SIZES)) == 16 * 28
+    assert room(*(TensorSpec(name, name, "float32", 0, 16, 0) for name in SIZES)) == 28
+    scalars = [TensorSpec("state/step", "float64", "float32", 0, 16, 0)] * 1000
+    assert room(*scalars) == 8000, "more than values take"
+    for senseless in (TensorSpec("x", "str", "float32", 0, 16), TensorSpec("x", "bool", "x", 2, 1)):
+        with pytest.raises(FrameError, match="a tensor of a load makes no sense: TensorSpec"):
+            worker.destination(Load(0, 1, 1, 0, (senseless,), (), ()), 16)

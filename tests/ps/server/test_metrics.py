@@ -1,0 +1,120 @@
+from __future__ import annotations
+
+import pytest
+
+from tests.ps.bench import SYNC, Bench
+from trireme.metrics import Registry
+from trireme.monitor.job_state import JobSnapshot, TaskSnapshot, findings
+from trireme.ps.server.metrics import Observation
+from trireme.ps.server.trace import Notes
+from trireme.ps.shard.shard import Shard
+
+
+class Watched:
+    """A shard whose observation writes down what it tells."""
+
+    def __init__(self) -> None:
+        self.registry = Registry()
+        self.told: list[dict[str, float | str]] = []
+        self.observation = Observation(self.registry, lambda status: self.told.append(dict(status)))
+
+        class Observed(Shard):
+            def __init__(inner, server: int) -> None:
+                super().__init__(server, self.observation.values)
+
+        self.bench = Bench(SYNC, shard=Observed)
+
+    def look(self) -> dict[str, float | str]:
+        self.observation.look(self.bench.now, self.bench.shard)
+        return self.told[-1]
+
+
+def test_a_server_tells_what_it_applied_and_who_waits() -> None:
+    watched = Watched()
+    bench = watched.bench
+    bench.push(0, 1, 2.0)
+    bench.push(1, 1, 4.0)
+    bench.push(0, 2, 2.0, pulled=1)
+    bench.now += 0.75
+    status = watched.look()
+    assert bench.value == 97.0
+    assert status["state"] == "serving"
+    assert (status["global_step"], status["applied"], status["stale"]) == (1, 2, 0)
+    assert isinstance(status["apply_seconds"], float)
+    assert status["apply_seconds"] > 0
+    assert (status["waiting"], status["waiting_for"]) == ("worker:0", "worker:1")
+    assert (status["waiting_reason"], status["waiting_seconds"]) == ("round 2", 0.75)
+    assert (status["lag/worker:0"], status["lag/worker:1"]) == (0, 0)
+    registry = watched.registry
+    assert registry.value("trireme_apply_seconds") == 1
+    assert registry.value("trireme_pushes_total", verdict="applied") == 2
+    assert registry.value("trireme_global_step") == 1
+    assert registry.value("trireme_withheld_answers") == 1
+
+
+def test_it_tells_each_half_second_and_not_more_often() -> None:
+    watched = Watched()
+    watched.look()
+    watched.bench.now += 0.4
+    watched.look()
+    assert len(watched.told) == 1
+    watched.bench.now += 0.2
+    watched.look()
+    assert len(watched.told) == 2
+
+
+def test_it_tells_how_it_was_at_the_end_whenever_that_is() -> None:
+    watched = Watched()
+    status = watched.look()
+    assert status["global_step"] == 0
+    assert not [name for name in status if name.startswith("waiting")], "nobody waits"
+    watched.bench.push(0, 1, 2.0)
+    watched.bench.push(1, 1, 4.0)
+    last = watched.observation.status(watched.bench.now, watched.bench.shard)
+    assert last["global_step"] == 1
+    assert last["apply_seconds"] > 0
+
+
+def test_a_wait_that_is_over_is_said_to_be_so() -> None:
+    """What is reported stays, at the coordinator, until it is reported anew."""
+    watched = Watched()
+    bench = watched.bench
+    bench.push(0, 1, 2.0)
+    bench.now += 0.75
+    known = dict(watched.look())
+    assert known["waiting_for"] == "worker:1"
+    bench.push(1, 1, 4.0)
+    bench.now += 0.75
+    known |= watched.look()
+    assert known["global_step"] == 1
+    assert (known["waiting"], known["waiting_for"], known["waiting_seconds"]) == ("", "", 0)
+    task = TaskSnapshot("ps:0", "serving", status=known)
+    assert findings(JobSnapshot("job", "running", 1.5, (task,))) == []
+
+
+def test_steps_are_noted_for_whoever_looks() -> None:
+    watched, notes = Watched(), Notes()
+    bench = watched.bench
+    watched.observation.spectator = notes
+    bench.push(0, 1, 2.0)
+    assert notes.export() == b"[]"
+    bench.push(1, 1, 4.0)
+    assert notes.export().startswith(b'[["apply",')
+    watched.observation.spectator = None
+    bench.push(0, 2, 2.0, pulled=1)
+    bench.push(1, 2, 2.0, pulled=1)
+    assert notes.export().count(b"apply") == 1
+
+
+def test_updates_on_some_servers_only_are_told_and_logged_when_there_are_more(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    watched = Watched()
+    assert watched.look()["half_applied"] == 0
+    for _ in range(2):
+        watched.bench.shard.counters["half_applied"] = 2
+        watched.bench.now += 1
+        assert watched.look()["half_applied"] == 2
+    assert watched.registry.value("trireme_half_applied_pushes_total") == 2
+    (line,) = caplog.messages
+    assert "so far 2 pushes of workers that were lost are on some servers only" in line

@@ -1,0 +1,322 @@
+"""Several shards, and the moments at which one knows what another does not yet know."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+import msgspec
+import pytest
+
+from tests.ps.bench import ASYNC, SYNC, Bench, told
+from trireme.cluster.view import View, WorkerEntry
+from trireme.ps.messages import (
+    Applied,
+    LastPushes,
+    PullReply,
+    PushesCommitted,
+    PushesStaged,
+    PushReply,
+    RoundClose,
+    RoundReady,
+    Snapshot,
+)
+from trireme.ps.rule import Rule
+from trireme.ps.shard.instructions import Instruction, Reply, Send
+from trireme.wire.message import Message
+
+Where = tuple[int, Message]
+
+
+class Servers:
+    """Shards that talk to each other when the test lets a message through."""
+
+    def __init__(self, rule: Rule, count: int = 2, workers: Sequence[int] = (0, 1)) -> None:
+        self.benches = [
+            Bench(rule, server=server, servers=count, workers=workers) for server in range(count)
+        ]
+        self.wire: deque[Where] = deque()
+        self.answers: dict[tuple[int, object], Message] = {}
+
+    def view(self, server: int, number: int, *workers: tuple[int, int]) -> None:
+        bench = self.benches[server]
+        bench.view_number = number
+        entries = tuple(WorkerEntry(*worker) for worker in workers)
+        self.take(server, bench.shard.view(bench.now, View(number, (), entries)))
+
+    def push(self, server: int, worker: int, value: float, incarnation: int = 1) -> None:
+        self.take(server, self.benches[server].push(worker, 1, value, incarnation=incarnation))
+
+    def take(self, server: int, out: Sequence[Instruction]) -> None:
+        for instruction in out:
+            if isinstance(instruction, Send):
+                self.wire.append((instruction.server, instruction.message))
+            elif isinstance(instruction, Reply):
+                self.answers[server, instruction.route] = instruction.message
+        bench = self.benches[server]
+        if bench.shard.due:
+            self.take(server, bench.shard.go_on(bench.now))
+
+    def deliver(self, count: int | None = None) -> None:
+        """Lets so many messages between servers through, or all that there are and come."""
+        while self.wire and count != 0:
+            target, message = self.wire.popleft()
+            bench = self.benches[target]
+            events = {
+                RoundReady: bench.shard.round_ready,
+                RoundClose: bench.shard.round_close,
+                PushesStaged: bench.shard.staged,
+                PushesCommitted: bench.shard.committed,
+                LastPushes: bench.shard.last_pushes,
+            }
+            self.take(target, events[type(message)](bench.now, message))
+            count = None if count is None else count - 1
+
+    def values(self) -> list[float]:
+        """Each server's number: all hold a part of the same vector."""
+        return [b.value for b in self.benches if b.layout.parts(b.shard.server)[0].length]
+
+    def verdict(self, server: int, route: object) -> object:
+        answer = self.answers[server, route]
+        assert isinstance(answer, PushReply)
+        return answer.verdict
+
+
+BOTH = ((0, 1), (1, 1))
+
+
+@pytest.mark.parametrize("reached", [0, 1])
+def test_a_worker_that_died_between_two_servers_is_in_the_round_of_neither(reached: int) -> None:
+    servers = Servers(SYNC)
+    servers.push(reached, 1, 50.0)
+    for server in (0, 1):
+        servers.push(server, 0, 2.0)
+    servers.deliver()
+    assert [bench.shard.step for bench in servers.benches] == [0, 0]
+    for server in (0, 1):
+        servers.view(server, 2, (0, 1))
+        servers.deliver()
+    assert [bench.shard.step for bench in servers.benches] == [1, 1]
+    assert set(servers.values()) == {98.0}
+
+
+def test_a_worker_that_died_after_both_had_its_update_is_in_the_round_of_both() -> None:
+    servers = Servers(SYNC)
+    for server in (0, 1):
+        servers.push(server, 0, 2.0)
+        servers.push(server, 1, 4.0)
+    servers.view(1, 2, (0, 1))  # ps:1 has said what it holds, and now hears of the loss
+    servers.deliver()
+    servers.view(0, 2, (0, 1))
+    assert [bench.shard.step for bench in servers.benches] == [1, 1]
+    assert set(servers.values()) == {97.0}
+    assert servers.verdict(1, "push 0.1") == Applied(1)
+
+
+def test_a_newcomer_that_one_server_knows_and_the_other_does_not_yet() -> None:
+    servers = Servers(SYNC)
+    for server in (0, 1):
+        servers.push(server, 0, 3.0)
+    servers.push(1, 1, 6.0)
+    servers.view(0, 2, *BOTH, (2, 1))
+    servers.push(0, 1, 6.0)
+    servers.deliver()
+    # Neither has gone on without the other: the newcomer finds values of one step.
+    assert [bench.shard.step for bench in servers.benches] == [0, 0]
+    servers.view(1, 2, *BOTH, (2, 1))
+    assert [told(b.pull(2))[0][1] for b in servers.benches] == [PullReply(0, False)] * 2
+    for server in (0, 1):
+        servers.push(server, 2, 9.0)
+    servers.deliver()
+    assert [bench.shard.step for bench in servers.benches] == [1, 1]
+    assert set(servers.values()) == {94.0}
+
+
+def test_two_starts_of_a_worker_are_not_mistaken_for_each_other() -> None:
+    servers = Servers(SYNC)
+    servers.push(1, 0, 2.0)
+    servers.push(1, 1, 50.0)
+    servers.view(0, 2, (0, 1), (1, 2))
+    servers.push(0, 0, 2.0)
+    servers.push(0, 1, 4.0, incarnation=2)
+    servers.deliver()
+    assert servers.benches[0].shard.step == 0, "ps:1 holds the update of the first start only"
+    servers.view(1, 2, (0, 1), (1, 2))
+    servers.push(1, 1, 4.0, incarnation=2)
+    servers.deliver()
+    assert [bench.shard.step for bench in servers.benches] == [1, 1]
+    assert set(servers.values()) == {97.0}
+
+
+def test_a_word_that_was_lost_is_said_again_when_it_is_asked_for() -> None:
+    servers = Servers(SYNC)
+    for server in (0, 1):
+        for worker in (0, 1):
+            servers.push(server, worker, 2.0)
+    ready = servers.wire[0]
+    servers.deliver(1)
+    assert servers.benches[0].shard.step == 1
+    servers.wire.clear()  # the decision never arrives; ps:1 repeats its last word
+    servers.wire.append(ready)
+    servers.deliver()
+    assert [bench.shard.step for bench in servers.benches] == [1, 1]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_norms_of_a_round_whose_members_change_while_they_are_asked_for(workers: int) -> None:
+    rule = Rule(aggregate=0, staleness=0, clip_norm=1000.0)
+    servers = Servers(rule, workers=(0, 1, 2))
+    everybody = [(worker, 1) for worker in range(3)]
+    for worker in range(3):
+        servers.push(1, worker, 6.0 * (worker + 1))
+    for worker in range(workers):
+        servers.push(0, worker, 6.0 * (worker + 1))
+    servers.deliver()
+    servers.view(0, 2, *everybody[:workers])
+    proposal = servers.wire[0][1]
+    assert proposal == RoundClose(0, tuple(everybody[:workers]), -1.0)
+    servers.view(0, 3, *everybody[:workers], (3, 1))  # one more joins meanwhile
+    servers.deliver()
+    assert servers.benches[0].shard.step == 0
+    servers.view(1, 3, *everybody[:workers], (3, 1))
+    for server in (0, 1):
+        servers.push(server, 3, 12.0)
+    servers.deliver()
+    assert [bench.shard.step for bench in servers.benches] == [1, 1]
+    mean = (sum(6.0 * (worker + 1) for worker in range(workers)) + 12.0) / (workers + 1)
+    assert set(servers.values()) == {100.0 - mean}
+
+
+@pytest.mark.parametrize("rule", [SYNC, ASYNC], ids=["rounds", "committed pushes"])
+def test_a_server_copies_nothing_before_it_is_at_the_step_of_the_others(rule: Rule) -> None:
+    """Even where nobody is left of those whose pushes would tell that it is behind."""
+    servers = Servers(rule)
+    for worker in (0, 1):
+        for server in (0, 1):
+            servers.push(server, worker, 4.0)
+    behind = servers.benches[1]
+    while servers.wire and servers.wire[0][0] == 0:  # server 0 hears all, and ps:1 nothing
+        servers.deliver(1)
+    step = servers.benches[0].shard.step
+    assert behind.shard.step < step
+    behind.freeze()
+    assert behind.cut(step) == []
+    servers.deliver()
+    assert behind.shard.step == step
+    (copy,) = [each for (_, route), each in servers.answers.items() if route == "cut 7"]
+    assert isinstance(copy, Snapshot) and copy.step == step
+
+
+# Asynchronous pushes ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("reached", [0, 1, 2])
+def test_a_push_that_reached_only_some_servers_is_on_none_once_its_worker_is_out(
+    reached: int,
+) -> None:
+    servers = Servers(ASYNC, count=3)
+    for server in {0, 1, 2} - {reached}:
+        servers.push(server, 1, 50.0)
+    servers.deliver()
+    assert [bench.shard.step for bench in servers.benches] == [0, 0, 0]
+    for server in (0, 1, 2):
+        servers.view(server, 2, (0, 1))
+        servers.push(server, 0, 2.0)
+    servers.deliver()
+    assert [bench.shard.step for bench in servers.benches] == [1, 1, 1]
+    assert set(servers.values()) == {98.0}
+    assert all(not bench.shard.waits(bench.now) for bench in servers.benches)
+
+
+def test_a_push_that_all_servers_have_is_on_all_though_its_worker_is_gone_at_some() -> None:
+    servers = Servers(ASYNC)
+    for server in (0, 1):
+        servers.push(server, 1, 4.0)
+    servers.view(1, 2, (0, 1))  # ps:1 has said what it has, and now hears of the loss
+    servers.deliver()
+    servers.view(0, 2, (0, 1))
+    servers.deliver()
+    assert [bench.shard.step for bench in servers.benches] == [1, 1]
+    assert set(servers.values()) == {96.0}
+    tables = [bench.table for bench in servers.benches]
+    assert tables[0] == tables[1]
+    assert tables[0][1].applied == 1
+
+
+def test_servers_apply_pushes_in_the_order_of_the_first() -> None:
+    servers = Servers(ASYNC)
+    servers.push(0, 0, 1.0)
+    servers.push(0, 1, 2.0)
+    servers.push(1, 1, 2.0)
+    servers.push(1, 0, 1.0)
+    servers.deliver()
+    for server in (0, 1):
+        assert servers.verdict(server, "push 1.1") == Applied(1)
+        assert servers.verdict(server, "push 0.1") == Applied(2)
+
+
+def test_a_worker_that_was_started_anew_pushes_while_its_old_push_is_kept() -> None:
+    servers = Servers(ASYNC)
+    for server in (0, 1):
+        servers.push(server, 1, 4.0)
+    for server in (1, 0):
+        servers.view(server, 2, (0, 1), (1, 2))
+        servers.push(server, 1, 8.0, incarnation=2)
+    servers.deliver()
+    # Server 0 heard of the old push under its new view: it dropped it, and so does ps:1.
+    assert [bench.shard.step for bench in servers.benches] == [1, 1]
+    assert set(servers.values()) == {92.0}
+
+
+def test_who_waits_for_a_push_to_reach_every_server_is_told_which_it_has_not_reached() -> None:
+    servers = Servers(ASYNC, count=3)
+    servers.push(0, 1, 4.0)
+    servers.push(2, 1, 4.0)
+    servers.deliver()
+    waits = [bench.shard.waits(bench.now) for bench in servers.benches]
+    assert [[(w.worker, w.notice.names) for w in told] for told in waits] == [
+        [(1, ("ps:1",))],
+        [],
+        [(1, ("ps:0",))],
+    ]
+
+
+# Asynchronous pushes that nobody commits --------------------------------------------------------
+
+UNCOMMITTED = msgspec.structs.replace(ASYNC, uncommitted=True)
+
+
+def test_uncommitted_each_server_applies_a_push_when_it_comes() -> None:
+    servers = Servers(UNCOMMITTED)
+    servers.push(0, 0, 1.0)
+    servers.push(1, 1, 2.0)
+    assert not servers.wire
+    assert servers.verdict(0, "push 0.1") == servers.verdict(1, "push 1.1") == Applied(1)
+
+
+def test_uncommitted_server_0_counts_the_push_that_a_lost_worker_left_on_some_servers() -> None:
+    servers = Servers(UNCOMMITTED, count=3)
+    for server in (0, 1, 2):
+        servers.push(server, 0, 2.0)
+    servers.push(1, 1, 50.0)
+    for server in (0, 1, 2):
+        servers.view(server, 2, (0, 1))
+    leader = servers.benches[0].shard
+    assert leader.counters["half_applied"] == 0
+    servers.deliver()
+    assert leader.counters["half_applied"] == 1
+    assert [bench.shard.step for bench in servers.benches] == [1, 2, 1]
+
+
+def test_uncommitted_a_copy_is_made_though_a_lost_worker_left_the_steps_unequal() -> None:
+    servers = Servers(UNCOMMITTED)
+    servers.push(1, 1, 50.0)
+    for server in (0, 1):
+        servers.view(server, 2, (0, 1))
+    steps = []
+    for bench in servers.benches:
+        bench.freeze()
+        (reply,) = bench.cut(1, (0, 0))
+        assert isinstance(reply, Reply) and isinstance(reply.message, Snapshot)
+        steps.append(reply.message.step)
+    assert steps == [0, 1]

@@ -1,0 +1,448 @@
+"""To whom each answer of a shard goes, what exactly it says, and what is counted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from tests.ps.bench import ASYNC, PARAMETER, SGD, SYNC, Bench, applied, told, view
+from trireme.ps.flat import PartBuffer
+from trireme.ps.layout import Layout
+from trireme.ps.messages import (
+    Attached,
+    Collect,
+    Collected,
+    FencedVerdict,
+    Frozen,
+    GroupSpec,
+    Lease,
+    Leased,
+    OptimizerSpec,
+    PullReply,
+    PushesCommitted,
+    PushesStaged,
+    PushReply,
+    Refused,
+    RejectedVerdict,
+    Retire,
+    Retired,
+    RoundClose,
+    RoundReady,
+    Share,
+    Shared,
+    Span,
+    Stopping,
+    Thawed,
+    Waiting,
+)
+from trireme.ps.rule import Rule
+from trireme.ps.shard.shard import FREEZE_SECONDS, NOTICE_SECONDS, Shard
+from trireme.wire.message import Message
+
+BOUND = Rule(aggregate=1, staleness=2)
+
+
+def rejected(reason: str, *, step: int = 0) -> PushReply:
+    return PushReply(RejectedVerdict(reason), step, 0, False)
+
+
+def gradients(bench: Bench, value: float = 1.0) -> PartBuffer:
+    made = PartBuffer(bench.layout, bench.shard.server)
+    for vector in made.vectors:
+        vector.fill_(value)
+    return made
+
+
+def test_a_shard_begins_with_nothing() -> None:
+    shard = Shard(3)
+    assert (shard.server, shard.step, shard.loaded, shard.layout) == (3, 0, False, None)
+    assert shard.rule == Rule()
+    assert (shard.waits(0.0), shard.lags(), shard.tick(0.0)) == ((), {}, [])
+    assert shard.counters == {}
+
+
+# Refusals --------------------------------------------------------------------------------------
+
+
+def test_who_shows_something_else_is_answered_where_it_asked() -> None:
+    bench = Bench()
+    other = Layout.of([PARAMETER], servers=2).spec
+    for changed, code in (
+        ({"layout": other}, "mismatch"),
+        ({"rule": SYNC}, "mismatch"),
+        ({"incarnation": 2}, "fenced"),
+    ):
+        ((route, refused),) = told(bench.attach(1, **changed))
+        assert route == "attach 1"
+        assert isinstance(refused, Refused) and (refused.code, refused.view) == (code, 1)
+    fresh = Bench(loaded=False)
+    unknown, senseless = OptimizerSpec("Lion", ()), OptimizerSpec("SGD", (GroupSpec({"lr": -1.0}),))
+    for optimizer, code in ((unknown, "optimizer"), (senseless, "rejected")):
+        ((route, refused),) = told(fresh.attach(0, optimizer=optimizer))
+        assert route == "attach 0"
+        assert isinstance(refused, Refused) and refused.code == code
+
+
+def test_values_that_cannot_be_loaded_are_refused_where_they_came_from() -> None:
+    bench = Bench(loaded=False)
+    nothing = Refused(
+        "rejected", "nothing was attached yet, so there is nothing to load values into", 1
+    )
+    assert told(bench.load(1)) == [("load 1", nothing)]
+    bench.attach()
+    ((route, refused),) = told(bench.load(1, count=8))
+    assert route == "load 1"
+    assert isinstance(refused, Refused) and refused.code == "rejected"
+    assert not bench.shard.loaded
+    bench.load(step=7)
+    assert told(bench.attach(1)) == [("attach 1", Attached(True, 7))]
+
+
+def test_a_push_that_makes_no_sense_is_told_why() -> None:
+    bench = Bench()
+    nobody = rejected("push 2 of worker:0 came after push 0: the ones between are missing")
+    assert told(bench.push(0, 2)) == [("push 0.2", nobody)]
+    for weight in (-1.0, float("inf"), float("nan")):
+        ((_, reply),) = told(bench.push(weight=weight))
+        assert reply == rejected(f"a push weighs {weight}: it must be finite and 0 or more")
+    for steps in (0, 2):
+        ((_, reply),) = told(bench.push(steps=steps))
+        assert reply == rejected(f"a push is of {steps} steps, and may be of 1 to 1")
+    for absent in ((-1,), (1,), (0, 0)):
+        ((_, reply),) = told(bench.push(absent=absent))
+        assert reply == rejected(
+            "a push names absent parameters that are not, ascending, among the 1"
+        )
+    assert bench.counters == {"rejected": 9.0}
+    assert bench.value == 100.0
+    rounds = Bench(SYNC)
+    ((_, reply),) = told(rounds.push(pulled=1))
+    assert reply == rejected(
+        "a push for step 1, and ps:0 is at 0: pull the values of one step from all servers"
+    )
+    early = Bench(loaded=False)
+    early.attach()
+    assert told(early.push()) == [
+        ("push 0.1", rejected("a push came before the values were loaded"))
+    ]
+
+
+def test_what_weighs_nothing_and_is_of_the_most_steps_makes_sense() -> None:
+    bench = Bench(Rule(every=3))
+    assert told(bench.push(0, 1, weight=0.0, steps=3)) == [("push 0.1", applied(3))]
+    assert told(bench.push(0, 2, steps=1)) == [("push 0.2", applied(4))]
+
+
+def test_an_answer_that_the_worker_said_it_has_is_not_given_twice() -> None:
+    bench = Bench()
+    bench.push(0, 1)
+    bench.push(0, 2)
+    reason = "push 1 was decided, and the worker said it knew how"
+    assert told(bench.push(0, 1)) == [("push 0.1", rejected(reason, step=2))]
+    assert bench.counters == {"applied": 2.0, "duplicate": 1.0, "staleness": 0.0}
+
+
+def test_a_lease_is_refused_where_it_was_asked_for() -> None:
+    bench = Bench()
+    bench.lease(0)
+    for lease, code in (
+        (Lease(1, 1, 1, "d", 7, 4, 1), "rejected"),
+        (Lease(1, 2, 1, "d", 100, 4, 1), "fenced"),
+        (Lease(1, 1, 2, "d", 100, 4, 1), "fenced"),
+    ):
+        ((route, refused),) = told(bench.shard.lease(bench.now, "here", lease))
+        assert route == "here"
+        assert isinstance(refused, Refused) and (refused.code, refused.view) == (code, 1)
+    ((route, leased),) = told(bench.shard.lease(bench.now, "here", Lease(1, 1, 1, "d", 100, 4, 1)))
+    assert (route, leased) == ("here", Leased((Span("d", 4, 8),)))
+
+
+def test_examples_that_are_in_the_values_are_held_by_nobody() -> None:
+    bench = Bench()
+    (mine,), (yours,) = bench.lease(0), bench.lease(1)
+    bench.push(0, 1, examples=(mine,))
+    assert bench.shard._examples.consumed() == (mine,)
+    held = bench.shard._examples._ledgers["d"]._held
+    assert list(held[1].within(0, 100)) == [(yours.start, yours.stop)]
+    assert not list(held[0].within(0, 100))
+
+
+# Who is out ------------------------------------------------------------------------------------
+
+
+def test_who_was_started_anew_hears_which_start_has_replaced_it() -> None:
+    bench = Bench(SYNC)
+    bench.push(0)
+    out = bench.view((0, 2), 1)
+    fence = FencedVerdict(2, "worker:0 was started anew: 2 has replaced 1")
+    assert told(out) == [("push 0.1", PushReply(fence, 0, 0, False))]
+    assert bench.counters == {"fenced": 1.0}
+
+
+def test_who_is_out_with_a_withheld_answer_is_counted_as_fenced() -> None:
+    bench = Bench(BOUND)
+    for sequence in (1, 2, 3):
+        bench.push(0, sequence)
+    bench.view(1)
+    assert bench.counters["fenced"] == 1.0
+    assert bench.shard.waits(bench.now) == ()
+
+
+def test_pulls_before_there_are_values_are_sent_back_with_a_new_view() -> None:
+    bench = Bench(loaded=False)
+    bench.attach()
+    bench.pull(0)
+    bench.pull(1)
+    changed = Refused("fenced", "the view has changed", 2)
+    assert told(bench.view(0, 1)) == [("pull 0", changed), ("pull 1", changed)]
+    assert [route for route, _ in told(bench.load())] == ["load 0"], "nobody else waits"
+
+
+def test_only_who_is_out_is_sent_back_from_a_pull_for_a_later_step() -> None:
+    bench = Bench(Rule(1, staleness=0))
+    bench.pull(0, at_least=1)
+    bench.pull(1, at_least=1)
+    assert told(bench.view(1)) == [("pull 0", Refused("fenced", "the view has changed", 2))]
+    out = told(bench.push(1))
+    assert [route for route, _ in out] == ["push 1.1", "pull 1"]
+    assert isinstance(out[1][1], PullReply) and out[1][1].step == 1
+
+
+def test_who_retires_is_answered_and_only_its_own_start_counts() -> None:
+    bench = Bench(SYNC)
+    bench.push(1)
+    other = bench.shard.retire(bench.now, "r", Retire(0, 2))
+    assert told(other) == [("r", Retired())]
+    assert bench.shard.lags() == {0: 0, 1: 0}, "it was another start of it"
+    assert [route for route, _ in told(bench.retire(0))] == ["retire 0", "push 1.1"]
+    assert bench.shard.lags() == {1: 0}
+
+
+# Rounds and their end --------------------------------------------------------------------------
+
+
+def test_what_servers_tell_each_other_is_heard_by_whom_it_is_for() -> None:
+    leader, follower = Bench(SYNC, servers=2), Bench(SYNC, server=1, servers=2)
+    close, ready = RoundClose(0, ((0, 1),), 1.0), RoundReady(1, 0, ((0, 1),), (), 0.0)
+    assert leader.shard.round_close(leader.now, close) == []
+    assert follower.shard.round_ready(follower.now, ready) == []
+    for bench in (leader, follower):
+        bench.push(0)
+        bench.push(1)
+        assert bench.shard.step == 0
+    both = ((0, 1), (1, 1))
+    leader.shard.round_ready(leader.now, RoundReady(1, 0, both, (), 0.0))
+    follower.shard.round_close(follower.now, RoundClose(0, both, 1.0))
+    assert (leader.shard.step, follower.shard.step) == (1, 1)
+    assert leader.counters["rounds"] == follower.counters["rounds"] == 1.0
+
+
+def test_what_servers_tell_each_other_of_pushes_is_heard_by_whom_it_is_for() -> None:
+    leader, follower = Bench(ASYNC, servers=2), Bench(ASYNC, server=1, servers=2)
+    staged, committed = PushesStaged(1, 0, ((0, 1, 1),)), PushesCommitted(0, (), 1)
+    for bench in (leader, follower, Bench(SYNC), Bench(loaded=False)):
+        if bench is not leader:
+            assert bench.shard.staged(bench.now, staged) == []
+        if bench is not follower:
+            assert bench.shard.committed(bench.now, committed) == []
+        assert bench.shard.step == 0
+
+
+def test_who_is_out_is_not_answered_again_when_its_push_is_committed() -> None:
+    bench = Bench(ASYNC, server=1, servers=2)
+    bench.push(1)
+    ((route, _),) = told(bench.view(0))[:1]
+    assert route == "push 1.1"
+    committed = PushesCommitted(0, ((1, 1, 1, True),), 1)
+    out = told(bench.shard.committed(bench.now, committed))
+    assert [route for route, _ in out if str(route).startswith("push")] == []
+    assert bench.shard.step == 1
+    assert bench.shard.waits(bench.now) == ()
+
+
+def test_who_waits_at_the_end_is_answered_where_it_asked() -> None:
+    bench = Bench(SYNC)
+    assert told(bench.stop()) == [("stop", Stopping(0))]
+    assert told(bench.set_end(9)) == [("end", Stopping(0))]
+    late = Bench(SYNC)
+    assert told(late.set_end(2)) == [("end", Stopping(2))]
+    assert told(late.drain()) == []
+    late.retire(0)
+    assert told(late.retire(1)) == [("retire 1", Retired()), ("drain", Stopping(0))]
+    assert told(late.drain()) == [("drain", Stopping(0))], "nobody is waited for twice"
+
+
+@pytest.mark.parametrize(
+    ("rule", "servers", "waits"),
+    [
+        (Rule(max_steps=3), 1, True),
+        (Rule(max_steps=3), 2, True),
+        (Rule(max_steps=3, staleness=4), 1, True),
+        (Rule(max_steps=3, staleness=4), 2, False),
+        (Rule(max_steps=3, aggregate=0, staleness=0), 1, False),
+    ],
+)
+def test_who_would_make_an_update_too_many_waits_where_that_is_possible(
+    rule: Rule, servers: int, waits: bool
+) -> None:
+    bench = Bench(rule, workers=(0, 1, 2, 3), servers=servers)
+    for worker in range(3):
+        assert [route for route, _ in told(bench.pull(worker))] == [f"pull {worker}"]
+    out = told(bench.pull(3))
+    assert (out == []) == waits
+    if not waits:
+        ((_, reply),) = out
+        assert isinstance(reply, PullReply)
+        assert reply.stop == (not rule.synchronous)
+
+
+# Copies ----------------------------------------------------------------------------------------
+
+
+def test_a_cut_that_is_given_up_is_answered_where_it_was_asked_for() -> None:
+    bench = Bench()
+    bench.freeze()
+    bench.cut(9, (0, 5))
+
+    def given_up(reason: str, view_number: int = 1) -> Refused:
+        return Refused("busy", f"the cut was given up: {reason}", view_number)
+
+    assert told(bench.thaw()) == [("thaw 7", Thawed()), ("cut 7", given_up("it was taken back"))]
+    bench.freeze()
+    bench.cut(9, (0, 5))
+    late = bench.shard.tick(bench.now + FREEZE_SECONDS + 1.0)
+    assert ("cut 7", given_up("it took more than 60 s")) in told(late)
+    bench.freeze()
+    bench.cut(9, (0, 5))
+    assert told(bench.view(0, 1)) == [("cut 7", given_up("the view has changed", 2))]
+    none = Refused("busy", "the cut was given up: it took too long, or its view has changed", 2)
+    assert told(bench.cut(0)) == [("cut 7", none)]
+
+
+def test_what_cannot_be_frozen_is_answered_where_it_was_asked_for() -> None:
+    empty = Bench(loaded=False)
+    assert told(empty.freeze()) == [("freeze 7", Refused("rejected", "no values are loaded", 1))]
+    bench = Bench()
+    assert told(bench.freeze(1)) == [("freeze 1", Frozen(0, ((0, 0), (1, 0)), 1))]
+    assert told(bench.thaw(2)) == [("thaw 2", Thawed())]
+    assert told(bench.freeze(2)) == [("freeze 2", Refused("busy", "another cut is under way", 1))]
+
+
+def test_a_cut_of_rounds_waits_for_its_step() -> None:
+    bench = Bench(SYNC)
+    bench.freeze()
+    assert bench.cut(1, (0, 1), (1, 1)) == []
+    assert bench.push(0) == []
+    out = bench.push(1)
+    assert [route for route, _ in told(out)] == ["cut 7", "push 0.1", "push 1.1"]
+
+
+# Notices ---------------------------------------------------------------------------------------
+
+
+def test_notices_come_every_so_often_and_say_since_when() -> None:
+    bench = Bench(SYNC)
+    bench.push(0)
+    began = bench.now
+    first = bench.shard.tick(began)
+    assert told(first) == [("push 0.1", Waiting("round 1", ("worker:1",), 0.0))]
+    assert bench.shard.tick(began + NOTICE_SECONDS - 0.1) == []
+    again = bench.shard.tick(began + NOTICE_SECONDS)
+    assert told(again) == [("push 0.1", Waiting("round 1", ("worker:1",), NOTICE_SECONDS))]
+    (wait,) = bench.shard.waits(began + 2.0)
+    assert (wait.worker, wait.notice.seconds) == (0, 2.0)
+
+
+def test_who_waits_longest_comes_first() -> None:
+    bench = Bench(Rule(0, staleness=0), workers=(0, 1, 2))
+    bench.push(1)
+    bench.now += 3.0
+    bench.push(0)
+    assert [wait.worker for wait in bench.shard.waits(bench.now)] == [1, 0]
+
+
+def test_who_waits_for_first_values_hears_of_the_chief() -> None:
+    bench = Bench(loaded=False)
+    bench.attach()
+    bench.pull(1)
+    notice = Waiting("its first values", ("worker:0",), 2.0)
+    assert told(bench.shard.tick(bench.now + 2.0)) == [("pull 1", notice)]
+    alone = Shard(0)
+    alone.view(0.0, view(1))
+    assert alone.waits(0.0) == ()
+
+
+def test_who_waits_at_the_end_hears_for_whose_updates() -> None:
+    bench = Bench(Rule(max_steps=2))
+    bench.pull(0)
+    bench.pull(1)
+    out = told(bench.push(0, 1))
+    assert out == [], "the other's update may be the last one"
+    (wait,) = bench.shard.waits(bench.now + 1.0)
+    assert wait.notice == Waiting("the last updates", ("worker:1",), 1.0)
+    assert [route for route, _ in told(bench.push(1, 1))] == ["push 0.1", "push 1.1"]
+
+
+def test_lags_are_behind_the_furthest_of_those_who_train() -> None:
+    bench = Bench(workers=(0, 1, 2))
+    for sequence in (1, 2, 3):
+        bench.push(0, sequence)
+    bench.push(1)
+    assert bench.shard.lags() == {0: 0, 1: 2, 2: 3}
+    bench.retire(0)
+    assert bench.shard.lags() == {1: 0, 2: 1}
+
+
+# What workers tell each other ------------------------------------------------------------------
+
+
+def test_what_is_left_is_the_newest_of_each_worker_of_now() -> None:
+    bench = Bench()
+
+    def share(worker: int, incarnation: int, text: bytes, topic: str = "t") -> Any:
+        payload = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+        request = Share(worker, incarnation, topic)
+        return told(bench.shard.share(bench.now, "share", request, payload))
+
+    def collect(topic: str = "t") -> tuple[Message, list[bytes]]:
+        (reply,) = bench.shard.collect(bench.now, "collect", Collect(topic))
+        return reply.message, [bytes(t.numpy()) for t in reply.payload]  # type: ignore[union-attr]
+
+    assert share(1, 1, b"one") == [("share", Shared())]
+    assert share(0, 1, b"zero!") == [("share", Shared())]
+    assert share(0, 2, b"of another start") == [("share", Shared())]
+    assert share(7, 1, b"of nobody") == [("share", Shared())]
+    assert collect() == (Collected((0, 1), (5, 3)), [b"zero!", b"one"])
+    share(1, 1, b"newer")
+    assert collect() == (Collected((0, 1), (5, 5)), [b"zero!", b"newer"])
+    assert collect("other") == (Collected((), ()), [])
+
+
+def test_only_so_many_topics_are_kept_and_the_known_ones_go_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("trireme.ps.shard.shard._MOST_TOPICS", 1)
+    bench = Bench()
+    for topic, answer in (
+        ("t", Shared()),
+        ("u", Refused("rejected", "workers share 1 topics", 1)),
+        ("t", Shared()),
+    ):
+        out = bench.shard.share(bench.now, "share", Share(0, 1, topic), torch.empty(0))
+        assert told(out) == [("share", answer)]
+
+
+def test_rules_and_optimizers_that_differ_are_shown() -> None:
+    bench = Bench(ASYNC)
+    ((_, refused),) = told(bench.attach(1, rule=SYNC))
+    assert isinstance(refused, Refused)
+    assert refused.reason == (
+        "the strategies differ: worker:0 trains by aggregate 1, deterministic False, codec none, "
+        "uncommitted False, worker:1 by aggregate 0, staleness 0, deterministic False, codec none, "
+        "uncommitted False; start every task with the same options"
+    )
+    ((_, refused),) = told(bench.attach(1, optimizer=OptimizerSpec("Adam", SGD.groups)))
+    assert isinstance(refused, Refused)
+    assert refused.reason == "the optimizers differ: SGD at worker:0, Adam at worker:1"

@@ -1,0 +1,191 @@
+"""Who may write to a run directory: one job, one chief, and nobody who was stopped meanwhile."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import psutil
+import pytest
+
+from tests.session.checkpoint.samples import sample
+from trireme.clock import VirtualClock
+from trireme.errors import CheckpointLockLost, ConfigurationError
+from trireme.session.checkpoint import checkpoint_directory, list_checkpoints, save
+from trireme.session.checkpoint.atomic_directories import staging
+from trireme.session.checkpoint.run_lock import WRITERS, RunLock, Writer, read_writer, writer_here
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def writer(task: str = "worker:0", epoch: str = "one", view: int = 1, **fields: object) -> Writer:
+    made = writer_here(task, "job", epoch=epoch, stop="trireme stop runs/first")
+    return msgspec.structs.replace(made, view=view, **fields)
+
+
+@pytest.fixture
+def other_process() -> Iterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=-1)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_another_job_is_refused_and_told_by_whom(
+    tmp_path: Path, other_process: subprocess.Popen[bytes]
+) -> None:
+    lock = RunLock.claim(tmp_path, writer(pid=other_process.pid))
+    with pytest.raises(ConfigurationError) as refused:
+        RunLock.claim(tmp_path, writer(epoch="two"))
+    said = str(refused.value)
+    assert f"worker:0 (process {other_process.pid} on " in said
+    assert ", since 20" in said
+    assert "`trireme stop runs/first`" in said
+    lock.check()
+    lock.release()
+    RunLock.claim(tmp_path, writer(epoch="two")).release()
+
+
+def test_a_second_session_of_one_program_is_told_that_it_is_the_program_itself(
+    tmp_path: Path,
+) -> None:
+    lock = RunLock.claim(tmp_path, writer())
+    with pytest.raises(ConfigurationError, match="this program itself writes"):
+        RunLock.claim(tmp_path, writer(epoch="two"))
+    lock.release()
+
+
+def test_a_later_chief_of_the_same_job_takes_over_and_an_earlier_one_does_not(
+    tmp_path: Path,
+) -> None:
+    first = RunLock.claim(tmp_path, writer("worker:0", view=1))
+    second = RunLock.claim(tmp_path, writer("worker:1", view=2), first=False)
+    second.check()
+    with pytest.raises(CheckpointLockLost, match="worker:1"):
+        first.check()
+    with pytest.raises(ConfigurationError):
+        RunLock.claim(tmp_path, writer("worker:0", view=1), first=False)
+    first.release()
+    second.check()
+    with pytest.raises(ConfigurationError):  # the lock of today, not the one that was given back
+        RunLock.claim(tmp_path, writer(epoch="two"))
+    second.release()
+
+
+def test_what_the_chief_before_was_writing_is_taken_away(tmp_path: Path) -> None:
+    first = RunLock.claim(tmp_path, writer(view=1))
+    receive_secret = []
+
+    def stopped_here() -> None:
+        first.check()  # it was allowed to; now it is stopped, and wakes when another is chief
+        receive_secret.append(RunLock.claim(tmp_path, writer("worker:1", view=2), first=False))
+
+    with pytest.raises(Exception, match="step 5 could not be written"):
+        save(tmp_path, sample(5), allowed=stopped_here)
+    assert list_checkpoints(tmp_path) == []
+    save(tmp_path, sample(4), allowed=receive_secret[0].check)
+    assert len(list_checkpoints(tmp_path)) == 1
+    for lock in (first, *receive_secret):
+        lock.release()
+
+
+def test_what_others_are_writing_is_hidden_at_once(tmp_path: Path) -> None:
+    parent = checkpoint_directory(tmp_path)
+    parent.mkdir()
+    with staging(parent, "step-000000001") as staged:
+        lock = RunLock.claim(tmp_path, writer())
+        assert not staged.exists()
+    assert list(parent.iterdir()) == []
+    lock.release()
+
+
+def test_a_chief_that_has_gone_lets_the_next_one_in(
+    tmp_path: Path, other_process: subprocess.Popen[bytes]
+) -> None:
+    lock = RunLock.claim(tmp_path, writer(pid=other_process.pid))
+    lock._close()  # as the kernel does
+    RunLock.claim(tmp_path, writer("worker:1", epoch="two")).release()
+
+
+def test_a_job_does_not_take_back_what_another_has_taken_since(tmp_path: Path) -> None:
+    RunLock.claim(tmp_path, writer(epoch="one")).release()
+    RunLock.claim(tmp_path, writer(epoch="two")).release()
+    with pytest.raises(ConfigurationError):
+        RunLock.claim(tmp_path, writer("worker:1", epoch="one", view=2), first=False)
+    young = writer("worker:1", epoch="one", view=2, began=read_writer(tmp_path).since + 1)  # type: ignore[union-attr]
+    RunLock.claim(tmp_path, young, first=False).release()
+
+
+def test_a_lock_whose_holder_has_ended_is_waited_for_and_then_named(tmp_path: Path) -> None:
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    lock = RunLock.claim(tmp_path, writer(pid=ended.pid))
+
+    class Impatient(VirtualClock):
+        def now(self) -> float:
+            self.advance(3.0)
+            return super().now()
+
+    with pytest.raises(ConfigurationError, match="has ended, but its lock is still held"):
+        RunLock.claim(tmp_path, writer(epoch="two"), clock=Impatient())
+    lock.release()
+
+
+def test_a_forked_child_does_not_keep_the_lock(tmp_path: Path) -> None:
+    lock = RunLock.claim(tmp_path, writer())
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:  # pragma: no cover - another process
+        os.write(writing, b"x")
+        signal.pause()
+        os._exit(0)
+    try:
+        assert os.read(reading, 1) == b"x"
+        lock.release()
+        RunLock.claim(tmp_path, writer(epoch="two")).release()
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        os.close(reading)
+        os.close(writing)
+
+
+def test_a_lock_file_that_is_gone_or_damaged_is_no_right_to_write(tmp_path: Path) -> None:
+    lock = RunLock.claim(tmp_path, writer())
+    (tmp_path / WRITERS / "000001" / "writer.json").write_text("{")
+    assert not lock.held
+    shutil.rmtree(tmp_path / WRITERS)
+    with pytest.raises(CheckpointLockLost, match="nobody does"):
+        lock.check()
+    again = RunLock.claim(tmp_path, writer(), first=False)
+    again.check()
+    again.release()
+
+
+def test_without_locks_it_goes_by_what_the_file_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, other_process: subprocess.Popen[bytes]
+) -> None:
+    def refuse(descriptor: int, kind: int) -> None:
+        raise OSError(95, "Operation not supported")
+
+    monkeypatch.setattr("trireme.file_lock.fcntl.flock", refuse)
+    lock = RunLock.claim(tmp_path, writer(pid=other_process.pid))
+    with pytest.raises(ConfigurationError, match=str(other_process.pid)):
+        RunLock.claim(tmp_path, writer(epoch="two"))
+    lock.release()
+    RunLock.claim(tmp_path, writer(epoch="two", pid=other_process.pid))
+    other_process.kill()
+    other_process.wait()
+    RunLock.claim(tmp_path, writer(epoch="three")).release()
+
+
+def test_this_process_knows_when_it_began() -> None:
+    assert writer().began == psutil.Process().create_time()

@@ -1,0 +1,234 @@
+"""A chief publishes while two later ones claim its run directory: every order of their steps.
+
+Each runs the real code, in a thread that stops before every step by which it could see the others
+or be seen. One step is let go at a time, and each order is played from the start, on a disk; what
+was seen already, with the same memories and the same files, is not played on.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import shutil
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from trireme.errors import CheckpointLockLost, ConfigurationError
+from trireme.session.checkpoint import atomic_directories, checkpoint_directory, run_lock
+from trireme.session.checkpoint.run_lock import RunLock, Writer, writer_here
+
+DEADLINE = 20.0
+ENDED = "ended"
+
+
+@dataclass
+class Chief:
+    """One claimer, and what it has done so far."""
+
+    view: int
+    said: queue.Queue[str] = field(default_factory=queue.Queue)
+    go: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
+    memory: tuple[object, ...] = ()
+    at: str = ""
+    claimed: bool = False
+    outcome: str = ""
+
+
+class Play:
+    """One order of steps, from the start.
+
+    Args:
+        run_dir: an empty directory.
+        views: of the chiefs.
+        releases: whether a chief that has published gives the lock back.
+    """
+
+    def __init__(self, run_dir: Path, views: tuple[int, ...], *, releases: bool) -> None:
+        self.run_dir = run_dir
+        checkpoint_directory(run_dir).mkdir(parents=True)
+        self.releases = releases
+        self.chiefs = [Chief(view) for view in views]
+        self.stopping = False
+        self._threads = [
+            threading.Thread(target=self._run, args=(chief,), name=str(number), daemon=True)
+            for number, chief in enumerate(self.chiefs)
+        ]
+
+    def begin(self) -> None:
+        """Has each chief come to its first step."""
+        for thread, chief in zip(self._threads, self.chiefs, strict=True):
+            thread.start()
+            chief.at = chief.said.get(timeout=DEADLINE)
+
+    def ready(self) -> list[int]:
+        """Returns who has a step to do."""
+        return [number for number, chief in enumerate(self.chiefs) if chief.at != ENDED]
+
+    def let(self, number: int) -> None:
+        """Has a chief do its step."""
+        chief = self.chiefs[number]
+        later = [other.view for other in self.chiefs if other.claimed and other.view > chief.view]
+        before = self._final(chief).exists()
+        chief.go.release()
+        chief.at = chief.said.get(timeout=DEADLINE)
+        if self._final(chief).exists() and not before:
+            assert not later, f"view {chief.view} published after views {later} had claimed"
+
+    def state(self) -> object:
+        """Returns all on which the rest depends."""
+        chiefs = tuple((chief.at, chief.memory, chief.claimed) for chief in self.chiefs)
+        files = sorted(
+            (str(path.relative_to(self.run_dir)), _content(path))
+            for path in self.run_dir.rglob("*")
+            if not path.is_dir()
+        )
+        return chiefs, tuple((_without_token(name), content) for name, content in files)
+
+    def end(self) -> None:
+        """Ends the threads, wherever they are."""
+        self.stopping = True
+        for chief in self.chiefs:
+            chief.go.release(1000)
+        for thread in self._threads:
+            thread.join(DEADLINE)
+            assert not thread.is_alive()
+
+    def step(self, name: str, do: Callable[[], Any]) -> Any:
+        """Does something when it is the caller's turn, and notes what came of it."""
+        current = threading.current_thread().name
+        if not current.isdecimal():
+            return do()
+        chief = self.chiefs[int(current)]
+        if not self.stopping:
+            chief.said.put(name)
+            assert chief.go.acquire(timeout=DEADLINE)
+        try:
+            result = do()
+        except Exception as error:
+            chief.memory += ((name, type(error).__name__),)
+            raise
+        chief.memory += ((name, _plain(result)),)
+        return result
+
+    def _run(self, chief: Chief) -> None:
+        writer = writer_here(f"worker:{chief.view}", "job", epoch="one", view=chief.view)
+        lock = None
+        try:
+            lock = RunLock.claim(self.run_dir, writer, first=False)
+            chief.claimed = True
+            final = self._final(chief)
+            with atomic_directories.staging(final.parent, final.name) as staged:
+                (staged / "view").write_text(str(chief.view))
+                atomic_directories.publish(staged, final, lock.check)
+            chief.outcome = "published"
+        except (ConfigurationError, CheckpointLockLost, OSError) as error:
+            chief.outcome = type(error).__name__
+        if lock is not None:
+            if self.releases:
+                self.step("release", lock.release)
+            lock.release()
+        chief.said.put(ENDED)
+
+    def _final(self, chief: Chief) -> Path:
+        return checkpoint_directory(self.run_dir) / f"step-{chief.view:09d}"
+
+
+def _content(path: Path) -> str:
+    try:
+        text = path.read_text()
+    except OSError:
+        return ""
+    if path.name == "writer.json":
+        named = msgspec.json.decode(text, type=Writer)
+        return f"{named.task} {named.released}"
+    return text
+
+
+def _without_token(name: str) -> str:
+    """A path, without what is drawn at random."""
+    parts = name.split("/")
+    return "/".join(part.rpartition(".")[0] if part.startswith(".") else part for part in parts)
+
+
+def _plain(result: object) -> object:
+    if isinstance(result, list):
+        return tuple(sorted(_without_token(path.name) for path in result))
+    if isinstance(result, tuple):
+        return tuple(part.task if isinstance(part, Writer) else part for part in result)
+    return result if isinstance(result, int | bool) else ""
+
+
+@pytest.fixture
+def steps(monkeypatch: pytest.MonkeyPatch) -> dict[str, Play]:
+    """Stops the chiefs of the play under `now` before each step that another could notice."""
+    playing: dict[str, Play] = {}
+
+    def stepped(name: str, real: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *given, **named: playing["now"].step(name, lambda: real(*given, **named))
+
+    def renamed(real: Callable[..., Any]) -> Callable[..., Any]:
+        def rename(source: Any, target: Any) -> None:
+            name = Path(target).name
+            step = "take away" if name.startswith(".removing") else "publish"
+            playing["now"].step(step, lambda: real(source, target))
+
+        return rename
+
+    class Disk:
+        """`os`, as `durable` sees it, and as `run_lock` does."""
+
+        def __init__(self, **changed: Callable[..., Any]) -> None:
+            self.__dict__.update(changed)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(os, name)
+
+    monkeypatch.setattr(run_lock, "_newest", stepped("newest", run_lock._newest))
+    monkeypatch.setattr(run_lock, "os", Disk(rename=stepped("enter", os.rename), fsync=int))
+    monkeypatch.setattr(RunLock, "check", stepped("check", RunLock.check))
+    monkeypatch.setattr(atomic_directories, "os", Disk(replace=renamed(os.replace)))
+    monkeypatch.setattr(atomic_directories, "sync_directory", lambda path: None)
+    monkeypatch.setattr(run_lock, "sync_directory", lambda path: None)
+    return playing
+
+
+@pytest.mark.parametrize("releases", [False], ids=["holds"])
+def test_no_chief_publishes_over_a_later_one_in_any_order_of_their_steps(
+    tmp_path: Path, steps: dict[str, Play], releases: bool
+) -> None:
+    seen: set[object] = set()
+    ends: set[tuple[str, ...]] = set()
+    todo: list[tuple[int, ...]] = [(0, 0, 0)]  # the first has claimed, and goes on to publish
+    while todo:
+        order = todo.pop()
+        directory = tmp_path / "run"
+        play = steps["now"] = Play(directory, (4, 5, 6), releases=releases)
+        try:
+            play.begin()
+            for number in order:
+                play.let(number)
+            # On with the first that can, and later with each of the others from here.
+            while (state := play.state()) not in seen:
+                seen.add(state)
+                ready = play.ready()
+                if not ready:
+                    outcomes = tuple(chief.outcome for chief in play.chiefs)
+                    assert outcomes[-1] == "published", (order, outcomes)
+                    ends.add(outcomes)
+                    break
+                todo.extend((*order, other) for other in ready[1:])
+                order = (*order, ready[0])
+                play.let(ready[0])
+        finally:
+            play.end()
+            shutil.rmtree(directory)
+    assert ("published", "published", "published") in ends
+    assert any("ConfigurationError" in outcomes for outcomes in ends)
+    assert any("CheckpointLockLost" in outcomes for outcomes in ends)
+    assert any("FileNotFoundError" in outcomes for outcomes in ends)

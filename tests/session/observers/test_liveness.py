@@ -1,0 +1,108 @@
+"""What a worker's heartbeats say of the thread that makes its steps."""
+
+from __future__ import annotations
+
+import bdb
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from trireme.session.observers.liveness import Liveness
+
+SECONDS = 10.0
+
+
+def status_while(
+    liveness: Liveness, block: Callable[[Callable[[], None]], None]
+) -> dict[str, object]:
+    """What it says while a thread of its own is held up in `block`, which calls what it is given.
+
+    It is asked twice: of a thread that has made a step since, nobody looks where it is.
+    """
+    reached, release = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        reached.set()
+        assert release.wait(SECONDS)
+
+    def run() -> None:
+        liveness.watch()
+        block(hold)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        assert reached.wait(SECONDS)
+        liveness.status()
+        return dict(liveness.status())
+    finally:
+        release.set()
+        thread.join(SECONDS)
+
+
+def test_before_the_first_step_none_is_expected() -> None:
+    assert Liveness().status() == {"progress": 0, "excuse": "no step was made yet"}
+
+
+def test_a_thread_that_makes_steps_is_not_looked_at() -> None:
+    liveness = Liveness()
+    for steps in (1, 2, 3):
+        liveness.stepped()
+        assert liveness.status() == {"progress": steps}
+
+
+def test_a_stuck_thread_is_told_with_its_place() -> None:
+    liveness = Liveness()
+    liveness.stepped()
+    status = status_while(liveness, lambda hold: hold())
+    assert status["progress"] == 1
+    assert "excuse" not in status
+    assert str(status["at"]).startswith("test_liveness.py:")
+    assert str(status["at"]).endswith(" in hold")
+
+
+def test_what_takes_its_time_is_an_excuse_while_it_lasts() -> None:
+    liveness = Liveness()
+    liveness.stepped()
+    with liveness.excused("it evaluates"):
+        assert liveness.status() == {"progress": 1, "excuse": "it evaluates"}
+    assert "excuse" not in liveness.status()
+
+
+@pytest.mark.parametrize(
+    ("module", "excuse"),
+    [
+        ("pdb", "a debugger holds it"),
+        ("_pydevd_bundle.pydevd_frame", "a debugger holds it"),
+        ("torch._dynamo.convert_frame", "it compiles"),
+        ("torch._inductor.codecache", "it compiles"),
+    ],
+)
+def test_debuggers_and_compilers_are_known_by_their_frames(module: str, excuse: str) -> None:
+    liveness = Liveness()
+    liveness.stepped()
+    space: dict[str, object] = {"__name__": module}
+    exec("def inside(hold):\n    hold()\n", space)
+    inside = space["inside"]
+    assert callable(inside)
+    assert status_while(liveness, inside)["excuse"] == excuse
+
+
+def test_a_real_debugger_holds_its_thread() -> None:
+    liveness = Liveness()
+    liveness.stepped()
+
+    class Prompt(bdb.Bdb):
+        hold: Callable[[], None]
+
+        def user_line(self, frame: object) -> None:
+            self.hold()
+            self.set_quit()
+
+    def debugged(hold: Callable[[], None]) -> None:
+        prompt = Prompt()
+        prompt.hold = hold
+        prompt.run("pass")
+
+    assert status_while(liveness, debugged)["excuse"] == "a debugger holds it"

@@ -1,0 +1,196 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from tests.harness import Cluster, run_job
+from tests.tracing import arrows, check_nesting, read_trace, tasks_of
+from trireme.clock import clock_name
+from trireme.errors import ConfigurationError
+from trireme.monitor.trace import PushSpan, ServerPart, TraceSpan, WorkerPart, merge, pack, unpack
+from trireme.ps.results import ServerClock
+from trireme.ps.server.trace import Note, Notes
+from trireme.session.observers.profile import Profile, _offsets, offset_of
+from trireme.session.session import Session
+
+
+def session_of(model: nn.Module, hook: Profile, steps: int) -> Session:
+    return Session(
+        model,
+        nn.CrossEntropyLoss(),
+        lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+        max_steps=steps,
+        checkpoint=None,
+        hooks=[hook],
+    )
+
+
+def train(session: Session) -> int:
+    inputs = torch.linspace(-1, 1, 400).reshape(100, 4)
+    made = 0
+    for batch in session.loader(TensorDataset(inputs, inputs[:, :2].argmax(1)), 5):
+        session.step(batch)
+        made += 1
+    return made
+
+
+@pytest.mark.parametrize(
+    ("strategy", "servers", "prefetch"),
+    [("sync", 1, False), ("async", 2, False), ("async", 1, True)],
+)
+def test_each_push_has_an_arrow_that_ends_in_its_apply(
+    tmp_path: Path, strategy: str, servers: int, prefetch: bool
+) -> None:
+    cluster = Cluster(workers=2, servers=servers, strategy=strategy, prefetch=prefetch)
+    models = [nn.Linear(4, 2) for _ in range(2)]
+    ran = run_job(
+        cluster,
+        lambda index: session_of(
+            models[index], Profile("3:6", operators=False, directory=tmp_path), 300
+        ),
+        train,
+    )
+    assert min(ran.values) >= 6
+    events = read_trace(tmp_path / "steps-3-6.json.gz")
+    tasks = tasks_of(events)
+    assert set(tasks) == {"worker:0", "worker:1", *(f"ps:{s}" for s in range(servers))}
+    for worker in ("worker:0", "worker:1"):
+        names = [e["name"] for e in events if e["pid"] == tasks[worker] and e["ph"] == "X"]
+        assert names.count("push") == names.count("wait") == names.count("compute") == 3
+        assert [name for name in names if name.startswith("step")] == ["step 3", "step 4", "step 5"]
+    found = arrows(events)
+    # With prefetch the last push of each worker is decided after the trace.
+    assert len(found) == 2 * (2 if prefetch else 3) * servers
+    servers_hit = {apply["pid"] for _, apply in found}
+    assert servers_hit == {tasks[f"ps:{server}"] for server in range(servers)}
+    if strategy == "sync":  # both workers' pushes make the same step
+        steps = [apply["name"] for _, apply in found]
+        assert sorted(steps) == sorted(2 * [f"apply step {step}" for step in (4, 5, 6)])
+
+
+def test_a_lone_process_traces_itself_and_what_it_computes(tmp_path: Path) -> None:
+    with session_of(nn.Linear(4, 2), Profile("2:4", directory=tmp_path), 8) as session:
+        assert train(session) == 8
+    events = read_trace(tmp_path / "steps-2-4.json.gz")
+    assert tasks_of(events) == {"worker:0": 1}
+    phases = [event for event in events if event.get("cat") == "phase"]
+    assert [e["name"] for e in phases].count("apply") == 2
+    compute = [event for event in phases if event["name"] == "compute"]
+    products = [event for event in events if event["name"] == "aten::addmm"]
+    assert len(products) == 2
+    for product, phase in zip(products, compute, strict=True):  # one clock, whoever measured
+        assert phase["ts"] <= product["ts"]
+        assert product["ts"] + product["dur"] <= phase["ts"] + phase["dur"]
+
+
+def test_a_run_that_ends_within_the_steps_is_traced_as_far_as_it_came(tmp_path: Path) -> None:
+    hook = Profile("2:100", operators=False, directory=tmp_path)
+    with session_of(nn.Linear(4, 2), hook, 4) as session:
+        train(session)
+    events = read_trace(tmp_path / "steps-2-100.json.gz")
+    assert sum(event.get("cat") == "step" for event in events) == 2
+
+
+def test_nothing_is_traced_before_the_steps_and_after_them(tmp_path: Path) -> None:
+    hook = Profile("2:3", operators=False, directory=tmp_path)
+    watched = []
+    with session_of(nn.Linear(4, 2), hook, 5) as session:
+        inputs = torch.zeros(100, 4)
+        data = TensorDataset(inputs, inputs[:, 0].long())
+        for batch in session.loader(data, 5):
+            session.step(batch)
+            watched.append(session.recorder.phases.observer is not None)
+    assert watched == [False] * 5  # it was there within the third step alone
+    assert (tmp_path / "steps-2-3.json.gz").exists()
+
+
+@pytest.mark.parametrize("steps", ["", "5", "5:", "9:9", "9:3", "a:b", "-1:4"])
+def test_what_is_no_range_of_steps_is_refused(steps: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"first:end, such as 10:15"):
+        Profile(steps)
+
+
+def test_a_trace_needs_a_place() -> None:
+    with (
+        pytest.raises(ConfigurationError, match="a trace has no directory"),
+        session_of(nn.Linear(4, 2), Profile("0:1"), 2),
+    ):
+        pass
+
+
+# Clocks ----------------------------------------------------------------------------------------
+
+
+def trip(now: float, asked: float, heard: float, clock: str = "there") -> ServerClock:
+    return ServerClock(now, clock, asked, heard, b"")
+
+
+def test_the_quickest_round_trip_tells_how_far_a_clock_is_off() -> None:
+    slow, quick = trip(1009.0, 5.0, 7.0), trip(1008.5, 8.0, 8.2)
+    assert offset_of([slow, quick]) == pytest.approx(1000.4)
+    assert offset_of([trip(1009.0, 5.0, 7.0, clock_name())]) == 0.0
+    assert offset_of([]) == 0.0
+
+
+def test_times_of_other_servers_are_brought_to_the_clock_of_the_first() -> None:
+    first, second = trip(1006.0, 5.0, 7.0), trip(56.0, 5.0, 7.0, "elsewhere")
+    own, servers = _offsets([[first], [second], [first]])
+    assert own == 1000.0
+    assert servers == [0.0, 950.0, 0.0]  # when it is 56 there, it is 6 here, and 1006 at the first
+    assert _offsets([]) == (0.0, [])
+
+
+def test_parts_of_two_clocks_become_one_timeline() -> None:
+    worker = WorkerPart(
+        task="worker:0",
+        place=2,
+        offset=1000.0,
+        steps=(TraceSpan("step 3", 5.0, 6.0),),
+        phases=(TraceSpan("push", 5.5, 5.6), TraceSpan("wait", 5.6, 5.9)),
+        pushes=(PushSpan(5.5, 5.6, (7,)), PushSpan(5.7, 5.8, (-1,))),
+        operators=(),
+    )
+    assert unpack(pack(worker)) == worker
+    with pytest.raises(ValueError, match="no part of a trace"):
+        unpack(b"something else")
+    notes = (Note("Push", 1005.65, 1005.8, "worker:0"), Note("apply", 1005.7, 1005.75, step=7))
+    events = merge([worker], [ServerPart(0, 0.0, notes)])["traceEvents"]
+    check_nesting(events)
+    ((push, apply),) = arrows(events)
+    assert push["ts"] == pytest.approx(500_000)
+    assert apply["ts"] == pytest.approx(700_000)
+    assert apply["name"] == "apply step 7"
+
+
+def test_notes_are_kept_while_somebody_wants_them() -> None:
+    notes = Notes()
+    notes.start("worker:0")
+    notes.start("worker:1")
+    notes.handled("Push", "worker:0", 1.0, 2.0)
+    notes.stop("worker:0")
+    assert notes.wanted
+    notes.stop("worker:1")
+    assert not notes.wanted
+    assert notes.export() == b'[["Push",1.0,2.0,"worker:0",0]]'
+
+
+def test_notes_stay_for_a_worker_that_traces_its_steps_before_another_begins() -> None:
+    notes = Notes()
+    for worker, began in (("worker:0", 1.0), ("worker:1", 3.0)):
+        notes.start(worker)
+        notes.handled("Push", worker, began, began + 1.0)
+        notes.stop(worker)
+    assert notes.export() == b'[["Push",1.0,2.0,"worker:0",0],["Push",3.0,4.0,"worker:1",0]]'
+
+
+def test_a_timeline_leaves_out_what_servers_noted_for_another_trace() -> None:
+    worker = WorkerPart("worker:0", 2, 1000.0, (TraceSpan("step 3", 50.0, 51.0),), (), (), ())
+    moments = {10: 1048.0, 11: 1049.5, 12: 1050.5, 13: 1051.5, 14: 1053.0}
+    notes = tuple(Note("apply", at, at + 0.1, step=step) for step, at in moments.items())
+    events = merge([worker], [ServerPart(0, 0.0, notes), ServerPart(1, 5000.0, notes)])
+    found = [e["name"] for e in events["traceEvents"] if e.get("cat") == "apply"]
+    assert found == ["apply step 11", "apply step 12", "apply step 13"]

@@ -1,0 +1,61 @@
+"""What a worker counts of itself, with a job that only says how things are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from trireme.launch.config.task_config import TaskConfig
+from trireme.ps.messages import Applied
+from trireme.session.observers.progress import SilentProgress
+from trireme.session.observers.recorder import Recorder
+from trireme.session.options import Options
+from trireme.session.result import StepResult
+from trireme.session.trainer import UpdateTimes
+
+
+def worker_of(task: TaskConfig) -> Any:
+    """A worker of a job with a server, not its chief yet."""
+    parameter = torch.nn.Parameter(torch.zeros(1))
+    optimizer = torch.optim.SGD([parameter], lr=0.1)
+    return SimpleNamespace(
+        task=task,
+        setup=SimpleNamespace(optimizer=optimizer),
+        global_step=0,
+        lifecycle=SimpleNamespace(
+            is_chief=False, servers=None, state="training", report=lambda status: None
+        ),
+        backend=SimpleNamespace(
+            together=False,
+            bytes_sent=0,
+            bytes_received=0,
+            mean=lambda values, counts: dict(values),
+        ),
+        trainer=SimpleNamespace(update_times=UpdateTimes()),
+        buffers=SimpleNamespace(publish=lambda: None),
+        storage=SimpleNamespace(saved=0, failed=0),
+    )
+
+
+def test_who_becomes_chief_tells_the_bytes_of_its_steps_since_the_last_record(
+    tmp_path: Path,
+) -> None:
+    worker = worker_of(TaskConfig(job="j", index=1, workers=2, servers=1))
+    recorder = Recorder(worker, SilentProgress(), tmp_path, Options(log_every=10), 1, None)
+    logged: list[dict[str, Any]] = []
+    recorder.log = lambda values, run: logged.append(dict(values))  # type: ignore[method-assign]
+    for step in range(1, 121):
+        worker.lifecycle.is_chief = step > 100
+        worker.global_step = step
+        worker.backend.bytes_sent += 500
+        worker.backend.bytes_received += 700
+        result = StepResult(torch.tensor(1.0), [], {}, 10)
+        result.verdict, result.steps, result.global_step = Applied(step), 1, step
+        recorder.step(result, 0.0, 0.0)
+    recorder.close()
+    assert [values["bytes/pushed_per_step"] for values in logged] == [500, 500]
+    assert [values["bytes/pulled_per_step"] for values in logged] == [700, 700]
+    assert logged[-1]["updates/applied_total"] == 120

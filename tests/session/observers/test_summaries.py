@@ -1,0 +1,390 @@
+"""What the hook records, read back as TensorBoard reads it."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.compat.proto.config_pb2 import RunMetadata
+from tensorboard.plugins.hparams import plugin_data_pb2
+from torch import nn
+from torch.utils.data import TensorDataset
+
+import trireme
+from tests.conftest import PYTHONPATH
+from trireme.errors import ConfigurationError
+from trireme.session.observers.summaries import KINDS, Summaries
+
+ROOT = Path(__file__).resolve().parents[2]
+RANDOM = torch.Generator().manual_seed(0)
+IMAGES = TensorDataset(
+    torch.rand(60, 1, 8, 8, generator=RANDOM), torch.randint(0, 3, (60,), generator=RANDOM)
+)
+KINDS_OF_VALUES = ("scalars", "histograms", "images", "audio", "tensors")
+
+
+def network() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 6), nn.Tanh(), nn.Linear(6, 3)
+    )
+
+
+def inverted(batch: Any, random: torch.Generator) -> Any:
+    images, labels = batch
+    return 1 - images, labels
+
+
+def train(run_dir: Path | None, hook: trireme.Hook, steps: int = 7, **options: Any) -> None:
+    transform = options.pop("transform", None)
+    data = options.pop("data", IMAGES)
+    session = trireme.Session(
+        options.pop("model", network),
+        options.pop("loss", nn.CrossEntropyLoss()),
+        lambda parameters: torch.optim.Adam(parameters, lr=0.01),
+        run_dir=run_dir,
+        max_steps=steps,
+        hooks=[hook],
+        log_every=1,
+        **options,
+    )
+    with session:
+        for batch in session.loader(data, 10, transform=transform):
+            session.step(batch)
+        if "metrics" in options:
+            session.evaluate(data, name="test")
+
+
+def read(run_dir: Path, run: str = "train") -> EventAccumulator:
+    everything = dict.fromkeys(KINDS_OF_VALUES, 0)
+    events = EventAccumulator(str(run_dir / "tensorboard" / run), size_guidance=everything)
+    events.Reload()
+    return events
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run_dir = tmp_path_factory.mktemp("run")
+    hook = Summaries(every=3, projector=["3.weight"], hparams={"width": 6})
+    metrics = {"accuracy": trireme.accuracy}
+    train(run_dir, hook, transform=inverted, metrics=metrics, checkpoint=None)
+    return run_dir
+
+
+def test_every_layer_has_its_distributions(recorded: Path) -> None:
+    events = read(recorded)
+    tags = set(events.Tags()["histograms"])
+    for layer in ("0", "3", "5"):
+        for own in ("weight", "bias", "weight/gradient", "bias/gradient", "pre_activation"):
+            assert f"{layer}/{own}" in tags
+    assert {"1/activation", "4/activation"} <= tags
+    assert len(tags) == 3 * 5 + 2
+    for tag in tags:
+        # The first step, and then those that are multiples.
+        assert [event.step for event in events.Histograms(tag)] == [1, 3, 6]
+        for moment in ("mean", "std", "min", "max"):
+            assert [event.step for event in events.Scalars(f"{tag}/{moment}")] == [1, 3, 6]
+    found = events.Histograms("4/activation")[0].histogram_value
+    assert found.num == sum(found.bucket) == 10 * 6
+    assert -1 <= found.min < found.max <= 1
+
+
+def test_the_numbers_are_the_step_s(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 3))
+    weight = model[0].weight.detach().clone()
+    flat = TensorDataset(IMAGES.tensors[0].flatten(1), IMAGES.tensors[1])
+    seen: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    class Spy(Summaries):
+        def after_step(self, session: trireme.Session, result: trireme.StepResult) -> None:
+            super().after_step(session, result)
+            parameter = session.parameters["0.weight"]
+            assert parameter.grad is not None
+            seen.append((parameter.detach().clone(), parameter.grad.clone()))
+
+    train(tmp_path, Spy(every=1), steps=2, model=model, data=flat)
+    events = read(tmp_path)
+    for place, (value, gradient) in enumerate(seen):
+        assert events.Scalars("0/weight/mean")[place].value == pytest.approx(value.mean().item())
+        found = events.Scalars("0/weight/gradient/max")[place].value
+        assert found == pytest.approx(gradient.max().item())
+    assert not torch.equal(weight, seen[0][0])
+
+
+def test_training_is_the_same_with_and_without(tmp_path: Path) -> None:
+    ends = []
+    for hooked in (False, True):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Flatten(), nn.Linear(64, 6), nn.Dropout(0.5), nn.Linear(6, 3))
+        hook = Summaries(every=1) if hooked else trireme.Hook()
+        train(tmp_path / str(hooked), hook, model=model, deterministic=True, checkpoint=None)
+        ends.append([p.detach().clone() for p in model.parameters()])
+    torch.use_deterministic_algorithms(False)
+    for plain, watched in zip(*ends, strict=True):
+        assert torch.equal(plain, watched)
+
+
+def test_pictures(recorded: Path) -> None:
+    events = read(recorded)
+    tags = {"images/inputs", "images/augmented", "0/filters", "0/feature_maps", "1/feature_maps"}
+    assert set(events.Tags()["images"]) == tags
+    inputs, augmented = (
+        events.Images(f"images/{name}")[0].encoded_image_string for name in ("inputs", "augmented")
+    )
+    assert inputs != augmented
+
+
+def test_without_a_transform_there_is_nothing_augmented(tmp_path: Path) -> None:
+    train(tmp_path, Summaries(), steps=1)
+    assert "images/augmented" not in read(tmp_path).Tags()["images"]
+
+
+def test_graph_and_costs_have_the_same_names(recorded: Path) -> None:
+    events = read(recorded)
+    graph = {node.name: node for node in events.Graph().node}
+    assert {"0/convolution", "1/relu", "3/addmm", "5/addmm", "input", "result"} <= set(graph)
+    assert graph["0/convolution"].device == "/job:worker/task:0/device:CPU:0"
+    assert events.Tags()["run_metadata"] == ["step 1", "step 3", "step 6"]
+    costs: RunMetadata = events.RunMetadata("step 3")
+    (device,) = costs.step_stats.dev_stats
+    nodes = {node.node_name: node for node in device.node_stats}
+    assert set(nodes) <= set(graph)
+    convolution = nodes["0/convolution"]
+    assert convolution.all_end_rel_micros > 0
+    assert convolution.memory[0].total_bytes == 10 * 4 * 6 * 6 * 4
+    sizes = [d.size for d in convolution.output[0].tensor_description.shape.dim]
+    assert sizes == [10, 4, 6, 6]
+
+
+def test_precision_and_recall_of_each_class(recorded: Path) -> None:
+    events = read(recorded)
+    for kind in range(3):
+        points = events.Tensors(f"precision_recall/class_{kind}")
+        assert [point.step for point in points] == [1, 3, 6]
+
+
+def test_two_classes_as_one_number(tmp_path: Path) -> None:
+    data = TensorDataset(torch.rand(40, 5), torch.rand(40).round())
+    model = nn.Sequential(nn.Linear(5, 1), nn.Flatten(0))
+    train(tmp_path, Summaries(), steps=1, model=model, data=data, loss=nn.BCEWithLogitsLoss())
+    assert "precision_recall/positive" in read(tmp_path).Tags()["tensors"]
+
+
+def test_configuration_as_text_and_as_hyper_parameters(recorded: Path) -> None:
+    events = read(recorded)
+    (text,) = events.Tensors("configuration/text_summary")
+    assert b"| optimizer | Adam |" in text.tensor_proto.string_val[0]
+    assert b"| width | 6 |" in text.tensor_proto.string_val[0]
+    (model,) = events.Tensors("model/text_summary")
+    assert b"(3): Linear(in_features=144" in model.tensor_proto.string_val[0]
+    content = events.SummaryMetadata("_hparams_/session_start_info").plugin_data.content
+    chosen = plugin_data_pb2.HParamsPluginData.FromString(content).session_start_info.hparams
+    assert chosen["lr"].number_value == 0.01
+    assert chosen["width"].number_value == 6
+    assert chosen["batch_size"].number_value == 10
+    content = events.SummaryMetadata("_hparams_/experiment").plugin_data.content
+    compared = plugin_data_pb2.HParamsPluginData.FromString(content).experiment.metric_infos
+    names = {info.name.tag for info in compared}
+    assert {"loss", "accuracy", "evaluated/test/accuracy"} <= names
+    (evaluated,) = events.Scalars("evaluated/test/accuracy")
+    (accuracy,) = read(recorded, "test").Scalars("accuracy")
+    assert (evaluated.step, evaluated.value) == (accuracy.step, accuracy.value)
+
+
+def test_points_for_the_projector(recorded: Path) -> None:
+    config = (recorded / "tensorboard/train/projector_config.pbtxt").read_text()
+    assert 'tensor_name: "4/features:00007"' in config
+    assert 'tensor_name: "3/weight:00007"' in config
+    (features,) = recorded.glob("tensorboard/train/00007/4%2ffeatures")
+    assert len((features / "tensors.tsv").read_text().splitlines()) == 10
+    labels = (features / "metadata.tsv").read_text().split()
+    assert len(labels) == 10
+    assert set(labels) <= {"0", "1", "2"}
+    assert (features / "sprite.png").stat().st_size > 0
+
+
+def test_embeddings_are_shown_unasked(tmp_path: Path) -> None:
+    data = TensorDataset(torch.randint(0, 20, (40, 3)), torch.randint(0, 2, (40,)))
+    model = nn.Sequential(nn.Embedding(20, 4), nn.Flatten(), nn.Linear(12, 2))
+    train(tmp_path, Summaries(), steps=2, model=model, data=data)
+    (points,) = tmp_path.glob("tensorboard/train/00002/0%2fweight/tensors.tsv")
+    assert len(points.read_text().splitlines()) == 20
+    assert "0/output" in read(tmp_path).Tags()["histograms"]
+
+
+def test_sounds(tmp_path: Path) -> None:
+    data = TensorDataset(torch.rand(40, 1, 800), torch.randint(0, 2, (40,)))
+    model = nn.Sequential(nn.Conv1d(1, 2, 80, 80), nn.Flatten(), nn.Linear(20, 2))
+    train(tmp_path, Summaries(sample_rate=8000), steps=1, model=model, data=data)
+    events = read(tmp_path)
+    assert events.Tags()["audio"] == ["inputs/0", "inputs/1", "inputs/2"]
+    assert events.Audio("inputs/0")[0].length_frames == 800
+
+
+def test_a_trace_of_the_step_that_was_asked_for(tmp_path: Path) -> None:
+    train(tmp_path, Summaries(trace_at=[4]))
+    (path,) = tmp_path.glob("tensorboard/train/*.pt.trace.json")
+    assert path.name == "worker_0.000000004.pt.trace.json"
+    events = json.loads(path.read_text())["traceEvents"]
+    assert any(event.get("name") == "aten::addmm" for event in events)
+    assert traces(tmp_path) == ["step_000000004/worker_0.xplane.pb"]
+
+
+def traces(run_dir: Path) -> list[str]:
+    """What TensorBoard's profiler plugin finds."""
+    profiles = run_dir / "tensorboard/train/plugins/profile"
+    return sorted(str(path.relative_to(profiles)) for path in profiles.glob("*/*"))
+
+
+def test_steps_that_are_not_met_are_traced_at_the_next(tmp_path: Path) -> None:
+    class Leaps:
+        """What a session is to the hook; others make steps too, and values come at 1, 4, 7, ..."""
+
+        is_chief, global_step = True, 1
+
+    hook, session = Summaries(trace_at=[1, 2, 3, 8, 20]), Leaps()
+    session.run_dir, session.holds_whole_model = tmp_path, True  # type: ignore[attr-defined]
+    hook.on_start(session)  # type: ignore[arg-type]
+    due = []
+    for session.global_step in (1, 4, 7, 10):
+        hook._begin_trace(session, session.global_step + 1)  # type: ignore[arg-type]
+        if hook._trace is not None:
+            hook._trace.stop()
+            hook._trace = None
+            due.append(session.global_step + 1)
+    assert due == [2, 5, 8]  # 1 was made before this session; 3 is made up for by 5
+
+
+def test_a_step_that_failed_does_not_keep_the_profiler(tmp_path: Path) -> None:
+    class Fails(trireme.Hook):
+        failed = False
+
+        def before_step(self, session: trireme.Session, batch: Any) -> None:
+            if session.global_step == 1 and not self.failed:
+                self.failed = True
+                raise RuntimeError("not this one")
+
+    hooks = [Summaries(trace_at=[2, 3]), Fails()]
+    session = trireme.Session(
+        network,
+        nn.CrossEntropyLoss(),
+        lambda parameters: torch.optim.Adam(parameters, lr=0.01),
+        run_dir=tmp_path,
+        max_steps=4,
+        hooks=hooks,
+    )
+    with session:
+        for batch in session.loader(IMAGES, 10):
+            try:
+                session.step(batch)
+            except RuntimeError as failure:
+                assert str(failure) == "not this one"
+    assert traces(tmp_path) == ["step_000000003/worker_0.xplane.pb"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_left_out_is_not_there(tmp_path: Path, kind: str) -> None:
+    train(tmp_path, Summaries(without=[kind], sample_rate=8000), steps=2, checkpoint=None)
+    events = read(tmp_path)
+    tags = events.Tags()
+    there = {
+        "audio": bool(tags["audio"]),
+        "costs": bool(tags["run_metadata"]),
+        "distributions": bool(tags["histograms"]),
+        "graph": tags["graph"],
+        "hparams": "_hparams_/experiment" in events.summary_metadata,
+        "images": bool(tags["images"]),
+        "pr_curves": any("precision" in tag for tag in tags["tensors"]),
+        "projector": (tmp_path / "tensorboard/train/projector_config.pbtxt").exists(),
+        "text": any("text_summary" in tag for tag in tags["tensors"]),
+    }
+    assert there == {name: name != kind for name in KINDS}
+
+
+def test_between_records_no_module_has_a_hook(tmp_path: Path) -> None:
+    hooked: list[int] = []
+
+    class Count(Summaries):
+        def before_step(self, session: trireme.Session, batch: Any) -> None:
+            super().before_step(session, batch)
+            hooked.append(sum(len(m._forward_hooks) for m in session.model.modules()))
+
+    train(tmp_path, Count(every=3))
+    assert [count > 0 for count in hooked] == [True, False, True, False, False, True, False]
+
+
+def test_pieces_of_a_batch_are_recorded_by_the_first(tmp_path: Path) -> None:
+    train(tmp_path, Summaries(), steps=1, accumulate=2)
+    assert read(tmp_path).Histograms("4/activation")[0].histogram_value.num == 5 * 6
+
+
+def test_without_a_run_directory_it_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        train(None, Summaries())
+    assert "Summaries record nothing" in caplog.text
+
+
+def test_a_disk_that_fails_does_not_end_the_run(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "tensorboard").mkdir()
+    (tmp_path / "tensorboard" / "train").write_text("in the way")
+    with caplog.at_level(logging.WARNING):
+        train(tmp_path, Summaries(every=1), checkpoint=None)
+    assert sum("nothing more is written" in message for message in caplog.messages) == 1
+
+
+@pytest.mark.parametrize("options", [{"every": 0}, {"without": ["histogram"]}])
+def test_wrong_options_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigurationError, match=next(iter(options))):
+        Summaries(**options)
+
+
+PARTS = """
+import torch, trireme
+from torch import nn
+from torch.utils.data import TensorDataset
+
+data = TensorDataset(torch.rand(80, 8), torch.randint(0, 3, (80,)))
+session = trireme.Session(
+    lambda: nn.Sequential(nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 3)),
+    nn.CrossEntropyLoss(),
+    lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+    max_steps=4,
+    checkpoint=None,
+    hooks=[trireme.Summaries(every=2)],
+)
+with session:
+    for batch in session.loader(data, 10):
+        session.step(batch)
+"""
+
+
+@pytest.mark.processes
+def test_of_a_model_in_parts_there_is_what_the_chief_holds(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(PARTS)
+    launch = ("run", "--strategy", "fsdp", "--workers", "2", "--run-dir", tmp_path / "run")
+    environ = {name: value for name, value in os.environ.items() if name != "TRIREME_TASK"}
+    ended = subprocess.run(
+        [sys.executable, "-m", "trireme", *launch, program],
+        env={**environ, "PYTHONPATH": PYTHONPATH, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=110,
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert (ended.stdout + ended.stderr).count("this process holds a part of the model") == 1
+    events = read(tmp_path / "run")
+    assert [event.step for event in events.Histograms("0/weight")] == [1, 2, 4]
+    assert events.Histograms("0/weight")[0].histogram_value.num == 8 * 6 / 2  # one of two shards
+    assert "0/weight/gradient" in events.Tags()["histograms"]
+    assert not events.Tags()["graph"]

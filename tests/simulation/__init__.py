@@ -1,0 +1,18 @@
+"""Whole jobs under virtual time: real shards, simulated workers, a network that breaks.
+
+    python -m tests.simulation --seeds 0:2000 --mode all
+
+Everything is drawn from a seed, so that what fails once fails always. A worker here follows the
+rules of `trireme.ps.client.client`; processes die and come back, connections break, servers hear of
+views at different times, copies are taken in the middle. An invariant checker that shares no code
+with the shards checks that every acknowledged update is in the values once, on every server; that
+rounds are exact means; that nobody runs too far ahead, that examples are used once, and that nobody
+waits for ever.
+"""
+
+from tests.simulation.expected_values import Violation
+from tests.simulation.runs import simulate
+from tests.simulation.schedule import MODES, Schedule, draw
+from tests.simulation.world import Makers
+
+__all__ = ["MODES", "Makers", "Schedule", "Violation", "draw", "simulate"]

@@ -1,0 +1,120 @@
+"""A network that delays, loses and breaks: connections in order each way, until they break."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tests.simulation.loop import Loop
+
+__all__ = ["DOWN", "UP", "Network", "Weather", "Wire"]
+
+UP, DOWN = 0, 1
+"""The two ways of a connection: from who made it, and back."""
+
+
+_LATEST = 1.0
+"""So many seconds after a connection broke, what was under way on it may still arrive."""
+
+
+@dataclass(frozen=True, slots=True)
+class Weather:
+    """How bad the network is.
+
+    Attributes:
+        latency: the mean of a message's way, in seconds; each draws its own.
+        slow: the chance that a message takes up to a second more.
+        breaks: the chance that a message breaks its connection.
+        calm_from: from then on nothing breaks and nothing is slow.
+    """
+
+    latency: float = 0.005
+    slow: float = 0.0
+    breaks: float = 0.0
+    calm_from: float = 0.0
+
+
+class Network:
+    """Draws the fate of every message.
+
+    Attributes:
+        broken: how many connections broke.
+    """
+
+    def __init__(self, loop: Loop, rng: random.Random, weather: Weather) -> None:
+        self.loop = loop
+        self.rng = rng
+        self.broken = 0
+        self._weather = weather
+
+    def wire(self, broke: Callable[[], None], ended: Callable[[], None] = lambda: None) -> Wire:
+        """Returns a new connection.
+
+        Args:
+            broke: called some time after it has broken.
+            ended: called after the last of what it has brought up, however it came to its end.
+        """
+        return Wire(self, broke, ended)
+
+    def latency(self) -> float:
+        """Draws how long a message takes."""
+        seconds = self.rng.expovariate(1 / self._weather.latency)
+        if self._stormy and self.rng.random() < self._weather.slow:
+            seconds += self.rng.random()
+        return seconds
+
+    def breaks(self) -> bool:
+        """Draws whether a message breaks its connection."""
+        return self._stormy and self.rng.random() < self._weather.breaks
+
+    @property
+    def _stormy(self) -> bool:
+        return self.loop.now < self._weather.calm_from
+
+
+class Wire:
+    """One connection. When it breaks, both ways break; a message on its way up may still arrive.
+
+    Attributes:
+        whole: whether it can be used.
+    """
+
+    def __init__(
+        self, network: Network, broke: Callable[[], None], ended: Callable[[], None]
+    ) -> None:
+        self.whole = True
+        self._network = network
+        self._broke = broke
+        self._ended = ended
+        self._free = [0.0, 0.0]  # by way: when the last message on it arrives
+
+    def carry(self, way: int, deliver: Callable[[], None]) -> None:
+        """Sends a message: `deliver` is called when it arrives, if it does."""
+        if not self.whole:
+            return
+        network = self._network
+        at = max(self._free[way], network.loop.now + network.latency())
+        self._free[way] = at
+        if network.breaks():
+            self.break_()
+            at += _LATEST * network.rng.random()  # the last copy may arrive after its repeat
+        network.loop.at(at, lambda: self._arrive(way, deliver))
+
+    def break_(self) -> None:
+        """Breaks the connection; its owner finds out a little later."""
+        if self.whole:
+            self.close()
+            self._network.broken += 1
+            self._network.loop.after(self._network.latency(), self._broke)
+
+    def close(self) -> None:
+        """Ends the connection from the side that made it; `broke` is not called."""
+        if self.whole:
+            self.whole = False
+            last = max(self._free[UP], self._network.loop.now) + _LATEST
+            self._network.loop.at(last, self._ended)
+
+    def _arrive(self, way: int, deliver: Callable[[], None]) -> None:
+        if self.whole or (way == UP and self._network.rng.random() < 0.5):
+            deliver()

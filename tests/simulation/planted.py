@@ -1,0 +1,752 @@
+"""Shards, servers and clients with one bug each, which the simulator must find.
+
+Some are mistakes that anybody could make; some were in the real code until the simulator met them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+
+from trireme.ps.client.lanes import Lanes, Request
+from trireme.ps.client.protocol import ClientProtocol, Update
+from trireme.ps.flat import PartBuffer
+from trireme.ps.layout import Layout
+from trireme.ps.messages import (
+    Applied,
+    Attach,
+    Cut,
+    Lease,
+    Load,
+    Push,
+    PushesStaged,
+    Retire,
+    Retired,
+    RoundClose,
+    RoundReady,
+    Span,
+    WorkerProgress,
+)
+from trireme.ps.server.dispatcher import Dispatcher
+from trireme.ps.shard.commit import CommitFollower, CommitLeader
+from trireme.ps.shard.dedup import Pending, PushTable, WorkerRecord
+from trireme.ps.shard.example_ledgers import ExampleBook
+from trireme.ps.shard.half_applied import HalfApplied
+from trireme.ps.shard.instructions import Instruction, Reply, Send
+from trireme.ps.shard.parameters import Tensors, Total, ValuesFactory, make_values
+from trireme.ps.shard.rounds import Decision, Follower, Leader, Live, Member, Round
+from trireme.ps.shard.shard import Shard, _Answer
+from trireme.ps.shard.snapshot_barrier import SnapshotBarrier
+from trireme.ps.termination import Ending
+
+
+class AppliesRepeats(Shard):
+    """A push that was decided is decided again when it is repeated."""
+
+    def push(
+        self, now: float, route: object, push: Push, gradients: PartBuffer
+    ) -> list[Instruction]:
+        record = self._table.records.get(push.worker)
+        if record is not None and push.sequence == record.sequence:
+            record.sequence -= 1
+        return super().push(now, route, push, gradients)
+
+
+class AnswersFirst(Shard):
+    """A push is answered when it has come, and applied at the next tick."""
+
+    def __init__(self, server: int, factory: ValuesFactory = make_values) -> None:
+        super().__init__(server, factory)
+        self.postponed: list[Pending] = []
+
+    def _apply_one(self, pending: Pending) -> None:
+        self.postponed.append(msgspec.structs.replace(pending, gradients=pending.gradients.copy()))
+        self.step += 1
+        self._decide(pending, Applied(self.step))
+        self._withheld[pending.push.worker] = _Answer(pending, Applied(self.step), 0)
+
+    def tick(self, now: float) -> list[Instruction]:
+        for pending in self.postponed:
+            assert self._values is not None
+            self._values.apply(Total(pending.gradients), None, self.step)
+        self.postponed.clear()
+        return super().tick(now)
+
+
+class AppliesStale(Shard):
+    """An update for a closed round goes into the open one."""
+
+    def _consider(self, pending: Pending) -> None:
+        if pending.push.pulled < self.step:
+            pending.push = msgspec.structs.replace(pending.push, pulled=self.step)
+        super()._consider(pending)
+
+
+class IgnoresFence(Shard):
+    """Whoever was once in a view may ask for anything."""
+
+    def __init__(self, server: int, factory: ValuesFactory = make_values) -> None:
+        super().__init__(server, factory)
+        fence = self._participants.fence
+        self._participants.fence = lambda worker, incarnation, view: (  # type: ignore[method-assign]
+            None if worker in self._table.records else fence(worker, incarnation, view)
+        )
+
+
+class AnswersNobodyDropped(Shard):
+    """A worker taken for lost never hears what became of its push."""
+
+    def _drop(self, worker: int) -> list[Reply]:
+        super()._drop(worker)
+        return []
+
+
+class RunsAhead(Shard):
+    """Nobody is ever too far ahead."""
+
+    def _release(self) -> list[Reply]:
+        return [self._answer(self._withheld.pop(worker)) for worker in list(self._withheld)]
+
+
+class NamesOldStep(Shard):
+    """Answers are made before all is done that an event leads to."""
+
+    def _proceed(self) -> list[Instruction]:
+        due, self._due = self._due, []
+        early = [self._answer(answer) for answer in due]
+        return [*early, *super()._proceed()]
+
+
+class _WithParts(Shard):
+    """A shard some of whose collaborators are replaced."""
+
+    book: type[ExampleBook] = ExampleBook
+    hold: type[SnapshotBarrier] = SnapshotBarrier
+    table: type[PushTable] = PushTable
+    ending: type[Ending] = Ending
+    leader: type[Leader] = Leader
+    follower: type[Follower] = Follower
+    commit_leader: type[CommitLeader] = CommitLeader
+    commit_follower: type[CommitFollower] = CommitFollower
+
+    def __init__(self, server: int, factory: ValuesFactory = make_values) -> None:
+        super().__init__(server, factory)
+        self._examples = self.book()
+        self._barrier = self.hold()
+        self._table = self.table()
+        self._ending = self.ending(decides=server == 0)
+
+    def _create(self, request: Attach, layout: Any) -> None:
+        super()._create(request, layout)
+        rule = request.rule
+        servers = layout.spec.servers
+        self._judge = (
+            self.follower(rule, self.server) if self.server else self.leader(rule, servers)
+        )
+        if self._commits is not None:
+            self._commits = (
+                self.commit_follower(self.server) if self.server else self.commit_leader(servers)
+            )
+
+
+class _NeverReleases(ExampleBook):
+    def release(self, worker: int) -> None:
+        pass
+
+
+class KeepsExamplesOfTheLost(_WithParts):
+    """What a worker held when it was started anew is never dealt again."""
+
+    book = _NeverReleases
+
+
+class _NeverGivesBack(ExampleBook):
+    def give_back(self, worker: int, spans: Iterable[Span]) -> None:
+        pass
+
+
+class KeepsExamplesOfTheStale(_WithParts):
+    """What a dropped update was computed from stays with its worker."""
+
+    book = _NeverGivesBack
+
+
+class _DealsAgain(ExampleBook):
+    def lease(self, request: Lease) -> tuple[Span, ...]:
+        return super().lease(msgspec.structs.replace(request, number=0))
+
+
+class LosesLeases(_WithParts):
+    """A lease that is asked for again gets other examples."""
+
+    book = _DealsAgain
+
+
+class _HoldsNothing(SnapshotBarrier):
+    def holds(self, push: Push) -> bool:
+        return False
+
+    def stops_round(self, step: int) -> bool:
+        return False
+
+
+class CutsWithoutHold(_WithParts):
+    """Training goes on between freeze and copy."""
+
+    hold = _HoldsNothing
+
+
+class _ForgetsAll(PushTable):
+    def forget_acknowledged(self, push: Push) -> None:
+        self.records[push.worker].verdicts.clear()
+
+
+class ForgetsVerdicts(_WithParts):
+    """A verdict is forgotten before the worker has it."""
+
+    table = _ForgetsAll
+
+
+class _TakesAllOver(PushTable):
+    def restore(self, rows: Iterable[WorkerProgress]) -> None:
+        self.records = {
+            row.worker: WorkerRecord(row.incarnation, row.sequence, clock=row.sequence)
+            for row in rows
+        }
+
+
+class TakesSequencesOver(_WithParts):
+    """A resumed job goes on counting the pushes of processes that are gone."""
+
+    table = _TakesAllOver
+
+
+class _CountsNobody(Ending):
+    def _others(self, worker: int) -> int:
+        return 0
+
+
+class EndsLate(_WithParts):
+    """More updates are let begin than the job has steps left."""
+
+    ending = _CountsNobody
+
+
+class _WaitsForNobody(Ending):
+    def undecided(self, worker: int, step: int) -> bool:
+        return False
+
+
+class EndsEarly(_WithParts):
+    """Nobody makes the last updates in the place of workers that are lost with theirs."""
+
+    ending = _WaitsForNobody
+
+
+class _StopsAtOnce(Ending):
+    def stop(self, step: int) -> int:
+        self.last = step
+        return step
+
+
+class StopsAtOnce(_WithParts):
+    """The job ends while updates are under way."""
+
+    ending = _StopsAtOnce
+
+
+class _TakesAll(Leader):
+    def judge(self, current: Round, live: Live) -> tuple[list[Send], Decision | None]:
+        told, decision = super().judge(current, live)
+        common = self._common(current, live)
+        if decision is None or len(decision.members) == len(common):
+            return told, decision
+        return self._close(current, Decision(common, 1.0))
+
+
+class TakesAll(_WithParts):
+    """A round takes whatever all servers hold, though fewer make a round."""
+
+    leader = _TakesAll
+
+
+class _AsksNobody(Leader):
+    def _common(self, current: Round, live: Live) -> tuple[Member, ...]:
+        return current.held(live)
+
+
+class _TakesWhatIsThere(Follower):
+    def judge(self, current: Round, live: Live) -> tuple[Sequence[Send], Decision | None]:
+        decision = self._decision
+        if decision is None:
+            return [], None
+        there = tuple(m for m in decision.members if m in current.pending)
+        missing = set(decision.members) - set(there)
+        if any(live.get(worker) == start for worker, start in missing):
+            return [], None
+        return [], Decision(there, decision.scale)
+
+
+class LeaderDecidesAlone(_WithParts):
+    """Server 0 does not ask whether the others have the updates that it counts on."""
+
+    leader = _AsksNobody
+    follower = _TakesWhatIsThere
+
+
+class _ByItself(Follower):
+    """Closes its rounds as server 0 would if it were the only one."""
+
+    def judge(self, current: Round, live: Live) -> tuple[Sequence[Send], Decision | None]:
+        return Leader(self._rule, 1).judge(current, live)
+
+    def hear(self, step: int, message: RoundClose) -> None:
+        pass
+
+
+class _Alone(Leader):
+    def __init__(self, rule: Any, servers: int) -> None:
+        super().__init__(rule, 1)
+
+
+class EachDecidesAlone(_WithParts):
+    """Every server closes a round when it has all updates that it expects."""
+
+    leader = _Alone
+    follower = _ByItself
+
+
+class _KeepsNoCopy(Follower):
+    def drop(self, current: Round, member: Member) -> None:
+        current.pending[member].answered = True
+
+
+class ReadsOverwrittenGradients(_WithParts):
+    """An update is counted on while its worker, which was fenced off, writes the next one there."""
+
+    follower = _KeepsNoCopy
+
+
+class AppliesAtOnce(Shard):
+    """Each server applies an asynchronous push by itself, as one server does."""
+
+    def _create(self, request: Attach, layout: Layout) -> None:
+        super()._create(request, layout)
+        self._commits = None
+
+
+class _ComparesWhatWasTold(HalfApplied):
+    @property
+    def count(self) -> int:
+        known = [set(last) for last in self._last.values()]
+        self._since = {m: self._since[m] for m in self._since if all(m in each for each in known)}
+        return super().count
+
+
+class _Counts(Shard):
+    half_applied: type[HalfApplied] = HalfApplied
+
+    def _create(self, request: Attach, layout: Layout) -> None:
+        super()._create(request, layout)
+        if self._half_applied is not None:
+            self._half_applied = self.half_applied(self.server, layout.spec.servers)
+
+
+class MissesWhoNeverCame(_Counts):
+    """Server 0 compares only what each server knows of a lost worker."""
+
+    half_applied = _ComparesWhatWasTold
+
+
+class _AsksAnybody(CommitLeader):
+    def _lacking(self, pending: Pending) -> list[int]:
+        lacking = super()._lacking(pending)
+        return lacking if len(lacking) == len(self._others) else []
+
+
+class _TakesWhatItHas(CommitFollower):
+    @property
+    def decided(self) -> tuple[Pending, bool] | None:
+        while self._decided and self._decided[0][:2] not in self._staged:
+            self._decided.popleft()
+        return super().decided
+
+
+class CommitsWithoutAll(_WithParts):
+    """Server 0 commits a push that one other server has, and not each."""
+
+    commit_leader = _AsksAnybody
+    commit_follower = _TakesWhatItHas
+
+
+class _ForgetsTheLost(CommitFollower):
+    def drop(self, pending: Pending, view: int) -> None:
+        self._staged.pop(pending.member)
+
+
+class DropsWhatItSaidItHas(_WithParts):
+    """A server drops a push with its worker, though server 0 may have committed it."""
+
+    commit_follower = _ForgetsTheLost
+
+
+class _CommitsTheLost(CommitLeader):
+    def drop(self, pending: Pending, view: int) -> None:
+        pending.answered = True
+
+
+class CommitsTheLost(_WithParts):
+    """Server 0 still commits the push of a worker that is out, which others may have dropped."""
+
+    commit_leader = _CommitsTheLost
+
+
+class _LendsStill(CommitFollower):
+    def drop(self, pending: Pending, view: int) -> None:
+        super().drop(pending, view)
+        kept = self._staged.get(pending.member)
+        if kept is not None:
+            self._staged[pending.member] = msgspec.structs.replace(
+                kept, gradients=pending.gradients
+            )
+
+
+class AppliesOverwrittenPushes(_WithParts):
+    """A push is kept in memory to which its worker, which was fenced off, writes the next one."""
+
+    commit_follower = _LendsStill
+
+
+class LateCopyTakesTheAnswer(Dispatcher[Any]):
+    """What an old connection still brings counts like what the new one has brought."""
+
+    def _supersede(self, link: Any) -> None:
+        pass
+
+
+class NeverRepeats(Dispatcher[Any]):
+    """What was said to another server over a connection that broke is not said again."""
+
+    def opened(self, link: Any) -> None:
+        super().opened(link)
+
+
+class LeadsOverTheFirst(Dispatcher[Any]):
+    """A server is talked to over the first connection that it has made."""
+
+    def opened(self, link: Any) -> Any:
+        before = dict(self._servers)
+        word = super().opened(link)
+        self._servers.update(before)
+        return word
+
+    def closed(self, link: Any) -> bool:
+        return False
+
+    def _check_server(self, link: Any, message: Any) -> None:
+        pass
+
+
+class TakesReadyForClose(Dispatcher[Any]):
+    """A late word of one server is led to where those of another belong."""
+
+    def happen(self, now: float, route: object, message: Any, payload: Any = None) -> Any:
+        if isinstance(message, (RoundReady, PushesStaged)):
+            message = msgspec.structs.replace(message, server=1)
+        return super().happen(now, route, message, payload)
+
+
+class WaitsInOrder(Lanes):
+    """What went wrong with one server is repaired when those before it have answered."""
+
+    def tick(self, now: float) -> list[Any]:
+        for lane in self.waiting[1:]:
+            if lane.due <= now:
+                lane.due = now + 0.1
+        return super().tick(now)
+
+
+class LoadsTwice(Shard):
+    """A repeated load, or that of a chief that takes over late, begins the values anew."""
+
+    def load(self, now: float, route: object, request: Load, tensors: Tensors) -> list[Instruction]:
+        self.loaded = False
+        return super().load(now, route, request, tensors)
+
+
+class WaitsForTheRetired(Shard):
+    """Who trains no more is waited for."""
+
+    def retire(self, now: float, route: object, request: Retire) -> list[Instruction]:
+        return [Reply(route, Retired())]
+
+
+class AppliesWhatTheLostHadHeld(Shard):
+    """What a cut held back is decided after it, though its worker is out by then."""
+
+    def _consider(self, pending: Pending) -> None:
+        record = self._table.records[pending.push.worker]
+        record.pending = pending
+        super()._consider(pending)
+
+
+class CutsTooEarly(Shard):
+    """A copy does not wait for what other servers have decided."""
+
+    def cut(self, now: float, route: object, request: Cut) -> list[Instruction]:
+        return super().cut(now, route, msgspec.structs.replace(request, step=0, decided=()))
+
+
+class ForgetsWhatWasConsumed(Shard):
+    """A resumed job deals examples again that are in the values."""
+
+    def load(self, now: float, route: object, request: Load, tensors: Tensors) -> list[Instruction]:
+        request = msgspec.structs.replace(request, consumed=())
+        return super().load(now, route, request, tensors)
+
+
+class RepeatsGoUnanswered(Shard):
+    """A worker that asks again while its answer is withheld is answered where it asked first."""
+
+    def push(
+        self, now: float, route: object, push: Push, gradients: PartBuffer
+    ) -> list[Instruction]:
+        record = self._table.records.get(push.worker)
+        waiting = None if record is None else record.pending
+        kept = None if waiting is None else waiting.route
+        out = super().push(now, route, push, gradients)
+        if waiting is not None and record is not None and record.pending is waiting:
+            waiting.route = kept
+        return out
+
+
+class AppliesWithoutCounting(Shard):
+    """An update that is applied under a staleness bound or without one makes no step."""
+
+    def _apply_one(self, pending: Pending) -> None:
+        super()._apply_one(pending)
+        if pending.push.sequence % 5 == 0:
+            self.step -= pending.push.steps
+
+
+class _KeepsSequences(PushTable):
+    def admit(self, worker: int, incarnation: int, clock: int) -> WorkerRecord:
+        sequence = self.records[worker].sequence if worker in self.records else 0
+        record = super().admit(worker, incarnation, clock)
+        record.sequence = max(record.sequence, sequence)
+        return record
+
+
+class KeepsSequences(_WithParts):
+    """A worker that was started anew goes on with the numbers of the process before."""
+
+    table = _KeepsSequences
+
+
+class _KeepsVerdicts(PushTable):
+    def admit(self, worker: int, incarnation: int, clock: int) -> WorkerRecord:
+        record = self.records.setdefault(worker, WorkerRecord())
+        kept = dict(record.verdicts)
+        pushed = record.sequence
+        super().admit(worker, incarnation, clock)
+        if incarnation > 1 and kept and not record.sequence:
+            record.verdicts, record.sequence = kept, min(1, pushed)
+        return record
+
+
+class AnswersForTheProcessBefore(_WithParts):
+    """A new process's first push gets the verdict of the old one's."""
+
+    table = _KeepsVerdicts
+
+
+class _BeginsAtZero(PushTable):
+    def admit(self, worker: int, incarnation: int, clock: int) -> WorkerRecord:
+        return super().admit(worker, incarnation, 10**6)
+
+
+class NewcomersAreAhead(_WithParts):
+    """A newcomer counts as further than everybody: it waits for the others, and nobody for it."""
+
+    table = _BeginsAtZero
+
+
+class _ClosesAnother(Follower):
+    def hear(self, step: int, message: RoundClose) -> None:
+        super().hear(message.step, message)
+
+
+class ClosesAnotherRound(_WithParts):
+    """A decision on one round is taken for one on the next."""
+
+    follower = _ClosesAnother
+
+
+class _HearsOld(Leader):
+    def hear(self, step: int, message: RoundReady) -> list[Send]:
+        return super().hear(message.step, message)
+
+
+class HearsOfOldRounds(_WithParts):
+    """What a server has said of an earlier round counts for the open one."""
+
+    leader = _HearsOld
+
+
+class _KeepsHeard(Leader):
+    def begin(self) -> None:
+        self._proposed = ()
+
+
+class RemembersTheRoundBefore(_WithParts):
+    """What servers held in one round they are believed to hold in the next."""
+
+    leader = _KeepsHeard
+
+
+class TakesAnyAnswer(Lanes):
+    """A late answer, of an earlier request, is taken for the one that is due."""
+
+    def heard(self, now: float, server: int, sequence: int, *answer: Any) -> Any:
+        return super().heard(now, server, self.lanes[server].sequence, *answer)
+
+
+class NumbersNothing(Lanes):
+    """A request has the number of the one before: a late answer to that one is believed."""
+
+    def ask(self, now: float, requests: Any, **options: Any) -> Any:
+        for server in requests:
+            self.lanes[server].sequence = 0
+        return super().ask(now, requests, **options)
+
+
+class NeverAsksAgain(Lanes):
+    """What was under way when a connection broke is not sent again."""
+
+    def broke(self, now: float, server: int, error: Any) -> None:
+        super().broke(now, server, error)
+        self.lanes[server].due = math.inf
+
+
+class TakesAnyFence(Lanes):
+    """A fence ends the request, though this worker is in the newest view."""
+
+    def heard(self, now: float, server: int, *answer: Any) -> Any:
+        self._again = False
+        return super().heard(now, server, *answer)
+
+
+class NeverIsOut(Lanes):
+    """Who is out of the job asks on under its old incarnation."""
+
+    def _check_membership(self, number: int, reason: str) -> None:
+        pass
+
+
+class KeepsItsView(Lanes):
+    """What was fenced off is asked again under the view that it was asked under first."""
+
+    def ask(self, now: float, requests: Any, **options: Any) -> Any:
+        number = self.known_view().number
+        fixed = {
+            server: Request(lambda view, r=request: r.build(number), request.payload)
+            for server, request in requests.items()
+        }
+        return super().ask(now, fixed, **options)
+
+
+class CountsRepeats(ClientProtocol):
+    """A push that is sent again is sent as another one."""
+
+    def push(self, *said: Any, **options: Any) -> Any:
+        update, protocol = super().push(*said, **options), self
+
+        class Repeated(Update, frozen=True):
+            def message(self, server: int, view: int, order: Any = ()) -> Push:
+                sent = said_to.get(server, 0)
+                said_to[server] = sent + 1
+                protocol._sequence = max(protocol._sequence, update.sequence + max(0, sent - 1))
+                return msgspec.structs.replace(
+                    Update.message(self, server, view, order),
+                    sequence=update.sequence + max(0, sent - (server == 0)),
+                )
+
+        said_to: dict[int, int] = {}
+        return Repeated(*(getattr(update, name) for name in Update.__struct_fields__))
+
+
+class CountsTwice(ClientProtocol):
+    """A sequence number is used for two pushes, now and then."""
+
+    def push(self, *said: Any, **options: Any) -> Any:
+        if self._sequence % 3 == 2:
+            self._sequence -= 1
+        return super().push(*said, **options)
+
+
+class AcknowledgesTooEarly(ClientProtocol):
+    """A worker says that it has the verdict of the push that it makes."""
+
+    def push(self, *said: Any, **options: Any) -> Any:
+        update = super().push(*said, **options)
+        return msgspec.structs.replace(update, acknowledged=update.sequence)
+
+
+class KeepsSettingsOfTheStale(ClientProtocol):
+    """Hyper-parameters that were dropped with a stale update are not sent again."""
+
+    def wait(self) -> Any:
+        kept = self._hyper
+        result = yield from super().wait()
+        self._hyper = kept
+        return result
+
+
+class KeepsSettingsOfTheOneBefore(ClientProtocol):
+    """Hyper-parameters are sent once, though they change."""
+
+    def push(self, weight: float, hyper: Any, examples: Any, **options: Any) -> Any:
+        return super().push(weight, self._hyper or hyper, examples, **options)
+
+
+class CompletesWhatDiffers(ClientProtocol):
+    """A push that left early is completed, though it is another one than was announced."""
+
+    def completes(self, update: Update) -> bool:
+        self.announced = None
+        return True
+
+
+class NeverLevels(ClientProtocol):
+    """A worker computes from values of different steps."""
+
+    def level(self, steps: list[int]) -> Any:
+        return steps[0]
+        yield
+
+
+class AsksBeforeItSettles(ClientProtocol):
+    """A worker asks for something else while its push is under way, and forgets that."""
+
+    def settle(self) -> Any:
+        return
+        yield
+
+
+class LeasesWithOneNumber(ClientProtocol):
+    """Every lease says that it is the one before."""
+
+    def lease(self, *said: Any, **options: Any) -> Any:
+        self._leases = 0
+        return super().lease(*said, **options)
+
+
+class CutsWhatServer0Has(ClientProtocol):
+    """A copy is of what server 0 has decided, though others have decided more."""
+
+    def freeze(self, token: int) -> Any:
+        frozen = yield from super().freeze(token)
+        return frozen and frozen[:1]

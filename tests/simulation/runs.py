@@ -1,0 +1,99 @@
+"""One schedule from its first view to its end, and beyond: its last copy is loaded and goes on."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+
+import msgspec
+
+from tests.simulation.expected_values import Violation
+from tests.simulation.model import Model, same_state
+from tests.simulation.network import Weather
+from tests.simulation.schedule import Schedule
+from tests.simulation.world import Makers, World, answer_in, joined
+from trireme.cluster.view import View, WorkerEntry
+from trireme.ps.client.protocol import Copy
+from trireme.ps.messages import Attach, Cut, Freeze, Load, Snapshot
+from trireme.ps.shard.instructions import Reply
+from trireme.ps.shard.shard import Shard
+from trireme.ps.snapshot import ModelState
+
+__all__ = ["simulate"]
+
+_RESUMED = 3
+"""One in so many jobs goes on from its last copy."""
+
+
+def simulate(
+    schedule: Schedule,
+    makers: Makers | None = None,
+    note: Callable[[str], None] | None = None,
+) -> Counter[str]:
+    """Runs a job; loads its last copy into another number of servers, and may go on from there.
+
+    Args:
+        schedule: the job.
+        makers: of its servers and clients, where they shall not be the real ones.
+        note: told what happens, line by line.
+
+    Returns:
+        How often what happened.
+
+    Raises:
+        Violation: something happened that must never happen.
+    """
+    makers = makers or Makers()
+    first = World(schedule, makers, note=note)
+    counts = first.run()
+    if first.last is not None:
+        check_reload(schedule, first.last)
+        if schedule.seed % _RESUMED == 0:
+            counts += World(resumed(schedule, first.last), makers, first.last, note).run()
+            counts["resumed"] += 1
+    return counts
+
+
+def resumed(schedule: Schedule, state: ModelState) -> Schedule:
+    """Returns a short job without faults that goes on from a copy, on other servers."""
+    return replace(
+        schedule,
+        servers=schedule.resumed_servers,
+        rule=msgspec.structs.replace(schedule.rule, max_steps=state.step + 3),
+        weather=Weather(),
+        crashes=(),
+        evictions=(),
+        cuts=(),
+        vanishing=None,
+        stop_at=None,
+    )
+
+
+def check_reload(schedule: Schedule, state: ModelState) -> None:
+    """Loads a copy into another number of fresh shards, and copies it from there.
+
+    Raises:
+        Violation: the second copy is not the first.
+    """
+    model = Model(schedule.resumed_servers, schedule.momentum, schedule.seed)
+    copies: Copy = []
+    for server in range(schedule.resumed_servers):
+        shard = Shard(server)
+        shard.view(0.0, View(1, (), (WorkerEntry(0, 1),)))
+        attach = Attach(0, 1, 1, model.layout.spec, model.optimizer, schedule.rule)
+        shard.attach(0.0, None, attach)
+        tensors = model.parts_of(state, server)
+        specs = tuple(spec for spec, _ in tensors)
+        consumed = state.consumed if server == 0 else ()
+        shard.load(0.0, None, Load(0, 1, 1, state.step, specs, state.workers, consumed), tensors)
+        shard.freeze(0.0, None, Freeze(1))
+        instructions = shard.cut(0.0, None, Cut(1, state.step, (), True))
+        snapshot = answer_in(instructions, Snapshot)
+        payload = next(i.payload for i in instructions if isinstance(i, Reply))
+        copies.append((snapshot, payload))
+    if not same_state(joined(model, copies), state):
+        raise Violation(
+            f"a copy of {schedule.servers} servers is another one after it was loaded into "
+            f"{schedule.resumed_servers}"
+        )

@@ -1,0 +1,210 @@
+"""What happens in one simulated job, drawn from a seed: the same seed is the same job."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import msgspec
+
+from tests.simulation.network import Weather
+from trireme.ps.rule import Rule
+
+__all__ = ["MODES", "Crash", "Eviction", "Schedule", "draw"]
+
+
+@dataclass(frozen=True, slots=True)
+class Crash:
+    """A worker's process dies while it sends a push.
+
+    Attributes:
+        worker: whose.
+        push: at which push of this worker's index, from 1.
+        reached: how many servers have been sent their part by then.
+        restart: seconds until its next process joins; None for never.
+    """
+
+    worker: int
+    push: int
+    reached: int
+    restart: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Eviction:
+    """A worker that lives is taken for lost; it joins again once a server has fenced it off.
+
+    Attributes:
+        worker: which.
+        at: when.
+    """
+
+    worker: int
+    at: float
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """One simulated job.
+
+    Attributes:
+        mode: the name of its kind of rule.
+        seed: what it was drawn from; also of all that is drawn while it runs.
+        rule: what its shards go by.
+        workers, servers: how many.
+        resumed_servers: how many servers go on from its last checkpoint.
+        momentum: SGD's; 0 or 0.5, so that all values stay exact.
+        faster_from: the global step from which on the learning rate is 2 and not 1.
+        slower_from: the one from which on it is 1 again; None for never.
+        batch: examples in a worker's batch.
+        think: each worker's mean seconds between two pushes.
+        empty: the chance that a push weighs nothing.
+        early: the chance that a push begins to leave before it is made.
+        weather: the network's.
+        view_delay: the longest time until somebody hears of a new view.
+        crashes, evictions: what becomes of workers.
+        cuts: when a cut is asked for by somebody who pushes nothing.
+        vanishing: when somebody freezes all servers and is never heard of again; None for never.
+        stop_at: when the job is asked to stop; None where `rule.max_steps` ends it.
+    """
+
+    mode: str
+    seed: int
+    rule: Rule
+    workers: int
+    servers: int
+    resumed_servers: int
+    momentum: float
+    faster_from: int
+    batch: int
+    think: tuple[float, ...]
+    empty: float
+    early: float
+    weather: Weather
+    view_delay: float
+    crashes: tuple[Crash, ...] = ()
+    evictions: tuple[Eviction, ...] = ()
+    cuts: tuple[float, ...] = ()
+    vanishing: float | None = None
+    stop_at: float | None = None
+    slower_from: int | None = None
+
+    def rate_at(self, step: int) -> float:
+        """Returns the learning rate for the update on top of a step."""
+        slower = self.slower_from is not None and step >= self.slower_from
+        return 1.0 if step < self.faster_from or slower else 2.0
+
+    def __str__(self) -> str:
+        lines = [f"schedule {self.mode}, seed {self.seed}:"]
+        for name, value in vars(self).items():
+            if name not in ("mode", "seed") and value not in ((), None):
+                shown = value if not isinstance(value, tuple) else ", ".join(map(str, value))
+                lines.append(f"  {name}: {shown}")
+        return "\n".join(lines)
+
+
+def _asynchronous(rng: random.Random, workers: int) -> Rule:
+    return Rule(aggregate=1, staleness=None)
+
+
+def _uncommitted(rng: random.Random, workers: int) -> Rule:
+    return Rule(aggregate=1, staleness=rng.choice((None, 1, 2)), uncommitted=True)
+
+
+def _ssp(rng: random.Random, workers: int) -> Rule:
+    return Rule(aggregate=1, staleness=rng.randint(1, 3))
+
+
+def _sync(rng: random.Random, workers: int) -> Rule:
+    return Rule(aggregate=0, staleness=0)
+
+
+def _backup(rng: random.Random, workers: int) -> Rule:
+    return Rule(aggregate=rng.randint(1, max(1, workers - 1)), staleness=0)
+
+
+def _clip(rng: random.Random, workers: int) -> Rule:
+    aggregate = rng.choice((0, 0, max(1, workers - 1)))
+    return Rule(aggregate=aggregate, staleness=0, clip_norm=rng.choice((300.0, 700.0)))
+
+
+def _deltas(rng: random.Random, workers: int) -> Rule:
+    return Rule(aggregate=0, staleness=0, every=rng.randint(2, 5))
+
+
+MODES: Mapping[str, Callable[[random.Random, int], Rule]] = {
+    "async": _asynchronous,
+    "ssp": _ssp,
+    "uncommitted": _uncommitted,
+    "sync": _sync,
+    "backup": _backup,
+    "clip": _clip,
+    "deltas": _deltas,
+}
+"""How the rule of each kind of job is drawn."""
+
+
+def draw(mode: str, seed: int) -> Schedule:
+    """Returns the schedule of a seed: one in four has no faults at all.
+
+    Raises:
+        KeyError: there is no such mode.
+    """
+    rng = random.Random(f"{mode} {seed}")
+    workers = rng.choice((1, 2, 2, 3, 3, 4))
+    servers = rng.choice((1, 2, 2, 3))
+    rule = MODES[mode](rng, workers)
+    stop_at = rng.uniform(0.2, 2.0) if rng.random() < 0.2 else None
+    faulty = rng.random() < 0.75
+    rounds = rng.randint(2, 5) * (1 if rule.synchronous else workers)
+    steps = rounds * rule.period + rng.randint(0, 2)
+    return Schedule(
+        mode=mode,
+        seed=seed,
+        rule=msgspec.structs.replace(rule, max_steps=None if stop_at is not None else steps),
+        workers=workers,
+        servers=servers,
+        resumed_servers=rng.choice([n for n in (1, 2, 3, 4) if n != servers]),
+        momentum=rng.choice((0.0, 0.5)),
+        faster_from=rng.randint(0, steps),
+        batch=rng.randint(1, 4),
+        think=tuple(rng.choice((0.01, 0.03, 0.2)) for _ in range(workers)),
+        empty=0.1 if rule.synchronous and rng.random() < 0.3 else 0.0,
+        early=rng.choice((0.0, 0.3)),
+        weather=_weather(rng) if faulty else Weather(),
+        view_delay=rng.choice((0.02, 0.2, 1.0)),
+        crashes=_crashes(rng, workers, servers) if faulty else (),
+        evictions=_evictions(rng, workers) if faulty else (),
+        cuts=tuple(sorted(rng.uniform(0.1, 4.0) for _ in range(rng.randint(0, 3)))),
+        vanishing=rng.uniform(0.1, 2.0) if faulty and rng.random() < 0.1 else None,
+        stop_at=stop_at,
+    )
+
+
+def _weather(rng: random.Random) -> Weather:
+    return Weather(
+        latency=rng.choice((0.002, 0.01, 0.05)),
+        slow=rng.choice((0.0, 0.05, 0.2)),
+        breaks=rng.choice((0.0, 0.02, 0.1)),
+        calm_from=10.0,
+    )
+
+
+def _crashes(rng: random.Random, workers: int, servers: int) -> tuple[Crash, ...]:
+    return tuple(
+        Crash(
+            worker=rng.randrange(workers),
+            push=rng.randint(1, 5),
+            reached=rng.randint(0, servers),
+            restart=rng.choice((0.1, 1.0, None)) if workers > 1 else 0.5,
+        )
+        for _ in range(rng.choice((0, 0, 1, 1, 2)))
+    )
+
+
+def _evictions(rng: random.Random, workers: int) -> tuple[Eviction, ...]:
+    return tuple(
+        Eviction(rng.randrange(workers), rng.uniform(0.05, 3.0))
+        for _ in range(rng.choice((0, 0, 0, 1, 2)))
+    )

@@ -1,0 +1,178 @@
+"""Thousands of simulated jobs hold all invariants, and each planted bug is found."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+
+from tests.simulation import MODES, Makers, Violation, draw, planted, simulate
+from tests.simulation.__main__ import main
+
+SCHEDULES = 2000
+PARTS = 5
+"""Into so many tests the schedules of a mode are parted: one that fails shows sooner."""
+
+PLENTY = 400
+"""Within so many schedules every planted bug must show."""
+
+
+@pytest.fixture(autouse=True)
+def small_tensors() -> Iterator[None]:
+    """Threads and gradients only slow down what is as small as this."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    with torch.no_grad():
+        yield
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+@pytest.mark.parametrize("mode", MODES)
+def test_every_invariant_holds(mode: str, part: int) -> None:
+    counts: Counter[str] = Counter()
+    for seed in range(part, SCHEDULES // len(MODES), PARTS):
+        schedule = draw(mode, seed)
+        try:
+            counts += simulate(schedule)
+        except Violation as violation:
+            pytest.fail(f"{violation}\n{schedule}")
+    # That nothing went wrong means little if little happened.
+    for event in ("applied", "duplicate", "fenced", "crashed", "evictions", "broken", "cuts"):
+        assert counts[event] > 30 // PARTS, f"{event}: {counts}"
+    assert counts["resumed"] > 30 // PARTS
+    assert (counts["stale"] > 30 // PARTS) == (mode in ("backup", "clip"))
+    assert (counts["half-applied"] > 0) == (mode == "uncommitted")
+    assert (counts["clipped"] > 30 // PARTS) == (mode == "clip")
+
+
+BUGS: list[tuple[str, Makers]] = [
+    ("async", Makers(shard=planted.AppliesRepeats)),
+    ("async", Makers(shard=planted.AnswersFirst)),
+    ("backup", Makers(shard=planted.AppliesStale)),
+    ("async", Makers(shard=planted.IgnoresFence)),
+    ("sync", Makers(shard=planted.AnswersNobodyDropped)),
+    ("ssp", Makers(shard=planted.RunsAhead)),
+    ("backup", Makers(shard=planted.NamesOldStep)),
+    ("async", Makers(shard=planted.KeepsExamplesOfTheLost)),
+    ("backup", Makers(shard=planted.KeepsExamplesOfTheStale)),
+    ("ssp", Makers(shard=planted.LosesLeases)),
+    ("async", Makers(shard=planted.CutsWithoutHold)),
+    ("sync", Makers(shard=planted.CutsWithoutHold)),
+    ("ssp", Makers(shard=planted.ForgetsVerdicts)),
+    ("sync", Makers(shard=planted.TakesSequencesOver)),
+    ("async", Makers(shard=planted.EndsLate)),
+    ("async", Makers(shard=planted.EndsEarly)),
+    ("ssp", Makers(shard=planted.StopsAtOnce)),
+    ("backup", Makers(shard=planted.TakesAll)),
+    ("sync", Makers(shard=planted.LeaderDecidesAlone)),
+    ("sync", Makers(shard=planted.EachDecidesAlone)),
+    ("backup", Makers(shard=planted.EachDecidesAlone)),
+    ("clip", Makers(shard=planted.ReadsOverwrittenGradients)),
+    ("async", Makers(shard=planted.AppliesAtOnce)),
+    ("ssp", Makers(shard=planted.AppliesAtOnce)),
+    ("async", Makers(shard=planted.CommitsWithoutAll)),
+    ("async", Makers(shard=planted.DropsWhatItSaidItHas)),
+    ("ssp", Makers(shard=planted.CommitsTheLost)),
+    ("uncommitted", Makers(shard=planted.MissesWhoNeverCame)),
+    ("async", Makers(shard=planted.AppliesOverwrittenPushes)),
+    ("async", Makers(dispatcher=planted.NeverRepeats)),
+    ("sync", Makers(dispatcher=planted.LateCopyTakesTheAnswer)),
+    ("sync", Makers(dispatcher=planted.NeverRepeats)),
+    ("async", Makers(dispatcher=planted.LeadsOverTheFirst)),
+    ("async", Makers(dispatcher=planted.TakesReadyForClose)),
+    ("sync", Makers(lanes=planted.WaitsInOrder)),
+    ("backup", Makers(shard=planted.LoadsTwice)),
+    ("async", Makers(shard=planted.WaitsForTheRetired)),
+    ("uncommitted", Makers(shard=planted.AppliesWhatTheLostHadHeld)),
+    ("async", Makers(shard=planted.CutsTooEarly)),
+    ("async", Makers(shard=planted.ForgetsWhatWasConsumed)),
+    ("async", Makers(shard=planted.RepeatsGoUnanswered)),
+    ("async", Makers(shard=planted.AppliesWithoutCounting)),
+    ("async", Makers(shard=planted.KeepsSequences)),
+    ("async", Makers(shard=planted.AnswersForTheProcessBefore)),
+    ("ssp", Makers(shard=planted.NewcomersAreAhead)),
+    ("sync", Makers(shard=planted.ClosesAnotherRound)),
+    ("backup", Makers(shard=planted.HearsOfOldRounds)),
+    ("sync", Makers(shard=planted.RemembersTheRoundBefore)),
+    ("ssp", Makers(lanes=planted.TakesAnyAnswer)),
+    ("ssp", Makers(lanes=planted.NumbersNothing)),
+    ("async", Makers(lanes=planted.NeverAsksAgain)),
+    ("sync", Makers(lanes=planted.TakesAnyFence)),
+    ("async", Makers(lanes=planted.NeverIsOut)),
+    ("sync", Makers(lanes=planted.KeepsItsView)),
+    ("async", Makers(protocol=planted.CountsRepeats)),
+    ("async", Makers(protocol=planted.CountsTwice)),
+    ("ssp", Makers(protocol=planted.AcknowledgesTooEarly)),
+    ("sync", Makers(protocol=planted.KeepsSettingsOfTheOneBefore)),
+    ("async", Makers(protocol=planted.CompletesWhatDiffers)),
+    ("sync", Makers(protocol=planted.CompletesWhatDiffers)),
+    ("backup", Makers(protocol=planted.NeverLevels)),
+    ("async", Makers(protocol=planted.AsksBeforeItSettles)),
+    ("ssp", Makers(protocol=planted.LeasesWithOneNumber)),
+    ("uncommitted", Makers(protocol=planted.CutsWhatServer0Has)),
+]
+
+
+def bug_name(value: object) -> str:
+    if isinstance(value, Makers):
+        made = set(vars(value).values()) - set(vars(Makers()).values())
+        return next(iter(made)).__name__
+    return str(value)
+
+
+@pytest.mark.parametrize(("mode", "makers"), BUGS, ids=bug_name)
+def test_a_planted_bug_is_found(mode: str, makers: Makers) -> None:
+    for seed in range(PLENTY):
+        try:
+            simulate(draw(mode, seed), makers)
+        except (AssertionError, KeyError):  # a violation, or the shard itself stumbles
+            return
+    pytest.fail(f"{PLENTY} schedules went by unnoticed")
+
+
+def test_settings_that_were_dropped_with_a_stale_update_are_sent_again() -> None:
+    """That shows where a learning rate comes again that servers have heard of and forgotten."""
+    makers = Makers(protocol=planted.KeepsSettingsOfTheStale)
+    for seed in range(PLENTY):
+        schedule = draw("backup", seed)
+        schedule = replace(schedule, slower_from=schedule.faster_from + 1)
+        try:
+            simulate(schedule, makers)
+        except Violation:
+            simulate(schedule)
+            return
+    pytest.fail(f"{PLENTY} schedules went by unnoticed")
+
+
+def test_a_seed_is_one_schedule_and_one_run() -> None:
+    assert draw("sync", 7) == draw("sync", 7) != draw("sync", 8)
+    first: list[str] = []
+    second: list[str] = []
+    assert simulate(draw("ssp", 8), note=first.append) == simulate(
+        draw("ssp", 8), note=second.append
+    )
+    assert first == second
+    assert len(first) > 100
+
+
+def test_the_command_line_tells_of_each_mode(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--seeds", "0:28"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[:3] for line in lines] == [[mode, "4", "schedules"] for mode in MODES]
+
+
+def test_the_command_line_shows_a_failing_schedule(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Makers, "__init__", Makers.__init__)
+    defaults = (planted.AnswersFirst, *list(vars(Makers()).values())[1:])
+    monkeypatch.setattr(Makers.__init__, "__defaults__", defaults)
+    assert main(["--seeds", "3", "--mode", "async"]) == 1
+    told = capsys.readouterr().out
+    assert "FAILED" in told
+    assert "schedule async, seed 3:" in told
+    assert "again: python -m tests.simulation --seeds 3 --mode async" in told

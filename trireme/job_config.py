@@ -1,0 +1,273 @@
+"""The configuration of a job: every option, declared once, in one frozen value.
+
+The options of the command line, the environment variables, the keys of the file, and the help are
+derived from the fields of `JobConfig`. `trireme.launch.config.sources` reads them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, Literal, get_args, get_type_hints
+
+import msgspec
+from msgspec import Meta
+
+from trireme.errors import UsageError
+from trireme.mesh import SCHEDULES, Mesh, Schedule
+from trireme.suggestion import suggestion
+
+__all__ = ["CODECS", "OPTIONS", "STRATEGIES", "TASK_OPTIONS", "JobConfig", "Option"]
+
+StrategyName = Literal[
+    "async", "ssp", "sync", "averaging", "diloco", "allreduce", "fsdp", "tensor", "pipeline"
+]
+STRATEGIES: tuple[str, ...] = get_args(StrategyName)
+CODECS = ("none", "fp16", "bf16", "int8", "topk")
+"""The values of `compress` besides `topk:SHARE`. A test compares them with `trireme.wire.codec`."""
+
+_SWITCH = {"yes": "true", "no": "false"}
+_LONGEST = 1e9  # seconds, as infinity is not a valid timeout
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """The description of an option, in addition to the type and default of its field.
+
+    Attributes:
+        metavar: the name of the value in the help; empty for an option without a value.
+        help: one line.
+        expects: the valid values in words, if they do not follow from the type.
+        check: raises ValueError, or `UsageError` with a message of its own, for a value of the
+            right type that is invalid.
+        planned: values that are reserved for later releases.
+        classic: the option's name in older programs.
+        run_only: whether only `trireme run` has the option, and not a single task.
+        field: the name of the field. This and the following are filled in from the declaration.
+        type: the type of the field.
+        default: the default value.
+    """
+
+    metavar: str
+    help: str
+    expects: str = ""
+    check: Callable[[Any], object] = lambda value: None
+    planned: tuple[str, ...] = ()
+    classic: str = ""
+    run_only: bool = False
+    field: str = ""
+    type: Any = None
+    default: Any = None
+
+    @property
+    def name(self) -> str:
+        """The option's name in the file, and on the command line without the leading dashes."""
+        return self.field.replace("_", "-")
+
+    @property
+    def variable(self) -> str:
+        """The option's environment variable."""
+        return f"TRIREME_{self.field.upper()}"
+
+    def read(self, text: str, origin: str) -> Any:
+        """Converts a text to a value of the option.
+
+        Raises:
+            UsageError: the text is not a valid value. The message names the origin.
+        """
+        try:
+            words = text if self.metavar else _SWITCH.get(text.lower(), text)
+            value = msgspec.convert(words, self.type, strict=False)
+            self.check(value)
+        except UsageError as error:
+            raise UsageError(f"{error} ({origin})") from error
+        except ValueError as error:
+            expects = self.expects or _in_words(msgspec.inspect.type_info(self.type))
+            if text in self.planned:
+                raise UsageError(
+                    f"--{self.name} {text} is not built yet ({origin}): it must be {expects}"
+                ) from error
+            known = expects.removeprefix("one of ")
+            close = suggestion(text, known.split(", ")) if known != expects else ""
+            raise UsageError(
+                f"{self.name} is {text!r} ({origin}): it must be {expects}{close}"
+            ) from error
+        return value
+
+
+def _in_words(kind: msgspec.inspect.Type) -> str:
+    """Returns a description of the valid values of a type."""
+    match kind:
+        case msgspec.inspect.Metadata(type=inner):
+            return _in_words(inner)
+        case msgspec.inspect.UnionType(types=kinds):
+            return ", or ".join(filter(None, map(_in_words, kinds)))
+        case msgspec.inspect.LiteralType(values=(word,)):
+            return str(word)
+        case msgspec.inspect.LiteralType(values=words):
+            return f"one of {', '.join(map(str, words))}"
+        case msgspec.inspect.BoolType():
+            return "yes or no"
+        case msgspec.inspect.IntType(ge=least, le=most):
+            return f"a whole number from {least}" + (f" to {most}" if most is not None else "")
+        case msgspec.inspect.FloatType(gt=None, ge=least):
+            return f"a number from {least}"
+        case msgspec.inspect.FloatType(gt=below):
+            return f"a number above {below}"
+    return ""
+
+
+def _first_before_end(steps: str) -> None:
+    first, _, end = steps.partition(":")
+    if int(first) >= int(end):
+        raise ValueError(steps)
+
+
+def _whole_or_share(gpus: float) -> None:
+    if gpus > 1 and gpus != int(gpus):
+        raise ValueError(gpus)
+
+
+Whole = Annotated[int, Meta(ge=0)]
+Positive = Annotated[int, Meta(ge=1)]
+Seconds = Annotated[float, Meta(gt=0, le=_LONGEST)]
+Patience = Annotated[float, Meta(ge=0, le=_LONGEST)]
+Gpus = Annotated[float, Meta(ge=0, le=65536)]
+Port = Annotated[int, Meta(ge=0, le=65535)]
+Steps = Annotated[str, Meta(pattern="^[0-9]+:[0-9]+$")]
+Codec = Annotated[str, Meta(pattern=rf"^({'|'.join(CODECS)}|topk:.+)$")]
+
+
+class JobConfig(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
+):
+    """The options of a job: the same value in its launcher and in each of its tasks.
+
+    None leaves the choice to the program, or to the strategy. `origins` holds, by field, the origin
+    of each value that is not a default.
+    """
+
+    # fmt: off
+    workers: Annotated[Positive | Literal["auto"], Option("N",
+        "how many workers; auto: one for each GPU, or one where there is none (default 1)",
+        run_only=True)] = 1
+    ps: Annotated[Whole, Option("M",
+        "how many parameter servers (default 0: a lone worker keeps the parameters)",
+        run_only=True)] = 0
+    strategy: Annotated[StrategyName | None, Option("NAME",
+        f"{', '.join(STRATEGIES)} (default async with servers, allreduce without)",
+        planned=("graph",))] = None
+    aggregate: Annotated[Positive | None, Option("R",
+        "sync, diloco: how many workers' updates make a round (default all; fewer: backups)",
+        classic="replicas-to-aggregate")] = None
+    staleness: Annotated[Positive | None, Option("K",
+        "ssp, averaging: how many updates a worker may be ahead of the slowest")] = None
+    prefetch: Annotated[bool, Option("",
+        "async, ssp: compute while the previous push is under way (1 more update of staleness)"
+        )] = False
+    uncommitted: Annotated[bool, Option("",
+        "async, ssp: servers apply updates without agreement (some may miss a lost worker's)"
+        )] = False
+    every: Annotated[Positive | None, Option("H",
+        "averaging, diloco: local steps of a worker between two exchanges")] = None
+    mesh: Annotated[str, Option("AXES",
+        "processes inside each worker: pp pipeline stages, tp tensor-parallel, dp or fsdp replicas",
+        check=Mesh.parse, run_only=True)] = ""
+    schedule: Annotated[Schedule | None, Option("NAME",
+        f"of a pipeline: {', '.join(SCHEDULES)} (default the script's choice, 1f1b)",
+        run_only=True)] = None
+    microbatches: Annotated[Positive | None, Option("N",
+        "of a pipeline: the number of micro-batches of each batch (default twice the stages)",
+        run_only=True)] = None
+    transport: Annotated[Literal["auto", "tcp"], Option("NAME",
+        "auto: shared memory between tasks of one host, else tcp; tcp: always (default auto)"
+        )] = "auto"
+    compress: Annotated[Codec, Option("CODEC",
+        "packs pushed gradients: fp16, bf16, int8, topk or topk:SHARE (default none)",
+        expects=f"one of {', '.join(CODECS)}, topk:SHARE")] = "none"
+    overlap: Annotated[Literal["auto", "on", "off"], Option("WHEN",
+        "send pushes while backward runs, over tcp; auto: where it pays (default auto)")] = "auto"
+    profile: Annotated[Steps | None, Option("STEPS",
+        "trace these steps of each worker, such as 10:15, into RUN/traces",
+        expects="FIRST:END, such as 10:15", check=_first_before_end)] = None
+    metrics_port: Annotated[Port | None, Option("PORT",
+        "serve Prometheus metrics: the coordinator at PORT, servers and workers above; 0: any port",
+        expects="a port, or 0")] = None
+    metrics_host: Annotated[str, Option("ADDRESS",
+        "the address of the metrics ports (default 127.0.0.1: this host only)")] = "127.0.0.1"
+    run_dir: Annotated[str | None, Option("DIR",
+        "the directory of the job's checkpoints, records and logs")] = None
+    max_restarts: Annotated[Whole, Option("N",
+        "how often each worker is started again when it fails, and the whole job when a server or "
+        "the coordinator dies (default 0)", run_only=True)] = 0
+    join_timeout: Annotated[Seconds, Option("SECONDS",
+        "how long the tasks of a job wait for each other to join (default 300)")] = 300.0
+    progress_timeout: Annotated[Patience, Option("SECONDS",
+        "go on without a worker that makes no step for so long; 0: never (default 600)"
+        )] = 600.0
+    allow_plaintext: Annotated[bool, Option("",
+        "allow unencrypted traffic between hosts, for networks that you trust"
+        )] = False
+    on: Annotated[Literal["local", "ray"], Option("ENGINE",
+        "where tasks run: local: this host; ray: the nodes of a Ray cluster (default local)",
+        planned=("slurm",), run_only=True)] = "local"
+    ray_address: Annotated[str, Option("ADDRESS",
+        "ray: the cluster's head, host:port; auto: the cluster of this host (default auto)",
+        run_only=True)] = "auto"
+    ray_cpus_per_worker: Annotated[Positive, Option("C",
+        "ray: cores reserved for each worker, which uses as many threads (default 1)",
+        run_only=True)] = 1
+    ray_gpus_per_worker: Annotated[Gpus, Option("G",
+        "ray: GPUs reserved for each worker, which sees no others (default 0)",
+        expects="a whole number from 0, or a share of one GPU", check=_whole_or_share,
+        run_only=True)] = 0.0
+    ray_pack_workers: Annotated[bool, Option("",
+        "ray: place workers on as few nodes as possible, not on as many", run_only=True)] = False
+    # fmt: on
+    origins: dict[str, str] = {}
+
+    def origin(self, field: str) -> str:
+        """Returns the origin of a field's value, such as `command line`."""
+        return self.origins.get(field, "default")
+
+    def replaced(self, origin: str, **values: Any) -> JobConfig:
+        """Returns a copy with some values replaced, whose origin is `origin`."""
+        origins = self.origins | dict.fromkeys(values, origin)
+        return msgspec.structs.replace(self, **values, origins=origins)
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """Every value by the option's name."""
+        return {option.name: getattr(self, option.field) for option in OPTIONS}
+
+    @property
+    def inside(self) -> int:
+        """The number of processes that hold one model; with servers, those of each worker."""
+        return Mesh.parse(self.mesh).size
+
+    def lines(self) -> list[str]:
+        """Returns one line for each option, with name, value and origin."""
+        shown = {name: "-" if value is None else str(value) for name, value in self.values.items()}
+        width, value_width = max(map(len, shown)), max(map(len, shown.values()))
+        return [
+            f"{option.name:<{width}}  {shown[option.name]:<{value_width}}  "
+            f"{self.origin(option.field)}"
+            for option in OPTIONS
+        ]
+
+
+def _declared() -> tuple[Option, ...]:
+    hints = get_type_hints(JobConfig, include_extras=True)
+    defaults = {field.name: field.default for field in msgspec.structs.fields(JobConfig)}
+    return tuple(
+        replace(option, field=name, type=hint, default=defaults[name])
+        for name, hint in hints.items()
+        for option in getattr(hint, "__metadata__", ())
+        if isinstance(option, Option)
+    )
+
+
+OPTIONS = _declared()
+"""Every option of a job, in the order of the help."""
+TASK_OPTIONS = tuple(option for option in OPTIONS if not option.run_only)
+"""The options of a task that is started by hand."""

@@ -1,0 +1,1 @@
+"""The configuration of a job: the sources of its values, what each task receives, the secret."""

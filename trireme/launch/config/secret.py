@@ -1,0 +1,227 @@
+"""The job's secret, which two tasks must share before they talk to each other.
+
+It never appears on a command line, where every user of the machine could read it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import secrets
+import stat
+import string
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from trireme.errors import ConfigurationError
+
+__all__ = [
+    "SECRET_VARIABLE",
+    "find_secret",
+    "fresh_secret",
+    "read_secret",
+    "receive_secret",
+    "secret_descriptor",
+    "user_secret",
+]
+
+SECRET_VARIABLE = "TRIREME_SECRET"
+BITS = 128
+DISTINCT = 8
+"""The least number of different characters in a random text of `BITS` bits."""
+
+ALPHABETS = (
+    string.digits,
+    "0123456789abcdef",
+    string.ascii_lowercase,
+    string.ascii_lowercase + string.digits,
+    string.ascii_letters,
+    string.ascii_letters + string.digits,
+    string.ascii_letters + string.digits + "-_+/=",
+)
+PRINTABLE = 95
+MARK = "trireme secret"
+
+
+def fresh_secret() -> str:
+    """Returns the text of a new secret of 256 bits, as it stands in a file for `read_secret`."""
+    return secrets.token_hex(32)
+
+
+def find_secret(
+    file: Path | None, environ: Mapping[str, str], *, loopback: bool
+) -> tuple[str, str]:
+    """Returns the secret of a job started by hand, in hexadecimal digits, and its origin.
+
+    Args:
+        file: the file that the user named; None for none.
+        environ: the environment, which may hold `TRIREME_SECRET`.
+        loopback: whether every task of the job is on this host. If so, and no secret was given,
+            a file of this user's serves, which is created when it is first needed.
+
+    Raises:
+        ConfigurationError: no secret was given and one is needed, or it is too short, or its
+            file cannot be read.
+    """
+    if file is not None:
+        return read_secret(file), f"file {file}"
+    if SECRET_VARIABLE in environ:
+        text = environ[SECRET_VARIABLE].strip()
+        return _checked(text, SECRET_VARIABLE), f"environment {SECRET_VARIABLE}"
+    if not loopback:
+        raise ConfigurationError(
+            "the tasks of this job are on several hosts, and no secret was given: write one into "
+            "a file of yours alone (`(umask 077; openssl rand -hex 32 > job.secret)`), copy it to "
+            f"every host and give each task --secret-file job.secret, or set {SECRET_VARIABLE}"
+        )
+    return _user_secret(environ)
+
+
+def read_secret(path: Path) -> str:
+    """Returns the secret whose text is in a file, in hexadecimal digits.
+
+    Raises:
+        ConfigurationError: the file cannot be read; other users can read it; or the secret has
+            less than 128 bits, so that it could be guessed.
+    """
+    try:
+        with path.open(encoding="utf-8") as file:
+            mode = os.fstat(file.fileno())
+            text = file.read().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"the secret cannot be read from {path}: {error}") from error
+    if mode.st_uid not in (os.getuid(), 0) or mode.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+        raise ConfigurationError(
+            f"the secret in {path} can be read by other users of this machine: they may have it "
+            f"already. Make a new one that only you can read: `(umask 077; openssl rand -hex 32 > "
+            f"{path}.new)`"
+        )
+    return _checked(text, str(path))
+
+
+def _checked(text: str, origin: str) -> str:
+    bits = _most_bits(text)
+    if bits < BITS:
+        raise ConfigurationError(
+            f"the secret in {origin} can be guessed: its {len(text)} characters hold {bits:.0f} "
+            f"bits at most, and {BITS} are needed; `openssl rand -hex 32` makes a good one"
+        )
+    return text.encode().hex()
+
+
+def _most_bits(text: str) -> float:
+    """Returns how many random bits a text can hold, from its length and its kinds of characters."""
+    characters = set(text)
+    if len(characters) < DISTINCT:
+        return float(len(characters))
+    sizes = (len(a) for a in ALPHABETS if characters <= set(a) or characters <= set(a.upper()))
+    return len(text) * math.log2(min(sizes, default=PRINTABLE))
+
+
+# From a launcher to its task ---------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def secret_descriptor(secret: str, job: str) -> Iterator[int | None]:
+    """Gives a descriptor that a task inherits and reads its secret from; None without a secret.
+
+    An environment variable would be inherited by every process that the task starts, and the
+    system would show it.
+
+    Args:
+        secret: in hexadecimal digits.
+        job: the job's id.
+    """
+    if not secret:
+        yield None
+        return
+    with _nameless_file() as fd:
+        os.write(fd, f"{MARK} {job} {secret}".encode())
+        yield fd
+
+
+@contextlib.contextmanager
+def _nameless_file() -> Iterator[int]:
+    if not hasattr(os, "memfd_create"):
+        with tempfile.TemporaryFile(buffering=0) as file:
+            yield file.fileno()
+        return
+    fd = os.memfd_create("trireme-secret")
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def receive_secret(fd: int, job: str) -> str:
+    """Returns the secret that a launcher left in a descriptor, and stops children inheriting it.
+
+    Raises:
+        ConfigurationError: the descriptor holds no secret, because this process is not the task
+            itself but was started by it.
+    """
+    try:
+        words = os.pread(fd, 4096, 0).decode("ascii", "replace").rpartition(" ")
+        os.set_inheritable(fd, False)
+    except OSError:
+        words = ("", "", "")
+    if words[0] != f"{MARK} {job}":
+        raise ConfigurationError(
+            "this process was started by a task of a job, and is not that task: start it without "
+            "the environment variable TRIREME_TASK, to have it train by itself"
+        )
+    return words[2]
+
+
+def user_secret_path(environ: Mapping[str, str]) -> Path:
+    """Returns the path of this user's own secret, by the XDG base directory specification."""
+    base = environ.get("XDG_CONFIG_HOME", "")
+    home = Path(base) if os.path.isabs(base) else Path.home() / ".config"
+    return home / "trireme" / "secret"
+
+
+def _user_secret(environ: Mapping[str, str]) -> tuple[str, str]:
+    path = user_secret_path(environ)
+    return user_secret(path), f"file {path}"
+
+
+def user_secret(path: Path) -> str:
+    """Returns this user's own secret, in hexadecimal digits; creates the file if there is none.
+
+    Several processes that create it at the same time all return the same secret.
+
+    Raises:
+        ConfigurationError: the file cannot be created or read, or other users can read it.
+    """
+    try:
+        if not path.exists():
+            _create(path)
+        mode = path.stat()
+    except OSError as error:
+        raise ConfigurationError(
+            f"no secret was given, and {path} cannot be made: {error}. Give one with "
+            f"--secret-file or {SECRET_VARIABLE}"
+        ) from error
+    if mode.st_uid != os.getuid() or mode.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+        raise ConfigurationError(
+            f"{path} must belong to you and be readable by nobody else: remove it, and a new one "
+            "is made"
+        )
+    return read_secret(path)
+
+
+def _create(path: Path) -> None:
+    """Writes a new secret to `path`, unless another process has done so by now."""
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=".secret-")  # mode 0600
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(fresh_secret() + "\n")
+        try:
+            os.link(name, path)  # unlike a rename, fails if the file is there
+        except FileExistsError:
+            return
+    finally:
+        os.unlink(name)

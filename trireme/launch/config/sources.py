@@ -1,0 +1,149 @@
+"""Reads the configuration of a job from command line, environment and file, in this order."""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from trireme.errors import ConfigurationError, UsageError
+from trireme.job_config import OPTIONS, JobConfig, Option
+from trireme.suggestion import suggestion
+
+__all__ = ["OTHER_VARIABLES", "REMOVED", "check_removed", "read_config", "read_file"]
+
+REMOVED: Mapping[str, str] = {
+    "host-aggregator": "leave it out, and each worker pushes by itself; with trireme run, "
+    "--mesh dp=K makes the K processes of a host one worker, which averages their gradients and "
+    "pushes once",
+}
+"""Options that were removed, and what to do instead."""
+
+OTHER_VARIABLES = ("TRIREME_TASK", "TRIREME_SECRET", "TRIREME_LAUNCH")
+"""The variables that are read from the environment and are no options."""
+
+_PREFIX = "TRIREME_"
+_ALIKE = (
+    0.75  # `WORKRS` and `WORKERS` are 0.92 alike; `DATA`, which is no option, and `TASK` are 0.5
+)
+
+
+def read_config(
+    command_line: Mapping[str, str | None],
+    environ: Mapping[str, str],
+    file: tuple[str, Mapping[str, str]] | None,
+    options: Sequence[Option] = OPTIONS,
+) -> JobConfig:
+    """Returns the configuration, with each value's origin.
+
+    Args:
+        command_line: the text of each option that was given, by its field.
+        environ: the environment.
+        file: the name of the configuration file and the text of each option in it, by its field,
+            if there is one.
+        options: the options to look for; the others keep their defaults.
+
+    Raises:
+        UsageError: an option does not accept its value, or the name of an environment variable is
+            nearly that of an option, or that of an option that was removed.
+    """
+    _check_variables(environ)
+    origin, file_values = file if file is not None else ("", {})
+    values, origins = {}, {}
+    for option in options:
+        for source, text in (
+            ("command line", command_line.get(option.field)),
+            (f"environment {option.variable}", environ.get(option.variable) or None),
+            (f"file {origin}", file_values.get(option.field)),
+        ):
+            if text is not None:
+                values[option.field] = option.read(text, source)
+                origins[option.field] = source
+                break
+    return JobConfig(**values, origins=origins)
+
+
+def _check_variables(environ: Mapping[str, str]) -> None:
+    """Refuses the variable of a removed option, and one that looks like a misspelt option.
+
+    Raises:
+        UsageError: there is such a variable; says what to do instead, or what it may have meant.
+    """
+    known = [*(option.variable for option in OPTIONS), *OTHER_VARIABLES]
+    # Without the common prefix, which would make any two names similar.
+    words = [each.removeprefix(_PREFIX) for each in known]
+    for name, value in environ.items():
+        if not name.startswith(_PREFIX) or name in known:
+            continue
+        if value:
+            removed = name.removeprefix(_PREFIX).lower().replace("_", "-")
+            check_removed(removed, f"the environment sets {name}")
+        close = difflib.get_close_matches(name.removeprefix(_PREFIX), words, n=1, cutoff=_ALIKE)
+        if close:
+            raise UsageError(
+                f"the environment sets {name}, which is no option (did you mean "
+                f"{_PREFIX}{close[0]}?): correct it, or unset it"
+            )
+
+
+def check_removed(name: str, source: str) -> None:
+    """Checks that an unknown option is not one that was removed.
+
+    Args:
+        name: the option's name, with dashes and without those before it.
+        source: what sets the option, for the message.
+
+    Raises:
+        ConfigurationError: it was removed; the message says what to do instead.
+    """
+    if name in REMOVED:
+        raise ConfigurationError(f"{source}: the option {name} was removed; {REMOVED[name]}")
+
+
+def read_file(named: str | None, directory: Path) -> tuple[str, dict[str, str]] | None:
+    """Reads the configuration file: the named one, else the one of the directory.
+
+    The directory's file is `trireme.toml`, else the table `[tool.trireme]` of `pyproject.toml`.
+
+    Returns:
+        The file's name and the text of each option in it, by its field; None where there is no
+        file.
+
+    Raises:
+        ConfigurationError: the named file does not exist, a file is not TOML, or it sets an
+            option that does not exist.
+    """
+    if named is not None:
+        return named, _options(Path(named), _load(Path(named)))
+    own, project = directory / "trireme.toml", directory / "pyproject.toml"
+    if own.is_file():
+        return own.name, _options(own, _load(own))
+    if project.is_file():
+        tool = _load(project).get("tool", {})
+        table = tool.get("trireme") if isinstance(tool, dict) else None
+        if isinstance(table, dict):
+            return project.name, _options(project, table)
+    return None
+
+
+def _load(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigurationError(f"the configuration {path} cannot be read: {error}") from error
+
+
+def _options(path: Path, table: Mapping[str, Any]) -> dict[str, str]:
+    known = {option.name: option.field for option in OPTIONS}
+    file_values = {}
+    for key, value in table.items():
+        name = key.replace("_", "-")
+        if name not in known:
+            check_removed(name, f"{path} sets {key}")
+            raise ConfigurationError(
+                f"{path} sets {key}, which is no option{suggestion(name, known)}"
+            )
+        file_values[known[name]] = str(value)
+    return file_values

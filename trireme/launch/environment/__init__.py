@@ -1,0 +1,1 @@
+"""Finds out from the environment which task this process is, whatever launcher started it."""

@@ -1,0 +1,308 @@
+"""Reads the environment variables that torchrun, mpirun and Slurm's srun set for each process.
+
+Pure. Each process is a worker, and all of them hold one model together: these launchers know no
+parameter servers.
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from trireme.errors import ConfigurationError
+from trireme.launch.command import LOOPBACK
+from trireme.launch.environment.nodelist import expand
+
+__all__ = [
+    "LAUNCHER_VARIABLES",
+    "RANK_VARIABLES",
+    "TORCHRUN",
+    "LaunchedProcess",
+    "find_launched_process",
+]
+
+TORCHRUN = "torchrun"
+SLURM = "Slurm"
+PMI = "MPI"
+
+FIRST_PORT, PORTS = 12000, 16000
+"""The range from which a port is derived for a job without one. It lies below the ports that
+systems give to clients."""
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchedProcess:
+    """One of the processes that another launcher has started together.
+
+    Attributes:
+        launcher: the launcher's name.
+        rank: the process's rank, from 0.
+        size: the number of processes.
+        local_rank: the rank among the processes of this host.
+        local_size: the number of processes on this host, as far as it is known; at least 1.
+        address: `host:port` at which the processes meet; empty for a single process.
+        prefix: the prefix of their keys in the store, where the launcher serves the store; empty
+            where rank 0 does.
+        job: the launcher's name for the job; empty where it has none.
+        cores: how many cores this process may use; None where the launcher does not limit them.
+    """
+
+    launcher: str
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    address: str = ""
+    prefix: str = ""
+    job: str = ""
+    cores: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Launcher:
+    """The names of one launcher's variables. Of several with one meaning the first one set counts.
+
+    Attributes:
+        name: the launcher's name.
+        rank, size, local_rank, local_size: the variables with the process's rank and so on.
+        job: the variables with the launcher's name for the job.
+    """
+
+    name: str
+    rank: str
+    size: tuple[str, ...]
+    local_rank: str
+    local_size: str
+    job: tuple[str, ...]
+
+
+_LAUNCHERS = (
+    # Inner launchers before outer ones: the last one to start has set variables for this process.
+    _Launcher(
+        TORCHRUN,
+        "RANK",
+        ("WORLD_SIZE",),
+        "LOCAL_RANK",
+        "LOCAL_WORLD_SIZE",
+        ("TORCHELASTIC_RUN_ID",),
+    ),
+    _Launcher(
+        "Open MPI",
+        "OMPI_COMM_WORLD_RANK",
+        ("OMPI_COMM_WORLD_SIZE",),
+        "OMPI_COMM_WORLD_LOCAL_RANK",
+        "OMPI_COMM_WORLD_LOCAL_SIZE",
+        ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"),
+    ),
+    _Launcher(
+        PMI, "PMI_RANK", ("PMI_SIZE",), "MPI_LOCALRANKID", "MPI_LOCALNRANKS", ("SLURM_JOB_ID",)
+    ),
+    _Launcher(
+        SLURM,
+        "SLURM_PROCID",
+        ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "SLURM_NPROCS"),
+        "SLURM_LOCALID",
+        "SLURM_STEP_TASKS_PER_NODE",
+        ("SLURM_JOB_ID", "SLURM_JOBID"),
+    ),
+)
+
+RANK_VARIABLES = tuple(launcher.rank for launcher in _LAUNCHERS)
+"""The variables that hold a process's rank."""
+
+LAUNCHER_VARIABLES = tuple(
+    name for launcher in _LAUNCHERS for name in (launcher.rank, *launcher.size)
+)
+"""A process in which none of these is set was started by none of the launchers."""
+
+_NODELISTS = ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST")
+
+_STEP_VARIABLES = (
+    "SLURM_STEP_ID",
+    "SLURM_STEP_NUM_TASKS",
+    "SLURM_STEP_NODELIST",
+    "SLURM_LAUNCH_NODE_IPADDR",
+)
+"""Variables that srun sets and sbatch does not."""
+
+
+def find_launched_process(
+    environ: Mapping[str, str], only: str | None = None
+) -> LaunchedProcess | None:
+    """Returns this process as its launcher describes it; None if no known launcher started it.
+
+    Args:
+        environ: the environment; an empty variable counts as not set.
+        only: the one launcher to look for; None for any.
+
+    Raises:
+        ConfigurationError: some of the variables are missing, or contradict each other.
+    """
+    variables = {name: value for name, value in environ.items() if value.strip()}
+    for launcher in _LAUNCHERS:
+        if only in (None, launcher.name) and _started(launcher, variables):
+            return _launched_process(launcher, variables)
+    return None
+
+
+def _started(launcher: _Launcher, variables: Mapping[str, str]) -> bool:
+    if launcher.name == PMI and _set_by_srun(variables):
+        return False
+    if launcher.name != SLURM:
+        return any(name in variables for name in (launcher.rank, *launcher.size))
+    # A batch script finds SLURM_PROCID=0 and the job's SLURM_NTASKS too, and is one process.
+    address_set = "MASTER_ADDR" in variables and "MASTER_PORT" in variables
+    in_step = address_set or any(name in variables for name in _STEP_VARIABLES)
+    return launcher.rank in variables and (in_step or variables[launcher.rank].strip() != "0")
+
+
+def _set_by_srun(variables: Mapping[str, str]) -> bool:
+    """Whether srun has set MPI's variables: its own variables say more."""
+    pairs = (("PMI_RANK", "SLURM_PROCID"), ("PMI_SIZE", "SLURM_STEP_NUM_TASKS"))
+    return all(
+        slurms in variables and variables.get(name) == variables[slurms] for name, slurms in pairs
+    )
+
+
+def _launched_process(launcher: _Launcher, variables: Mapping[str, str]) -> LaunchedProcess:
+    size_name = next((name for name in launcher.size if name in variables), launcher.size[0])
+    size = _number(launcher, variables, size_name, least=1)
+    rank = _number(launcher, variables, launcher.rank)
+    if rank >= size:
+        raise ConfigurationError(
+            f"{launcher.rank} is {rank} and {size_name} is {size} ({launcher.name}): ranks go from "
+            f"0 to {size - 1}: set both anew, or unset both to run this process alone"
+        )
+    local_rank = _number(launcher, variables, launcher.local_rank, default=rank)
+    local_size = _local_size(launcher, variables, size)
+    if local_rank >= size:
+        raise ConfigurationError(
+            f"{launcher.local_rank} is {local_rank} and {size_name} is {size} ({launcher.name}): "
+            "no host has more processes than there are: set both anew, or unset them"
+        )
+    job = next((variables[name] for name in launcher.job if name in variables), "")
+    if launcher.name == SLURM and job:
+        job = f"{job}.{variables.get('SLURM_STEP_ID', 0)}"
+    return LaunchedProcess(
+        launcher=launcher.name,
+        rank=rank,
+        size=size,
+        local_rank=local_rank,
+        local_size=local_size,
+        address=_address(launcher, variables, size, local_size, job) if size > 1 else "",
+        prefix=_prefix(variables) if launcher.name == TORCHRUN and size > 1 else "",
+        job=job,
+        cores=_cores(launcher, variables),
+    )
+
+
+def _number(
+    launcher: _Launcher,
+    variables: Mapping[str, str],
+    name: str,
+    *,
+    least: int = 0,
+    default: int | None = None,
+) -> int:
+    text = variables.get(name, "").strip()
+    if not text and default is not None:
+        return default
+    if not text:
+        raise ConfigurationError(
+            f"{name} is not set, and other variables of {launcher.name}'s are: it sets "
+            f"{launcher.rank} and {launcher.size[0]} for each process; set what is missing, or "
+            "unset them all to run this process alone"
+        )
+    if not re.fullmatch(r"[0-9]{1,9}", text) or int(text) < least:
+        raise ConfigurationError(
+            f"{name} is {text[:40]!r} ({launcher.name}): it must be a whole number from {least}: "
+            f"start the program with {launcher.name}, or unset its variables"
+        )
+    return int(text)
+
+
+def _local_size(launcher: _Launcher, variables: Mapping[str, str], size: int) -> int:
+    if launcher.name != SLURM:
+        # mpirun starts all processes on this host unless it says otherwise; torchrun may not.
+        default = 1 if launcher.name == TORCHRUN else size
+        return min(
+            _number(launcher, variables, launcher.local_size, least=1, default=default), size
+        )
+    # Such as 2(x3),1. The first node's number serves to divide the cores.
+    found = re.match(r"[0-9]{1,9}", variables.get(launcher.local_size, ""))
+    count = int(found[0]) if found else (size if len(_nodes(variables)) == 1 else 1)
+    return max(1, min(count, size))
+
+
+def _cores(launcher: _Launcher, variables: Mapping[str, str]) -> int | None:
+    if launcher.name != SLURM or "SLURM_CPUS_PER_TASK" not in variables:
+        return None
+    return _number(launcher, variables, "SLURM_CPUS_PER_TASK", least=1)
+
+
+def _prefix(variables: Mapping[str, str]) -> str:
+    """Returns the prefix of this start's keys in a store that torchrun keeps over restarts."""
+    if variables.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        return ""
+    restart = variables.get("TORCHELASTIC_RESTART_COUNT", "0")
+    return f"trireme/{restart}/{variables['WORLD_SIZE'].strip()}"
+
+
+# The address of rank 0 ---------------------------------------------------------------------------
+
+
+def _address(
+    launcher: _Launcher, variables: Mapping[str, str], size: int, local_size: int, job: str
+) -> str:
+    host = variables.get("MASTER_ADDR", "").strip() or _host(launcher, variables, size, local_size)
+    if re.search(r"[\s/]", host):
+        raise ConfigurationError(
+            f"MASTER_ADDR is {host!r}: it must be the name or the address of rank 0's host"
+        )
+    port = _port(variables, job)
+    return f"[{host.strip('[]')}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _host(launcher: _Launcher, variables: Mapping[str, str], size: int, local_size: int) -> str:
+    """Returns rank 0's host where `MASTER_ADDR` does not name it."""
+    nodes, together = _nodes(variables), local_size == size and launcher.name != SLURM
+    if len(nodes) == 1 or (together and launcher.local_size in variables):
+        return LOOPBACK
+    if nodes:
+        return nodes[0]
+    if launcher.name == SLURM and "SLURM_LAUNCH_NODE_IPADDR" in variables:
+        # The node where srun runs, which is the first node of a batch job.
+        return variables["SLURM_LAUNCH_NODE_IPADDR"].strip()
+    if together:
+        return LOOPBACK
+    raise ConfigurationError(
+        f"MASTER_ADDR is not set, and {launcher.name} does not say on which host rank 0 of "
+        f"{size} is: set MASTER_ADDR to that host, and MASTER_PORT to a free port there, for every "
+        "process"
+    )
+
+
+def _nodes(variables: Mapping[str, str]) -> list[str]:
+    name = next((name for name in _NODELISTS if name in variables), "")
+    if not name:
+        return []
+    try:
+        return expand(variables[name].strip())
+    except ConfigurationError as error:
+        raise ConfigurationError(
+            f"{name}: {error}: set MASTER_ADDR to the host of rank 0, and unset {name}"
+        ) from error
+
+
+def _port(variables: Mapping[str, str], job: str) -> int:
+    text = variables.get("MASTER_PORT", "").strip()
+    if not text:
+        return FIRST_PORT + zlib.crc32(job.encode("utf-8", "replace")) % PORTS
+    if not re.fullmatch(r"[0-9]{1,5}", text) or not 0 < int(text) < 65536:
+        raise ConfigurationError(
+            f"MASTER_PORT is {text[:40]!r}: it must be a port, from 1 to 65535, that is free on "
+            "the host of rank 0; or unset it to have one derived from the job's id"
+        )
+    return int(text)

@@ -1,0 +1,126 @@
+"""Reads `TF_CONFIG`, which describes cluster and task in the environment of TensorFlow's programs.
+
+Pure. TensorFlow's chief becomes worker 0, and its workers follow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import msgspec
+
+from trireme.cluster.spec import ClusterSpec
+from trireme.errors import ConfigurationError
+from trireme.launch.environment.process_launchers import LaunchedProcess
+from trireme.suggestion import suggestion
+
+__all__ = ["TF_VARIABLE", "TfTask", "read_tf_config", "tf_launched_process"]
+
+TF_VARIABLE = "TF_CONFIG"
+
+_CHIEFS = ("chief", "master")
+_JOBS = (*_CHIEFS, "worker", "ps")
+
+
+class _Task(msgspec.Struct):
+    type: str = ""
+    index: int = 0
+
+
+class _Config(msgspec.Struct):
+    cluster: dict[str, list[str]] = {}
+    task: _Task = msgspec.field(default_factory=_Task)
+
+
+@dataclass(frozen=True, slots=True)
+class TfTask:
+    """One task of the cluster, in Trireme's terms.
+
+    Attributes:
+        role: the task's role.
+        index: its index among the tasks of this role.
+        workers: the addresses of the workers, `host:port`, the chief's first.
+        ps: the addresses of the parameter servers.
+    """
+
+    role: Literal["worker", "ps"]
+    index: int
+    workers: tuple[str, ...]
+    ps: tuple[str, ...]
+
+
+def read_tf_config(text: str) -> TfTask | None:
+    """Returns the task that `TF_CONFIG` describes; None if it names no cluster.
+
+    Raises:
+        ConfigurationError: it is not JSON, has a task of an unknown type, or lacks this task in
+            its cluster.
+    """
+    try:
+        config = msgspec.json.decode(text, type=_Config, strict=False)
+    except (msgspec.MsgspecError, RecursionError, UnicodeError) as error:
+        raise _wrong(
+            f"cannot be read: {error}",
+            'it is JSON such as {"cluster": {"worker": ["a:2222", "b:2222"]}, '
+            '"task": {"type": "worker", "index": 0}}',
+        ) from error
+    if not any(config.cluster.values()):
+        return None
+    for job in config.cluster:
+        _check_job(job, "has tasks of the type")
+    chiefs = [address for job in _CHIEFS for address in config.cluster.get(job, [])]
+    if len(chiefs) > 1:
+        raise _wrong(f"has {len(chiefs)} chiefs", "name one, and the others as workers")
+    workers = (*chiefs, *config.cluster.get("worker", []))
+    ps = tuple(config.cluster.get("ps", []))
+    role, index = _which(config, chiefs)
+    try:
+        ClusterSpec(ps=ps, worker=workers).check_task(role, index)
+    except ConfigurationError as error:
+        raise _wrong(f"makes no cluster: {error}", "the chief counts as worker:0") from error
+    if not all((*workers, *ps)):
+        raise _wrong("has an empty address", "write host:port for every task")
+    return TfTask(role, index, workers, ps)
+
+
+def _which(config: _Config, chiefs: Sequence[str]) -> tuple[Literal["worker", "ps"], int]:
+    kind, index = config.task.type, config.task.index
+    if not kind:
+        raise _wrong("has a cluster and no task", 'add "task": {"type": "worker", "index": 0}')
+    _check_job(kind, "says that this task is of the type")
+    if index < 0 or (kind in _CHIEFS and index):
+        raise _wrong(f"has the task {kind} {index}", "indices count from 0, and there is one chief")
+    if kind in _CHIEFS and not chiefs:
+        raise _wrong(f"has the task {kind} and none such in its cluster", f"name {kind} there too")
+    if kind == "worker":
+        return "worker", index + len(chiefs)
+    return ("ps", index) if kind == "ps" else ("worker", 0)
+
+
+def _check_job(job: str, where: str) -> None:
+    if job == "evaluator":
+        raise _wrong(
+            f"{where} evaluator", "leave it out: here the workers evaluate, in the same program"
+        )
+    if job not in _JOBS:
+        raise _wrong(f"{where} {job!r}{suggestion(job, _JOBS)}", f"there are {', '.join(_JOBS)}")
+
+
+def _wrong(what: str, do: str) -> ConfigurationError:
+    return ConfigurationError(f"{TF_VARIABLE} {what}: {do}; or unset it to run this process alone")
+
+
+def tf_launched_process(task: TfTask) -> LaunchedProcess:
+    """Returns a worker of a cluster without servers; they meet at the first one's address."""
+    hosts = [address.rpartition(":")[0] for address in task.workers]
+    mine = hosts[task.index]
+    return LaunchedProcess(
+        launcher=TF_VARIABLE,
+        rank=task.index,
+        size=len(hosts),
+        local_rank=hosts[: task.index].count(mine),
+        local_size=hosts.count(mine),
+        address=task.workers[0] if len(hosts) > 1 else "",
+    )

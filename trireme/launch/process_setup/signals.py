@@ -1,0 +1,44 @@
+"""Turns a launcher's signals into bytes on a socket, for which its event loop can wait."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+from collections.abc import Iterator
+
+__all__ = ["requests_to_stop", "signals"]
+
+
+@contextlib.contextmanager
+def signals() -> Iterator[socket.socket]:
+    """Turns signals into bytes on a socket while the block runs.
+
+    SIGHUP stays ignored where it was ignored before (`nohup`). SIGINT does not: a shell script
+    starts every background job with SIGINT ignored, but one that is sent to a launcher still asks
+    the job to stop.
+    """
+    handled = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD)
+    previous = {number: signal.getsignal(number) for number in handled}
+    reader, writer = socket.socketpair()
+    reader.setblocking(False)
+    writer.setblocking(False)
+    with reader, writer:
+        wakeup = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
+        for number, handler in previous.items():
+            if number != signal.SIGHUP or handler is not signal.SIG_IGN:
+                signal.signal(number, lambda *_: None)
+        try:
+            yield reader
+        finally:
+            signal.set_wakeup_fd(wakeup)
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+
+
+def requests_to_stop(fd: int) -> int:
+    """Reads the signals that have arrived and returns how many of them ask the job to stop."""
+    with contextlib.suppress(BlockingIOError):
+        return sum(number != signal.SIGCHLD for number in os.read(fd, 4096))
+    return 0

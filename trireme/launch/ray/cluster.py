@@ -1,0 +1,262 @@
+"""Reserves resources for a job on a Ray cluster, and starts an agent for each task there.
+
+The only module that imports Ray, when it is first used: everything else works without Ray.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import socket
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+from trireme.errors import ConfigurationError, WaitTimeout
+from trireme.launch.ray.agent import NodeFacts, TaskAgent
+from trireme.launch.ray.placement import ResourceRequest, TaskPlacement, plan
+
+__all__ = [
+    "Agent",
+    "NodeAgent",
+    "RayCluster",
+    "first_line",
+    "inspect_nodes",
+    "load_ray",
+    "reserve_resources",
+]
+
+AGENT_CORES = 0.01
+"""The share of a core that an agent formally takes. Ray would not put an actor that takes none
+into the bundle."""
+
+CONCURRENT_CALLS = 4
+"""How many calls an agent answers at the same time: one waits for news, others end the task."""
+
+NODE_DIGITS = 8
+"""The digits of a node's id that are shown, enough to tell nodes apart."""
+
+NOTICE_SECONDS = 5.0
+REACH_TIMEOUT = 10.0
+
+
+def load_ray() -> Any:
+    """Returns the package `ray`.
+
+    Raises:
+        ConfigurationError: it is not installed.
+    """
+    try:
+        import ray
+        import ray.exceptions
+        import ray.util
+    except ImportError as error:
+        raise ConfigurationError(
+            f"--on ray needs Ray, and it cannot be imported ({error}): pip install 'ray>=2.40', "
+            "here and on every node"
+        ) from error
+    return ray
+
+
+def first_line(error: BaseException) -> str:
+    """Returns an error of Ray's in one line: the last exception, which was raised on the node."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    raised = [line for line in lines if line.split(":")[0].endswith(("Error", "Exception"))]
+    return (raised[-1] if raised else lines[0]) if lines else type(error).__name__
+
+
+class NodeAgent(TaskAgent):
+    """A `TaskAgent` that is an actor of Ray's."""
+
+    def inspect_node(self, directory: str, script: str) -> NodeFacts:
+        """Returns what this node is, and whether a task can run here; see `inspect`."""
+        ray = load_ray()
+        node = ray.get_runtime_context().get_node_id()[:NODE_DIGITS]
+        return self.inspect(node, ray.util.get_node_ip_address(), directory, script)
+
+
+class Agent:
+    """A `NodeAgent` on a node of the cluster. Every call returns at once, with a future."""
+
+    def __init__(self, actor: Any) -> None:
+        self._actor = actor
+
+    def call(self, method: str, *arguments: object) -> Future[Any]:
+        """Calls a method of the agent."""
+        future: Future[Any] = getattr(self._actor, method).remote(*arguments).future()
+        return future
+
+    def tell(self, method: str, *arguments: object) -> None:
+        """Calls a method whose answer nobody needs."""
+        getattr(self._actor, method).remote(*arguments)
+
+    def is_loss(self, error: BaseException) -> bool:
+        """Returns whether a call failed because the agent is gone."""
+        return isinstance(error, load_ray().exceptions.RayActorError)
+
+    def end(self) -> None:
+        """Ends the agent at once; its task ends with it."""
+        with contextlib.suppress(Exception):  # the agent or the cluster has ended already
+            load_ray().kill(self._actor)
+
+
+class RayCluster:
+    """The reserved resources of one job; made by `reserve_resources`."""
+
+    def __init__(self, groups: Mapping[str, Any], placements: Mapping[str, TaskPlacement]) -> None:
+        self._groups = groups
+        self._placements = placements
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The name of every task that has a placement."""
+        return tuple(self._placements)
+
+    def start_agent(self, name: str) -> Agent:
+        """Starts an agent in the bundle of a task, on the node where that is now."""
+        ray = load_ray()
+        placement = self._placements[name]
+        options = {
+            "num_cpus": AGENT_CORES,
+            "num_gpus": placement.gpus,
+            "max_concurrency": CONCURRENT_CALLS,
+            "max_restarts": 0,
+            "scheduling_strategy": ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(
+                placement_group=self._groups[placement.group],
+                placement_group_bundle_index=placement.index,
+            ),
+        }
+        return Agent(ray.remote(NodeAgent).options(**options).remote(name))
+
+
+@contextlib.contextmanager
+def reserve_resources(
+    address: str, request: ResourceRequest, timeout: float, say: Callable[[str], None]
+) -> Iterator[RayCluster]:
+    """Joins a Ray cluster and holds the resources of a job there while the block runs.
+
+    Args:
+        address: the address of the cluster's head, `host:port`; `auto` finds the cluster of this
+            host.
+        request: the resources.
+        timeout: seconds within which the cluster must grant them.
+        say: called with a line for the user, every few seconds of waiting.
+
+    Raises:
+        ConfigurationError: there is no such cluster.
+        WaitTimeout: the cluster had no room in time.
+    """
+    ray = load_ray()
+    _join(ray, address)
+    held: dict[str, Any] = {}
+    try:
+        groups, placements = plan(request)
+        for name, group in groups.items():
+            held[name] = ray.util.placement_group(list(group.bundles), strategy=group.strategy)
+        _wait_for_room(ray, list(held.values()), request, timeout, say)
+        yield RayCluster(held, placements)
+    finally:
+        for group in held.values():
+            with contextlib.suppress(Exception):  # the cluster may be gone
+                ray.util.remove_placement_group(group)
+        ray.shutdown()
+
+
+def inspect_nodes(
+    agents: Mapping[str, Agent], directory: str, script: str, timeout: float
+) -> dict[str, NodeFacts]:
+    """Returns what each agent has found on its node.
+
+    Raises:
+        ConfigurationError: an agent could not start, or did not answer in time.
+    """
+    deadline = time.monotonic() + timeout
+    asked = {name: agent.call("inspect_node", directory, script) for name, agent in agents.items()}
+    found = {}
+    for name, future in asked.items():
+        try:
+            found[name] = future.result(max(0.0, deadline - time.monotonic()))
+        except TimeoutError as error:
+            raise WaitTimeout(
+                f"the Ray cluster started no process for {name} within {timeout:.0f} s: "
+                "`ray status` shows its nodes"
+            ) from error
+        except load_ray().exceptions.RayError as error:
+            raise ConfigurationError(
+                f"{name} cannot run on the node that Ray gave it: {first_line(error)}. Every node "
+                "needs trireme[ray] in the Python that Ray runs there"
+            ) from error
+    return found
+
+
+def _join(ray: Any, address: str) -> None:
+    if address.startswith("ray://"):
+        raise ConfigurationError(
+            f"--ray-address {address} is for Ray's client: give the address of the cluster's head "
+            "as host:port, from a host that is a node of it"
+        )
+    _check_reachable(address)
+    try:
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+    except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
+        raise _no_cluster(address, error) from error
+
+
+def _check_reachable(address: str) -> None:
+    """Checks that something listens at the head's address: Ray itself would try for minutes.
+
+    Raises:
+        ConfigurationError: nothing listens there.
+    """
+    if address == "auto":
+        return
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), REACH_TIMEOUT).close()
+    except (OSError, ValueError, OverflowError) as error:
+        raise _no_cluster(address, error) from error
+
+
+def _no_cluster(address: str, error: Exception) -> ConfigurationError:
+    return ConfigurationError(
+        f"no Ray cluster is joined at --ray-address {address}: {first_line(error)}. "
+        "`ray start --head` makes one of this host, `ray start --address HOST:PORT` adds a "
+        "node to it; the launcher has to be on one of its nodes"
+    )
+
+
+def _wait_for_room(
+    ray: Any,
+    groups: Sequence[Any],
+    request: ResourceRequest,
+    timeout: float,
+    say: Callable[[str], None],
+) -> None:
+    begin = time.monotonic()
+    noticed = begin
+    for group in groups:
+        while not group.wait(timeout_seconds=1):  # not longer, to handle signals
+            now = time.monotonic()
+            if now > begin + timeout:
+                raise WaitTimeout(
+                    f"the Ray cluster had no room within {timeout:.0f} s: "
+                    f"{_describe_shortage(ray, request)}. "
+                    "Ask for less, or add nodes with `ray start`"
+                )
+            if now > noticed + NOTICE_SECONDS:
+                noticed = now
+                say(f"waiting for room on the Ray cluster: {_describe_shortage(ray, request)}")
+
+
+def _describe_shortage(ray: Any, request: ResourceRequest) -> str:
+    has, free = ray.cluster_resources(), ray.available_resources()
+    processes = request.workers * request.processes
+    cores = request.servers + processes * request.cpus
+    wanted = f"{cores} cores"
+    there = f"{has.get('CPU', 0):g} cores ({free.get('CPU', 0):g} free)"
+    if request.gpus:
+        wanted += f" and {processes * request.gpus:g} GPUs"
+        there += f" and {has.get('GPU', 0):g} GPUs ({free.get('GPU', 0):g} free)"
+    largest = f", {request.cpus} cores" + (f" and {request.gpus:g} GPUs" if request.gpus else "")
+    return f"the job asks for {wanted}{largest} of them on one node; the cluster has {there}"

@@ -1,0 +1,421 @@
+"""Starts the tasks of a job on the nodes of a Ray cluster, and returns when all have ended.
+
+A Ray actor beside each task, its agent, starts the task as a process and passes on its output.
+Agents end with this launcher, and tasks end with their agents, so that nothing is left behind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import selectors
+import signal
+import socket
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
+from concurrent.futures import wait as wait_for_all
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any
+
+import msgspec
+
+from trireme.launch.command import LOOPBACK
+from trireme.launch.config.secret import SECRET_VARIABLE
+from trireme.launch.config.task_config import TASK_VARIABLE, TaskConfig, encode_task
+from trireme.launch.console import Console
+from trireme.launch.exit_reason import ExitReason, describe_status
+from trireme.launch.launcher import (
+    Event,
+    Job,
+    Launcher,
+    MembershipReported,
+    StopSignalled,
+    TaskEnded,
+    TaskLocated,
+)
+from trireme.launch.log_file import LogFile
+from trireme.launch.process import LAST_LINES
+from trireme.launch.process_setup.signals import requests_to_stop, signals
+from trireme.launch.process_setup.threads import thread_variables
+from trireme.launch.ray.agent import NodeFacts, StartRequest, TaskReport, TaskStarted
+from trireme.launch.ray.cluster import (
+    Agent,
+    RayCluster,
+    first_line,
+    inspect_nodes,
+    reserve_resources,
+)
+from trireme.launch.ray.placement import ResourceRequest, bracketed, listen_hosts
+from trireme.launch.run_directory import RunDirectory
+
+__all__ = ["run_ray"]
+
+REPORT_SECONDS = 5.0
+"""How long an agent waits for news of its task before it answers that there is none."""
+
+ANSWER_TIMEOUT = 60.0
+"""How long an agent may not answer before it counts as lost."""
+
+SHUT_DOWN_SECONDS = 10.0
+
+
+def run_ray(
+    job: Job,
+    directory: RunDirectory,
+    console: Console,
+    *,
+    address: str,
+    request: ResourceRequest,
+    version: str,
+) -> int:
+    """Runs a job to its end and returns its exit status, as `run_local` does.
+
+    Args:
+        job: what to run.
+        directory: where its logs and its record go. It stays claimed.
+        console: where the lines of its tasks go.
+        address: the cluster's address.
+        request: the resources to request from it.
+        version: the version of Trireme, which every node has to have.
+
+    Raises:
+        ConfigurationError: there is no such cluster, or a task cannot run there or be reached.
+        WaitTimeout: the cluster had no room in time.
+    """
+    patience = job.task.config.join_timeout
+    with reserve_resources(address, request, patience, console.say) as cluster:
+        agents = {name: cluster.start_agent(name) for name in cluster.names}
+        facts = inspect_nodes(agents, os.getcwd(), job.program[0], patience)
+        hosts = listen_hosts(facts, version, allow_plaintext=job.task.config.allow_plaintext)
+        tasks = {
+            name: _Task(
+                name,
+                agent,
+                facts[name],
+                hosts[name],
+                LogFile(directory.log(name), lambda text: console.say(text, alarm=True)),
+            )
+            for name, agent in agents.items()
+        }
+        for line in _describe_nodes(facts):
+            console.say(line)
+        with _Engine(job, console, cluster, request, tasks) as engine:
+            launcher = Launcher(job, directory, console, engine)
+            launcher.run()
+        return launcher.conclude()
+
+
+def _describe_nodes(facts: Mapping[str, NodeFacts]) -> Iterator[str]:
+    by_node: dict[str, list[str]] = {}
+    for name, found in facts.items():
+        by_node.setdefault(_node(found), []).append(name)
+    for node, names in by_node.items():
+        yield f"on node {node}: {', '.join(names)}"
+
+
+def _node(facts: NodeFacts) -> str:
+    return f"{facts.address} ({facts.node})"
+
+
+@dataclass(slots=True)
+class _Task:
+    """One task, as its launcher knows it.
+
+    Attributes:
+        name: the task's name.
+        agent: its agent; None once that is lost.
+        facts: what the agent has found on its node.
+        host: the address at which the task listens, if it listens.
+        log: the file that keeps its lines.
+        last_lines: the last of its lines.
+        running: whether it was started and has not ended.
+        attempt: how often it was started.
+        used: how much it has done, by its agent's last report.
+        answer_due: when its agent must have answered.
+    """
+
+    name: str
+    agent: Agent | None
+    facts: NodeFacts
+    host: str
+    log: LogFile
+    last_lines: deque[str] = field(default_factory=lambda: deque(maxlen=LAST_LINES))
+    running: bool = False
+    attempt: int = 0
+    used: float = 0.0
+    answer_due: float = float("inf")
+
+
+Answer = Callable[[Future[Any]], None]
+
+
+class _Engine:
+    """The tasks of one job on a cluster. Runs in the launcher's thread; answers come by a queue."""
+
+    def __init__(
+        self,
+        job: Job,
+        console: Console,
+        cluster: RayCluster,
+        request: ResourceRequest,
+        tasks: Mapping[str, _Task],
+    ) -> None:
+        self.pids: dict[str, int] = {}
+        self.nodes = {name: _node(task.facts) for name, task in tasks.items()}
+        self.coordinator = ""
+        self._job = job
+        self._console = console
+        self._cluster = cluster
+        self._request = request
+        self._tasks = tasks
+        self._events: list[Event] = []
+        self._process_group_addresses: dict[
+            int, str
+        ] = {}  # of each process group, once its rank 0 lives
+        self._waiting_for_rank_0: dict[
+            str, tuple[_Task, Agent, TaskConfig]
+        ] = {}  # who has to wait for that
+        self._answers: queue.SimpleQueue[tuple[Answer, Future[Any]]] = queue.SimpleQueue()
+        self._resources = contextlib.ExitStack()
+        self._selector = selectors.DefaultSelector()
+
+    def __enter__(self) -> _Engine:
+        self._resources.enter_context(self._selector)
+        self._signals = self._resources.enter_context(signals())
+        self._wakeup_reader, self._wakeup_writer = socket.socketpair()
+        for end in (self._wakeup_reader, self._wakeup_writer):
+            self._resources.enter_context(end).setblocking(False)
+        self._selector.register(self._signals, selectors.EVENT_READ)
+        self._selector.register(self._wakeup_reader, selectors.EVENT_READ)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Ends every agent and task, even if this launcher itself failed."""
+        with self._resources:
+            agents = [task.agent for task in self._tasks.values() if task.agent is not None]
+            # The end of an agent ends its task, but not the task's children.
+            wait_for_all([agent.call("shut_down") for agent in agents], SHUT_DOWN_SECONDS)
+            for agent in agents:
+                agent.end()
+            for task in self._tasks.values():
+                task.log.close()
+
+    # The interface of an engine --------------------------------------------------------------
+
+    def start(self, config: TaskConfig) -> None:
+        task = self._tasks[config.name]
+        task.running = True
+        task.attempt += 1
+        if config.role == "coordinator":
+            self.coordinator = ""
+        task.answer_due = time.monotonic() + self._job.task.config.join_timeout
+        if task.agent is None:
+            self._start_agent(task, config)
+        else:
+            self._send_start(task, task.agent, config)
+
+    def terminate(self, name: str) -> None:
+        self._signal(name, "terminate", signal.SIGTERM)
+
+    def kill(self, name: str) -> None:
+        self._signal(name, "kill", signal.SIGKILL)
+
+    def used(self, name: str) -> float:
+        return self._tasks[name].used
+
+    def wait(self, seconds: float) -> list[Event]:
+        for key, _ in self._selector.select(seconds):
+            if key.fileobj is self._signals:
+                self._events += [StopSignalled()] * requests_to_stop(key.fd)
+            else:
+                with contextlib.suppress(BlockingIOError):
+                    self._wakeup_reader.recv(4096)
+        with contextlib.suppress(queue.Empty):
+            while True:
+                answer, future = self._answers.get_nowait()
+                answer(future)
+        self._lose_unanswered()
+        events, self._events = self._events, []
+        return events
+
+    # Starting --------------------------------------------------------------------------------
+
+    def _start_agent(self, task: _Task, config: TaskConfig) -> None:
+        """Starts a new agent, perhaps on another node, and then the task."""
+        agent = task.agent = self._cluster.start_agent(task.name)
+        inspection = agent.call("inspect_node", os.getcwd(), self._job.program[0])
+        self._when_answered(
+            task, agent, inspection, lambda facts: self._located(task, agent, facts, config)
+        )
+
+    def _located(self, task: _Task, agent: Agent, facts: NodeFacts, config: TaskConfig) -> None:
+        """Starts a task on the node of its agent, if it can reach the other tasks from there."""
+        problem = facts.problem
+        if not problem and task.host == LOOPBACK and facts.host != task.facts.host:
+            problem = "the job began with all its tasks on one host, and this is another"
+        if problem:
+            self._fail(task, f"cannot run on node {_node(facts)}: {problem}")
+            return
+        task.facts = facts
+        if task.host != LOOPBACK:
+            task.host = bracketed(facts.address)
+        self.nodes[task.name] = _node(facts)
+        self._send_start(task, agent, config)
+
+    def _send_start(self, task: _Task, agent: Agent, config: TaskConfig) -> None:
+        """Has an agent start its task. Rank 0 of a process group starts before the other ranks."""
+        process_group = _process_group(config)
+        if process_group is not None and config.rank:
+            if process_group not in self._process_group_addresses:
+                self._waiting_for_rank_0[task.name] = (task, agent, config)
+                return
+            config = msgspec.structs.replace(
+                config, process_group=self._process_group_addresses[process_group]
+            )
+        elif process_group is not None:
+            self._process_group_addresses.pop(process_group, None)
+        cores = self._request.cpus if config.role == "worker" else 1
+        threads, variables = thread_variables(os.environ, 1, cores)
+        start_request = StartRequest(
+            task=encode_task(msgspec.structs.replace(config, threads=threads)),
+            program=self._job.program,
+            directory=os.getcwd(),
+            environ=_own_variables(os.environ) | variables,
+            host=task.host,
+            attempt=task.attempt,
+        )
+        starting = agent.call("start", start_request)
+        self._when_answered(
+            task,
+            agent,
+            starting,
+            lambda started: self._started(task, agent, process_group, started),
+        )
+
+    def _started(
+        self, task: _Task, agent: Agent, process_group: int | None, started: TaskStarted
+    ) -> None:
+        self.pids[task.name] = started.pid
+        self._events.append(TaskLocated())
+        self._ask_for_report(task, agent)
+        if process_group is not None and started.process_group:
+            self._process_group_addresses[process_group] = started.process_group
+            for name, (waiting, its_agent, config) in list(self._waiting_for_rank_0.items()):
+                if _process_group(config) == process_group:
+                    del self._waiting_for_rank_0[name]
+                    self._send_start(waiting, its_agent, config)
+
+    # Listening -------------------------------------------------------------------------------
+
+    def _ask_for_report(self, task: _Task, agent: Agent) -> None:
+        task.answer_due = time.monotonic() + ANSWER_TIMEOUT
+        reporting = agent.call("report", REPORT_SECONDS)
+        self._when_answered(
+            task, agent, reporting, lambda report: self._take_report(task, agent, report)
+        )
+
+    def _take_report(self, task: _Task, agent: Agent, report: TaskReport) -> None:
+        self._show(task, report)
+        task.used = report.used
+        if report.members is not None:
+            self._events.append(MembershipReported(report.members))
+        if report.address and task.name == "coordinator:0":
+            self.coordinator = report.address
+            self._events.append(TaskLocated())
+        if report.end is None:
+            self._ask_for_report(task, agent)
+            return
+        # By the launcher's clock, so that one clock decides which task failed first.
+        at = time.time() - report.end.age
+        reason = msgspec.structs.replace(report.end.reason, at=at)
+        self._ended(task, report.end.status, reason)
+
+    def _show(self, task: _Task, report: TaskReport) -> None:
+        for line, error in report.lines:
+            task.log.write(line.encode("utf-8", "replace"))
+            task.last_lines.append(line)
+            self._console.line(task.name, line, error)
+
+    # Ends ------------------------------------------------------------------------------------
+
+    def _ended(self, task: _Task, status: int, reason: ExitReason) -> None:
+        task.running = False
+        task.answer_due = float("inf")
+        self._events.append(TaskEnded(task.name, status, reason, tuple(task.last_lines)))
+
+    def _fail(self, task: _Task, summary: str) -> None:
+        self._ended(task, 1, ExitReason(kind="error", summary=summary, at=time.time()))
+
+    def _lose(self, task: _Task, why: str) -> None:
+        """Counts a task as killed whose agent is gone: it ends with its agent."""
+        if task.agent is not None:
+            task.agent.end()
+            task.agent = None
+        summary = f"lost with its agent on node {_node(task.facts)}: {why}"
+        reason = ExitReason(kind="signal", summary=summary, at=time.time())
+        self._ended(task, -signal.SIGKILL, reason)
+
+    def _lose_unanswered(self) -> None:
+        now = time.monotonic()
+        for task in self._tasks.values():
+            if task.running and now > task.answer_due:
+                self._lose(task, "it does not answer")
+
+    # Agents ----------------------------------------------------------------------------------
+
+    def _signal(self, name: str, method: str, number: signal.Signals) -> None:
+        task = self._tasks[name]
+        if self._waiting_for_rank_0.pop(name, None) is not None:  # it was not started yet
+            self._ended(task, -number, describe_status(-number))
+        elif task.running and task.agent is not None:
+            task.agent.tell(method, task.attempt)
+
+    def _when_answered(
+        self, task: _Task, agent: Agent, future: Future[Any], then: Callable[[Any], None]
+    ) -> None:
+        """Calls `then` with an agent's answer, in this thread, unless the agent was replaced."""
+
+        def answered(future: Future[Any]) -> None:
+            if task.agent is not agent or not task.running:
+                return
+            try:
+                value = future.result()
+            except Exception as error:
+                if agent.is_loss(error):
+                    self._lose(task, first_line(error))
+                else:
+                    self._fail(task, f"cannot be kept on its node: {first_line(error)}")
+                return
+            then(value)
+
+        future.add_done_callback(lambda future: self._wake(answered, future))
+
+    def _wake(self, answer: Answer, future: Future[Any]) -> None:
+        """Hands an answer to the launcher and wakes it. Called by a thread of Ray's."""
+        self._answers.put((answer, future))
+        # A full socket has woken the launcher already; with a closed one the engine has ended.
+        with contextlib.suppress(OSError):
+            self._wakeup_writer.send(b"!")
+
+
+def _process_group(config: TaskConfig) -> int | None:
+    """Returns the number of a task's process group; None if the task is alone."""
+    if config.role != "worker" or config.processes == 1:
+        return None
+    return config.index if config.servers else 0
+
+
+def _own_variables(environ: Mapping[str, str]) -> dict[str, str]:
+    """Returns the variables of the launcher's environment that tasks on other nodes get."""
+    private = (TASK_VARIABLE, SECRET_VARIABLE)
+    variables = {name: value for name, value in environ.items() if name.startswith("TRIREME_")}
+    return {name: value for name, value in variables.items() if name not in private}

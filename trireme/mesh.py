@@ -1,0 +1,130 @@
+"""The degrees of parallelism of a group of processes."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, fields, replace
+from difflib import get_close_matches
+from typing import Literal, Self, get_args
+
+from trireme.errors import ConfigurationError
+
+__all__ = ["AXES", "SCHEDULES", "Mesh", "Schedule"]
+
+AXES = ("pp", "dp", "fsdp", "tp")
+"""The axes, outermost first: neighbours in rank share a tensor-parallel group."""
+
+Schedule = Literal["gpipe", "1f1b", "interleaved", "zero-bubble"]
+SCHEDULES = get_args(Schedule)
+"""The orders in which the stages of a pipeline process their micro-batches."""
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """How many processes share the work along each axis; 1 everywhere is a single process.
+
+    Attributes:
+        pp: the number of pipeline stages, into which the layers are divided.
+        dp: the number of data-parallel replicas. Each computes on its own batches, and gradients
+            are averaged.
+        fsdp: the number of shards of parameters, gradients and optimizer state in fully sharded
+            data parallelism.
+        tp: the number of processes that share each layer's matrices in tensor parallelism.
+
+    Raises:
+        ConfigurationError: a degree is below 1.
+    """
+
+    pp: int = 1
+    dp: int = 1
+    fsdp: int = 1
+    tp: int = 1
+
+    def __post_init__(self) -> None:
+        for axis in AXES:
+            if getattr(self, axis) < 1:
+                raise ConfigurationError(
+                    f"mesh {axis}={getattr(self, axis)}: a degree is a whole number from 1"
+                )
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Parses a text such as `dp=2,tp=2`; an empty text gives a mesh of one process.
+
+        Raises:
+            ConfigurationError: an axis is unknown or named twice, or its degree is below 1.
+        """
+        degrees: dict[str, int] = {}
+        for piece in filter(None, (piece.strip() for piece in text.split(","))):
+            match = re.fullmatch(r"([a-z]+)\s*=\s*(\d+)", piece)
+            if match is None:
+                raise ConfigurationError(
+                    f"mesh {text!r}: write axis=degree with commas between, such as dp=2,tp=2"
+                )
+            axis, degree = match[1], int(match[2])
+            if axis not in AXES:
+                close = get_close_matches(axis, AXES, 1)
+                hint = f"did you mean {close[0]}? " if close else ""
+                raise ConfigurationError(
+                    f"mesh {text!r}: there is no axis {axis!r}; {hint}there are {', '.join(AXES)}"
+                )
+            if axis in degrees:
+                raise ConfigurationError(f"mesh {text!r}: {axis} is named twice")
+            degrees[axis] = degree
+        return cls(**degrees)
+
+    def __str__(self) -> str:
+        """As `parse` reads it; empty for one process."""
+        return ",".join(f"{axis}={getattr(self, axis)}" for axis in AXES if getattr(self, axis) > 1)
+
+    @property
+    def text(self) -> str:
+        """The degrees, for people."""
+        return str(self) or "of one process"
+
+    @property
+    def size(self) -> int:
+        """The number of processes."""
+        return self.pp * self.dp * self.fsdp * self.tp
+
+    @property
+    def replicas(self) -> int:
+        """The number of batches that are computed at a time, along dp and fsdp."""
+        return self.dp * self.fsdp
+
+    @property
+    def sharded(self) -> bool:
+        """Whether a process holds less than the whole model."""
+        return self.pp * self.fsdp * self.tp > 1
+
+    def times(self, axis: str, degree: int) -> Mesh:
+        """Returns the mesh with `degree` times as many processes along an axis."""
+        assert axis in {field.name for field in fields(self)}
+        return replace(self, **{axis: getattr(self, axis) * degree})
+
+    def coordinates(self, rank: int) -> dict[str, int]:
+        """Returns the coordinate of a rank on each axis."""
+        coordinates: dict[str, int] = {}
+        for axis in reversed(AXES):
+            rank, coordinates[axis] = divmod(rank, getattr(self, axis))
+        return coordinates
+
+    def replica(self, rank: int) -> int:
+        """Returns the index of this rank's batch among those that are computed at a time."""
+        coordinates = self.coordinates(rank)
+        return coordinates["dp"] * self.fsdp + coordinates["fsdp"]
+
+    def check_processes(self, processes: int) -> None:
+        """Checks that the size of the mesh is the number of processes.
+
+        Raises:
+            ConfigurationError: it is not. The message names the nearest mesh of that size.
+        """
+        if self.size != processes:
+            rest = self.size // self.dp
+            fits = processes % rest == 0
+            near = replace(self, dp=processes // rest) if fits else Mesh(dp=processes)
+            raise ConfigurationError(
+                f"the mesh {self.text} is of {self.size} processes, and there are "
+                f"{processes} processes: start {self.size}, or use --mesh {near}"
+            )

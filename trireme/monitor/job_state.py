@@ -1,0 +1,208 @@
+"""Snapshots of a job, from the coordinator or from records, and findings about them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+
+from trireme.cluster.messages import ClusterStatus, StatusValue
+from trireme.cluster.progress import STUCK
+from trireme.cluster.spec import task_name
+from trireme.monitor.records import Start
+
+__all__ = [
+    "PHASES",
+    "JobSnapshot",
+    "TaskSnapshot",
+    "findings",
+    "from_cluster",
+    "from_records",
+    "span_of",
+]
+
+PHASES = ("data", "compute", "push", "wait", "apply")
+"""The phases of a step; `compute` is forward and backward."""
+
+SILENT_SECONDS = 1.3
+"""After this time without a heartbeat a task is silent; tasks send one each second."""
+
+WAIT_SECONDS = 0.5
+"""The shortest wait that is reported."""
+
+_SLOW_SHARE = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class TaskSnapshot:
+    """One task.
+
+    Attributes:
+        name: the task's name, such as `worker:0`.
+        state: the state that a live task reports; otherwise the coordinator's state of it.
+        quiet: the seconds since its last heartbeat; -1 if unknown.
+        live: whether the coordinator considers it alive.
+        reason: the reason of its last change of state.
+        status: its last reported status.
+    """
+
+    name: str
+    state: str
+    quiet: float = -1.0
+    live: bool = True
+    reason: str = ""
+    status: Mapping[str, StatusValue] = field(default_factory=dict)
+
+    @property
+    def role(self) -> str:
+        """The task's role, such as `worker`."""
+        return self.name.partition(":")[0]
+
+    def number(self, name: str) -> float:
+        """Returns a number of its status; 0 if there is none."""
+        value = self.status.get(name, 0.0)
+        return float(value) if isinstance(value, (int, float)) else 0.0
+
+    def phases(self) -> dict[str, float]:
+        """Returns the mean seconds of its newest steps, by phase."""
+        found = {name: self.number(f"{name}_seconds") for name in PHASES}
+        return {name: seconds for name, seconds in found.items() if seconds > 0}
+
+
+@dataclass(frozen=True, slots=True)
+class JobSnapshot:
+    """A job.
+
+    Attributes:
+        title: the title of the job.
+        phase: the phase of the job, such as `running`.
+        seconds: the seconds since it began.
+        missing: the tasks that it waits for before it can continue.
+        tasks: the tasks, servers first.
+        note: a further remark, such as why nothing newer is known.
+    """
+
+    title: str
+    phase: str
+    seconds: float
+    tasks: Sequence[TaskSnapshot]
+    missing: Sequence[str] = ()
+    note: str = ""
+
+    def of(self, role: str) -> list[TaskSnapshot]:
+        """Returns the tasks of a role."""
+        return [task for task in self.tasks if task.role == role]
+
+    @property
+    def step(self) -> int:
+        """The global step."""
+        return int(max((task.number("global_step") for task in self.tasks), default=0))
+
+    @property
+    def last_step(self) -> int:
+        """The global step at which training ends; 0 if unknown."""
+        return int(max((task.number("max_steps") for task in self.tasks), default=0))
+
+    @property
+    def pace(self) -> float:
+        """The examples per second of all workers that are not silent."""
+        workers = [task for task in self.of("worker") if task.live and not _silent(task)]
+        return sum(worker.number("examples_per_second") for worker in workers)
+
+    def lag(self, task: TaskSnapshot) -> int:
+        """Returns the number of pushes that a worker is behind the furthest worker."""
+        lags = [server.number(f"lag/{task.name}") for server in self.of("ps")]
+        return int(max(lags, default=0))
+
+
+def from_cluster(title: str, status: ClusterStatus, seconds: float) -> JobSnapshot:
+    """Returns the snapshot of a running job, from its coordinator's status."""
+    tasks = []
+    for task in status.tasks:
+        live = task.state == "live"
+        says = str(task.status.get("state", task.state))
+        tasks.append(
+            TaskSnapshot(
+                task_name(task.role, task.index),
+                says if live else task.state,
+                task.quiet_seconds,
+                live,
+                task.reason,
+                task.status,
+            )
+        )
+    return JobSnapshot(title, status.phase, seconds, tuple(tasks), status.missing)
+
+
+def from_records(title: str, phase: str, starts: Sequence[Start], time: float) -> JobSnapshot:
+    """Returns the snapshot of a job at a time, from the records of its tasks."""
+    newest: dict[str, TaskSnapshot] = {}
+    for start in starts:
+        before = [record for record in start.records if record.time <= time]
+        if before:
+            status = before[-1].status
+            name = start.begin.task
+            newest[name] = TaskSnapshot(name, str(status.get("state", "")), status=status)
+    began, _ = span_of(starts)
+    return JobSnapshot(title, phase, max(0.0, time - began), tuple(newest.values()))
+
+
+def span_of(starts: Sequence[Start]) -> tuple[float, float]:
+    """Returns the times at which the records begin and end; (0, 0) if there are none."""
+    begins = [start.begin.time for start in starts]
+    ends = [record.time for start in starts for record in start.records]
+    return (min(begins), max([*ends, *begins])) if begins else (0.0, 0.0)
+
+
+def findings(picture: JobSnapshot) -> list[str]:
+    """Returns what holds a job up, gravest first: lost, stuck, silent and slow tasks, and waits."""
+    if picture.missing:
+        return [f"the job waits for {', '.join(picture.missing)}"]
+    return [*_gone(picture), *_stuck(picture), *_held_up(picture), *_slow(picture)]
+
+
+def _gone(picture: JobSnapshot) -> Iterator[str]:
+    for task in picture.tasks:
+        if task.state in ("disconnected", "lost"):
+            yield f"{task.name} is {task.state}: {task.reason}"
+
+
+def _stuck(picture: JobSnapshot) -> Iterator[str]:
+    for task in picture.tasks:
+        standstill = task.status.get(STUCK)
+        if task.live and standstill:
+            yield f"{task.name} is stuck: {standstill}"
+
+
+def _held_up(picture: JobSnapshot) -> Iterator[str]:
+    """Yields the silent tasks, with the tasks that wait for them; then other waits."""
+    waits: dict[str, str] = {}
+    for server in picture.of("ps"):
+        names, seconds = str(server.status.get("waiting_for", "")), server.number("waiting_seconds")
+        if names and seconds >= WAIT_SECONDS:
+            reason, who = server.status.get("waiting_reason"), str(server.status.get("waiting", ""))
+            waits[names] = f"{who} {'wait' if ',' in who else 'waits'} for {names} ({reason})"
+    for task in picture.tasks:
+        if task.live and _silent(task):
+            text = f"{task.name} has said nothing for {task.quiet:.1f} s"
+            blamed = [name for name in waits if task.name in name.split(", ")]
+            yield "; ".join([text, *(waits.pop(name) for name in blamed)])
+    yield from waits.values()
+
+
+def _slow(picture: JobSnapshot) -> Iterator[str]:
+    if picture.step >= picture.last_step > 0:
+        return  # all steps are made: a worker that saves or evaluates makes none
+    paces = {
+        worker.name: worker.number("examples_per_second")
+        for worker in picture.of("worker")
+        if worker.live and not _silent(worker) and worker.state == "training"
+    }
+    for name, pace in paces.items():
+        others = [other for whose, other in paces.items() if whose != name]
+        if others and pace < _SLOW_SHARE * median(others):
+            yield f"{name} is slow: {pace:,.0f} examples/s, others {median(others):,.0f}"
+
+
+def _silent(task: TaskSnapshot) -> bool:
+    return task.quiet >= SILENT_SECONDS

@@ -1,0 +1,326 @@
+"""Writes the chief's summaries for TensorBoard, as event files under `RUN_DIR/tensorboard/`.
+
+Each run (`train`, `validation`, others by name) has a directory of its own, so that TensorBoard
+shows it as a separate curve under the same name.
+
+Monitoring must not end a job: if writing fails, a warning is logged and training continues.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from trireme.errors import ConfigurationError
+from trireme.monitor.tensorboard.forward_tracer import graph_of
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
+
+__all__ = ["Scalar", "TensorBoard"]
+
+_log = logging.getLogger(__name__)
+
+Scalar = float | torch.Tensor
+"""A number, or a tensor of one element on any device."""
+
+_QUEUE_LENGTH = 1000
+_LARGE_VALUES = 32
+_FLUSH_SECONDS = 10
+_PATIENCE_SECONDS = 30.0
+
+_Task = Callable[[], object]
+
+
+class TensorBoard:
+    """Writes summaries on a thread of its own.
+
+    Scalars, images, histograms, audio and text cost the caller only a copy of the values: the
+    thread moves them to the CPU and encodes them. Embeddings, graphs and figures read objects that
+    the caller continues to use, and are written before the call returns.
+
+    Args:
+        directory: the parent of the runs' directories.
+        first_step: the first global step that this process may log. Earlier processes' events of
+            this step and later ones are hidden: a run that is resumed at step N passes N + 1, a
+            new run 0.
+
+    Raises:
+        ConfigurationError: tensorboard is not installed, or does not work here.
+    """
+
+    def __init__(self, directory: str | Path, first_step: int = 0) -> None:
+        _require_tensorboard()
+        self._directory = Path(directory)
+        self._first_step = first_step
+        self._writers: dict[str, SummaryWriter] = {}
+        self._lock = threading.Lock()
+        self._tasks: queue.Queue[_Task | None] = queue.Queue(_QUEUE_LENGTH)
+        self._large_values = threading.BoundedSemaphore(_LARGE_VALUES)
+        self._failed = False
+        self._thread = threading.Thread(target=self._run, name="trireme-tensorboard", daemon=True)
+        self._thread.start()
+        self._put("the earlier events", self._hide_the_future)
+
+    def scalars(self, step: int, values: Mapping[str, Scalar], run: str = "train") -> None:
+        """Logs numbers by name.
+
+        Args:
+            step: the global step.
+            values: numbers or tensors of one element, by name; `/` in a name makes groups.
+            run: the name of the run.
+        """
+        now = time.time()
+        copies = {name: _copy(value) for name, value in values.items()}
+
+        def write() -> None:
+            from tensorboard.compat.proto.summary_pb2 import Summary
+
+            # All in one event: `add_scalar` takes several times as long for each.
+            numbers = [Summary.Value(tag=n, simple_value=float(v)) for n, v in copies.items()]
+            events: Any = self._writer(run).file_writer
+            events.add_summary(Summary(value=numbers), step, now)
+
+        self._put(", ".join(values), write)
+
+    def image(self, name: str, image: Any, step: int, run: str = "train", **options: Any) -> None:
+        """Logs an image, or a grid of them.
+
+        Args:
+            name: the tag under which TensorBoard shows it.
+            image: a tensor or array (channels, height, width), or four-dimensional for several;
+                floats in [0, 1] or bytes. `dataformats` says other orders, such as "HW".
+            step: the global step.
+            run: the name of the run.
+            options: of `SummaryWriter.add_image` or `add_images`.
+        """
+        method = "add_images" if image.ndim == 4 else "add_image"
+        self._later(run, method, name, image, step, options)
+
+    def histogram(
+        self, name: str, values: Any, step: int, run: str = "train", **options: Any
+    ) -> None:
+        """Logs how the values of a tensor are distributed (`SummaryWriter.add_histogram`)."""
+        self._later(run, "add_histogram", name, values, step, options)
+
+    def audio(self, name: str, sound: Any, step: int, run: str = "train", **options: Any) -> None:
+        """Logs a sound: values in [-1, 1] of shape (1, time) (`SummaryWriter.add_audio`)."""
+        self._later(run, "add_audio", name, sound, step, options)
+
+    def text(self, name: str, text: str, step: int, run: str = "train", **options: Any) -> None:
+        """Logs a text in Markdown (`SummaryWriter.add_text`)."""
+        self._later(run, "add_text", name, text, step, options)
+
+    def embedding(
+        self, name: str, matrix: Any, step: int, run: str = "train", **options: Any
+    ) -> None:
+        """Logs points (number, dimension) for the projector (`SummaryWriter.add_embedding`).
+
+        The options are `metadata`, a label for each point, and `label_img`, an image for each.
+        """
+
+        def write() -> None:
+            writer: Any = self._writer(run)
+            writer.add_embedding(matrix, tag=name, global_step=step, **options)
+
+        self._try(name, write)
+
+    def figure(self, name: str, figure: Any, step: int, run: str = "train", **options: Any) -> None:
+        """Logs one or several figures of matplotlib (`SummaryWriter.add_figure`)."""
+
+        def write() -> None:
+            writer: Any = self._writer(run)
+            writer.add_figure(name, figure, global_step=step, **options)
+
+        self._try(name, write)
+
+    def pr_curve(
+        self,
+        name: str,
+        predictions: torch.Tensor,
+        step: int,
+        run: str = "train",
+        *,
+        labels: torch.Tensor,
+        **options: Any,
+    ) -> None:
+        """Logs precision and recall by threshold (`SummaryWriter.add_pr_curve`).
+
+        Args:
+            name: the tag under which TensorBoard shows it.
+            predictions: for each example, how likely it is to be of the class, in [0, 1].
+            step: the global step.
+            run: the name of the run.
+            labels: for each example, whether it is.
+            options: of `SummaryWriter.add_pr_curve`.
+        """
+        predictions, labels = _copy(predictions), _copy(labels)
+
+        def write(writer: Any) -> None:
+            writer.add_pr_curve(name, labels.cpu(), predictions.cpu(), step, **options)
+
+        self.submit(name, write, run)
+
+    def graph(self, model: torch.nn.Module, inputs: Any, run: str = "train") -> None:
+        """Logs what a model computes from example inputs, by module scope, with shapes and devices.
+
+        The model computes once, in evaluation mode and without gradients.
+
+        Args:
+            model: which.
+            inputs: a tensor, a tuple of arguments, or a dict of keyword arguments.
+            run: the name of the run.
+        """
+
+        def write() -> None:
+            from trireme.monitor.tensorboard import events
+
+            events.add_graph(self._writer(run), graph_of(model, inputs))
+
+        self._try(f"the graph of {type(model).__name__}", write)
+
+    def submit(
+        self, name: str, write: Callable[[SummaryWriter], object], run: str = "train"
+    ) -> bool:
+        """Calls a function on the thread, with the writer of a run.
+
+        Args:
+            name: the name of what it writes, for a warning if it fails.
+            write: the function; no other code may change the values that it uses.
+            run: the name of the run.
+
+        Returns:
+            Whether the function will be called, unless writing fails before.
+        """
+        return self._put(name, lambda: write(self._writer(run)))
+
+    @property
+    def alive(self) -> bool:
+        """Whether logged values still reach the files."""
+        return not self._failed and self._thread.is_alive()
+
+    def flush(self, timeout: float = 30.0) -> bool:
+        """Waits until all logged values are in the files; returns whether it was in time."""
+        flushed = threading.Event()
+
+        def flush() -> None:
+            self._each_writer(lambda writer: writer.flush())
+            flushed.set()
+
+        return self._put("the files", flush) and flushed.wait(timeout)
+
+    def close(self, timeout: float = 60.0) -> None:
+        """Writes remaining values and closes the files. Closing twice does nothing.
+
+        Args:
+            timeout: the longest wait in seconds; values not written by then are lost, with a
+                warning.
+        """
+        if not self._thread.is_alive():
+            return
+        try:
+            self._tasks.put(None, timeout=timeout)
+            self._thread.join(timeout)
+        except queue.Full:
+            pass
+        if self._thread.is_alive():
+            self._give_up(f"{self._directory} did not take it within {timeout:g} s")
+
+    def _later(
+        self, run: str, method: str, name: str, value: Any, step: int, options: dict[str, Any]
+    ) -> None:
+        if self._failed or not self._large_values.acquire(timeout=_PATIENCE_SECONDS):
+            self._give_up(f"{self._directory} does not keep up with what is logged")
+            return
+        value = _copy(value)
+        options = {"walltime": time.time(), **options}
+
+        def write() -> None:
+            try:
+                getattr(self._writer(run), method)(name, value, step, **options)
+            finally:
+                self._large_values.release()
+
+        self._put(name, write)
+
+    def _put(self, name: str, task: _Task) -> bool:
+        if self._failed or not self._thread.is_alive():
+            return False
+        try:
+            self._tasks.put(lambda: self._try(name, task), timeout=_PATIENCE_SECONDS)
+        except queue.Full:
+            self._give_up(f"{self._directory} took nothing for {_PATIENCE_SECONDS:g} s")
+            return False
+        return True
+
+    def _run(self) -> None:
+        while (task := self._tasks.get()) is not None:
+            task()
+        self._try("the end", lambda: self._each_writer(lambda writer: writer.close()))
+
+    def _try(self, name: str, task: _Task) -> None:
+        if self._failed:
+            return
+        try:
+            task()
+        except OSError as error:
+            self._give_up(str(error))
+        except Exception as error:  # from invalid values that the script logged
+            _log.warning("TensorBoard cannot show %s: %s", name, error)
+
+    def _give_up(self, reason: str) -> None:
+        if not self._failed:
+            self._failed = True
+            _log.warning("nothing more is written for TensorBoard: %s", reason)
+
+    def _writer(self, run: str) -> SummaryWriter:
+        from torch.utils.tensorboard import SummaryWriter
+
+        if ".." in PurePosixPath(run).parts or PurePosixPath(run).is_absolute() or not run:
+            raise ValueError(f"{run!r} cannot be the name of a run")
+        with self._lock:
+            if run not in self._writers:
+                directory = self._directory / run
+                self._writers[run] = SummaryWriter(
+                    str(directory),
+                    purge_step=self._first_step if directory.is_dir() else None,
+                    max_queue=1000,
+                    flush_secs=_FLUSH_SECONDS,
+                )
+            return self._writers[run]
+
+    def _each_writer(self, act: Callable[[Any], object]) -> None:
+        with self._lock:
+            writers = list(self._writers.values())
+        for writer in writers:
+            act(writer)
+
+    def _hide_the_future(self) -> None:
+        # Also in runs that this process never logs to, as TensorBoard shows them too.
+        for file in self._directory.glob("**/events.out.tfevents.*"):
+            run = file.parent.relative_to(self._directory).as_posix()
+            if run != ".":
+                self._writer(run)
+
+
+def _require_tensorboard() -> None:
+    try:
+        import torch.utils.tensorboard  # noqa: F401
+    except Exception as error:  # a broken installation fails in many ways
+        raise ConfigurationError(
+            f"summaries for TensorBoard need the package tensorboard, which cannot be imported "
+            f"here ({error}): pip install 'tensorboard>=2.21'"
+        ) from error
+
+
+def _copy(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.detach().clone()
+    return value.copy() if hasattr(value, "__array__") else value

@@ -1,0 +1,206 @@
+"""Copies of the values of one training step, and their summaries for TensorBoard.
+
+The training thread copies the values; another thread encodes and writes them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.nn.modules import activation
+from torch.nn.modules.conv import _ConvNd
+
+from trireme.monitor.tensorboard.distribution import distribution_of
+from trireme.monitor.tensorboard.graph import Graph
+from trireme.monitor.tensorboard.image_grids import as_images, feature_maps, filters, grid
+from trireme.parallel.nested_tensors import tensors_in
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
+
+__all__ = ["Capture"]
+
+_CLASSES = 20
+"""The largest number of classes for which each has a curve of precision and recall."""
+
+
+class Capture:
+    """One step.
+
+    Args:
+        images: whether pictures are wanted.
+        sample_rate: of inputs that are sounds, in samples a second; None where they are none.
+
+    Attributes:
+        values: tensors whose distribution is shown, by tag.
+        first: the name and a copy of the weights of the first layer that looks at images.
+        inputs, originals: the first examples as the model saw them, and as they were before the
+            loader's transform; None where that is not known.
+        labels: what the examples are; None where that is not a class each.
+        outputs: of the model; None where they are not one tensor.
+        features: the last activations that are one vector an example, by the module's name.
+        graph: of the forward pass.
+    """
+
+    def __init__(self, *, images: bool, sample_rate: int | None) -> None:
+        self.walltime = time.time()
+        self.values: dict[str, torch.Tensor] = {}
+        self.first: tuple[str, torch.Tensor] | None = None
+        self.inputs: torch.Tensor | None = None
+        self.originals: torch.Tensor | None = None
+        self.labels: torch.Tensor | None = None
+        self.outputs: torch.Tensor | None = None
+        self.features: tuple[str, torch.Tensor] | None = None
+        self.graph = Graph(())
+        self._images = images
+        self._sample_rate = sample_rate
+
+    # -- in the training thread -----------------------------------------------------------------
+
+    def observe(self, name: str, module: nn.Module, outputs: Any) -> None:
+        """Copies what a module returned, if it is one whose outputs are shown."""
+        output = next((t for t in tensors_in(outputs) if t.is_floating_point()), None)
+        if output is None:
+            return
+        kind = _kind(module)
+        if kind is not None:
+            copy = output.detach().clone()
+            self.values[f"{_scope(name)}/{kind}"] = copy
+            if kind == "activation" and copy.dim() == 2:
+                self.features = (_scope(name), copy)
+        if not name:
+            self.outputs = output.detach().clone()
+
+    def parameters(self, parameters: Mapping[str, nn.Parameter]) -> None:
+        """Copies the parameters that this process holds, and their gradients."""
+        for name, parameter in parameters.items():
+            module, _, own = name.rpartition(".")
+            tag = f"{_scope(module)}/{own}"
+            value = _local(parameter)
+            self.values[tag] = value.clone()
+            if self._images and self.first is None and _looks_at_images(value):
+                self.first = (_scope(module), self.values[tag])
+            if parameter.grad is not None and not parameter.grad.is_sparse:
+                self.values[f"{tag}/gradient"] = _local(parameter.grad).clone()
+
+    def batch(self, inputs: Any, targets: Any, originals: Any = None) -> None:
+        """Copies the batch: what it is shown from, not all where it is large.
+
+        Args:
+            inputs: as the model takes them.
+            targets: as the loss takes them.
+            originals: the first inputs before the loader's transform.
+        """
+        seen = next(tensors_in(inputs), None)
+        if seen is not None and seen.dim() >= 2:
+            self.inputs = seen.detach()[:512].clone()
+        before = next(tensors_in(originals), None)
+        if before is not None and before.dim() >= 2:
+            self.originals = before.detach().clone()
+        if isinstance(targets, torch.Tensor) and targets.dim() == 1:
+            self.labels = targets.detach().clone()
+
+    # -- in the writing thread ------------------------------------------------------------------
+
+    def write_values(self, writer: SummaryWriter, step: int) -> None:
+        """Writes the distributions, and their moments as scalars."""
+        from trireme.monitor.tensorboard import events
+
+        for tag, value in self.values.items():
+            found = distribution_of(value)
+            if found is not None:
+                events.add_distribution(writer, tag, found, step, self.walltime)
+
+    def write_images(self, writer: SummaryWriter, step: int) -> None:
+        """Writes inputs before and after the transform, first-layer filters and feature maps."""
+        shown = {} if self.inputs is None else {"images/inputs": as_images(self.inputs)}
+        if self.originals is not None:
+            shown = {"images/augmented": shown.get("images/inputs")}
+            shown["images/inputs"] = as_images(self.originals)
+        pictures = {tag: None if i is None else grid(i) for tag, i in shown.items()}
+        if self.first is not None:
+            pictures[f"{self.first[0]}/filters"] = filters(self.first[1])
+        for tag, value in self.values.items():
+            scope, _, kind = tag.rpartition("/")
+            if kind in ("pre_activation", "activation"):
+                pictures[f"{scope}/feature_maps"] = feature_maps(value)
+        for tag, picture in pictures.items():
+            if picture is not None:
+                writer.add_image(tag, picture, step, walltime=self.walltime)
+
+    def write_audio(self, writer: SummaryWriter, step: int) -> None:
+        """Writes the first sounds, where the inputs are sounds: (N, time) or (N, 1, time)."""
+        if self._sample_rate is None or self.inputs is None:
+            return
+        for place, sound in enumerate(self.inputs[:3].float().cpu()):
+            writer.add_audio(
+                f"inputs/{place}",
+                sound.reshape(1, -1).clamp(-1, 1),
+                step,
+                sample_rate=self._sample_rate,
+                walltime=self.walltime,
+            )
+
+    def write_pr_curves(self, writer: SummaryWriter, step: int) -> None:
+        """Writes precision and recall on the batch, for each class, where there are classes."""
+        outputs, labels = self.outputs, self.labels
+        if outputs is None or labels is None:
+            return
+        outputs, labels = outputs.float().cpu(), labels.cpu()[: len(outputs)]
+        if outputs.dim() == 2 and outputs.shape[1] > 1 and not labels.is_floating_point():
+            if outputs.shape[1] > _CLASSES:
+                return
+            for kind, likely in enumerate(outputs.softmax(1).unbind(1)):
+                tag = f"precision_recall/class_{kind}"
+                writer.add_pr_curve(tag, labels == kind, likely, step, walltime=self.walltime)
+        elif outputs.numel() == labels.numel() and ((labels == 0) | (labels == 1)).all():
+            likely = outputs.reshape(-1).sigmoid()
+            tag = "precision_recall/positive"
+            writer.add_pr_curve(tag, labels > 0, likely, step, walltime=self.walltime)
+
+    def write_features(self, writer: SummaryWriter, step: int) -> None:
+        """Writes what the model makes of the examples, with labels and pictures, as points."""
+        name, points = self.features or ("outputs", self.outputs)
+        if points is None or points.dim() != 2:
+            return
+        inputs = None if self.inputs is None else self.inputs[: len(points)]
+        points = points[: len(inputs) if inputs is not None else 512]
+        pictures = None if inputs is None else as_images(inputs, len(points))
+        labels = None if self.labels is None else self.labels[: len(points)].tolist()
+        writer.add_embedding(
+            points.float().cpu(),
+            metadata=labels,
+            label_img=None if pictures is None else pictures.cpu(),
+            global_step=step,
+            tag=f"{name}/features",
+        )
+
+
+def _kind(module: nn.Module) -> str | None:
+    """Returns what a module's outputs are called; None where they are not shown."""
+    if isinstance(module, (nn.Linear, nn.Bilinear, _ConvNd)):
+        return "pre_activation"
+    if type(module).__module__ == activation.__name__ and not any(True for _ in module.children()):
+        return "activation"
+    if any(True for _ in module.parameters(recurse=False)):
+        return "output"
+    return None
+
+
+def _scope(name: str) -> str:
+    return name or "model"
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns the part of a tensor that this process holds: all of it, or of a DTensor its own."""
+    tensor = tensor.detach()
+    part: torch.Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return part
+
+
+def _looks_at_images(weight: torch.Tensor) -> bool:
+    return filters(weight[:1]) is not None

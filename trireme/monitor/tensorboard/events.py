@@ -1,0 +1,174 @@
+"""Writes events for which `SummaryWriter` has no method: graphs, costs, distributions, settings.
+
+Each function takes the writer of a run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from tensorboard.compat.proto.attr_value_pb2 import AttrValue
+from tensorboard.compat.proto.config_pb2 import RunMetadata
+from tensorboard.compat.proto.event_pb2 import Event, TaggedRunMetadata
+from tensorboard.compat.proto.graph_pb2 import GraphDef
+from tensorboard.compat.proto.node_def_pb2 import NodeDef
+from tensorboard.compat.proto.step_stats_pb2 import (
+    AllocatorMemoryUsed,
+    DeviceStepStats,
+    NodeExecStats,
+    NodeOutput,
+    StepStats,
+)
+from tensorboard.compat.proto.tensor_description_pb2 import TensorDescription
+from tensorboard.compat.proto.tensor_shape_pb2 import TensorShapeProto
+from tensorboard.compat.proto.versions_pb2 import VersionDef
+from tensorboard.plugins.hparams import summary_v2 as hparams
+
+from trireme.monitor.tensorboard.distribution import Distribution
+from trireme.monitor.tensorboard.graph import Graph, Node, Output
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
+
+
+__all__ = ["add_costs", "add_distribution", "add_graph", "add_hparams"]
+
+Hyper = bool | float | str
+"""The value of a hyper-parameter."""
+
+_PRODUCER = 22  # the version of the graph's format, as TensorBoard understands it
+
+
+def add_graph(writer: SummaryWriter, graph: Graph) -> None:
+    """Writes the graph of the run's model: the GRAPHS dashboard."""
+    _file(writer).add_event(Event(graph_def=_graph(graph).SerializeToString()))
+
+
+def add_costs(writer: SummaryWriter, graph: Graph, tag: str, step: int) -> None:
+    """Writes the compute time and the memory of each node, for the GRAPHS dashboard.
+
+    TensorBoard lists it under "Tag", and colours the graph by it, as with TensorFlow's run
+    metadata: the nodes have the names of the graph's.
+
+    Args:
+        writer: the run's.
+        graph: of the pass.
+        tag: what it is listed as; each only once in a run.
+        step: the global step.
+    """
+    metadata = TaggedRunMetadata(tag=tag, run_metadata=_costs(graph).SerializeToString())
+    _file(writer).add_event(Event(tagged_run_metadata=metadata), step)
+
+
+def add_distribution(
+    writer: SummaryWriter, name: str, found: Distribution, step: int, walltime: float
+) -> None:
+    """Writes a histogram as `name`, and its moments as scalars below: `name/mean` and so on.
+
+    Args:
+        writer: the run's.
+        name: what it is shown as.
+        found: how the values are distributed.
+        step: the global step.
+        walltime: when that was, in seconds since the epoch.
+    """
+    writer.add_histogram_raw(
+        name,
+        min=found.low,
+        max=found.high,
+        num=found.count,
+        sum=found.sum,
+        sum_squares=found.sum_of_squares,
+        bucket_limits=list(found.limits),
+        bucket_counts=list(found.counts),
+        global_step=step,
+        walltime=walltime,
+    )
+    moments = dict(found.moments)
+    if found.infinite:
+        moments["not_finite"] = float(found.infinite)
+    for moment, value in moments.items():
+        writer.add_scalar(f"{name}/{moment}", value, step, walltime=walltime)
+
+
+def add_hparams(
+    writer: SummaryWriter, values: Mapping[str, Hyper], metrics: Mapping[str, str]
+) -> None:
+    """Writes a run's hyper-parameters, and which curves compare runs: the HPARAMS dashboard.
+
+    Args:
+        writer: of the run that has those curves.
+        values: by name.
+        metrics: what the curves are shown as, by their tags.
+    """
+    shown = [hparams.Metric(tag, display_name=name) for tag, name in metrics.items()]
+    asked = [hparams.HParam(name) for name in values]
+    _file(writer).add_summary(hparams.hparams_config_pb(asked, shown))
+    _file(writer).add_summary(hparams.hparams_pb(dict(values)))
+
+
+def _file(writer: SummaryWriter) -> Any:
+    untyped: Any = writer
+    return untyped._get_file_writer()
+
+
+def _graph(graph: Graph) -> GraphDef:
+    """Returns the graph, with shapes and devices."""
+    return GraphDef(
+        node=[_definition(node) for node in graph.nodes],
+        versions=VersionDef(producer=_PRODUCER),
+    )
+
+
+def _costs(graph: Graph) -> RunMetadata:
+    """Returns the time and the memory of each node that computes."""
+    devices = dict.fromkeys(node.device for node in graph.nodes)
+    return RunMetadata(
+        step_stats=StepStats(
+            dev_stats=[
+                DeviceStepStats(
+                    device=device,
+                    node_stats=[
+                        _cost(node) for node in graph.nodes if node.device == device and node.began
+                    ],
+                )
+                for device in devices
+            ]
+        )
+    )
+
+
+def _definition(node: Node) -> NodeDef:
+    definition = NodeDef(name=node.name, op=node.kind, device=node.device, input=node.sources)
+    if node.outputs:
+        shapes = AttrValue.ListValue(shape=[_shape(output) for output in node.outputs])
+        definition.attr["_output_shapes"].list.CopyFrom(shapes)
+        dtypes = ", ".join(output.dtype for output in node.outputs)
+        definition.attr["dtype"].s = dtypes.encode()
+    return definition
+
+
+def _cost(node: Node) -> NodeExecStats:
+    micros = max(round(node.nanoseconds / 1000), 1)  # none at all would count as not run
+    return NodeExecStats(
+        node_name=node.name,
+        all_start_micros=node.began // 1000,
+        op_start_rel_micros=0,
+        op_end_rel_micros=micros,
+        all_end_rel_micros=micros,
+        memory=[
+            AllocatorMemoryUsed(
+                allocator_name=node.device.rpartition("/")[2],
+                total_bytes=sum(output.bytes for output in node.outputs),
+            )
+        ],
+        output=[
+            NodeOutput(slot=slot, tensor_description=TensorDescription(shape=_shape(output)))
+            for slot, output in enumerate(node.outputs)
+        ],
+    )
+
+
+def _shape(output: Output) -> TensorShapeProto:
+    return TensorShapeProto(dim=[TensorShapeProto.Dim(size=size) for size in output.shape])

@@ -1,0 +1,100 @@
+"""Encodes a trace of torch's profiler for XProf, TensorBoard's profiler plugin.
+
+That is OpenXLA's XSpace (`xplane.proto`), a protocol buffer: planes (the host, and each device)
+have lines (threads, and streams of kernels), and these have events, whose names stand in a table of
+the plane. PyTorch does not write it. It takes few of its fields, which are encoded here by hand.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import Any
+
+__all__ = ["STEP", "encode"]
+
+STEP = "step"
+"""The name of the event that all others are inside of."""
+
+_PICOSECONDS = 1_000_000  # in a microsecond, the profiler's unit
+_SHAPES, _STEP_NUMBER, _ROOT = 1, 2, 3  # what is known of an event besides its time
+_STATS = {_SHAPES: "shapes", _STEP_NUMBER: "step_num", _ROOT: "_r"}
+
+
+def encode(events: Iterable[Any], step: int) -> bytes:
+    """Encodes what a profiler has seen: a plane for the host, and one for each device that worked.
+
+    Args:
+        events: `torch.profiler.profile.events()`, once it has stopped.
+        step: the global step, which the event named `step` is marked with.
+    """
+    planes: dict[str, dict[int, list[Any]]] = defaultdict(lambda: defaultdict(list))
+    for event in events:
+        if event.device_type.name == "CPU":
+            planes["/host:CPU"][event.thread].append(event)
+        else:
+            planes[f"/device:GPU:{event.device_index}"][event.device_resource_id].append(event)
+    return b"".join(
+        _bytes(1, _plane(number, name, planes[name], step))
+        for number, name in enumerate(sorted(planes, reverse=True), 1)
+    )
+
+
+def _plane(number: int, name: str, lines: dict[int, list[Any]], step: int) -> bytes:
+    names: dict[str, int] = {}
+    line = "thread" if name == "/host:CPU" else "stream"
+    encoded = b"".join(
+        _bytes(3, _number(1, place) + _text(2, f"{line} {place}") + _events(events, names, step))
+        for place, events in sorted(lines.items())
+    )
+    return (
+        _number(1, number)
+        + _text(2, name)
+        + encoded
+        + b"".join(_entry(4, key, text) for text, key in names.items())
+        + b"".join(_entry(5, key, text) for key, text in _STATS.items())
+    )
+
+
+def _events(events: list[Any], names: dict[str, int], step: int) -> bytes:
+    """Encodes a line's events; numbers the names that are new."""
+    encoded = []
+    for event in events:
+        start, end = event.time_range.start, event.time_range.end
+        body = _number(1, names.setdefault(event.name, len(names) + 1))
+        body += _number(2, round(start * _PICOSECONDS))
+        body += _number(3, max(round((end - start) * _PICOSECONDS), 0))
+        if shapes := ", ".join("x".join(map(str, shape)) for shape in event.input_shapes if shape):
+            body += _bytes(4, _number(1, _SHAPES) + _text(5, shapes))
+        if event.name == STEP:
+            body += _bytes(4, _number(1, _STEP_NUMBER) + _number(4, step))
+            body += _bytes(4, _number(1, _ROOT) + _number(4, 1))  # a step, as XProf understands it
+        encoded.append(_bytes(4, body))
+    return b"".join(encoded)
+
+
+def _entry(field: int, key: int, text: str) -> bytes:
+    """Encodes an entry of a table of names, which holds its key twice."""
+    return _bytes(field, _number(1, key) + _bytes(2, _number(1, key) + _text(2, text)))
+
+
+def _number(field: int, value: int) -> bytes:
+    return _varint(field << 3) + _varint(value)
+
+
+def _text(field: int, value: str) -> bytes:
+    return _bytes(field, value.encode())
+
+
+def _bytes(field: int, value: bytes) -> bytes:
+    return _varint(field << 3 | 2) + _varint(len(value)) + value
+
+
+def _varint(value: int) -> bytes:
+    """Encodes a number from 0, seven bits a byte, the lowest first."""
+    encoded = bytearray()
+    while value > 0x7F:
+        encoded.append(value & 0x7F | 0x80)
+        value >>= 7
+    encoded.append(value)
+    return bytes(encoded)

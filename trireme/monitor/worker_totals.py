@@ -1,0 +1,140 @@
+"""Totals of a run for each worker, from the records of its tasks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from trireme.monitor.curves import Points
+from trireme.monitor.job_state import PHASES
+from trireme.monitor.records import Record, Start
+
+__all__ = ["WorkerTotals", "paces", "slowest", "staleness_of", "worker_totals"]
+
+_LEAST_SECONDS = 0.3
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerTotals:
+    """The totals of one worker over all its starts.
+
+    Attributes:
+        name: such as `worker:0`.
+        host: the host of its last start.
+        starts: the number of starts.
+        steps: the number of steps.
+        applied, stale: its updates by verdict.
+        seconds: the time spent, by phase.
+        pace: its mean examples per second while training.
+        memory: the largest recorded resident memory, in bytes.
+    """
+
+    name: str
+    host: str
+    starts: int
+    steps: int
+    applied: int
+    stale: int
+    seconds: dict[str, float]
+    pace: float
+    memory: float
+
+    @property
+    def milliseconds(self) -> dict[str, float]:
+        """The mean milliseconds of a step, by phase."""
+        return {name: 1000 * spent / max(self.steps, 1) for name, spent in self.seconds.items()}
+
+    @property
+    def own(self) -> float:
+        """The mean milliseconds of a step without waiting for other tasks."""
+        spent = self.milliseconds
+        return sum(spent.get(name, 0.0) for name in ("data", "compute", "apply"))
+
+
+def worker_totals(starts: Sequence[Start]) -> list[WorkerTotals]:
+    """Returns the totals of each worker with records."""
+    names = dict.fromkeys(s.begin.task for s in starts if s.begin.task.startswith("worker"))
+    found = []
+    for name in names:
+        own = [start for start in starts if start.begin.task == name and start.records]
+        if own:
+            found.append(_totals(name, own))
+    return found
+
+
+def _totals(name: str, starts: Sequence[Start]) -> WorkerTotals:
+    last = [start.records[-1] for start in starts]
+    seconds = {
+        phase: sum(record.seconds.get(phase, 0.0) for record in last)
+        for phase in PHASES
+        if any(phase in record.seconds for record in last)
+    }
+    everything = [record for start in starts for record in start.records]
+    paces = [value for _, value in _pace_points(everything)]
+    return WorkerTotals(
+        name=name,
+        host=starts[-1].begin.host,
+        starts=len(starts),
+        steps=int(sum(_number(record, "step") for record in last)),
+        applied=int(sum(_number(record, "applied") for record in last)),
+        stale=int(sum(_number(record, "stale") for record in last)),
+        seconds=seconds,
+        pace=sum(paces) / max(len(paces), 1),
+        memory=max(_number(record, "memory_bytes") for record in everything),
+    )
+
+
+def slowest(workers: Sequence[WorkerTotals]) -> WorkerTotals | None:
+    """Returns the worker with the longest steps without waiting; None for fewer than two."""
+    return max(workers, key=lambda worker: worker.own) if len(workers) > 1 else None
+
+
+def staleness_of(starts: Sequence[Start]) -> list[tuple[str, float]]:
+    """Returns the histogram of staleness: pairs (range, pushes), without the empty end."""
+    totals: dict[str, float] = {}
+    for start in starts:
+        if start.records:
+            for bound, count in start.records[-1].staleness.items():
+                totals[bound] = totals.get(bound, 0.0) + count
+    before, low, bars = 0.0, -1.0, []
+    for bound, total in totals.items():
+        high = float(bound)
+        bars.append((_range(low, high), total - before))
+        before, low = total, high
+    while bars and not bars[-1][1]:
+        bars.pop()
+    return bars
+
+
+def paces(starts: Sequence[Start]) -> dict[str, Points]:
+    """Returns each worker's examples per second over the seconds since the job began."""
+    workers = [s for s in starts if s.begin.task.startswith("worker") and len(s.records) > 1]
+    began = min((start.begin.time for start in workers), default=0.0)
+    curves: dict[str, list[tuple[float, float]]] = {}
+    for start in workers:
+        points = [(time - began, pace) for time, pace in _pace_points(start.records)]
+        curves.setdefault(start.begin.task, []).extend(points)
+    return {name: points for name, points in curves.items() if points}
+
+
+def _pace_points(records: Iterable[Record]) -> list[tuple[float, float]]:
+    """Yields pairs (time, examples per second), without records of very short intervals."""
+    points, before = [], math.inf
+    for record in records:
+        if _number(record, "step") > 1 and record.time - before >= _LEAST_SECONDS:
+            points.append((record.time, _number(record, "examples_per_second")))
+        before = record.time
+    return points
+
+
+def _range(low: float, high: float) -> str:
+    first = int(low) + 1
+    if high == float("inf"):
+        return f"{first}+"
+    return str(first) if first == int(high) else f"{first}-{int(high)}"
+
+
+def _number(record: Record, name: str) -> float:
+    value = record.status.get(name, 0.0)
+    return float(value) if isinstance(value, (int, float)) else 0.0

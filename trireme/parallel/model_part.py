@@ -1,0 +1,293 @@
+"""The part of a model that one process of a process group holds."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors.torch import load as load_bytes
+from safetensors.torch import save as save_bytes
+from torch import nn
+
+from trireme.errors import ConfigurationError
+from trireme.parallel.config import PartConfig, PipelineConfig, stages_per_process
+from trireme.parallel.local_tensors import to_local
+from trireme.parallel.process_group import ProcessGroup
+from trireme.parallel.sharding import copies, fill_local, full_tensor, fully_sharded
+from trireme.parallel.stages import (
+    Stage,
+    balance,
+    chain_of,
+    cut_at,
+    measured_costs,
+    notes_of,
+    parameter_costs,
+)
+from trireme.ps.module_names import named_buffers, named_parameters
+
+if TYPE_CHECKING:
+    from trireme.parallel.pipeline import Pipeline
+
+__all__ = ["ModelPart", "join_stages", "mean_over_replicas"]
+
+
+class ModelPart:
+    """The pipeline stages and shards of one process.
+
+    It has the interface of `FlatModel` that a replica uses, without flat vectors.
+
+    Args:
+        process_group: the processes.
+        model: the whole model, on the device of this process, the same in all processes. It keeps
+            the whole values, and shares its buffers with the part.
+        config: how the model is split.
+        cut: the module that is split in place, a copy of `model` with which the program computes;
+            None makes a copy.
+
+    Attributes:
+        modules: the modules of this process: one, or one for each stage.
+        parameters: the parameters of this process by their names in the model.
+        device: the device of the parameters.
+
+    Raises:
+        ConfigurationError: the model cannot be split in this way.
+    """
+
+    def __init__(
+        self,
+        process_group: ProcessGroup,
+        model: nn.Module,
+        config: PartConfig,
+        *,
+        cut: nn.Module | None = None,
+    ) -> None:
+        self._process_group = process_group
+        self._config = config
+        self.device = process_group.device
+        self.stages: list[tuple[int, Stage]] = []
+        self.total_stages = 1
+        copied = copy.deepcopy(model) if cut is None else cut
+        if cut is not None:  # the program's own module keeps its own buffers
+            _share_state(model, cut)
+        if process_group.mesh.pp > 1:
+            self._cut(copied)
+            self.modules: list[nn.Module] = [stage for _, stage in self.stages]
+        else:
+            self.modules = [copied]
+        for module in self.modules:
+            _share_state(module, model)
+            if process_group.mesh.tp > 1:
+                self._cut_tensors(module)
+            if process_group.mesh.fsdp > 1:
+                axes = ("dp", "fsdp") if process_group.mesh.dp > 1 else ("fsdp",)
+                fully_sharded(module, process_group.submesh(*axes))
+        self.parameters: dict[str, nn.Parameter] = {
+            name: parameter
+            for module in self.modules
+            for name, parameter in named_parameters(module)
+        }
+        # A program may freeze and unfreeze the parameters of `model`, which the part then follows.
+        self._known = dict(named_parameters(model)) if cut is None else {}
+        self._thawed = {name: known.requires_grad for name, known in self._known.items()}
+        self._trained = [p for p in self.parameters.values() if p.requires_grad]
+        self._processes = process_group.size // process_group.mesh.pp
+
+    def _cut(self, model: nn.Module) -> None:
+        config, mesh = _one_piece_if_carried(model, self._config.pipeline), self._process_group.mesh
+        self._pipeline_config = config
+        links = chain_of(model)
+        total = mesh.pp * stages_per_process(config.schedule)
+        if config.split is not None:
+            cuts = cut_at(links, config.split)
+            if len(cuts) != total - 1:
+                raise ConfigurationError(
+                    f"{len(cuts)} split points make {len(cuts) + 1} stages, and pp={mesh.pp} with "
+                    f"the schedule {config.schedule} needs {total}: name {total - 1}"
+                )
+        else:
+            costs = parameter_costs(links)
+            if config.example is not None:  # one process's measurement decides for all
+                costs = self._agreed(measured_costs(links, config.example))
+            cuts = balance(costs, total)
+        bounds = [0, *cuts, len(links)]
+        self.total_stages = total
+        self.stages = [
+            (stage, Stage(links[bounds[stage] : bounds[stage + 1]]))
+            for stage in range(total)
+            if stage % mesh.pp == self._process_group.coordinates["pp"]
+        ]
+        _refuse_tied(links, bounds)
+
+    def _agreed(self, costs: list[float]) -> list[float]:
+        tensor = torch.tensor(costs, dtype=torch.float64)
+        self._process_group.broadcast_tensor(tensor)
+        return [float(cost) for cost in tensor]
+
+    def _cut_tensors(self, module: nn.Module) -> None:
+        from trireme.parallel.tensor_parallel import tensor_parallel  # loads slowly
+
+        plan = self._config.tensor_plan
+        if self._process_group.mesh.pp == 1:
+            tensor_parallel(module, self._process_group.submesh("tp"), plan)
+            return
+        # A stage may have no layer to split, as long as another stage has one.
+        try:
+            tensor_parallel(module, self._process_group.submesh("tp"), plan)
+        except ConfigurationError as error:
+            if "no linear layer" not in str(error):
+                raise
+
+    def pipeline(self, loss: Callable[[Any, Any], torch.Tensor]) -> Pipeline:
+        """Returns the pipeline that runs this process's stages."""
+        from trireme.parallel.pipeline import Pipeline  # loads slowly
+
+        return Pipeline(
+            self._process_group, self.stages, self.total_stages, self._pipeline_config, loss
+        )
+
+    # -- gradients ------------------------------------------------------------------------------
+
+    def zero_gradients(self) -> None:
+        """Drops the gradients, and follows what the program has frozen and unfrozen since."""
+        for name, parameter in self.parameters.items():
+            parameter.grad = None
+            known = self._known.get(name)
+            if known is not None and known.requires_grad != self._thawed[name]:
+                self._thawed[name] = known.requires_grad
+                parameter.requires_grad_(known.requires_grad)
+
+    def check_gradients(self) -> None:
+        """Drops the gradients of frozen parameters, which FSDP computes too.
+
+        Raises:
+            ConfigurationError: backward reached no trained parameter.
+        """
+        trained = [p for p in self.parameters.values() if p.requires_grad]
+        for parameter in self.parameters.values():
+            if not parameter.requires_grad:
+                parameter.grad = None
+        if self._process_group.mesh.pp == 1 and trained and all(p.grad is None for p in trained):
+            raise ConfigurationError(
+                "the loss reached no parameter that is trained. Where the model is split (fsdp, "
+                "tensor, a mesh) a session computes with its own parts of it: compute the loss "
+                "from the outputs that the loss function receives, or use trireme.distribute, "
+                "which splits the program's own module"
+            )
+
+    def gradient_norm(self) -> torch.Tensor:
+        """Returns the L2 norm of the gradient of the whole model, a 0-dim float64 tensor."""
+        square = 0.0
+        for parameter in self._trained:
+            if parameter.grad is not None:
+                norm = torch.linalg.vector_norm(to_local(parameter.grad), dtype=torch.float64)
+                square += float(norm) ** 2 / copies(parameter, self._processes)
+        total: torch.Tensor = torch.tensor(self._process_group.total([square])()[0]).double().sqrt()
+        return total
+
+    def scale_gradients(self, factor: torch.Tensor | float) -> None:
+        """Multiplies all gradients in place."""
+        for parameter in self._trained:
+            if parameter.grad is not None:
+                to_local(parameter.grad).mul_(factor)
+
+    # -- whole tensors --------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def fill(self, values: Mapping[str, torch.Tensor]) -> None:
+        """Fills this process's parameters from whole tensors."""
+        for name, parameter in self.parameters.items():
+            if name in values:
+                fill_local(parameter, values[name])
+
+    def whole_gradients(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yields the whole gradient of each parameter of this process's stages, on the CPU."""
+        for name, parameter in self.parameters.items():
+            if parameter.requires_grad and parameter.grad is not None:
+                yield name, full_tensor(parameter.grad)
+
+    @property
+    def buffer_names(self) -> frozenset[str]:
+        """The names of the buffers that this process keeps up to date."""
+        return frozenset(name for module in self.modules for name, _ in named_buffers(module))
+
+
+def join_stages(
+    process_group: ProcessGroup, mine: Mapping[str, torch.Tensor]
+) -> dict[str, torch.Tensor]:
+    """Returns the tensors of all pipeline stages together, on the CPU, in every process."""
+    if process_group.mesh.pp == 1:
+        return dict(mine)
+    joined: dict[str, torch.Tensor] = {}
+    for data in process_group.exchange(save_bytes(dict(mine)), process_group.stage_leaders()):
+        joined |= load_bytes(data)
+    return joined
+
+
+def mean_over_replicas(
+    process_group: ProcessGroup, mine: Mapping[str, torch.Tensor]
+) -> dict[str, torch.Tensor]:
+    """Returns the mean over the replicas of CPU tensors that each of them has, in every process."""
+    if process_group.mesh.replicas == 1:
+        return dict(mine)
+    said = process_group.exchange(save_bytes(dict(mine)), process_group.reporting_ranks)
+    everyone = [load_bytes(data) for data in said]
+    return {
+        name: torch.stack([one[name].double() for one in everyone]).mean(0).to(tensor.dtype)
+        for name, tensor in mine.items()
+    }
+
+
+def _one_piece_if_carried(model: nn.Module, config: PipelineConfig) -> PipelineConfig:
+    """Returns the configuration, with one micro-batch where a layer carries state between batches.
+
+    Raises:
+        ConfigurationError: several micro-batches are requested, which would pass the state on.
+    """
+    carried = [name for name, module in model.named_modules() if getattr(module, "carry", False)]
+    if not carried:
+        return config
+    if config.microbatches not in (None, 1):
+        raise ConfigurationError(
+            f"{carried[0]} carries its state from batch to batch, and {config.microbatches} "
+            "micro-batches would pass it on to each other: use --microbatches 1, or carry=False"
+        )
+    return replace(config, microbatches=1)
+
+
+def _share_state(module: nn.Module, model: nn.Module) -> None:
+    """Makes a copied part of a model share the buffers and state dictionaries of the model.
+
+    A program that changes them in the model, such as to reset a recurrent layer, then changes the
+    copy too.
+    """
+    own = dict(model.named_buffers())
+    for name, _ in list(module.named_buffers()):
+        path, _, last = name.rpartition(".")
+        module.get_submodule(path)._buffers[last] = own[name]
+    layers = dict(model.named_modules())
+    for path, part in module.named_modules():
+        if path in layers:
+            for name, notes in notes_of(layers[path]).items():
+                setattr(part, name, notes)
+
+
+def _refuse_tied(links: Sequence[tuple[str, nn.Module]], bounds: Sequence[int]) -> None:
+    """Refuses a parameter that lies in two stages: it would be trained twice.
+
+    Raises:
+        ConfigurationError: there is such a parameter.
+    """
+    seen: dict[int, tuple[int, str]] = {}
+    for stage, (start, stop) in enumerate(pairwise(bounds)):
+        for link, layer in links[start:stop]:
+            for name, parameter in layer.named_parameters():
+                first, other = seen.setdefault(id(parameter), (stage, f"{link}.{name}"))
+                if first != stage:
+                    raise ConfigurationError(
+                        f"{link}.{name} and {other} are one parameter, and lie in pipeline stages "
+                        f"{stage} and {first}: untie them, or split elsewhere (split=...)"
+                    )

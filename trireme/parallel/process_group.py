@@ -1,0 +1,457 @@
+"""The processes that hold one model together, and the collectives between them.
+
+The transport is `torch.distributed`: gloo between CPUs, NCCL between GPUs. A process group fails as
+a whole: when one of its processes is gone, every operation of the others raises an error that says
+so.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import socket
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from trireme.cluster.spec import is_loopback
+from trireme.errors import AddressInUse, ConfigurationError, ConnectTimeout, JobFailed, WaitTimeout
+from trireme.launch.exit_reason import says_peer_is_gone
+from trireme.mesh import AXES, Mesh
+from trireme.parallel.framing import INLINE, content, framed, size_in
+
+__all__ = ["ProcessGroup", "ProcessGroupConfig", "lost_peer"]
+
+# Evaluation and saving join shards axis by axis, of which torch warns needlessly.
+logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessGroupConfig:
+    """The address, the mesh and the deadlines of a process group.
+
+    Attributes:
+        mesh: the degrees of parallelism; the mesh's size is the number of processes.
+        rank: the rank of this process.
+        address: `host:port` of the store through which the processes find each other; empty for
+            one process.
+        listen_fd: a listening socket for the store, in rank 0, if the launcher has opened one.
+        prefix: the prefix of the processes' keys in a store that the launcher serves, as torchrun
+            does, and keeps for later starts; empty where rank 0 serves the store.
+        device: the device on which this process computes.
+        join_seconds: the time within which all processes must join.
+        wait_seconds: the time that one operation may wait for other processes.
+    """
+
+    mesh: Mesh
+    rank: int = 0
+    address: str = ""
+    listen_fd: int | None = None
+    prefix: str = ""
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    join_seconds: float = 300.0
+    wait_seconds: float = 1800.0
+
+
+class ProcessGroup:
+    """This process's coordinates in a mesh, and the process groups along its axes.
+
+    Args:
+        config: see `ProcessGroupConfig`.
+
+    Attributes:
+        mesh: the degrees of parallelism.
+        rank: the rank of this process, from 0; rank 0 is the chief.
+        coordinates: the index of this process on each axis.
+        votes: this process's requests for the end of the step, such as to stop or to save, as
+            numbers; `vote` returns their sums over all processes.
+
+    Raises:
+        WaitTimeout: not all processes joined in time.
+        ConnectTimeout: the store of rank 0 was not reached.
+    """
+
+    def __init__(self, config: ProcessGroupConfig) -> None:
+        self.mesh = config.mesh
+        self.rank = config.rank
+        self.device = config.device
+        self.coordinates = config.mesh.coordinates(config.rank)
+        self._config = config
+        self._met_at = _rendezvous(config)
+        self._devices = self._make_mesh()
+        # The group of all messages besides the model's tensors: always between CPUs.
+        self._control = dist.new_group(
+            backend="gloo", timeout=timedelta(seconds=config.wait_seconds)
+        )
+        self._replicas = self._replica_group()
+        # A gloo thread that releases an operation takes Python's lock for its tensors. If the
+        # interpreter ends at that moment, the process aborts: so the last operations are kept.
+        self._recent: deque[object] = deque(maxlen=_RECENT)
+        self.votes: Sequence[float] = ()
+        self._vote_totals: Callable[[], list[float]] | None = None
+
+    def _make_mesh(self) -> DeviceMesh:
+        shape = tuple(getattr(self.mesh, axis) for axis in AXES)
+        return init_device_mesh(self.device.type, shape, mesh_dim_names=AXES)
+
+    def _replica_group(self) -> dist.ProcessGroup | None:
+        """Returns the processes that hold the same part of the model: along dp and fsdp."""
+        mine: dist.ProcessGroup | None = None
+        members: dict[tuple[int, int], list[int]] = {}
+        for rank in range(self.mesh.size):
+            coordinates = self.mesh.coordinates(rank)
+            members.setdefault((coordinates["pp"], coordinates["tp"]), []).append(rank)
+        if self.mesh.replicas == 1:
+            return None
+        for key, ranks in members.items():
+            group = dist.new_group(ranks, timeout=timedelta(seconds=self._config.wait_seconds))
+            if key == (self.coordinates["pp"], self.coordinates["tp"]):
+                mine = group
+        return mine
+
+    # -- groups ---------------------------------------------------------------------------------
+
+    @property
+    def size(self) -> int:
+        """The number of processes."""
+        return self.mesh.size
+
+    @property
+    def replica(self) -> int:
+        """The index of this process's batch among those that are computed at a time."""
+        return self.mesh.replica(self.rank)
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this is rank 0."""
+        return self.rank == 0
+
+    @property
+    def reports_metrics(self) -> bool:
+        """Whether this process reports loss and metrics: one process does for each replica."""
+        return self.coordinates["tp"] == 0 and self.coordinates["pp"] == self.mesh.pp - 1
+
+    @property
+    def shows_progress(self) -> bool:
+        """Whether this process displays progress that no other process displays."""
+        return self.is_chief or (self.mesh.pp == self.mesh.tp == 1)
+
+    @property
+    def reporting_ranks(self) -> list[int]:
+        """The ranks that speak for the replicas, first replica first."""
+        replicas = [self.mesh.replica(rank) for rank in range(self.size)]
+        return [replicas.index(replica) for replica in range(self.mesh.replicas)]
+
+    @property
+    def first_of_stage(self) -> bool:
+        """Whether this process is the first of those that hold its pipeline stage."""
+        return all(self.coordinates[axis] == 0 for axis in AXES if axis != "pp")
+
+    @property
+    def replicas(self) -> dist.ProcessGroup | None:
+        """The processes that average gradients with this process; None for a single replica."""
+        return self._replicas
+
+    def submesh(self, *axes: str) -> DeviceMesh:
+        """Returns the submesh along the given axes that contains this process."""
+        return self._devices[axes]
+
+    def group(self, axis: str) -> dist.ProcessGroup:
+        """Returns the processes that differ from this process only along one axis."""
+        return self._devices.get_group(axis)
+
+    # -- communication ---------------------------------------------------------------------------
+
+    def total(self, numbers: Sequence[float]) -> Callable[[], list[float]]:
+        """Starts an all-reduce of numbers; returns a function that waits for the sums."""
+        tensor = torch.tensor(numbers, dtype=torch.float64)
+        with lost_peer():
+            work = dist.all_reduce(tensor, group=self._control, async_op=True)
+        self._recent.append(work)
+
+        sums: list[float] = []
+
+        def finish() -> list[float]:
+            if not sums:
+                with lost_peer():
+                    assert work is not None
+                    work.wait()
+                sums.extend(tensor.tolist())
+            return sums
+
+        return finish
+
+    def count(self, examples: float) -> Callable[[], float]:
+        """Starts the sum of all processes' examples of a step; the same operation sums the votes.
+
+        Returns:
+            A function that waits for the number of examples.
+        """
+        total = self.total([float(examples), *self.votes])
+        self._vote_totals = lambda: total()[1:]
+        return lambda: total()[0]
+
+    def vote(self) -> Callable[[], list[float]]:
+        """Returns a function that waits for the sums of the votes, as of `count` or as of now."""
+        votes, self._vote_totals = self._vote_totals, None
+        return self.total(self.votes) if votes is None else votes
+
+    def broadcast(self, data: bytes | None, source: int = 0) -> bytes:
+        """Returns the bytes of one process in every process.
+
+        Args:
+            data: the bytes, in the source; ignored elsewhere.
+            source: the rank that sends.
+        """
+        mine = self.rank == source
+        assert data is not None or not mine
+        head, rest = framed(data if mine and data is not None else b"")
+        with lost_peer():
+            dist.broadcast(head, source, group=self._control)
+            size = size_in(head)
+            if size > INLINE:
+                if not mine:
+                    rest = torch.empty(size - INLINE, dtype=torch.uint8)
+                dist.broadcast(rest, source, group=self._control)
+        return data if mine and data is not None else content(head, rest)
+
+    def gather(self, data: bytes) -> list[bytes]:
+        """Gives rank 0 the bytes of every process, in the order of the ranks; the others nothing.
+
+        Args:
+            data: this process's.
+        """
+        head, rest = framed(data)
+        heads = [torch.empty_like(head) for _ in range(self.size)] if self.is_chief else None
+        with lost_peer():
+            dist.gather(head, heads, 0, group=self._control)
+            if heads is None:
+                if rest.numel():
+                    dist.send(rest, 0, group=self._control)
+                return []
+            found = [data]
+            for rank, other in enumerate(heads[1:], 1):
+                rest = torch.empty(max(size_in(other) - INLINE, 0), dtype=torch.uint8)
+                if rest.numel():
+                    dist.recv(rest, rank, group=self._control)
+                found.append(content(other, rest))
+        return found
+
+    def exchange(self, data: bytes, sources: Sequence[int] | None = None) -> list[bytes]:
+        """Returns the bytes of the `sources`, all processes by default, in the order of ranks."""
+        ranks = range(self.size) if sources is None else sources
+        return [self.broadcast(data if rank == self.rank else None, rank) for rank in ranks]
+
+    def broadcast_tensor(self, tensor: torch.Tensor, source: int = 0) -> None:
+        """Broadcasts a CPU tensor from one process, in place."""
+        with lost_peer():
+            dist.broadcast(tensor, source, group=self._control)
+
+    def reduce_tensor(self, tensor: torch.Tensor, target: int = 0) -> None:
+        """Sums a CPU tensor into that of one process; those of the others become undefined."""
+        with lost_peer():
+            dist.reduce(tensor, target, group=self._control)
+
+    def barrier(self) -> None:
+        """Waits for all processes."""
+        self.total([0.0])()
+
+    def stage_leaders(self) -> list[int]:
+        """Returns the first rank of each pipeline stage, in the order of the stages."""
+        per_stage = self.size // self.mesh.pp
+        return [stage * per_stage for stage in range(self.mesh.pp)]
+
+    def put(self, key: str, value: bytes) -> None:
+        """Stores bytes under a key for all processes, without waiting for any of them."""
+        with lost_peer():
+            _store().set(key, value)  # type: ignore[arg-type]
+
+    def get(self, key: str) -> bytes | None:
+        """Returns the bytes stored under a key; None while there are none."""
+        with lost_peer():
+            store = _store()
+            return bytes(store.get(key)) if store.check([key]) else None
+
+    def close(self, *, together: bool) -> None:
+        """Leaves the process group.
+
+        Args:
+            together: whether to wait first for the others, which may still need this process.
+        """
+        if not dist.is_initialized():
+            return
+        if together:
+            if self.is_chief and self._config.prefix:
+                self._met_at.add(
+                    f"{self._config.prefix}/{_GENERATION}", 1
+                )  # before a process is started again
+            self.barrier()
+        dist.destroy_process_group()
+        _LAST.append(self._recent)
+        time.sleep(_RELEASE_SECONDS)
+
+
+_RECENT = 64
+_RELEASE_SECONDS = 0.02
+_LAST: list[object] = []
+"""The last operations of closed process groups, kept until Python ends: see
+`ProcessGroup.__init__`."""
+
+
+def _store() -> Store:
+    return dist.distributed_c10d._get_default_store()
+
+
+def _rendezvous(config: ProcessGroupConfig) -> Store:
+    """Initialises `torch.distributed` among all processes; returns their store."""
+    if dist.is_initialized():
+        raise ConfigurationError(
+            "torch.distributed is initialised already: a session creates its own process groups; "
+            "remove init_process_group from the program"
+        )
+    backend = "cpu:gloo,cuda:nccl" if config.device.type == "cuda" else "gloo"
+    if config.device.type == "cuda":
+        torch.cuda.set_device(config.device)
+    timeout = timedelta(seconds=config.join_seconds)
+    listen_fd = _listen(config)
+    try:
+        host, _, port = config.address.rpartition(":")
+        served = TCPStore(
+            host.strip("[]") or "127.0.0.1",
+            int(port or 0),
+            config.mesh.size,
+            is_master=config.rank == 0 and not config.prefix,
+            timeout=timeout,
+            wait_for_workers=False,
+            master_listen_fd=listen_fd,
+            use_libuv=True,
+        )
+        store = _generation_store(served, config.prefix) if config.prefix else served
+        _wait_for_all(store, config)
+        dist.init_process_group(
+            backend,
+            store=store,
+            rank=config.rank,
+            world_size=config.mesh.size,
+            timeout=timedelta(seconds=config.wait_seconds),
+        )
+    except (dist.DistError, RuntimeError) as error:
+        raise ConnectTimeout(
+            f"rank {config.rank} of {config.mesh.size} could not join the others at "
+            f"{config.address} within {config.join_seconds:.0f} s: "
+            f"{_first_line(error)}; are all processes started, and can this one reach rank 0?"
+        ) from error
+    return served
+
+
+def _listen(config: ProcessGroupConfig) -> int | None:
+    """Returns the socket at which rank 0 serves the store; None lets torch open it.
+
+    Torch would listen on every address, even where all processes run on this host.
+
+    Raises:
+        AddressInUse: the port is taken.
+    """
+    if config.rank or config.prefix or config.listen_fd is not None:
+        return config.listen_fd if config.rank == 0 else None
+    if not is_loopback(config.address):
+        return None
+    host, _, port = config.address.rpartition(":")
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host.strip("[]"), int(port)), family=family).detach()
+    except OSError as error:
+        raise AddressInUse(
+            f"rank 0 cannot listen at {config.address}, where the others look for it: "
+            f"{error.strerror}; give all of them another port (MASTER_PORT)"
+        ) from error
+
+
+def _generation_store(store: Store, prefix: str) -> Store:
+    """Returns a store for the present generation, which `ProcessGroup.close` ends."""
+    return PrefixStore(f"{prefix}/{store.add(f'{prefix}/{_GENERATION}', 0)}", store)
+
+
+def _wait_for_all(store: Store, config: ProcessGroupConfig) -> None:
+    """Waits until every rank has joined; names the missing ranks when the time is over."""
+    store.set(f"here/{config.rank}", "1")
+    keys = [f"here/{rank}" for rank in range(config.mesh.size)]
+    try:
+        store.wait(keys, timedelta(seconds=config.join_seconds))
+    except dist.DistStoreError as error:
+        missing = [rank for rank, key in enumerate(keys) if not store.check([key])]
+        names = ", ".join(f"rank {rank}" for rank in missing)
+        raise WaitTimeout(
+            f"{names} of {config.mesh.size} did not come within {config.join_seconds:.0f} s: "
+            "start every process of the job, or give them longer (--join-timeout or "
+            "TRIREME_JOIN_TIMEOUT)"
+        ) from error
+
+
+_GENERATION = "generation"
+_LOSS_SECONDS = 1.0
+"""Seconds for the other processes to notice a loss: well below a launcher's grace period."""
+
+_LATE = re.compile(r"timed? ?out", re.IGNORECASE)
+
+
+@contextmanager
+def lost_peer() -> Iterator[None]:
+    """Raises Trireme's errors for those that torch.distributed raises when a process is lost.
+
+    Raises:
+        JobFailed: another process of the process group is gone.
+        WaitTimeout: another process did not join an operation in time.
+    """
+    try:
+        yield
+    except RuntimeError as error:  # every error of torch.distributed is one
+        line = _first_line(error)
+        if says_peer_is_gone(error):
+            raise JobFailed(
+                f"{_lost_ranks()}, and its part of the model with it ({line})"
+            ) from error
+        if (_LATE.search(line) and isinstance(error, dist.DistError)) or _gloo_late(line):
+            raise WaitTimeout(
+                "another process of this job did not join an operation in time: does every "
+                f"process call the same methods of its session? ({line})"
+            ) from error
+        raise
+
+
+def _lost_ranks() -> str:
+    """Returns which processes are gone: those that do not confirm in time that they are alive."""
+    me, size = dist.get_rank(), dist.get_world_size()
+    try:
+        store = _store()
+        store.set(f"noticed/{me}", "1")
+        keys = {rank: f"noticed/{rank}" for rank in range(size) if rank != me}
+        deadline = time.monotonic() + _LOSS_SECONDS
+        # Not `wait`, which warns on standard error when the time is over, as it will be.
+        while not store.check(list(keys.values())) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        silent = [rank for rank, key in keys.items() if not store.check([key])]
+    except RuntimeError:  # every error of torch.distributed is one
+        return f"rank 0 of {size}, which served the store of the others, is gone"
+    if len(silent) == 1:
+        return f"rank {silent[0]} of {size} is gone"
+    if not silent:
+        return f"another process of the {size} of this job is gone"
+    names = ", ".join(str(rank) for rank in silent)
+    return f"at least one of the ranks {names} of {size} is gone"
+
+
+def _gloo_late(line: str) -> bool:
+    return "gloo" in line.lower() and bool(_LATE.search(line))
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [""])[0]

@@ -1,0 +1,490 @@
+"""A worker's side of the parameter server: push, pull, wait.
+
+What is said, and what follows from the answers, is `ClientProtocol`'s; what is sent when, that of
+`Lanes`. Here are the buffers: values are received into, and gradients sent from, the flat buffers
+of the worker's model.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, Literal, TypeVar
+
+from trireme.errors import FrameError
+from trireme.ps.client.lanes import Answer, Request
+from trireme.ps.client.overlap import Overlap
+from trireme.ps.client.protocol import (
+    PUBLISH,
+    Ask,
+    ClientProtocol,
+    Operation,
+    Pause,
+    Update,
+    Wanted,
+)
+from trireme.ps.client.residuals import Residuals
+from trireme.ps.client.server_links import (
+    ClientOptions,
+    Membership,
+    Overlapping,
+    ServerLink,
+    ServerLinks,
+)
+from trireme.ps.client.subscription import Subscription
+from trireme.ps.compression import Packer
+from trireme.ps.flat import FlatModel, PartBuffer, as_bytes
+from trireme.ps.messages import (
+    GroupSpec,
+    OptimizerSpec,
+    PullReply,
+    PushReply,
+    ServerStatus,
+    Span,
+    Traced,
+    Verdict,
+)
+from trireme.ps.results import PullResult, PushResult, ServerClock
+from trireme.ps.rule import Rule
+from trireme.ps.shard.parameters import tensors_from
+from trireme.ps.shared_buffer import SharedBuffer
+from trireme.ps.snapshot import ModelState, assemble, disassemble
+from trireme.wire.codec import make_codec
+from trireme.wire.message import Message
+
+__all__ = ["OVERLAP_BYTES", "Client", "ClientOptions", "Membership", "Overlapping"]
+
+_T = TypeVar("_T")
+
+OVERLAP_BYTES = 6 << 20
+"""Pushes of fewer bytes leave after backward where the choice is `auto`: a thread more a step costs
+more then than sending early saves, even where the network is as fast as loopback."""
+
+
+class Client:
+    """A worker's connections to all parameter servers.
+
+    Args:
+        options: who this is.
+        membership: where to learn the view.
+        flat: the worker's model, whose buffers are sent from and received into.
+
+    Attributes:
+        bytes_sent: of updates, packed where they are: what pushes have carried to all servers.
+        bytes_received: of values: what the answers have brought. Both are counted alike whether
+            they crossed a network or lay in lent memory; headers, and copies for checkpoints and
+            evaluations, are left out.
+
+    Raises:
+        WaitTimeout: there is no view yet.
+    """
+
+    def __init__(self, options: ClientOptions, membership: Membership, flat: FlatModel) -> None:
+        self.bytes_sent = 0  # gradients that were pushed, by whatever way they went
+        self.bytes_received = 0  # values that pulls and pushes have brought
+        self._membership = membership
+        self._flat = flat
+        self._layout = flat.layout
+        servers = flat.layout.spec.servers
+        self._values = [flat.part_values(server) for server in range(servers)]
+        self._gradients = [flat.part_gradients(server) for server in range(servers)]
+        # What a push carries to each server where nothing is packed: no need to ask every time.
+        self._carried: list[tuple[Sequence[memoryview], int]] = [
+            (part.views, part.nbytes) for part in self._gradients
+        ]
+        self._packers: list[Packer] = []
+        self._subscription: Subscription | None = None  # where what comes back is packed too
+        self._servers = ServerLinks(options, membership, servers, self._place)
+        self._links = self._servers.links
+        if flat.memory is not None and options.share_memory:
+            self._servers.shared_buffers = [
+                SharedBuffer(flat.memory, gradients.views, values.views)
+                for gradients, values in zip(self._gradients, self._values, strict=True)
+            ]
+        self._protocol = ClientProtocol(
+            options.worker,
+            options.incarnation,
+            servers,
+            patience_seconds=options.patience_seconds,
+            rng=random.Random(),
+        )
+        self._overlap: Overlap | None = None  # made when it is first of use
+
+    @property
+    def options(self) -> ClientOptions:
+        """Who this is; `renew` changes it."""
+        return self._servers.options
+
+    @property
+    def step(self) -> int:
+        """The global step of the values at hand."""
+        return self._protocol.step
+
+    @property
+    def stopping(self) -> bool:
+        """Whether this worker has been told to stop."""
+        return self._protocol.stopping
+
+    @property
+    def verdicts(self) -> list[Verdict]:
+        """What each server said of the last push."""
+        return [reply.verdict for reply in self._protocol.replies]
+
+    # -- joining the job ------------------------------------------------------------------------
+
+    def attach(self, optimizer: OptimizerSpec, rule: Rule) -> bool:
+        """Shows every server the model, the optimizer and the rule.
+
+        Returns:
+            Whether the values are loaded already, on every server.
+
+        Raises:
+            ModelMismatchError: another worker showed another model; names the first difference.
+            UnsupportedOptimizerError: the server has no such optimizer.
+        """
+        codec = make_codec(rule.codec)
+        if codec is not None and not self._packers:
+            self._packers = [Packer(codec, g, deflates=rule.deflates) for g in self._gradients]
+            self._subscription = Subscription(codec, self._values) if rule.publishes else None
+            self._servers.shared_buffers = ()  # what is packed lies elsewhere
+        return self._run(self._protocol.attach(self._layout.spec, optimizer, rule))
+
+    def load(self, state: ModelState) -> None:
+        """Gives every server its part of the first values, or of a checkpoint.
+
+        Raises:
+            CheckpointError: the state is of another model.
+        """
+        parts = []
+        for server in range(len(self._links)):
+            tensors = disassemble(self._layout, state, server)
+            payload = [as_bytes(tensor) for _, tensor in tensors if tensor.numel()]
+            parts.append((tuple(spec for spec, _ in tensors), payload))
+        self._run(self._protocol.load(state, parts))
+
+    # -- training -------------------------------------------------------------------------------
+
+    def pull(self, *, train: bool = True, at_least: int = 0) -> PullResult:
+        """Receives the values; waits until the chief has loaded them.
+
+        Args:
+            train: whether an update will be computed from them.
+            at_least: waits until they are of this global step, or a later one.
+
+        Raises:
+            Fenced: the view changed while nothing was loaded: the chief may be another one now.
+        """
+        return self._run(self._protocol.pull(train=train, at_least=at_least))
+
+    def check(self) -> None:
+        """Returns while the job runs.
+
+        Raises:
+            JobFailed: it has ended; says who ended it, and why.
+        """
+        self._membership.check()
+
+    @property
+    def residuals(self) -> Residuals:
+        """What packing has lost of pushes; nothing where they are not packed."""
+        return Residuals(self._layout, self._packers)
+
+    @property
+    def pushes_early(self) -> bool:
+        """Whether `begin` may be of use: pushes can leave while backward runs, and that pays."""
+        mode = self.options.overlap
+        if mode == "off" or self._packers:
+            return False
+        if not self._flat.pushes_in_place:
+            return False
+        return mode == "on" or self._layout.bytes >= OVERLAP_BYTES
+
+    def begin(
+        self,
+        weight: float,
+        *,
+        hyper: tuple[GroupSpec, ...] | None = None,
+        examples: Sequence[Span] = (),
+    ) -> None:
+        """Announces a push before its gradients are computed: they leave as they become final.
+
+        Nothing needs this. It does nothing where it is not possible (servers read this worker's
+        memory, gradients are packed or copied elsewhere first) or does not pay, and what follows
+        is the same: `push`, once the gradients are there, with the same arguments. If something
+        else follows, or never anything, no server knows of this.
+
+        The flat gradients must be zero, and from now on only backward may write to them.
+        """
+        self._abandon()
+        if not (self._protocol.may_announce and self.pushes_early):
+            return
+        chosen = [link for link in self._links if self._leaves_early(link)]
+        if not chosen:
+            return
+        if self._overlap is None:
+            seconds = self.options.retry_seconds
+            self._overlap = Overlap(self._flat, self._gradients, timeout=seconds)
+        if self._overlap.ruled_out:
+            return
+        update = self._protocol.announce(weight, hyper, examples)
+        view, frames = self._servers.view().number, []
+        for link in chosen:
+            assert link.connection is not None
+            sequence = self._servers.lanes.announce(link.index)
+            build = partial(update.message, link.index, view)
+            frames.append((link.index, link.connection, sequence, build))
+        self._overlap.begin(frames)
+
+    def _leaves_early(self, link: ServerLink) -> bool:
+        """Returns whether a push can leave early by this link, as it is now."""
+        connection = link.connection
+        if connection is None or connection.lending is not None or connection.wants_write:
+            return False
+        return len(self._layout.chunks(link.index)) > 1
+
+    def _complete(self, announced: Update, update: Update) -> Sequence[int]:
+        """Completes the push that was announced if it is this; returns who has it all."""
+        assert self._overlap is not None
+        if not self._protocol.completes(update):
+            if announced.absent != update.absent:
+                self._overlap.surprised()
+            self._close_begun()
+            return ()
+        begun = self._overlap.servers
+        sent = self._overlap.finish()
+        for server in set(begun) - set(sent):
+            self._links[server].close()
+        return sent
+
+    def _abandon(self) -> None:
+        """Gives up a push that was announced and not made: no server has the whole of it."""
+        if self._protocol.announced is not None:
+            self._protocol.announced = None
+            self._close_begun()
+
+    def _close_begun(self) -> None:
+        assert self._overlap is not None
+        for server in self._overlap.abandon():
+            self._links[server].close()
+
+    def push(
+        self,
+        weight: float,
+        *,
+        hyper: tuple[GroupSpec, ...] | None = None,
+        examples: Sequence[Span] = (),
+        pull: bool = True,
+        pulled: int | None = None,
+        steps: int = 1,
+        absent: tuple[int, ...] | None = None,
+    ) -> None:
+        """Sends the flat gradients to all servers; `wait` has the answer. One push at a time.
+
+        Args:
+            weight: how many examples the gradient is the mean of.
+            hyper: the optimizer's hyper-parameters now; sent only where they have changed.
+            examples: which examples the gradient was computed from.
+            pull: whether the answer shall bring the new values.
+            pulled: the step of the values that the gradient was computed from; None for that of
+                the newest ones.
+            steps: of how many of this worker's steps it is, where it is a delta.
+            absent: the positions of the parameters that it leaves out; None for those that have no
+                gradient now.
+
+        Raises:
+            ConfigurationError: the job has told this worker to stop, or a push is under way.
+        """
+        protocol, early = self._protocol, self._protocol.announced
+        missing = self._flat.absent if absent is None else absent
+        update = protocol.push(
+            weight, hyper, examples, pull=pull, pulled=pulled, steps=steps, absent=missing
+        )
+        has_it = () if early is None else self._complete(early, update)
+        self._flat.collect_gradients()
+        requests = {}
+        for server, (payload, nbytes) in enumerate(self._carried):
+            if self._packers:
+                payload = self._packed(server, update)
+                nbytes = sum(view.nbytes for view in payload)
+            requests[server] = Request(partial(update.message, server), payload)
+            self.bytes_sent += nbytes
+        self._servers.ask(requests, sent=has_it)  # what has been sent is sent again where it breaks
+
+    def _packed(self, server: int, update: Update) -> Sequence[memoryview]:
+        """Returns the packed gradients that a push sends to a server.
+
+        What weighs nothing is not looked at there, and must not use up what packing lost before.
+        """
+        if update.weight > 0:
+            absent = self._layout.ranges(update.absent, server) if update.absent else ()
+            self._packers[server].pack(absent)
+        return self._packers[server].views
+
+    def wait(self) -> PushResult:
+        """Waits for the answers to the push, and has the values that they bring.
+
+        Raises:
+            Fenced: this worker was replaced, or taken out of the job.
+            Rejected: a server found the push senseless.
+            WaitTimeout: the answer was withheld too long; names those it was withheld for.
+            JobFailed: the job ended meanwhile.
+        """
+        return self._run(self._protocol.wait())
+
+    def settle(self) -> None:
+        """Waits for the answers to the push under way, if there is one; `wait` has them then.
+
+        The values that came are not in the module before. Every other request settles first: a
+        server is asked one thing at a time.
+
+        Raises:
+            TriremeError: as `wait`.
+        """
+        self._run(self._protocol.settle())
+
+    def retire(self) -> None:
+        """Tells the servers that nobody need wait for this worker any longer: it trains no more."""
+        self._run(self._protocol.retire())
+
+    # -- what server 0 decides for all ----------------------------------------------------------
+
+    def lease(
+        self, dataset: str, size: int, batch: int, count: int, *, resized: bool = False
+    ) -> tuple[Span, ...]:
+        """Asks for the next examples: `count` spans of `batch` examples of a data set of `size`.
+
+        With `resized` the data set may be of another size than the checkpoint's.
+        """
+        return self._run(self._protocol.lease(dataset, size, batch, count, resized=resized))
+
+    def stop(self, reason: str) -> int:
+        """Asks that the job end; returns the global step at which it will."""
+        return self._run(self._protocol.stop(reason))
+
+    def set_end(self, max_steps: int) -> int:
+        """Sets the job's last step if it has none; returns the one that holds."""
+        return self._run(self._protocol.set_end(max_steps))
+
+    def drain(self) -> int:
+        """Waits until every worker has retired, and has the values then; returns their global step.
+
+        The answers to this worker's last push lack what others pushed later.
+
+        Raises:
+            Fenced: this worker is out of the job: it keeps the values at hand.
+        """
+        return self._run(self._protocol.drain())
+
+    def status(self) -> list[ServerStatus]:
+        """Returns how each server is."""
+        return self._run(self._protocol.status())
+
+    def trace(self, action: Literal["start", "stop", "read"]) -> list[ServerClock]:
+        """Asks each server in turn to note what it does when, to end that, or for its notes."""
+        clocks = []
+        for link in self._links:
+            self.settle()
+            asked = time.monotonic()
+            message, payload = self._run(self._protocol.trace(link.index, action))
+            assert isinstance(message, Traced)
+            heard, notes = time.monotonic(), b"".join(payload)
+            clocks.append(ServerClock(message.now, message.clock, asked, heard, notes))
+        return clocks
+
+    # -- what workers tell each other -----------------------------------------------------------
+
+    def share(self, topic: str, data: bytes) -> None:
+        """Leaves bytes for the other workers; the last under a topic replaces the one before."""
+        self._run(self._protocol.share(topic, data))
+
+    def collect(self, topic: str) -> dict[int, bytes]:
+        """Returns what each worker has left under a topic."""
+        return self._run(self._protocol.collect(topic))
+
+    # -- a consistent cut -----------------------------------------------------------------------
+
+    def snapshot(self, *, state: bool) -> ModelState:
+        """Copies the values of one consistent step from all servers.
+
+        Args:
+            state: whether the optimizer's state and the tables are wanted too.
+
+        Raises:
+            WaitTimeout: no cut could be completed in time.
+        """
+        copy = self._run(self._protocol.snapshot(state=state))
+        return assemble(
+            self._layout, [(cut, tensors_from(cut.tensors, payload)) for cut, payload in copy]
+        )
+
+    def renew(self, incarnation: int) -> None:
+        """Begins again as another incarnation: this worker had been taken for lost.
+
+        What became of a push under way is not known; its examples were handed out again, unless
+        it had been applied.
+        """
+        self.close()
+        self._servers.options = replace(self.options, incarnation=incarnation)
+        self._servers.lanes.incarnation = incarnation
+        self._protocol.renew(incarnation)
+
+    def close(self) -> None:
+        """Closes all connections. May be repeated."""
+        self._protocol.announced = None
+        if self._overlap is not None:
+            self._overlap.close()
+            self._overlap = None
+        self._servers.close()
+
+    # -- inside -----------------------------------------------------------------------------------
+
+    def _run(self, operation: Operation[_T]) -> _T:
+        """Carries an operation of the protocol out; returns what it has in the end."""
+        self._abandon()
+        result: Any = None
+        try:
+            while True:
+                result = self._carry_out(operation.send(result))
+        except StopIteration as ended:
+            value: _T = ended.value
+            return value
+
+    def _carry_out(self, wanted: Wanted) -> Any:
+        if isinstance(wanted, Pause):
+            time.sleep(wanted.seconds)
+            return time.monotonic()
+        if wanted == PUBLISH:
+            self._flat.publish_values()
+            return None
+        if isinstance(wanted, Ask):
+            self._servers.ask(wanted.requests, again=wanted.again)
+        return self._answers()
+
+    def _answers(self) -> Mapping[int, Answer]:
+        """Waits for the answers to what was asked, and counts the values that they have brought."""
+        answers = self._servers.finish()
+        for server, (message, _) in answers.items():
+            if isinstance(message, (PushReply, PullReply)):
+                self.bytes_received += (
+                    self._values[server].nbytes
+                    if self._subscription is None
+                    else self._subscription.take(server, message)
+                )
+        return answers
+
+    def _place(self, server: int, message: Message, length: int) -> Sequence[memoryview]:
+        """Says where a payload goes: values into the model's own memory."""
+        if isinstance(message, (PushReply, PullReply)):
+            packed = isinstance(message, PushReply) and message.since is not None
+            if packed and self._subscription is not None:
+                return self._subscription.place(server, length)
+            buffer: PartBuffer = self._values[server]
+            if length != buffer.nbytes:
+                raise FrameError(
+                    f"ps:{server} sent {length} bytes of values where its part has {buffer.nbytes}"
+                )
+            return buffer.views
+        return [memoryview(bytearray(length))]

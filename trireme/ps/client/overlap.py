@@ -1,0 +1,230 @@
+"""A push that leaves while backward runs.
+
+Backward makes the last layer's gradient first. Each chunk of the gradients is sent as soon as all
+of its parameters have theirs, so that what is left to send after backward is little. The last
+chunk is held back until all gradients are known to be final: no server ever has the whole of a
+push that is not.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+
+from trireme.errors import WireError
+from trireme.ps.flat import FlatModel, PartBuffer
+from trireme.ps.layout import Chunk
+from trireme.wire.background_sender import BackgroundSender
+from trireme.wire.connection import Connection
+from trireme.wire.message import Message
+
+__all__ = ["Build", "Overlap"]
+
+_log = logging.getLogger(__name__)
+
+_MOST_SURPRISES = 3  # a layer that is never used costs one, and one that is frozen later another
+
+Build = Callable[[tuple[int, ...]], Message]
+"""Makes the message of a push whose payload brings the chunks in this order."""
+
+
+class Overlap:
+    """Sends a worker's gradients while they are computed, one push at a time.
+
+    Args:
+        flat: the model; its gradients are watched from now on.
+        gradients: what is pushed to each server.
+        timeout: how many seconds sending may take after backward.
+
+    Attributes:
+        ruled_out: why this model's pushes cannot leave early; empty while they can.
+    """
+
+    def __init__(self, flat: FlatModel, gradients: Sequence[PartBuffer], *, timeout: float) -> None:
+        self.ruled_out = ""
+        self._flat = flat
+        self._timeout = timeout
+        layout = flat.layout
+        self._outlets = [
+            _Outlet(layout.chunks(server), part.chunk_views)
+            for server, part in enumerate(gradients)
+        ]
+        # For each parameter: the outlets and chunks that wait for its gradient.
+        self._waiting: list[list[tuple[_Outlet, int]]] = [[] for _ in flat.parameters]
+        for outlet in self._outlets:
+            for index, chunk in enumerate(outlet.chunks):
+                for position in chunk.parameters:
+                    self._waiting[position].append((outlet, index))
+        self._sender: BackgroundSender | None = None
+        self._open: list[tuple[int, Connection]] = []
+        self._seen: set[int] = set()
+        self._writes = self._flat_writes = 0
+        self._surprises = 0
+        self._spoilt = ""
+        self._handles = flat.watch_gradients(self._final)
+
+    @property
+    def servers(self) -> list[int]:
+        """To whom the push under way goes, or the last one went."""
+        return [server for server, _ in self._open]
+
+    def begin(self, frames: Sequence[tuple[int, Connection, int, Build]]) -> None:
+        """Begins a push. The gradients are zero, and backward comes next.
+
+        Args:
+            frames: for each server that is to have it early: its index, the connection, which is
+                nobody else's until the push is finished or abandoned, the frame's sequence, and
+                what builds the message.
+        """
+        assert self._sender is None
+        self._spoilt = "" if self._flat.watched_alone else "another hook may change gradients"
+        self._writes, self._flat_writes = self._flat.gradient_writes, self._flat.flat_writes
+        self._seen.clear()
+        self._open = []
+        for server, connection, sequence, build in frames:
+            outlet = self._outlets[server]
+            connection.begin(build(tuple(outlet.order)), outlet.nbytes, sequence=sequence)
+            outlet.open(len(self._open))
+            self._open.append((server, connection))
+        self._sender = BackgroundSender([connection for _, connection in self._open])
+
+    def finish(self) -> list[int]:
+        """Completes the push, after backward.
+
+        Returns:
+            The servers that it was sent to. The connections of the others can only be closed:
+            they broke, or the gradients may have been changed after they were sent.
+        """
+        sender = self._sender
+        assert sender is not None
+        if self._changed():
+            self._rule_out(self._spoilt)
+            self.abandon()
+            return []
+        for server, _ in self._open:
+            outlet = self._outlets[server]
+            sender.give(outlet.place, outlet.rest())
+        failures = sender.finish(self._timeout)
+        self._sender = None
+        for server, _ in self._open:
+            self._outlets[server].learn()
+        return [
+            server
+            for (server, connection), failure in zip(self._open, failures, strict=True)
+            if _sent(server, connection, failure)
+        ]
+
+    def _changed(self) -> bool:
+        """Returns whether gradients may have been changed after they were sent."""
+        flat = self._flat
+        if flat.gradient_writes != self._writes or not flat.gradients_in_place:
+            self._spoilt = self._spoilt or "gradients were changed after backward had made them"
+        return bool(self._spoilt)
+
+    def surprised(self) -> None:
+        """Other parameters have gradients than was announced; where that goes on, gives up.
+
+        What a push says of them it says before backward: as it was the time before.
+        """
+        self._surprises += 1
+        if self._changed():
+            self._rule_out(self._spoilt)
+        elif self._surprises >= _MOST_SURPRISES:
+            self._rule_out("which parameters have a gradient changes from step to step")
+
+    def abandon(self) -> list[int]:
+        """Gives the push up; returns the servers whose connections can only be closed."""
+        if self._sender is None:
+            return []
+        self._sender.stop()
+        self._sender = None
+        for server, _ in self._open:
+            self._outlets[server].close()
+        return [server for server, _ in self._open]
+
+    def close(self) -> list[int]:
+        """Gives up the push under way, as `abandon`, and watches the gradients no longer."""
+        for handle in self._handles:
+            handle.remove()
+        return self.abandon()
+
+    def _final(self, position: int) -> None:
+        """Backward has accumulated a parameter's gradient. Called by autograd."""
+        if self._sender is None or self._spoilt:
+            return
+        self._writes += 1
+        if position in self._seen:
+            self._spoilt = "backward makes the gradient of a parameter in several parts"
+        elif not self._flat.gradient_in_place(position):
+            self._spoilt = "a gradient is not where it is sent from"
+        elif self._flat.flat_writes != self._flat_writes:
+            self._spoilt = "something besides backward writes to gradients"
+        if self._spoilt:
+            return
+        self._seen.add(position)
+        for outlet, chunk in self._waiting[position]:
+            if outlet.place >= 0 and (ready := outlet.finalise(chunk)):
+                self._sender.give(outlet.place, ready)
+
+    def _rule_out(self, reason: str) -> None:
+        self.ruled_out = reason
+        _log.info("pushes leave after backward from now on, not while it runs: %s", reason)
+
+
+class _Outlet:
+    """What goes to one server: its chunks, and which of them are final.
+
+    Attributes:
+        order: in which they are sent; at first from the last layer to the first, then as they
+            became final the time before.
+        place: of this server among those of the push; -1 while it has none.
+    """
+
+    def __init__(self, chunks: Sequence[Chunk], views: Sequence[memoryview]) -> None:
+        self.chunks = chunks
+        self.order = list(reversed(range(len(chunks))))
+        self.nbytes = sum(view.nbytes for view in views)
+        self.place = -1
+        self._views = views
+        self._missing: list[int] = []  # for each chunk, how many gradients
+        self._finals: list[int] = []  # in the order in which they became so
+        self._sent = 0
+
+    def open(self, place: int) -> None:
+        """A push begins: nothing is final."""
+        self.place = place
+        self._missing = [len(chunk.parameters) for chunk in self.chunks]
+        self._finals = []
+        self._sent = 0
+
+    def close(self) -> None:
+        """The push has ended."""
+        self.place = -1
+
+    def finalise(self, chunk: int) -> list[memoryview]:
+        """One more gradient of a chunk is final; returns what can be sent now."""
+        self._missing[chunk] -= 1
+        if self._missing[chunk]:
+            return []
+        self._finals.append(chunk)
+        begin, most = self._sent, len(self.order) - 1
+        while self._sent < most and self._missing[self.order[self._sent]] == 0:
+            self._sent += 1
+        return [self._views[index] for index in self.order[begin : self._sent]]
+
+    def rest(self) -> list[memoryview]:
+        """Returns all that was not sent."""
+        begin, self._sent = self._sent, len(self.order)
+        return [self._views[index] for index in self.order[begin:]]
+
+    def learn(self) -> None:
+        """The push was sent: the next one's order is that in which chunks became final."""
+        self.close()
+        known = set(self._finals)
+        self.order = self._finals + [index for index in self.order if index not in known]
+
+
+def _sent(server: int, connection: Connection, failure: WireError | None) -> bool:
+    if failure is not None:
+        _log.debug("an early push to ps:%d failed: %s", server, failure)
+    return failure is None and not connection.in_frame

@@ -1,0 +1,538 @@
+"""What a worker says to the servers, and what follows from their answers. Without I/O.
+
+An operation is a generator: it yields what is to be done next, and is sent what came of it. The
+client of a worker runs them over real connections, the simulator in virtual time.
+
+    yielded   what it is                                                 what is sent back
+    Ask       ask servers, and wait for their answers                    the answers, by server
+    AWAIT     wait for the answers to the push under way                 the same
+    PUBLISH   the values that came are complete: the model may have them nothing
+    Pause     let so many seconds pass                                   the time, in seconds
+
+A worker is one thread: it begins an operation when the one before is over.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Generator, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+import msgspec
+
+from trireme.errors import ConfigurationError, FrameError, WaitTimeout
+from trireme.ps.client.lanes import BACK_OFF, Answer, Request
+from trireme.ps.messages import (
+    Applied,
+    Attach,
+    Attached,
+    Collect,
+    Collected,
+    Cut,
+    Drain,
+    Freeze,
+    Frozen,
+    GroupSpec,
+    LayoutSpec,
+    Lease,
+    Leased,
+    Load,
+    Loaded,
+    OptimizerSpec,
+    Pull,
+    PullReply,
+    Push,
+    PushReply,
+    Refused,
+    Retire,
+    Retired,
+    ServerStatus,
+    SetEnd,
+    Share,
+    Shared,
+    Snapshot,
+    Span,
+    Stale,
+    Status,
+    StopJob,
+    Stopping,
+    TensorSpec,
+    Thaw,
+    Thawed,
+    Trace,
+    Traced,
+)
+from trireme.ps.results import PullResult, PushResult, decided
+from trireme.ps.rule import Rule
+from trireme.ps.termination import after_the_end
+from trireme.wire.message import Message
+
+if TYPE_CHECKING:
+    from trireme.ps.snapshot import ModelState
+
+__all__ = [
+    "AWAIT",
+    "PUBLISH",
+    "Ask",
+    "ClientProtocol",
+    "Copy",
+    "Operation",
+    "Pause",
+    "Update",
+    "Wanted",
+    "expect",
+]
+
+
+class Ask(msgspec.Struct, frozen=True):
+    """Ask servers, in this order; `again`: under the newest view, when it was fenced off."""
+
+    requests: Mapping[int, Request]
+    again: bool = True
+
+
+class Pause(msgspec.Struct, frozen=True):
+    """Let so many seconds pass."""
+
+    seconds: float
+
+
+AWAIT: Literal["await"] = "await"
+PUBLISH: Literal["publish"] = "publish"
+
+Wanted = Ask | Pause | Literal["await", "publish"]
+_T = TypeVar("_T")
+_M = TypeVar("_M", bound=Message)
+Operation = Generator[Wanted, Any, _T]
+"""Something that a worker does with the servers, and what it has in the end."""
+
+Answers = Mapping[int, Answer]
+
+Copy = list[tuple[Snapshot, Sequence[Any]]]
+"""What the servers answered to one cut, in their order, with the payloads."""
+
+
+class Update(msgspec.Struct, frozen=True):
+    """All that a push says of its gradients, in every server's words."""
+
+    worker: int
+    incarnation: int
+    sequence: int
+    acknowledged: int
+    pulled: int
+    weight: float
+    hyper: tuple[GroupSpec, ...] | None
+    examples: tuple[Span, ...]
+    pull: bool
+    steps: int = 1
+    absent: tuple[int, ...] = ()
+
+    def message(self, server: int, view: int, order: tuple[int, ...] = ()) -> Push:
+        """Returns what one server is told."""
+        return Push(
+            self.worker,
+            self.incarnation,
+            view,
+            self.sequence,
+            self.acknowledged,
+            self.pulled,
+            self.weight,
+            self.hyper,
+            self.examples if server == 0 else (),
+            self.pull,
+            order,
+            self.steps,
+            self.absent,
+        )
+
+
+class ClientProtocol:
+    """What a worker has said and heard.
+
+    Args:
+        worker, incarnation: who speaks.
+        servers: how many there are.
+        patience_seconds: for how long a consistent copy is tried for.
+        rng: names cuts, and says how long to pause between two.
+
+    Attributes:
+        step: the global step of the values at hand.
+        stopping: whether this worker has been told to stop.
+        replies: to the last push, by server.
+        announced: the push that is on its way before it is made.
+    """
+
+    def __init__(
+        self,
+        worker: int,
+        incarnation: int,
+        servers: int,
+        *,
+        patience_seconds: float,
+        rng: random.Random,
+    ) -> None:
+        self.step = 0
+        self.stopping = False
+        self.replies: Sequence[PushReply] = ()
+        self.announced: Update | None = None
+        self._worker = worker
+        self._incarnation = incarnation
+        self._servers = servers
+        self._patience_seconds = patience_seconds
+        self._rng = rng
+        self._sequence = 0
+        self._acknowledged = 0
+        self._leases = 0
+        self._hyper: tuple[GroupSpec, ...] | None = None  # what the servers surely have
+        self._absent: tuple[int, ...] = ()  # of the last update; the next early one's, probably
+        self._rule = Rule()
+        self._pushed = False
+        # The answers to a push that was settled before it was waited for.
+        self._settled: list[PushReply] | None = None
+
+    # -- joining the job --------------------------------------------------------------------------
+
+    def attach(self, layout: LayoutSpec, optimizer: OptimizerSpec, rule: Rule) -> Operation[bool]:
+        """Shows every server what is trained; returns whether all have values loaded already."""
+        self._rule = rule
+        self._hyper = None  # the servers may go by what an earlier worker has shown
+        me, start = self._worker, self._incarnation
+        answers = yield from self._ask_all(
+            lambda view: Attach(me, start, view, layout, optimizer, rule)
+        )
+        return all([answer.loaded for answer in self._all(answers, Attached)])
+
+    def load(
+        self, state: ModelState, parts: Sequence[tuple[tuple[TensorSpec, ...], Sequence[Any]]]
+    ) -> Operation[None]:
+        """Gives every server its part of the first values, or of a checkpoint.
+
+        Args:
+            state: what the parts are of.
+            parts: by server: the tensors, and the payload that holds them.
+        """
+        me, start, step, workers = self._worker, self._incarnation, state.step, state.workers
+
+        def request(server: int) -> Request:
+            tensors, payload = parts[server]
+            consumed, sizes = (state.consumed, state.sizes) if server == 0 else ((), {})
+            return Request(
+                lambda view: Load(me, start, view, step, tensors, workers, consumed, sizes),
+                payload,
+            )
+
+        answers = yield from self._ask({s: request(s) for s in range(self._servers)})
+        self._all(answers, Loaded)
+
+    def renew(self, incarnation: int) -> None:
+        """Begins again as another incarnation: this worker had been taken for lost."""
+        self._incarnation = incarnation
+        self._sequence = self._acknowledged = 0
+        self._pushed = False
+        self._settled = None
+        self.announced = None
+
+    # -- training ---------------------------------------------------------------------------------
+
+    def pull(self, *, train: bool = True, at_least: int = 0) -> Operation[PullResult]:
+        """Receives the values, once they are of a step."""
+        me, start = self._worker, self._incarnation
+        answers = yield from self._ask_all(
+            lambda view: Pull(me, start, view, train, at_least), again=not train
+        )
+        replies = self._all(answers, PullReply)
+        if train:
+            self.stopping = replies[0].stop
+        self.step = yield from self.level([reply.step for reply in replies])
+        yield PUBLISH
+        return PullResult(self.step, self.stopping)
+
+    @property
+    def may_announce(self) -> bool:
+        """Whether the next thing to come may be a push."""
+        return not (self.stopping or self._pushed)
+
+    def announce(
+        self, weight: float, hyper: tuple[GroupSpec, ...] | None, examples: Sequence[Span]
+    ) -> Update:
+        """A push is on its way before it is made: returns what it will say if all is as usual."""
+        self.announced = self._update(weight, hyper, examples, True, None, 1, self._absent)
+        return self.announced
+
+    def push(
+        self,
+        weight: float,
+        hyper: tuple[GroupSpec, ...] | None,
+        examples: Sequence[Span],
+        *,
+        pull: bool = True,
+        pulled: int | None = None,
+        steps: int = 1,
+        absent: tuple[int, ...] = (),
+    ) -> Update:
+        """Makes a push; returns what it says. The answers to it are for `wait`.
+
+        Raises:
+            ConfigurationError: the job has told this worker to stop, or a push is under way.
+        """
+        if self.stopping:
+            raise after_the_end(self._worker, self.step)
+        if self._pushed:
+            raise ConfigurationError(f"worker:{self._worker} pushed before it waited")
+        update = self._update(weight, hyper, examples, pull, pulled, steps, absent)
+        if weight > 0:  # a step that is skipped says nothing of the next one's gradients
+            self._absent = absent
+        self._sequence = update.sequence
+        self._hyper = hyper if hyper is not None else self._hyper
+        self._pushed = True
+        return update
+
+    def completes(self, update: Update) -> bool:
+        """Returns whether a push is the one that was announced, which is settled with that."""
+        announced, self.announced = self.announced, None
+        return announced == update
+
+    def _update(
+        self,
+        weight: float,
+        hyper: tuple[GroupSpec, ...] | None,
+        examples: Sequence[Span],
+        pull: bool,
+        pulled: int | None,
+        steps: int,
+        absent: tuple[int, ...],
+    ) -> Update:
+        """Returns what the next push says."""
+        return Update(
+            self._worker,
+            self._incarnation,
+            self._sequence + 1,
+            self._acknowledged,
+            self.step if pulled is None else pulled,
+            weight,
+            hyper if hyper != self._hyper else None,
+            tuple(examples),
+            pull,
+            steps,
+            absent,
+        )
+
+    def wait(self) -> Operation[PushResult]:
+        """Waits for the answers to the push, and has the values that they bring."""
+        if self._settled is None:
+            yield from self.settle()
+        replies, self._settled = self._settled, None
+        assert replies is not None, "there was no push to wait for"
+        self._pushed = False
+        self._acknowledged = self._sequence
+        self.replies = replies
+        first = replies[0]
+        verdict = first.verdict
+        if type(verdict) is not Applied and isinstance(decided(verdict), Stale):
+            self._hyper = None  # what a stale update brought along was dropped with it
+        self.step = first.step
+        if len(replies) > 1:
+            self.step = yield from self.level([reply.step for reply in replies])
+        yield PUBLISH
+        return PushResult(verdict, self.step, first.staleness, self.stopping, notice=first.notice)
+
+    def settle(self) -> Operation[None]:
+        """Waits for the answers to the push under way, if there is one; `wait` has them then.
+
+        Every other request settles first: a server is asked one thing at a time.
+        """
+        if self._pushed and self._settled is None:
+            self._settled = self._all((yield AWAIT), PushReply)
+            self.stopping = self._settled[0].stop
+
+    def level(self, steps: list[int]) -> Operation[int]:
+        """Brings all parts of the values to the same step, in synchronous modes; returns it."""
+        me, start = self._worker, self._incarnation
+
+        def again(at_least: int, view: int) -> Message:
+            return Pull(me, start, view, False, at_least)
+
+        while self._rule.synchronous and len(set(steps)) > 1:
+            target = max(steps)
+            for server, step in enumerate(steps):
+                if step < target:
+                    answers = yield Ask({server: Request(partial(again, target))})
+                    reply = expect(answers[server], PullReply)
+                    steps[server] = reply.step
+                    if server == 0:  # the job may have ended since its first answer
+                        self.stopping = self.stopping or reply.stop
+        return steps[0]
+
+    def retire(self) -> Operation[None]:
+        """Says that nobody need wait for this worker any longer: it trains no more."""
+        me, start = self._worker, self._incarnation
+        self._all((yield from self._ask_all(lambda view: Retire(me, start))), Retired)
+
+    # -- what server 0 decides for all ------------------------------------------------------------
+
+    def lease(
+        self, dataset: str, size: int, batch: int, count: int, *, resized: bool = False
+    ) -> Operation[tuple[Span, ...]]:
+        """Asks for the next examples; an answer that did not arrive is asked for again."""
+        me, start = self._worker, self._incarnation
+        self._leases += 1
+        number = self._leases
+        answer = yield from self._ask_first(
+            lambda view: Lease(me, start, view, dataset, size, batch, count, number, resized)
+        )
+        return expect(answer, Leased).spans
+
+    def stop(self, reason: str) -> Operation[int]:
+        """Asks that the job end; returns the global step at which it will."""
+        return expect((yield from self._ask_first(lambda view: StopJob(reason))), Stopping).step
+
+    def set_end(self, max_steps: int) -> Operation[int]:
+        """Sets the job's last step if it has none; returns the one that holds."""
+        return expect((yield from self._ask_first(lambda view: SetEnd(max_steps))), Stopping).step
+
+    def drain(self) -> Operation[int]:
+        """Waits until every worker has retired, and has the values then; returns their step."""
+        step = expect((yield from self._ask_first(lambda view: Drain())), Stopping).step
+        if self._rule.synchronous and self.step == step:
+            return step  # the round that made it has brought them
+        # Where servers commit nothing, a lost worker's push may be on some only, and the others do
+        # not come to that step. What those who have retired had pushed is on all by then.
+        at_least = 0 if self._rule.uncommitted else step
+        return (yield from self.pull(train=False, at_least=at_least)).step
+
+    def status(self) -> Operation[list[ServerStatus]]:
+        """Asks each server how it is."""
+        return self._all((yield from self._ask_all(lambda view: Status())), ServerStatus)
+
+    def trace(self, server: int, action: Literal["start", "stop", "read"]) -> Operation[Answer]:
+        """Asks a server to note what it does when, to end that, or for its notes."""
+        answers = yield from self._ask({server: Request(lambda view: Trace(action))})
+        expect(answers[server], Traced)
+        return answers[server]
+
+    def share(self, topic: str, data: bytes) -> Operation[None]:
+        """Leaves bytes for the other workers."""
+        me, start = self._worker, self._incarnation
+        payload = [memoryview(data)]
+        answer = yield from self._ask_first(lambda view: Share(me, start, topic), payload)
+        expect(answer, Shared)
+
+    def collect(self, topic: str) -> Operation[dict[int, bytes]]:
+        """Asks for what each worker has left under a topic."""
+        answer = yield from self._ask_first(lambda view: Collect(topic))
+        message, joined = expect(answer, Collected), b"".join(answer[1])
+        left: dict[int, bytes] = {}
+        offset = 0
+        for worker, size in zip(message.workers, message.sizes, strict=True):
+            left[worker] = joined[offset : offset + size]
+            offset += size
+        return left
+
+    # -- a consistent cut -------------------------------------------------------------------------
+
+    def snapshot(self, *, state: bool) -> Operation[Copy]:
+        """Copies one consistent step of all servers.
+
+        Raises:
+            WaitTimeout: no cut could be completed in time.
+        """
+        began = yield Pause(0.0)
+        while True:
+            copy = yield from self.cut(state)
+            if copy is not None:
+                return copy
+            now = yield Pause(BACK_OFF * (1 + self._rng.random()))
+            if now - began > self._patience_seconds:
+                raise WaitTimeout(
+                    f"worker:{self._worker} could not copy a consistent state within "
+                    f"{self._patience_seconds:.0f} s: other copies or changes of membership came "
+                    "in between each time"
+                )
+
+    def cut(self, state: bool) -> Operation[Copy | None]:
+        """Tries once; returns None when something came in between."""
+        token = self._rng.getrandbits(53)
+        frozen = yield from self.freeze(token)
+        if frozen is None:
+            return None
+        done: dict[int, int] = {}
+        for answer in frozen:
+            for worker, sequence in answer.decided:
+                done[worker] = max(sequence, done.get(worker, 0))
+        step = max([answer.step for answer in frozen])
+        cut = Cut(token, step, tuple(sorted(done.items())), state)
+        copy: Copy = []
+        for message, payload in _in_order((yield from self._ask_all(lambda view: cut))):
+            if isinstance(message, Snapshot):
+                copy.append((message, payload))
+            else:
+                _refuse_unless_busy(message)
+        return copy if len(copy) == self._servers else None
+
+    def freeze(self, token: int) -> Operation[list[Frozen] | None]:
+        """Freezes all servers; none, and returns None, if one is busy or has another view."""
+        frozen: list[Frozen] = []
+        for server in range(self._servers):  # 0 first: whoever holds it goes on, the others wait
+            answers = yield from self._ask({server: Request(lambda view: Freeze(token))})
+            message = answers[server][0]
+            if not isinstance(message, Frozen):
+                _refuse_unless_busy(message)
+                yield from self._thaw(token, server)
+                return None
+            frozen.append(message)
+        if len({answer.view for answer in frozen}) > 1:
+            yield from self._thaw(token, self._servers)
+            return None
+        return frozen
+
+    def _thaw(self, token: int, count: int) -> Operation[None]:
+        thaw = Request(lambda view: Thaw(token))
+        for answer in (yield Ask(dict.fromkeys(range(count), thaw))).values():
+            expect(answer, Thawed)
+
+    # -- inside -----------------------------------------------------------------------------------
+
+    def _ask(self, requests: Mapping[int, Request], *, again: bool = True) -> Operation[Answers]:
+        if self._pushed:
+            yield from self.settle()
+        answers: Answers = yield Ask(requests, again)
+        return answers
+
+    def _ask_all(
+        self, build: Callable[[int], Message], *, again: bool = True
+    ) -> Operation[Answers]:
+        request = Request(build)
+        return self._ask(dict.fromkeys(range(self._servers), request), again=again)
+
+    def _ask_first(
+        self, build: Callable[[int], Message], payload: Sequence[Any] = ()
+    ) -> Operation[Answer]:
+        return (yield from self._ask({0: Request(build, payload)}))[0]
+
+    def _all(self, answers: Answers, wanted: type[_M]) -> list[_M]:
+        return [expect(answers[server], wanted) for server in range(self._servers)]
+
+
+def _in_order(answers: Answers) -> list[Answer]:
+    return [answers[server] for server in sorted(answers)]
+
+
+def _refuse_unless_busy(message: Message) -> None:
+    if not (isinstance(message, Refused) and message.code == "busy"):
+        raise FrameError(f"a server answered a cut with {type(message).__name__}")
+
+
+def expect(answer: Answer, wanted: type[_M]) -> _M:
+    """Returns an answer of the type that is due.
+
+    Raises:
+        FrameError: it is of another.
+    """
+    message = answer[0]
+    if not isinstance(message, wanted):
+        raise FrameError(
+            f"a parameter server answered with {type(message).__name__} where {wanted.__name__} "
+            "was due"
+        )
+    return message

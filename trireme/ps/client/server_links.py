@@ -1,0 +1,360 @@
+"""A worker's connections to the parameter servers: carries out what its `Lanes` say.
+
+Which requests are sent when, and which answers count, is theirs. What is here takes time: to
+connect and to prove who one is, to send, to wait for what comes.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import select
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from trireme.cluster.view import ServerEntry, View
+from trireme.errors import (
+    AuthenticationError,
+    FrameError,
+    StaleEpochError,
+    WireError,
+    WireTimeout,
+)
+from trireme.ps.client.lanes import Answer, Instruction, Lane, Lanes, Request, Transmit
+from trireme.ps.messages import PS_CATALOG
+from trireme.ps.shared_buffer import SharedBuffer
+from trireme.wire.connection import Connection
+from trireme.wire.frame_reader import Incoming
+from trireme.wire.handshake import HANDSHAKE_TIMEOUT, Identity, authenticate
+from trireme.wire.message import Message
+from trireme.wire.spin_wait import SpinWait
+from trireme.wire.transport import Stream, connect
+from trireme.wire.transports.shm import ShmStream, shm_address
+
+__all__ = [
+    "SLICE",
+    "ClientOptions",
+    "Membership",
+    "Overlapping",
+    "Place",
+    "ServerLink",
+    "ServerLinks",
+    "identity_of",
+]
+
+_log = logging.getLogger(__name__)
+
+Overlapping = Literal["auto", "on", "off"]
+"""Whether pushes leave while backward runs: where that is possible, and where `auto`, also pays."""
+
+Place = Callable[[int, Message, int], Sequence[memoryview]]
+"""Says where a payload of so many bytes goes that comes from a server with a message."""
+
+SLICE = 0.5
+"""Seconds between two looks at whether the job is over."""
+
+
+class Membership(Protocol):
+    """Where a client learns who serves, and whether the job still runs."""
+
+    @property
+    def view(self) -> View | None:
+        """The newest view."""
+
+    def check(self) -> None:
+        """Returns while the job runs.
+
+        Raises:
+            JobFailed: it has ended; says who ended it, and why.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class ClientOptions:
+    """Who a client is, and how long it waits.
+
+    Attributes:
+        job: the job's id.
+        secret: the job's.
+        worker: the worker's index.
+        incarnation: which start of this worker it is.
+        epoch: which start of the job it has joined.
+        retry_seconds: how long a server may be out of reach before that is an error.
+        patience_seconds: how long an answer may be withheld, for instance until a slow worker's
+            update is in, before that is an error.
+        share_memory: whether to lend memory to servers of this host.
+        overlap: whether pushes that `begin` announces leave while backward runs.
+        waiting: told why and for whom the answer is withheld, and since how many seconds.
+        hurries: whether this worker is asked to stop: a server that is out of reach is given up
+            sooner then.
+    """
+
+    job: str
+    secret: bytes
+    worker: int
+    incarnation: int
+    epoch: str = ""
+    retry_seconds: float = 30.0
+    patience_seconds: float = 1800.0
+    share_memory: bool = True
+    overlap: Overlapping = "auto"
+    waiting: Callable[[str, Sequence[str], float], None] | None = None
+    hurries: Callable[[], bool] = lambda: False
+
+
+def identity_of(options: ClientOptions) -> Identity:
+    """Returns who a client says it is."""
+    task = f"worker:{options.worker}"
+    return Identity(options.job, task, options.incarnation, options.epoch)
+
+
+class ServerLink:
+    """The connection to one server, while there is one."""
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+        self.connection: Connection | None = None
+        self.trusts_memory = True  # until something else was met under the name of its socket
+
+    def close(self) -> None:
+        """Closes the connection, if there is one. May be repeated."""
+        if self.connection is not None:
+            self.connection.close()
+            self.connection = None
+
+
+class ServerLinks:
+    """All of them. Used by one thread.
+
+    Args:
+        options: who asks.
+        membership: where to learn who serves.
+        servers: how many there are.
+        place: where payloads go.
+
+    Attributes:
+        options: may be replaced while nothing is under way; connections are then to be closed.
+        lanes: what is asked of each server.
+        links: by server.
+        shared_buffers: what to lend to each server, if it is on this host; empty for nothing.
+    """
+
+    def __init__(
+        self, options: ClientOptions, membership: Membership, servers: int, place: Place
+    ) -> None:
+        self.options = options
+        self.lanes = Lanes(
+            options.worker,
+            options.incarnation,
+            servers,
+            retry_seconds=options.retry_seconds,
+            patience_seconds=options.patience_seconds,
+            hurries=options.hurries,
+        )
+        self.links = [ServerLink(server) for server in range(servers)]
+        self.shared_buffers: Sequence[SharedBuffer] = ()
+        # An answer through memory is mostly there by then. Workers that sleep when a round is over
+        # are woken together, often on one core: the system takes milliseconds to part them.
+        self._spin = SpinWait(least=0.0005, most=0.005, share=0.25)
+        self._membership = membership
+        self._place = place
+
+    def close(self) -> None:
+        """Closes all connections; the next request connects again. May be repeated."""
+        for link in self.links:
+            link.close()
+
+    def view(self) -> View:
+        """Returns the newest view.
+
+        Raises:
+            WaitTimeout: there is none yet.
+        """
+        self.lanes.view = self._membership.view
+        return self.lanes.known_view()
+
+    def ask(
+        self,
+        requests: Mapping[int, Request],
+        *,
+        again: bool = True,
+        sent: Collection[int] = (),
+    ) -> None:
+        """Sends a request to each of several servers; see `Lanes.ask`.
+
+        Raises:
+            AuthenticationError: a server does not know this job's secret.
+            WaitTimeout: there is no view of the cluster yet.
+            JobFailed: the job is over, or a server is not part of it any longer.
+            WireError: a server has been out of reach too long.
+        """
+        self.lanes.view = self._membership.view
+        self._follow(self.lanes.ask(time.monotonic(), requests, again=again, sent=sent))
+
+    def finish(self) -> Mapping[int, Answer]:
+        """Waits for the answers of all servers that were asked.
+
+        All are kept going meanwhile: a server may withhold its answer until another one has what
+        broke, or was fenced off, on the way there.
+
+        Raises:
+            Fenced: this worker was replaced, or taken out of the job.
+            Rejected: a server found the request senseless.
+            ModelMismatchError, UnsupportedOptimizerError: what a worker showed does not fit.
+            WaitTimeout: the answer was withheld too long; names those it was withheld for.
+            JobFailed: the job ended meanwhile.
+            WireError: a server was out of reach too long.
+        """
+        lanes = self.lanes
+        lanes.wait(time.monotonic())
+        while waiting := lanes.waiting:
+            alone = len(waiting) == 1
+            heard = False
+            for lane in tuple(waiting):
+                heard = self._receive(lane, sleeps=alone) or heard
+            if not heard and not self._readable(lanes.waiting):
+                lanes.view = self._membership.view
+                self._follow(lanes.tick(time.monotonic()))
+                self._membership.check()
+        return lanes.answers
+
+    def _receive(self, lane: Lane, *, sleeps: bool) -> bool:
+        """Takes what a server has said; returns whether anything has happened."""
+        connection = self.links[lane.index].connection
+        if connection is None:
+            return False
+        try:
+            if sleeps:
+                timeout = SLICE if lane.due == math.inf else self._slice()
+                incoming: Incoming | None = connection.receive(timeout=timeout)
+            else:
+                incoming = connection.poll()
+        except WireTimeout:
+            return False  # of connecting and sending, it is a failure
+        except FrameError:
+            raise
+        except WireError as error:
+            self._membership.check()
+            self._broke(lane.index, error)
+            return True
+        if incoming is None:
+            return False
+        said = self.lanes.heard(
+            time.monotonic(),
+            lane.index,
+            incoming.sequence,
+            incoming.message,
+            incoming.payload,
+        )
+        if said:
+            self._follow(said)
+        if lane.request is not None:  # a notice, or another view: see what has become of the job
+            self._membership.check()
+        return True
+
+    def _slice(self) -> float:
+        """Returns how long nothing need be looked at but connections."""
+        return max(0.0, min(SLICE, self.lanes.due - time.monotonic()))
+
+    def _readable(self, waiting: Sequence[Lane]) -> bool:
+        """Waits a little for something to read; returns whether there is.
+
+        Where several lead through memory, they are looked at first. One alone has been waited on.
+        """
+        made = [self.links[lane.index].connection for lane in waiting]
+        connections = [connection for connection in made if connection is not None]
+        if len(made) == len(connections) == 1:
+            return False
+        poller = select.poll()
+        for connection in connections:
+            poller.register(connection, select.POLLIN)
+        through_memory = bool(made) and all([c is not None and c.spin is not None for c in made])
+        return self._spin.wait(poller.poll, self._slice(), look=through_memory)
+
+    def _follow(self, instructions: Sequence[Instruction]) -> None:
+        for instruction in instructions:
+            if isinstance(instruction, Transmit):
+                self._transmit(instruction)
+                continue
+            notice = instruction.waiting
+            if self.options.waiting is not None:
+                self.options.waiting(notice.reason, notice.names, notice.seconds)
+
+    def _transmit(self, order: Transmit) -> None:
+        link = self.links[order.server]
+        try:
+            connection = link.connection or self._connect(link)
+            connection.send(
+                order.message,
+                order.payload,
+                sequence=order.sequence,
+                timeout=self.options.retry_seconds,
+            )
+        except (AuthenticationError, FrameError):
+            raise
+        except WireError as error:
+            self._broke(order.server, error)
+
+    def _broke(self, server: int, error: WireError) -> None:
+        """A connection failed: what was under way is sent again, or given up."""
+        self.links[server].close()
+        self.lanes.broke(time.monotonic(), server, error)
+
+    def _connect(self, link: ServerLink) -> Connection:
+        """Connects to a server as the newest view has it, through memory where that can be."""
+        entry = self.lanes.entry(link.index)
+        connection = self._connect_by_memory(link, entry)
+        if connection is None:
+            stream = connect(entry.address, timeout=min(5.0, self.options.retry_seconds))
+            connection = self._introduce(link, entry, stream)
+        link.connection = connection
+        return connection
+
+    def _connect_by_memory(self, link: ServerLink, entry: ServerEntry) -> Connection | None:
+        """Connects over the socket that a server of this host has for that; None without one.
+
+        Any process of this host may take its name first. One that is not the server is told
+        nothing, is lent nothing, and keeps nobody from reaching the server over TCP.
+        """
+        if not self.shared_buffers or not link.trusts_memory:
+            return None
+        try:
+            stream = connect(shm_address(entry.address), timeout=1.0)
+        except WireError as error:
+            if isinstance(error, AuthenticationError):
+                self._distrust(link, error)
+            return None
+        try:
+            return self._introduce(link, entry, stream)
+        except StaleEpochError:
+            raise
+        except AuthenticationError as error:
+            self._distrust(link, error)
+            return None
+
+    def _distrust(self, link: ServerLink, error: AuthenticationError) -> None:
+        link.trusts_memory = False
+        who = f"worker:{self.options.worker}"
+        _log.warning("%s goes on over TCP to ps:%d: %s", who, link.index, error)
+
+    def _introduce(self, link: ServerLink, entry: ServerEntry, stream: Stream) -> Connection:
+        """Returns a connection of which both ends have proven who they are."""
+        options = self.options
+        connection = Connection(stream, PS_CATALOG)
+        connection.peer = f"ps:{link.index} at {entry.address}"
+        connection.destination = lambda message, length: self._place(link.index, message, length)
+        try:
+            identity = identity_of(options)
+            patience = min(HANDSHAKE_TIMEOUT, options.retry_seconds)
+            server = f"ps:{link.index}"
+            authenticate(connection, identity, options.secret, server=server, timeout=patience)
+            if isinstance(stream, ShmStream):
+                shared_buffer = self.shared_buffers[link.index]
+                if shared_buffer.offer(connection, stream, timeout=options.retry_seconds):
+                    connection.spin = self._spin
+        except BaseException:
+            connection.close()
+            raise
+        return connection

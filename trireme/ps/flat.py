@@ -1,0 +1,499 @@
+"""Flat buffers, and the views of them that modules and servers work on.
+
+On the worker a module's parameters and gradients are views into flat vectors, so that a push
+sends, and a pull receives, without packing. On the server each part of a vector is one tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.hooks import RemovableHandle
+
+from trireme.errors import ConfigurationError
+from trireme.ps.layout import ALIGNMENT, DEFAULT_SLOTS, Layout
+from trireme.ps.messages import ParameterSpec
+from trireme.wire.shared_memory import SharedMemory, available
+
+__all__ = ["FlatModel", "PartBuffer", "as_bytes", "dtype_of"]
+
+
+def dtype_of(name: str) -> torch.dtype:
+    """Returns the torch dtype of a layout's dtype name."""
+    dtype = getattr(torch, name)
+    assert isinstance(dtype, torch.dtype)
+    return dtype
+
+
+def as_bytes(tensor: torch.Tensor) -> memoryview:
+    """Returns the memory of a contiguous CPU tensor as bytes, without a copy."""
+    flat = tensor.detach().reshape(-1).view(torch.uint8)
+    return flat.numpy().data
+
+
+class PartBuffer:
+    """One server's part of every flat vector, as tensors.
+
+    Args:
+        layout: what lies where.
+        server: whose part.
+        vectors: the part of each vector, 1-D, in the layout's order; new zeros where not given.
+    """
+
+    def __init__(
+        self, layout: Layout, server: int, vectors: Sequence[torch.Tensor] | None = None
+    ) -> None:
+        self._layout, self._server = layout, server
+        parts = layout.parts(server)
+        if vectors is None:
+            vectors = [torch.zeros(p.length, dtype=dtype_of(p.vector.dtype)) for p in parts]
+        self.vectors: tuple[torch.Tensor, ...] = tuple(vectors)
+        starts = {part.vector.dtype: part.start for part in parts}
+        by_dtype = {part.vector.dtype: v for part, v in zip(parts, self.vectors, strict=True)}
+        self.segments: tuple[torch.Tensor, ...] = tuple(
+            by_dtype[s.vector.dtype][
+                s.start - starts[s.vector.dtype] : s.stop - starts[s.vector.dtype]
+            ]
+            for s in layout.segments(server)
+        )
+
+    def place(self, vector: int) -> tuple[int, int]:
+        """Returns which of the vectors that are not empty one is, and where its part begins."""
+        parts = self._layout.parts(self._server)
+        return sum(part.length > 0 for part in parts[:vector]), parts[vector].start
+
+    def copy(self) -> PartBuffer:
+        """Returns the same part in memory of its own."""
+        return PartBuffer(self._layout, self._server, [v.clone() for v in self.vectors])
+
+    @cached_property
+    def views(self) -> tuple[memoryview, ...]:
+        """The vectors' memory as bytes, empty parts left out. Only for CPU tensors."""
+        return tuple(as_bytes(vector) for vector in self.vectors if vector.numel())
+
+    @cached_property
+    def chunk_views(self) -> tuple[memoryview, ...]:
+        """The memory of each of the part's chunks as bytes, as they lie. Only for CPU tensors."""
+        parts = self._layout.parts(self._server)
+        by_dtype = {p.vector.dtype: (p, v) for p, v in zip(parts, self.vectors, strict=True)}
+        views = []
+        for chunk in self._layout.chunks(self._server):
+            part, vector = by_dtype[chunk.vector.dtype]
+            views.append(as_bytes(vector[chunk.start - part.start : chunk.stop - part.start]))
+        return tuple(views)
+
+    @cached_property
+    def nbytes(self) -> int:
+        """The size of all vectors in bytes."""
+        return sum(vector.numel() * vector.element_size() for vector in self.vectors)
+
+
+class FlatModel:
+    """A module whose trained parameters and gradients are views into flat vectors.
+
+    The module keeps its parameters (the same `nn.Parameter` objects); their memory moves into
+    `values`, and their `.grad` into `gradients`.
+
+    Args:
+        groups: named parameters of each optimizer group, in the optimizer's order.
+        servers: over how many servers the layout is spread.
+        slots: into how many slots it is cut.
+        shared: whether what servers read and write lies in memory that can be lent to them.
+        staged: whether that is memory of its own, so that the module can compute meanwhile; it
+            always is where the module is not on the CPU.
+        counted: whether `presence` is needed.
+
+    A parameter that backward did not reach is *absent*: it has no gradient, as `torch.optim` sees
+    it where `.grad` is None. Its place in the flat gradients is zero.
+
+    Attributes:
+        parameters: the trained parameters by name.
+        device: where they are.
+        layout: where each of them lies.
+        values, gradients: the flat vectors, in the layout's order.
+        memory: what can be lent to servers of this host; None where there is none.
+        presence: one number for each parameter, for whoever adds up the gradients of several
+            processes: it lies right before the last of the flat gradients, and can be added up
+            together with them. Empty where it is not needed.
+        keeps_views: whether backward adds to the flat gradients where they lie, as whoever sends
+            them while it runs needs it. If not, it makes tensors of its own, which are copied to
+            their places when all are there: two passes over memory less than zeros and sums, and
+            at the end of backward as much memory again as the gradients take.
+
+    Raises:
+        ConfigurationError: there is nothing to train, a dtype cannot be trained, or the parameters
+            are on several devices.
+    """
+
+    def __init__(
+        self,
+        groups: Sequence[Sequence[tuple[str, nn.Parameter]]],
+        *,
+        servers: int,
+        slots: int = DEFAULT_SLOTS,
+        shared: bool = False,
+        staged: bool = False,
+        counted: bool = False,
+    ) -> None:
+        by_name = {name: parameter for group in groups for name, parameter in group}
+        self.parameters = by_name
+        self.device = _one_device(by_name)
+        self.layout = Layout.of(_specs(groups), servers=servers, slots=slots)
+        self._shared = shared and available()
+        self._staged = staged or self.device.type != "cpu"
+        self.memory: SharedMemory | None = None
+        last = self.layout.vectors[-1]
+        step = ALIGNMENT // last.item_size
+        lead = -(-len(by_name) // step) * step if counted else 0
+        if self._shared and not self._staged:
+            self.values, gradients = self._lendable(lead)
+        else:
+            self.values, gradients = self._vectors(), self._vectors(lead)
+        self.presence = gradients[-1][:lead]
+        self.gradients = (*gradients[:-1], gradients[-1][lead:])
+        self._bound: list[tuple[nn.Parameter, torch.Tensor]] = []
+        views = zip(self._views(self.values), self._views(self.gradients), strict=True)
+        for parameter, (value, place) in zip(self._in_order(), views, strict=True):
+            value.copy_(parameter.detach())
+            parameter.data = value
+            gradient = place.data  # with a version of its own, which tells who has a gradient
+            parameter.grad = gradient
+            self._bound.append((parameter, gradient))
+        self._zeroed: list[int] = []  # the views' versions when they were zeroed; of none otherwise
+        self._known_writes = 0  # `flat_writes`, of which we know what they were
+        self.keeps_views = True
+        self._copied_out = self._staged and self.device.type == "cpu"
+        self._host_views: list[torch.Tensor] = []
+        # Where servers are reached from: made when the first part is asked for.
+        self._host_values: tuple[torch.Tensor, ...] = self.values
+        self._host_gradients: tuple[torch.Tensor, ...] = self.gradients
+
+    def part_values(self, server: int) -> PartBuffer:
+        """Returns a server's part of the values on the host: where a pull is received."""
+        self._stage()
+        return PartBuffer(self.layout, server, self._part(self._host_values, server))
+
+    def part_gradients(self, server: int) -> PartBuffer:
+        """Returns a server's part of the gradients on the host: what a push sends."""
+        self._stage()
+        return PartBuffer(self.layout, server, self._part(self._host_gradients, server))
+
+    @property
+    def placed(self) -> list[list[tuple[nn.Parameter, int, int]]]:
+        """Where each parameter lies: for each vector, parameters with their first and last + 1."""
+        return [
+            [(self.parameters[p.parameter.name], p.start, p.stop) for p in vector.placed]
+            for vector in self.layout.vectors
+        ]
+
+    def zero_gradients(self) -> None:
+        """Sets the gradients to zero in place; or drops them, where the views need not stay.
+
+        Until backward reaches it, a parameter has no gradient.
+        """
+        if self._copied_out or not self.keeps_views:
+            self._zeroed = []
+            for parameter, _ in self._bound:
+                parameter.grad = None
+            return
+        for gradient in self.gradients:
+            gradient.zero_()
+        for parameter, view in self._bound:
+            if parameter.grad is not view:
+                parameter.grad = view
+        self._zeroed = [view._version for _, view in self._bound]
+        self._know_writes()
+
+    def restore_gradients(self, absent: Collection[int] = ()) -> None:
+        """Makes every gradient its place in the flat ones again, whatever is there.
+
+        For whoever has written to the flat gradients.
+
+        Args:
+            absent: the positions of the parameters that have none.
+        """
+        self._zeroed = []
+        for position, (parameter, view) in enumerate(self._bound):
+            parameter.grad = None if position in absent else view
+
+    @property
+    def absent(self) -> tuple[int, ...]:
+        """The positions, in the vectors' order, of the parameters that have no gradient.
+
+        Those whose `.grad` is None; and where the views stay, those whose place nobody has written
+        to since all were zeroed.
+        """
+        if self._zeroed and self.flat_writes == self._known_writes:
+            return tuple(
+                [
+                    position
+                    for position, ((parameter, view), version) in enumerate(
+                        zip(self._bound, self._zeroed, strict=True)
+                    )
+                    if (gradient := parameter.grad) is None
+                    or (gradient is view and view._version == version)
+                ]
+            )
+        return tuple([i for i, (parameter, _) in enumerate(self._bound) if parameter.grad is None])
+
+    def _know_writes(self) -> None:
+        """What was written to the flat gradients up to now gave no parameter a gradient."""
+        self._known_writes = self.flat_writes
+
+    @property
+    def pushes_in_place(self) -> bool:
+        """Whether a push sends the very memory that backward writes to."""
+        return not self._staged
+
+    def watch_gradients(self, final: Callable[[int], None]) -> list[RemovableHandle]:
+        """Has a function told of each parameter whose gradient backward has accumulated.
+
+        Args:
+            final: given the parameter's position in the vectors' order.
+
+        Returns:
+            What ends it.
+        """
+        handles = []
+        for position, (parameter, _) in enumerate(self._bound):
+            register: Any = parameter.register_post_accumulate_grad_hook
+            handles.append(register(_teller(final, position)))
+        return handles
+
+    @property
+    def watched_alone(self) -> bool:
+        """Whether nobody else has hooks that run when a gradient is accumulated."""
+        return all(
+            len(getattr(parameter, "_post_accumulate_grad_hooks", None) or ()) == 1
+            for parameter, _ in self._bound
+        )
+
+    @property
+    def gradient_writes(self) -> int:
+        """How often the flat gradients were written to, as autograd counts it."""
+        return self.flat_writes + sum([view._version for _, view in self._bound])
+
+    @property
+    def flat_writes(self) -> int:
+        """As `gradient_writes`, of the vectors as a whole: writes to single gradients left out."""
+        return sum([gradient._version for gradient in self.gradients])
+
+    def gradient_in_place(self, position: int) -> bool:
+        """Returns whether a parameter's gradient is still its place in the flat gradients."""
+        parameter, view = self._bound[position]
+        return parameter.grad is view
+
+    @property
+    def gradients_in_place(self) -> bool:
+        """Whether all gradients are still their places in the flat ones."""
+        return all(parameter.grad is view for parameter, view in self._bound)
+
+    def collect_gradients(self) -> None:
+        """Puts what backward left to where servers read it.
+
+        Raises:
+            ConfigurationError: a gradient is sparse.
+        """
+        if self._copied_out:
+            self._copy_out()
+            return
+        self.gather_gradients()
+        if self._host_gradients is not self.gradients:
+            for host, gradient in zip(self._host_gradients, self.gradients, strict=True):
+                host.copy_(gradient, non_blocking=True)
+            if self.device.type == "cuda":
+                torch.cuda.current_stream(self.device).synchronize()
+
+    def gather_gradients(self) -> None:
+        """Makes the flat gradients hold what backward left.
+
+        A gradient that is not our view (it was dropped before backward, which made a new one) is
+        copied in, and the view put back. What is absent has zeros there, and None for `.grad`.
+        """
+        sources: list[torch.Tensor] = []
+        targets: list[torch.Tensor] = []
+        absent = self.absent
+        for parameter, view in self._bound:
+            gradient = parameter.grad
+            if gradient is view:
+                continue
+            if gradient is None:
+                view.zero_()
+            else:
+                sources.append(gradient)
+                targets.append(view)
+                parameter.grad = view
+        for position in absent:
+            self._bound[position][0].grad = None
+        if targets:
+            _copy(targets, sources)
+
+    def _copy_out(self) -> None:
+        """Copies each gradient to its place among those that servers read."""
+        if not self._host_views:
+            self._stage()
+        sources: list[torch.Tensor] = []
+        targets: list[torch.Tensor] = []
+        for (parameter, _), target in zip(self._bound, self._host_views, strict=True):
+            if parameter.grad is None:
+                target.zero_()
+            else:
+                sources.append(parameter.grad)
+                targets.append(target)
+        if targets:
+            _copy(targets, sources)
+
+    def publish_values(self) -> None:
+        """Brings values that were received beside the module into it."""
+        if self._host_values is not self.values:
+            for host, value in zip(self._host_values, self.values, strict=True):
+                value.copy_(host, non_blocking=True)
+
+    def collect_values(self) -> None:
+        """Brings the module's values to the host: before the chief's first load."""
+        if self._host_values is not self.values:
+            for host, value in zip(self._host_values, self.values, strict=True):
+                host.copy_(value)
+
+    def gradient_norm(self) -> torch.Tensor:
+        """Returns the L2 norm of all gradients, a 0-dim tensor: float64 where one of them is."""
+        self.gather_gradients()
+        wide = any(gradient.dtype == torch.float64 for gradient in self.gradients)
+        dtype = torch.float64 if wide else torch.float32
+        norms = [torch.linalg.vector_norm(gradient, dtype=dtype) for gradient in self.gradients]
+        norm: torch.Tensor = torch.linalg.vector_norm(torch.stack(norms))
+        return norm
+
+    def scale_gradients(self, factor: torch.Tensor | float) -> None:
+        """Multiplies all gradients in place."""
+        self.gather_gradients()
+        for gradient in self.gradients:
+            gradient.mul_(factor)
+        self._know_writes()
+
+    def _stage(self) -> None:
+        """Makes the servers' side of a staged model, when a server is first reached for."""
+        if not self._staged or self._host_values is not self.values:
+            return
+        pinned = self.device.type == "cuda"
+        if self._shared:
+            self._host_values, self._host_gradients = self._lendable()
+            assert self.memory is not None
+            if pinned:
+                pin(self.memory)
+        else:
+            self._host_values = _on_host(self.values, pinned=pinned)
+            self._host_gradients = _on_host(self.gradients, pinned=pinned)
+
+        if self._copied_out:
+            self._host_views = list(self._views(self._host_gradients))
+
+    def _in_order(self) -> Iterator[nn.Parameter]:
+        """Yields the parameters as they lie in the vectors."""
+        for vector in self.layout.vectors:
+            for placed in vector.placed:
+                yield self.parameters[placed.parameter.name]
+
+    def _views(self, vectors: Sequence[torch.Tensor]) -> Iterator[torch.Tensor]:
+        """Yields each parameter's place in flat vectors, in the parameter's shape."""
+        for vector, flat in zip(self.layout.vectors, vectors, strict=True):
+            for placed in vector.placed:
+                shape = self.parameters[placed.parameter.name].shape
+                yield flat[placed.start : placed.stop].view(shape)
+
+    def _lendable(self, lead: int = 0) -> tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]:
+        """Returns values and gradients, zero, in new memory that can be lent.
+
+        Args:
+            lead: how many more elements the last of the gradients begins with.
+        """
+        vectors = self.layout.vectors
+        lengths = [vector.length for vector in vectors] * 2
+        lengths[-1] += lead
+        sizes = [v.item_size * n for v, n in zip(vectors * 2, lengths, strict=True)]
+        self.memory = SharedMemory.create(max(sum(sizes), 1))
+        made: list[torch.Tensor] = []
+        offset = 0
+        for vector, nbytes in zip(vectors * 2, sizes, strict=True):
+            piece = self.memory.view[offset : offset + nbytes]
+            made.append(torch.frombuffer(piece, dtype=dtype_of(vector.dtype)))
+            offset += nbytes
+        return tuple(made[: len(vectors)]), tuple(made[len(vectors) :])
+
+    def _vectors(self, lead: int = 0) -> tuple[torch.Tensor, ...]:
+        """Returns vectors of zeros; the last of them begins with `lead` more elements."""
+        lengths = [vector.length for vector in self.layout.vectors]
+        lengths[-1] += lead
+        return tuple(
+            torch.zeros(length, dtype=dtype_of(vector.dtype), device=self.device)
+            for vector, length in zip(self.layout.vectors, lengths, strict=True)
+        )
+
+    def _part(self, vectors: Sequence[torch.Tensor], server: int) -> list[torch.Tensor]:
+        parts = self.layout.parts(server)
+        return [v[part.start : part.stop] for part, v in zip(parts, vectors, strict=True)]
+
+
+def _teller(final: Callable[[int], None], position: int) -> Callable[[torch.Tensor], None]:
+    return lambda _: final(position)
+
+
+def _copy(targets: list[torch.Tensor], gradients: list[torch.Tensor]) -> None:
+    """Copies gradients to their places.
+
+    Raises:
+        ConfigurationError: one is sparse.
+    """
+    for gradient in gradients:
+        if gradient.layout is not torch.strided:
+            raise ConfigurationError(
+                "a gradient is sparse, and sparse gradients are not built yet: make the embedding "
+                "with sparse=False"
+            )
+    torch._foreach_copy_(targets, gradients)
+
+
+def _specs(groups: Sequence[Sequence[tuple[str, nn.Parameter]]]) -> list[ParameterSpec]:
+    return [
+        ParameterSpec(name, tuple(p.shape), str(p.dtype).removeprefix("torch."), index)
+        for index, group in enumerate(groups)
+        for name, p in group
+    ]
+
+
+def _one_device(parameters: dict[str, nn.Parameter]) -> torch.device:
+    devices = {parameter.device for parameter in parameters.values()}
+    if not devices:
+        raise ConfigurationError(
+            "there is nothing to train: the optimizer was given no parameter of the model"
+        )
+    if len(devices) > 1:
+        names = ", ".join(sorted(str(device) for device in devices))
+        raise ConfigurationError(
+            f"the model's parameters are on several devices ({names}): put a worker's model on "
+            "one; spreading one over devices is not built yet"
+        )
+    return devices.pop()
+
+
+def _on_host(vectors: tuple[torch.Tensor, ...], *, pinned: bool) -> tuple[torch.Tensor, ...]:
+    return tuple(
+        torch.zeros(vector.numel(), dtype=vector.dtype, pin_memory=pinned) for vector in vectors
+    )
+
+
+def pin(memory: SharedMemory) -> None:
+    """Lets a CUDA device copy to and from memory directly.
+
+    Raises:
+        RuntimeError: the driver refuses.
+    """
+    address = torch.frombuffer(memory.view, dtype=torch.uint8).data_ptr()
+    runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+    failed = runtime.cudaHostRegister(address, memory.nbytes, 0)
+    if int(failed) != 0:
+        raise RuntimeError(f"cudaHostRegister of {memory.nbytes} bytes failed with {failed}")

@@ -1,0 +1,271 @@
+"""Which optimizers a parameter server can run, and how one becomes a name and numbers.
+
+They are those of `torch.optim` that compute each element by itself, so that they may work on flat
+vectors instead of on the model's tensors. No code is ever sent.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from trireme.errors import ConfigurationError, UnsupportedOptimizerError
+from trireme.ps.joint_optimizer import JointOptimizer, members
+from trireme.ps.layout import ITEM_SIZES
+from trireme.ps.messages import GroupSpec, OptimizerSpec
+
+__all__ = [
+    "OPTIMIZERS",
+    "WIDE",
+    "Entry",
+    "check_optimizer",
+    "groups_of",
+    "is_sensible",
+    "join",
+    "misfit",
+    "name_of",
+    "spec_of",
+]
+
+Hyper = float | int | bool | None | tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One optimizer of the registry.
+
+    Attributes:
+        make: torch's class.
+        hyper: the hyper-parameters that a group may set.
+        keeps: the state without which it cannot go on, by torch's names.
+        keeps_if: the same for state that it keeps only where a hyper-parameter asks for it.
+        fused: the dtypes for which torch has a fused CPU kernel that can be trusted.
+        flushes: whether denormal numbers may count as zero: not where one goes by their signs, or
+            divides by what is nearly as small.
+    """
+
+    make: type[torch.optim.Optimizer]
+    hyper: frozenset[str]
+    keeps: frozenset[str]
+    keeps_if: Mapping[str, str]
+    fused: frozenset[str]
+    flushes: bool = True
+
+    def needs(self, hyper: Mapping[str, Any]) -> frozenset[str]:
+        """Returns the state without which a group of these hyper-parameters cannot go on."""
+        return self.keeps | {state for name, state in self.keeps_if.items() if hyper.get(name)}
+
+
+def _entry(
+    make: type[torch.optim.Optimizer],
+    hyper: str,
+    keeps: str = "",
+    keeps_if: Mapping[str, str] | None = None,
+    fused: Iterable[str] = (),
+    *,
+    flushes: bool = True,
+) -> Entry:
+    names = frozenset(hyper.split()), frozenset(keeps.split())
+    return Entry(make, *names, keeps_if or {}, frozenset(fused), flushes)
+
+
+WIDE = ("float32", "float64")
+"""The dtypes in which a sum can be divided by a float32 on the way as precisely as before."""
+
+_AMSGRAD = {"amsgrad": "max_exp_avg_sq"}
+
+OPTIMIZERS: Mapping[str, Entry] = {
+    "SGD": _entry(
+        # Of narrow types torch 2.13's kernel changes only what is left over of its vectors.
+        torch.optim.SGD,
+        "lr momentum dampening weight_decay nesterov maximize",
+        fused=WIDE,
+    ),
+    "Adam": _entry(
+        torch.optim.Adam,
+        "lr betas eps weight_decay amsgrad maximize decoupled_weight_decay",
+        "step exp_avg exp_avg_sq",
+        _AMSGRAD,
+        ITEM_SIZES,
+    ),
+    "AdamW": _entry(
+        torch.optim.AdamW,
+        "lr betas eps weight_decay amsgrad maximize",
+        "step exp_avg exp_avg_sq",
+        _AMSGRAD,
+        ITEM_SIZES,
+    ),
+    "Adagrad": _entry(
+        torch.optim.Adagrad,
+        "lr lr_decay weight_decay initial_accumulator_value eps maximize",
+        "step sum",
+        fused=ITEM_SIZES,
+    ),
+    "RMSprop": _entry(
+        torch.optim.RMSprop,
+        "lr alpha eps weight_decay momentum centered maximize",
+        "step square_avg",
+        {"momentum": "momentum_buffer", "centered": "grad_avg"},
+    ),
+    "Adadelta": _entry(
+        torch.optim.Adadelta, "lr rho eps weight_decay maximize", "step square_avg acc_delta"
+    ),
+    "Adamax": _entry(
+        torch.optim.Adamax,
+        "lr betas eps weight_decay maximize",
+        "step exp_avg exp_inf",
+        flushes=False,
+    ),
+    "NAdam": _entry(
+        torch.optim.NAdam,
+        "lr betas eps weight_decay momentum_decay decoupled_weight_decay maximize",
+        "step mu_product exp_avg exp_avg_sq",
+    ),
+    "RAdam": _entry(
+        torch.optim.RAdam,
+        "lr betas eps weight_decay decoupled_weight_decay maximize",
+        "step exp_avg exp_avg_sq",
+    ),
+    "ASGD": _entry(torch.optim.ASGD, "lr lambd alpha t0 weight_decay maximize", "step eta mu ax"),
+    "Rprop": _entry(
+        torch.optim.Rprop, "lr etas step_sizes maximize", "step prev step_size", flushes=False
+    ),
+}
+"""Every optimizer that a parameter server can run, by the name of its class in `torch.optim`."""
+
+
+def groups_of(optimizer: torch.optim.Optimizer, name: str) -> tuple[GroupSpec, ...]:
+    """Returns an optimizer's present hyper-parameters, group by group."""
+    allowed = OPTIMIZERS[name].hyper
+    return tuple(
+        GroupSpec({key: _plain(value) for key, value in group.items() if key in allowed})
+        for group in optimizer.param_groups
+    )
+
+
+def check_optimizer(optimizer: torch.optim.Optimizer) -> None:
+    """Checks that an optimizer makes a step from gradients alone.
+
+    Raises:
+        UnsupportedOptimizerError: it computes the loss itself, several times.
+    """
+    if any(isinstance(each, torch.optim.LBFGS) for each in members(optimizer)):
+        raise UnsupportedOptimizerError(
+            "LBFGS computes the loss several times a step, and a step of a job computes it once, "
+            "with servers and without: use an optimizer whose step needs no closure"
+        )
+
+
+def name_of(optimizer: torch.optim.Optimizer) -> str | None:
+    """Returns the registry's name of an optimizer; None where it has none.
+
+    A subclass goes by the name of what it is derived from if it computes its steps in the same way:
+    if it overrides neither `step` nor what makes the state.
+    """
+    kind = type(optimizer)
+    for base in kind.__mro__:
+        entry = OPTIMIZERS.get(base.__name__)
+        if entry is not None and entry.make is base:
+            same = all(_code(kind, name) is _code(base, name) for name in ("step", "_init_group"))
+            return base.__name__ if same else None
+    return None
+
+
+def _code(kind: type, method: str) -> Any:
+    """Returns a method's own function: torch wraps `step` when the first optimizer is made."""
+    return inspect.unwrap(getattr(kind, method))
+
+
+def spec_of(optimizer: torch.optim.Optimizer) -> OptimizerSpec:
+    """Returns an optimizer, or several as one, as registry names and numbers.
+
+    Raises:
+        UnsupportedOptimizerError: the registry has no optimizer that computes as it does.
+    """
+    check_optimizer(optimizer)
+    if isinstance(optimizer, JointOptimizer):
+        return join([spec_of(each) for each in optimizer.optimizers])
+    name = name_of(optimizer)
+    if name is None:
+        shown = f"{type(optimizer).__module__}.{type(optimizer).__name__}"
+        raise UnsupportedOptimizerError(
+            f"the parameter server has no optimizer {shown}: it has torch.optim's "
+            f"{', '.join(OPTIMIZERS)}, and classes derived from them that leave `step` as it is. "
+            f"{_ELSEWHERE}"
+        )
+    return OptimizerSpec(name, groups_of(optimizer, name))
+
+
+_ELSEWHERE = (
+    "Use one of them; or train without servers (under plain python, with --strategy allreduce, or "
+    "with fsdp), or with --strategy averaging or diloco, where workers take any optimizer whose "
+    "step needs no closure"
+)
+
+
+def join(specs: Sequence[OptimizerSpec]) -> OptimizerSpec:
+    """Returns several optimizers as one, whose groups are theirs in this order.
+
+    Raises:
+        ValueError: there is none.
+    """
+    if not specs:
+        raise ValueError("no optimizers to join")
+    groups = [
+        GroupSpec(group.values, name)
+        for spec in specs
+        for group, name in zip(spec.groups, spec.names, strict=True)
+    ]
+    return OptimizerSpec(specs[0].name, tuple(groups))
+
+
+def misfit(spec: OptimizerSpec, groups: Sequence[GroupSpec]) -> str | None:
+    """Returns why hyper-parameters are not those of an optimizer; None when they are."""
+    if len(groups) != len(spec.groups):
+        return f"there are {len(spec.groups)} parameter groups, and values for {len(groups)} came"
+    for group, first, name in zip(groups, spec.groups, spec.names, strict=True):
+        entry = OPTIMIZERS.get(name)
+        if entry is None:
+            return f"there is no optimizer {name!r} on a server"
+        if group.optimizer not in ("", name):
+            return f"a group is of {name}, and values for {group.optimizer} came"
+        unknown = sorted(set(group.values) - entry.hyper)
+        if unknown:
+            return f"{name} has no hyper-parameter {unknown[0]!r}"
+        for key, value in group.values.items():
+            if not is_sensible(key, value):
+                return f"{name}'s {key} is {value!r}"
+        if entry.needs({**first.values, **group.values}) != entry.needs(first.values):
+            switched = " or ".join(entry.keeps_if)
+            return f"{name} keeps state from its first step on: {switched} cannot be switched"
+    return None
+
+
+_SWITCHES = {"nesterov", "maximize", "amsgrad", "centered", "decoupled_weight_decay"}
+_PAIRS = {"betas", "etas", "step_sizes"}
+
+
+def is_sensible(name: str, value: Hyper) -> bool:
+    """Returns whether a hyper-parameter is of the kind that torch computes with."""
+    if name in _SWITCHES:
+        return isinstance(value, bool)
+    if name in _PAIRS:
+        if not isinstance(value, tuple) or len(value) != 2 or not all(map(math.isfinite, value)):
+            return False
+        return name != "betas" or all(0 <= beta < 1 for beta in value)
+    return isinstance(value, int | float) and math.isfinite(value)
+
+
+def _plain(value: Any) -> Hyper:
+    if isinstance(value, torch.Tensor):
+        return float(value)
+    if isinstance(value, (tuple, list)):
+        return tuple(float(item) for item in value)
+    if value is None or isinstance(value, (bool, int, float)):
+        return value
+    raise ConfigurationError(f"a hyper-parameter is {value!r}: only numbers can be sent")

@@ -1,0 +1,136 @@
+"""What a server tells workers of its values where it packs that: the values that workers have.
+
+Beside the true values a server keeps the *published* ones, which every worker has. After a round it
+packs the difference, values - published, and adds to the published values what unpacking it gives.
+Who has the published values of the round before is sent the packed difference and adds the same;
+anybody else is sent the published values whole. What packing loses stays in the difference, and so
+is part of the next one. Source: Tang et al., DoubleSqueeze (ICML 2019), algorithm 1, the server's
+side.
+
+Both sides add up by `add_packed`, in numbers of the same width: their published values are equal to
+the bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from trireme.ps.compression import Packed
+from trireme.ps.flat import PartBuffer
+from trireme.ps.layout import Layout
+from trireme.ps.shard.parameters import PUBLISHED, Tensors, fill, ranges
+from trireme.wire.codec import Codec
+
+__all__ = ["Publication", "add_packed"]
+
+
+class Publication:
+    """One server's published values.
+
+    Args:
+        codec: packs the differences.
+        layout: what lies where.
+        server: whose part.
+        values: the true values.
+
+    Attributes:
+        published: what workers have.
+        step: the global step of the values that they come from.
+    """
+
+    def __init__(self, codec: Codec, layout: Layout, server: int, values: PartBuffer) -> None:
+        self.published = PartBuffer(layout, server)
+        self.step = 0
+        self._codec = codec
+        self._values = values
+        self._parts = layout.parts(server)
+        self._packed = Packed(codec, self.published, deflates=True)
+        self._before: int | None = None  # of which step the values are that the change leads from
+        self._change: tuple[torch.Tensor, ...] = ()
+
+    def begin(self, step: int, tensors: Tensors) -> None:
+        """Begins with loaded values: with the published ones among them, else with all.
+
+        Args:
+            step: the values'.
+            tensors: what was loaded.
+        """
+        self._take_over()
+        fill(self.published, self._parts, tensors, PUBLISHED)
+        self.step, self._before = step, None
+
+    def publish(self, step: int) -> None:
+        """The values have changed: publishes as much of that as packing keeps.
+
+        Values that are not finite cannot be packed: then all are published whole.
+
+        Args:
+            step: the values' now.
+        """
+        before, self.step = self.step, step
+        if not self._pack():
+            self._take_over()
+            self._before = None
+            return
+        self._packed.seal()
+        self._before = before
+        self._change = tuple(_owned(view) for view in self._packed.views)
+
+    def since(self, step: int) -> tuple[int | None, Sequence[torch.Tensor]]:
+        """Returns what a worker is sent that has the published values of some step.
+
+        Returns:
+            That step and the packed change since; or None and the published values, where it takes
+            more than one change.
+        """
+        if step == self._before:
+            return step, self._change
+        return None, self.published.vectors
+
+    def export(self) -> Tensors:
+        """Returns a copy of the published values, for a snapshot."""
+        live = ranges(PUBLISHED, self._parts, self.published)
+        return [(spec, tensor.clone()) for spec, tensor in live]
+
+    def _pack(self) -> bool:
+        """Packs the difference and publishes it; returns False, doing neither, if it cannot."""
+        values = [vector for vector in self._values.vectors if vector.numel()]
+        changes = [
+            value.to(wide_of(value)) - published
+            for value, published in zip(values, self._packed.vectors, strict=True)
+        ]
+        if not all(bool(change.isfinite().all()) for change in changes):
+            return False
+        for change, packed, published in zip(
+            changes, self._packed.packed, self._packed.vectors, strict=True
+        ):
+            self._codec.encode(change, packed)
+            add_packed(self._codec, packed, published)
+        return True
+
+    def _take_over(self) -> None:
+        for published, value in zip(self.published.vectors, self._values.vectors, strict=True):
+            published.copy_(value)
+
+
+def add_packed(codec: Codec, packed: torch.Tensor, published: torch.Tensor) -> None:
+    """Adds a packed change to published values: the same numbers wherever it is done.
+
+    Raises:
+        ValueError: the bytes are not something that the codec writes.
+    """
+    change = torch.empty(published.numel(), dtype=wide_of(published))
+    codec.decode(packed, change)
+    published.add_(change)
+
+
+def wide_of(vector: torch.Tensor) -> torch.dtype:
+    """Returns what differences are computed in: codecs pack float32 and float64."""
+    return torch.float64 if vector.dtype == torch.float64 else torch.float32
+
+
+def _owned(view: memoryview) -> torch.Tensor:
+    """Returns bytes in memory of their own: what is packed next must not change an answer."""
+    return torch.frombuffer(bytearray(view), dtype=torch.uint8)

@@ -1,0 +1,1 @@
+"""One parameter server's process: connections, permissions, receive buffers, metrics."""

@@ -1,0 +1,171 @@
+"""What a server tells of itself: how it is, for the coordinator and for whoever measures.
+
+It looks at the shard from outside, between two messages: the shard itself reads no clock.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Protocol
+
+import psutil
+
+from trireme.metrics import Histogram, Registry
+from trireme.ps.layout import Layout
+from trireme.ps.messages import GroupSpec, OptimizerSpec
+from trireme.ps.rule import Average
+from trireme.ps.shard.parameters import Total, Values, make_values
+from trireme.ps.shard.shard import Shard
+
+__all__ = ["Observation", "Report", "Spectator"]
+
+_log = logging.getLogger(__name__)
+
+_SECONDS = 0.5
+_VERDICTS = ("applied", "stale", "duplicate", "fenced", "rejected")
+_NAMES = 8
+
+Report = Callable[[Mapping[str, float | str]], object]
+"""Takes what a server tells of itself, by name."""
+
+
+class Spectator(Protocol):
+    """Who is told of each time that updates are applied."""
+
+    def applied(self, step: int, began: float, ended: float) -> None:
+        """The global step `step` was made between two readings of `time.monotonic`."""
+
+
+class Observation:
+    """Watches one shard: what it applied, who waits there and for whom.
+
+    Args:
+        registry: where it is counted.
+        report: told how the server is, every half second.
+
+    Attributes:
+        spectator: told of each step besides, while somebody looks.
+    """
+
+    def __init__(self, registry: Registry, report: Report) -> None:
+        self.spectator: Spectator | None = None
+        self._report = report
+        self._process = psutil.Process()
+        self._due = 0.0
+        self._seconds = 0.0  # spent in applying, and how often, since the last report
+        self._times = 0
+        self._told: dict[str, float | str] = {}
+        self._histogram: Histogram = registry.histogram(
+            "trireme_apply_seconds", "How long it took to apply the updates of a step"
+        )
+        self._pushes = {
+            verdict: registry.counter("trireme_pushes_total", "Pushes by verdict", verdict=verdict)
+            for verdict in _VERDICTS
+        }
+        self._staleness = registry.counter(
+            "trireme_push_staleness_total", "The sum of the staleness of the pushes applied"
+        )
+        self._half_applied = registry.counter(
+            "trireme_half_applied_pushes_total",
+            "Pushes of lost workers that are on some servers only, as server 0 counts them",
+        )
+        self._step = registry.gauge("trireme_global_step", "The global step of the values")
+        self._memory = registry.gauge("trireme_memory_bytes", "Resident memory of the process")
+        self._withheld = registry.gauge("trireme_withheld_answers", "Workers whose answer waits")
+        self._lag = partial(
+            registry.gauge, "trireme_worker_lag", "Pushes behind the worker that is furthest"
+        )
+
+    def values(
+        self, layout: Layout, server: int, optimizer: OptimizerSpec, average: Average | None
+    ) -> Values:
+        """Makes a server's values, as `make_values`, and has each change of them measured."""
+        made = make_values(layout, server, optimizer, average, _ObservedValues)
+        assert isinstance(made, _ObservedValues)
+        made.observation = self
+        return made
+
+    def applied(self, step: int, began: float, ended: float) -> None:
+        """A step was made between two readings of `time.monotonic`."""
+        self._seconds += ended - began
+        self._times += 1
+        self._histogram.observe(ended - began)
+        if self.spectator is not None:
+            self.spectator.applied(step, began, ended)
+
+    def look(self, now: float, shard: Shard) -> None:
+        """Tells how the shard is, if it is time for that.
+
+        Args:
+            now: the time, on the clock by which the shard is driven.
+            shard: which.
+        """
+        if now < self._due:
+            return
+        self._due = now + _SECONDS
+        self._report(self.status(now, shard))
+
+    def _note_half_applied(self, count: int) -> None:
+        if count > self._half_applied.value:
+            self._half_applied.value = count
+            _log.warning(
+                "so far %d pushes of workers that were lost are on some servers only, as this job "
+                "commits none (--uncommitted)",
+                count,
+            )
+
+    def status(self, now: float, shard: Shard) -> dict[str, float | str]:
+        """Returns how the shard is, and counts it. As `look`."""
+        waits, lags, memory = shard.waits(now), shard.lags(), self._process.memory_info().rss
+        for verdict, counter in self._pushes.items():
+            counter.value = shard.counters[verdict]
+        self._staleness.value = shard.counters["staleness"]
+        self._note_half_applied(shard.counters["half_applied"])
+        self._step.value, self._memory.value = shard.step, memory
+        self._withheld.value = len(waits)
+        for worker, lag in lags.items():
+            self._lag(worker=worker).value = lag
+        status: dict[str, float | str] = {
+            "state": "serving" if shard.loaded else "waiting for the first values",
+            "global_step": shard.step,
+            "applied": shard.counters["applied"],
+            "stale": shard.counters["stale"],
+            "fenced": shard.counters["fenced"],
+            "half_applied": shard.counters["half_applied"],
+            "apply_seconds": self._seconds / max(self._times, 1),
+            "memory_bytes": memory,
+        }
+        if waits:
+            workers, longest = sorted(wait.worker for wait in waits)[:_NAMES], waits[0].notice
+            status |= {
+                "waiting": ", ".join(f"worker:{worker}" for worker in workers),
+                "waiting_for": ", ".join(longest.names[:_NAMES]),
+                "waiting_reason": longest.reason,
+                "waiting_seconds": longest.seconds,
+            }
+        status |= {f"lag/worker:{worker}": lag for worker, lag in sorted(lags.items())}
+        self._seconds, self._times = 0.0, 0
+        # What is reported stays until it is reported anew: what is over has to be said too.
+        over = {name: "" if isinstance(told, str) else 0.0 for name, told in self._told.items()}
+        self._told = status
+        return {name: told for name, told in over.items() if name not in status} | status
+
+
+class _ObservedValues(Values):
+    """Values whose changes are measured."""
+
+    observation: Observation
+
+    def apply(
+        self,
+        update: Total | None,
+        hyper: Sequence[GroupSpec] | None,
+        step: int,
+        steps: int = 1,
+    ) -> None:
+        began = time.monotonic()
+        super().apply(update, hyper, step, steps)
+        self.observation.applied(step, began, time.monotonic())

@@ -1,0 +1,163 @@
+"""Where the gradients of pushes lie: in memory of ours, or lent by workers of this host."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from trireme.errors import FrameError, WireError
+from trireme.ps.compression import Unpacker
+from trireme.ps.flat import PartBuffer, dtype_of
+from trireme.ps.layout import Layout
+from trireme.ps.messages import LendMemory
+from trireme.ps.rule import Rule
+from trireme.wire.codec import make_codec
+from trireme.wire.service import Link
+from trireme.wire.shared_buffers import Lending
+from trireme.wire.shared_memory import SharedMemory
+from trireme.wire.transports.shm import ShmStream
+
+__all__ = ["ReceiveBuffer", "Staging"]
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Staging:
+    """A worker's link: where its gradients are received, and whether they are still needed.
+
+    Attributes:
+        gradients: what the shard is given.
+        views: where they are received, in the order in which they come.
+        unpacker: makes `gradients` of what was received; None where that is the same memory.
+        busy: whether the shard still needs them.
+    """
+
+    gradients: PartBuffer
+    views: Sequence[memoryview]
+    unpacker: Unpacker | None = None
+    busy: bool = False
+
+
+class ReceiveBuffer:
+    """Takes gradients in, link by link.
+
+    Args:
+        server: of which server's part they are.
+        layout: says what lies where; None before the first worker has shown its model.
+        rule: says what they are packed with.
+    """
+
+    def __init__(
+        self, server: int, layout: Callable[[], Layout | None], rule: Callable[[], Rule]
+    ) -> None:
+        self._server = server
+        self._layout = layout
+        self._rule = rule
+
+    def place(self, link: Link, length: int, order: Sequence[int] = ()) -> Sequence[memoryview]:
+        """Returns where a gradient is received: memory that nobody else uses.
+
+        Args:
+            link: over which it comes.
+            length: of how many bytes it is.
+            order: in which order its chunks come; empty for the order in which they lie.
+
+        Raises:
+            FrameError: it is not as long as it must be, or has not each chunk once.
+        """
+        staging = link.context
+        if not isinstance(staging, Staging) or staging.busy:
+            try:
+                gradients = PartBuffer(self._known(link), self._server)
+            except RuntimeError as error:
+                raise FrameError(
+                    f"no memory for a push of {link.identity.task}: {error}"
+                ) from error
+            rule = self._rule()
+            codec, deflates = make_codec(rule.codec), rule.deflates
+            unpacker = None if codec is None else Unpacker(codec, gradients, deflates=deflates)
+            staging = link.context = Staging(gradients, (), unpacker)
+        unpacker = staging.unpacker
+        expected = (unpacker or staging.gradients).nbytes
+        if length != expected and (unpacker is None or not unpacker.fits(length)):
+            raise FrameError(
+                f"{link.identity.task} pushed {length} bytes where this server's part has "
+                f"{expected}"
+            )
+        staging.views = _in_order(staging, length, order, link.identity.task)
+        return staging.views
+
+    def take(self, link: Link, payload: Sequence[memoryview]) -> Staging:
+        """Returns the gradient that came, in memory of ours or in the worker's own; now busy.
+
+        Raises:
+            FrameError: none came, or it is not what the model's would be.
+        """
+        staging = link.context
+        if not isinstance(staging, Staging) or staging.views is not payload:
+            if link.lending is None or payload is not link.lending.incoming:
+                raise FrameError(f"{link.identity.task} pushed without a payload")
+            staging = link.context = Staging(self._lent_buffer(link, payload), payload)
+        staging.busy = True
+        if staging.unpacker is not None:
+            staging.unpacker.unpack()
+        return staging
+
+    def borrow(self, link: Link, message: LendMemory) -> bool:
+        """Maps memory that a worker of this host lends; returns whether it can be used."""
+        descriptor = link.stream.take_descriptor() if isinstance(link.stream, ShmStream) else None
+        if descriptor is None:
+            return False
+        try:
+            memory = SharedMemory.attach(descriptor, message.nbytes)
+            memory.close()  # the mapping stays as long as somebody looks at it
+            outbound, inbound = memory.places(message.outbound), memory.places(message.inbound)
+        except WireError as error:
+            _log.warning("%s lends memory that cannot be used: %s", link.identity.task, error)
+            return False
+        link.lending = Lending.of_borrower(outbound, inbound)
+        return True
+
+    def _known(self, link: Link) -> Layout:
+        layout = self._layout()
+        if layout is None:
+            raise FrameError(f"{link.identity.task} pushed before it showed its model")
+        return layout
+
+    def _lent_buffer(self, link: Link, payload: Sequence[memoryview]) -> PartBuffer:
+        layout = self._known(link)
+        parts = layout.parts(self._server)
+        if [view.nbytes for view in payload] != [part.bytes for part in parts if part.length]:
+            raise FrameError(f"{link.identity.task} lent memory of other sizes than its model's")
+        views = iter(payload)
+        vectors = [
+            torch.frombuffer(next(views), dtype=dtype_of(part.vector.dtype))
+            if part.length
+            else torch.empty(0, dtype=dtype_of(part.vector.dtype))
+            for part in parts
+        ]
+        return PartBuffer(layout, self._server, vectors)
+
+
+def _in_order(
+    staging: Staging, length: int, order: Sequence[int], task: str
+) -> Sequence[memoryview]:
+    """Returns where a payload of so many bytes goes whose chunks come in this order.
+
+    Raises:
+        FrameError: it is no order of all chunks, or what comes is packed and has none.
+    """
+    if staging.unpacker is not None:
+        if order:
+            raise FrameError(f"{task} pushed packed gradients in chunks")
+        return staging.unpacker.place(length)
+    if not order:
+        return staging.gradients.views
+    chunks = staging.gradients.chunk_views
+    if sorted(order) != list(range(len(chunks))):
+        raise FrameError(f"{task} pushed chunks of which there are not all, or not each once")
+    return [chunks[index] for index in order]

@@ -1,0 +1,275 @@
+"""Asynchronous pushes over several servers: staged at each, applied where every server has them.
+
+A worker may die when its push has reached some servers and not others, and an update that was
+applied cannot be taken back from an optimizer with momentum. So no server applies a push by itself,
+unless it is the only one. Each of the others tells server 0 which pushes it has staged. Server 0
+commits a push as soon as every server has staged it, and all servers apply what is committed, in
+its order: the parts of the values are always of one sequence of updates. Server 0 tells the others
+before it applies a push itself, so that all do so at the same time.
+
+When a worker is out of the job, server 0 drops what it has not committed. What another server has
+said that it has staged, it keeps until server 0 has taken that view too: by then the push is
+committed, or never will be. This is the two-phase commit of databases with server 0 as its
+coordinator. Source: Bernstein, Hadzilacos, Goodman, Concurrency Control and Recovery in Database
+Systems (1987), section 7.4.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from itertools import islice
+from typing import Protocol
+
+import msgspec
+
+from trireme.ps.messages import PushesCommitted, PushesStaged
+from trireme.ps.shard.dedup import Pending
+from trireme.ps.shard.instructions import Send
+
+__all__ = ["CommitFollower", "CommitLeader", "Commits"]
+
+Member = tuple[int, int]
+"""Whose push: a worker and its incarnation, which has one under way at most."""
+
+Entry = tuple[int, int, int, bool]
+"""A decision: worker, incarnation, sequence, and whether the push is applied or came too late."""
+
+
+class Commits(Protocol):
+    """What decides at one server when a staged push is applied."""
+
+    @property
+    def staged(self) -> Sequence[Pending]:
+        """The pushes that are here and not decided, in the order in which they came."""
+
+    def add(self, pending: Pending) -> None:
+        """Stages a push."""
+
+    def drop(self, pending: Pending, view: int) -> None:
+        """A worker is out since a view: its push is taken out, if nobody counts on it."""
+
+    @property
+    def ready(self) -> Pending | None:
+        """The push that this server is to decide next, as every server has it. Only at server 0."""
+
+    def decide(self, *, applied: bool) -> None:
+        """Decides the push that is `ready`: it is applied, or came too late."""
+
+    @property
+    def decided(self) -> tuple[Pending, bool] | None:
+        """The next push that is decided and not done here, and whether it is applied."""
+
+    def done(self) -> None:
+        """The push that is `decided` is in the values, or was told that it came too late."""
+
+    def tell(self, view: int) -> Sequence[Send]:
+        """Returns what to tell other servers.
+
+        Args:
+            view: the number of the view that this server has taken.
+        """
+
+    def missing(self, pending: Pending) -> tuple[str, ...]:
+        """Returns the tasks that a staged push waits for."""
+
+
+class _Told(msgspec.Struct):
+    """What server 0 knows of another server.
+
+    Attributes:
+        staged: the newest push of each worker that it has staged: (incarnation, sequence).
+        known: how many decisions it has heard of.
+        sent: how many it was last told of.
+        view: the view it was last told of.
+    """
+
+    staged: dict[int, Member]
+    known: int = 0
+    sent: int = 0
+    view: int = -1
+
+
+class CommitLeader:
+    """Server 0, which decides.
+
+    Args:
+        servers: how many there are.
+    """
+
+    def __init__(self, servers: int) -> None:
+        self._others = range(1, servers)
+        self._told: dict[int, _Told] = {}
+        self._waiting: dict[Member, Pending] = {}
+        self._ready: deque[Pending] = deque()
+        self._decided: tuple[Pending, bool] | None = None
+        self._log: deque[Entry] = deque()  # the decisions that some server may not know
+        self._first = 0  # the number of the first of them
+
+    @property
+    def staged(self) -> Sequence[Pending]:
+        return [*self._ready, *self._waiting.values()]
+
+    def hear(self, message: PushesStaged) -> None:
+        """Notes what another server has staged. What is said late, or twice, changes nothing.
+
+        Nor does what no server of this job can say.
+        """
+        if message.server not in self._others:
+            return
+        told = self._told.setdefault(message.server, _Told({}))
+        told.known = max(told.known, min(message.known, self._first + len(self._log)))
+        for worker, incarnation, sequence in message.pushes:
+            newest = told.staged.get(worker, (0, 0))
+            told.staged[worker] = max(newest, (incarnation, sequence))
+            pending = self._waiting.get((worker, incarnation))
+            if pending is not None and not self._lacking(pending):
+                self._ready.append(self._waiting.pop(pending.member))
+
+    def add(self, pending: Pending) -> None:
+        if self._lacking(pending):
+            self._waiting[pending.member] = pending
+        else:
+            self._ready.append(pending)
+
+    def drop(self, pending: Pending, view: int) -> None:
+        if pending in self._ready:
+            self._ready.remove(pending)
+        else:
+            self._waiting.pop(pending.member, None)
+
+    @property
+    def ready(self) -> Pending | None:
+        return self._ready[0] if self._ready else None
+
+    def decide(self, *, applied: bool) -> None:
+        pending = self._ready.popleft()
+        self._log.append((*pending.member, pending.push.sequence, applied))
+        self._decided = pending, applied
+
+    @property
+    def decided(self) -> tuple[Pending, bool] | None:
+        return self._decided
+
+    def done(self) -> None:
+        self._decided = None
+
+    def tell(self, view: int) -> list[Send]:
+        end = self._first + len(self._log)
+        out = []
+        for server, told in self._told.items():  # who has staged nothing yet needs no news
+            if told.sent < end or told.view < view:
+                told.sent, told.view = end, view
+                entries = tuple(islice(self._log, told.known - self._first, None))
+                out.append(Send(server, PushesCommitted(told.known, entries, view)))
+        if out:
+            self._trim()
+        return out
+
+    def _trim(self) -> None:
+        """Forgets the decisions that every server knows."""
+        known = min(told.known for told in self._told.values())
+        while self._log and self._first < known:
+            self._log.popleft()
+            self._first += 1
+
+    def missing(self, pending: Pending) -> tuple[str, ...]:
+        return tuple(f"ps:{server}" for server in self._lacking(pending))
+
+    def _lacking(self, pending: Pending) -> list[int]:
+        """Returns the servers that have not said that they have staged a push."""
+        worker, mine = pending.push.worker, (pending.push.incarnation, pending.push.sequence)
+        return [
+            server
+            for server in self._others
+            if server not in self._told or self._told[server].staged.get(worker) != mine
+        ]
+
+
+class CommitFollower:
+    """Any other server: says what it has staged, and does what server 0 decides.
+
+    Args:
+        server: its index.
+    """
+
+    def __init__(self, server: int) -> None:
+        self._server = server
+        self._staged: dict[Member, Pending] = {}
+        self._decided: deque[Entry] = deque()  # by server 0, and not yet here
+        self._known = 0  # how many decisions of server 0 were heard of
+        self._leader_view = 0
+        self._out: dict[Member, int] = {}  # whose worker is out, since which view
+        self._news = False
+
+    @property
+    def staged(self) -> Sequence[Pending]:
+        return list(self._staged.values())
+
+    def hear(self, message: PushesCommitted) -> None:
+        """Takes what server 0 has decided. What is said late, or twice, changes nothing."""
+        new = message.pushes[max(self._known - message.first, 0) :]
+        if message.first > self._known or not all(map(self._has, new)):
+            return  # server 0 decides one after the other, and only what it was told of
+        self._decided.extend(new)
+        self._known += len(new)
+        self._leader_view = max(self._leader_view, message.view)
+        for member, view in [*self._out.items()]:
+            self._forget(member, view)
+
+    def _has(self, entry: Entry) -> bool:
+        worker, incarnation, sequence, _ = entry
+        staged = self._staged.get((worker, incarnation))
+        return staged is not None and staged.push.sequence == sequence
+
+    def add(self, pending: Pending) -> None:
+        self._staged[pending.member] = pending
+        self._news = True
+
+    def drop(self, pending: Pending, view: int) -> None:
+        member = pending.member
+        self._out[member] = view
+        if not self._forget(member, view):  # in memory of its own: its worker may write again
+            gradients = pending.gradients.copy()
+            kept = msgspec.structs.replace(pending, gradients=gradients, answered=True)
+            self._staged[member] = kept
+
+    def _forget(self, member: Member, view: int) -> bool:
+        """Drops a push whose worker is out, if server 0 will never commit it."""
+        committed = any(entry[:2] == member for entry in self._decided)
+        if self._leader_view < view or committed:
+            return False
+        del self._out[member]
+        self._staged.pop(member, None)
+        return True
+
+    @property
+    def ready(self) -> Pending | None:
+        return None
+
+    def decide(self, *, applied: bool) -> None:
+        raise AssertionError("server 0 decides")
+
+    @property
+    def decided(self) -> tuple[Pending, bool] | None:
+        if not self._decided:
+            return None
+        worker, incarnation, sequence, applied = self._decided[0]
+        pending = self._staged[worker, incarnation]
+        assert pending.push.sequence == sequence, f"push {sequence} of worker:{worker} is not here"
+        return pending, applied
+
+    def done(self) -> None:
+        member = self._decided.popleft()[:2]
+        del self._staged[member]
+        self._out.pop(member, None)
+
+    def tell(self, view: int) -> Sequence[Send]:
+        if not self._news:
+            return ()
+        self._news = False
+        pushes = tuple((*m, pending.push.sequence) for m, pending in self._staged.items())
+        return [Send(0, PushesStaged(self._server, self._known, pushes))]
+
+    def missing(self, pending: Pending) -> tuple[str, ...]:
+        return ("ps:0",)

@@ -1,0 +1,142 @@
+"""The exactly-once table: what became of every push, by (worker, incarnation, sequence).
+
+It changes together with the parameters and is part of every snapshot. An answer is kept until the
+worker says that it has it; nothing is forgotten by time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import msgspec
+
+from trireme.ps.flat import PartBuffer
+from trireme.ps.messages import Applied, Push, Stale, WorkerProgress
+
+__all__ = ["Pending", "PushTable", "WorkerRecord"]
+
+
+class Pending(msgspec.Struct, eq=False):
+    """A request whose answer is withheld.
+
+    Attributes:
+        push: what was asked.
+        route: where the answer goes; replaced when the worker comes back on a new connection.
+        gradients: the update; not written by anybody until the answer is out.
+        since: when it came, by the shard's clock.
+        answered: whether it was answered, though its update is still in an open round: its worker
+            is out of the job.
+    """
+
+    push: Push
+    route: object
+    gradients: PartBuffer
+    since: float
+    answered: bool = False
+
+    @property
+    def member(self) -> tuple[int, int]:
+        """Whose it is: the worker and its incarnation."""
+        return self.push.worker, self.push.incarnation
+
+
+@dataclass(slots=True)
+class WorkerRecord:
+    """One worker's line.
+
+    Attributes:
+        incarnation: the newest one seen.
+        sequence: the last decided push of that incarnation.
+        verdicts: what became of the pushes whose answers the worker may not have yet.
+        clock: decided pushes, for the staleness bound; a newcomer starts at the slowest's.
+        applied, stale: counts over all incarnations.
+        pending: the push whose answer is withheld, if any.
+    """
+
+    incarnation: int = 0
+    sequence: int = 0
+    verdicts: dict[int, Applied | Stale] = field(default_factory=dict)
+    clock: int = 0
+    applied: int = 0
+    stale: int = 0
+    pending: Pending | None = None
+
+
+class PushTable:
+    """Every worker's record."""
+
+    def __init__(self) -> None:
+        self.records: dict[int, WorkerRecord] = {}
+
+    def admit(self, worker: int, incarnation: int, clock: int) -> WorkerRecord:
+        """Returns the worker's record; a newer incarnation begins again at sequence 0."""
+        record = self.records.setdefault(worker, WorkerRecord())
+        if incarnation > record.incarnation:
+            record.incarnation = incarnation
+            record.sequence = 0
+            record.verdicts.clear()
+            record.pending = None
+            record.clock = clock
+        return record
+
+    def decide(self, push: Push, verdict: Applied | Stale) -> None:
+        """Writes down what became of a push; of a start that was replaced, only counts it.
+
+        Raises:
+            AssertionError: the push is not the worker's next one, which would be a lost or a
+                doubled update.
+        """
+        record = self.records[push.worker]
+        if isinstance(verdict, Applied):
+            record.applied += 1
+        else:
+            record.stale += 1
+        if push.incarnation != record.incarnation:
+            return
+        assert push.sequence == record.sequence + 1, (
+            f"worker:{push.worker}: push {push.sequence} decided after {record.sequence}"
+        )
+        record.sequence = push.sequence
+        record.verdicts[push.sequence] = verdict
+        record.clock += 1
+        record.pending = None
+
+    def forget_acknowledged(self, push: Push) -> None:
+        """Drops the answers that the worker says it has."""
+        verdicts = self.records[push.worker].verdicts
+        for sequence in [*verdicts]:
+            if sequence <= push.acknowledged:
+                del verdicts[sequence]
+
+    def decided(self, workers: Iterable[int]) -> tuple[tuple[int, int], ...]:
+        """Returns (worker, last decided sequence) of those among `workers` that have a record."""
+        return tuple(
+            (worker, self.records[worker].sequence)
+            for worker in sorted(workers)
+            if worker in self.records
+        )
+
+    def slowest(self, workers: Iterable[int]) -> int:
+        """Returns the lowest clock of these workers; 0 when none of them has pushed."""
+        clocks = [self.records[worker].clock for worker in workers if worker in self.records]
+        return min(clocks, default=0)
+
+    def export(self) -> tuple[WorkerProgress, ...]:
+        """Returns the table for a snapshot, by worker."""
+        return tuple(
+            WorkerProgress(
+                worker, record.incarnation, record.sequence, record.applied, record.stale
+            )
+            for worker, record in sorted(self.records.items())
+        )
+
+    def restore(self, rows: Iterable[WorkerProgress]) -> None:
+        """Takes the counts over from a snapshot, and nothing else.
+
+        Sequence numbers count the pushes of one process. Those of the snapshot's processes say
+        nothing about the processes of a job that is resumed from it.
+        """
+        self.records = {
+            row.worker: WorkerRecord(applied=row.applied, stale=row.stale) for row in rows
+        }

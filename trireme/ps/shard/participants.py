@@ -1,0 +1,56 @@
+"""Who takes part, by the newest view that a server has taken."""
+
+from __future__ import annotations
+
+from trireme.cluster.view import View
+
+__all__ = ["Participants"]
+
+
+class Participants:
+    """The workers of a view, and which of them still train.
+
+    Attributes:
+        view: the newest.
+        incarnations: each worker's, by index.
+        live: the same of the workers that still train.
+    """
+
+    def __init__(self) -> None:
+        self.view = View(0, (), ())
+        self.incarnations: dict[int, int] = {}
+        self.live: dict[int, int] = {}
+        self._retired: set[int] = set()
+
+    def take(self, view: View) -> set[int]:
+        """Takes a newer view; returns the workers that were there before and go on."""
+        before = self.incarnations
+        self.view = view
+        self.incarnations = {entry.index: entry.incarnation for entry in view.workers}
+        staying = {w for w, i in self.incarnations.items() if before.get(w) == i}
+        self._retired &= staying
+        self._count_live()
+        return staying
+
+    def retire(self, worker: int) -> None:
+        """A worker trains no more, though it stays."""
+        self._retired.add(worker)
+        self._count_live()
+
+    def _count_live(self) -> None:
+        self.live = {w: i for w, i in self.incarnations.items() if w not in self._retired}
+
+    def holds(self, worker: int, incarnation: int) -> bool:
+        """Returns whether this start of a worker takes part."""
+        return self.incarnations.get(worker) == incarnation
+
+    def fence(self, worker: int, incarnation: int, view: int) -> str | None:
+        """Returns why a request is fenced off; None when it is not."""
+        current = self.incarnations.get(worker)
+        if current is None:
+            return f"worker:{worker} is not in view {self.view.number}"
+        if incarnation != current:
+            return f"worker:{worker} was started anew: {current} has replaced {incarnation}"
+        if view != self.view.number:
+            return f"view {view} is not the present one, {self.view.number}"
+        return None

@@ -1,0 +1,312 @@
+"""Synchronous rounds: whose updates make a step, agreed by all servers.
+
+A worker may die when its update has reached some servers and not others, and servers learn of a
+new view at different times. So no server closes a round by itself, unless it is the only one.
+Each of the others tells server 0 whose updates it holds; as soon as those that everybody holds
+suffice, server 0 takes as many as make a round, first come, and tells the members. What a server
+has said that it holds it keeps until the round is closed, whoever dies meanwhile. So every server
+applies the same updates.
+
+Where the mean gradient is clipped, each server also tells the squared norm of its part of the mean
+of what it holds. If server 0 settles on other members, it proposes them and asks once more.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import msgspec
+
+from trireme.ps.flat import PartBuffer
+from trireme.ps.messages import RoundClose, RoundReady
+from trireme.ps.rule import Rule
+from trireme.ps.shard.dedup import Pending
+from trireme.ps.shard.instructions import Send
+from trireme.ps.shard.parameters import Contribution, Total, mean_of, squared_norm, total_of
+
+__all__ = ["Decision", "Follower", "Judge", "Leader", "Member", "Round", "clip_factor"]
+
+Member = tuple[int, int]
+"""Whose update: a worker and its incarnation."""
+
+Live = Mapping[int, int]
+"""The workers that still train, by index, with their incarnations."""
+
+
+class Decision(msgspec.Struct, frozen=True):
+    """How a round ends: whose updates make it, and what to multiply their mean by."""
+
+    members: tuple[Member, ...]
+    scale: float
+
+
+@dataclass(slots=True)
+class Round:
+    """The round that makes global step `step + 1`, at one server.
+
+    Attributes:
+        step: the global step of the values that its gradients are computed from.
+        spare: gives the memory for a sum or a mean; asked only when one is needed.
+        pending: the updates that are here, by whose they are.
+    """
+
+    step: int
+    spare: Callable[[], PartBuffer]
+    pending: dict[Member, Pending] = field(default_factory=dict)
+    _mean: tuple[tuple[Member, ...], PartBuffer | None] = ((), None)
+
+    def add(self, pending: Pending) -> None:
+        """Takes an update."""
+        self.pending[pending.member] = pending
+
+    def keep(self, member: Member) -> None:
+        """Keeps an update in memory of its own: its worker is out, and will write to it again."""
+        pending = self.pending[member]
+        self.pending[member] = msgspec.structs.replace(
+            pending, gradients=pending.gradients.copy(), answered=True
+        )
+        self._mean = (), None  # it may be that very memory
+
+    def held(self, live: Live) -> tuple[Member, ...]:
+        """Returns whose updates are here and count, by worker."""
+        return tuple(sorted([m for m in self.pending if live.get(m[0]) == m[1]]))
+
+    def mean(self, members: tuple[Member, ...]) -> PartBuffer | None:
+        """Returns the weighted mean of the members' gradients; None if they weigh nothing.
+
+        It stays as it is until the mean of others is asked for, or an `update`.
+        """
+        if self._mean[0] != members:
+            parts = self._weighty(members)
+            self._mean = members, mean_of(parts, self.spare()) if parts else None
+        return self._mean[1]
+
+    def _weighty(self, members: tuple[Member, ...]) -> list[Contribution]:
+        """Returns what those of the members' updates bring that weigh anything."""
+        updates = [self.pending[member] for member in members]
+        return [
+            Contribution(update.push.weight, update.gradients)
+            for update in updates
+            if update.push.weight > 0
+        ]
+
+    def update(self, decision: Decision) -> Total | None:
+        """Returns what a decision asks for; None where it weighs nothing.
+
+        A gradient itself is never written to. Means that were asked for before are no more.
+        """
+        absent = self.absent(decision.members)
+        if decision.scale == 1.0 and self._mean[0] != decision.members:
+            parts = self._weighty(decision.members)
+            self._mean = (), None
+            return total_of(parts, self.spare(), absent) if parts else None
+        mean = self.mean(decision.members)
+        if mean is None or decision.scale == 1.0:
+            return None if mean is None else Total(mean, absent=absent)
+        scaled = self.spare()
+        for source, target in zip(mean.vectors, scaled.vectors, strict=True):
+            target.copy_(source).mul_(decision.scale)
+        self._mean = (), None
+        return Total(scaled, absent=absent)
+
+    def absent(self, members: tuple[Member, ...]) -> tuple[int, ...]:
+        """Returns the parameters of which none of the members' updates has a gradient.
+
+        What weighs nothing is not looked at.
+        """
+        pushes = [self.pending[member].push for member in members]
+        absent = [push.absent for push in pushes if push.weight > 0]
+        if not absent or not all(absent):
+            return ()
+        return tuple(sorted(set(absent[0]).intersection(*absent[1:])))
+
+    def square(self, members: tuple[Member, ...]) -> float:
+        """Returns the squared L2 norm of this server's part of the members' mean gradient."""
+        mean = self.mean(members)
+        return 0.0 if mean is None else squared_norm(mean)
+
+
+class Judge(Protocol):
+    """What decides the rounds at one server."""
+
+    def begin(self) -> None:
+        """A new round has begun."""
+
+    def judge(self, current: Round, live: Live) -> tuple[Sequence[Send], Decision | None]:
+        """Returns what to tell other servers, and the decision once there is one."""
+
+    def drop(self, current: Round, member: Member) -> None:
+        """A worker is out: its update is taken out of the round, if nobody counts on it."""
+
+    def missing(self, current: Round, live: Live) -> tuple[str, ...]:
+        """Returns the tasks that the round waits for."""
+
+
+class Leader:
+    """Server 0, which decides for all; alone, it asks nobody.
+
+    Args:
+        rule: when a round has enough updates, and how it is clipped.
+        servers: how many there are.
+    """
+
+    def __init__(self, rule: Rule, servers: int) -> None:
+        self._rule = rule
+        self._servers = servers
+        self._heard: dict[int, RoundReady] = {}
+        self._proposed: tuple[Member, ...] = ()
+        self._told: RoundClose | None = None
+
+    def begin(self) -> None:
+        self._heard.clear()
+        self._proposed = ()
+
+    def hear(self, step: int, message: RoundReady) -> list[Send]:
+        """Notes what another server holds; tells one that is behind what it has missed.
+
+        Args:
+            step: the step of the open round.
+            message: what it said.
+        """
+        if not 0 < message.server < self._servers:
+            return []  # a job has no such server
+        if message.step == step:
+            self._heard[message.server] = message
+        elif self._told is not None and message.step == self._told.step:
+            return [Send(message.server, self._told)]
+        return []
+
+    def judge(self, current: Round, live: Live) -> tuple[list[Send], Decision | None]:
+        needed = _needed(self._rule, live)
+        if not 0 < needed <= len(current.pending):  # as mostly, when one of several has come
+            return [], None
+        common = self._common(current, live)
+        if len(common) < needed:
+            return [], None
+        members = _first(current, common, needed)
+        if len(self._proposed) >= needed and set(self._proposed) <= set(common):
+            members = self._proposed  # of which the norms are known already, or on their way
+        if self._rule.clip_norm is None:
+            return self._close(current, Decision(members, 1.0))
+        squares = [m.square for _, m in sorted(self._heard.items()) if m.measured == members]
+        if len(squares) < self._servers - 1:
+            return self._propose(current, members), None
+        square = current.square(members) + sum(squares)
+        return self._close(current, Decision(members, clip_factor(square, self._rule.clip_norm)))
+
+    def drop(self, current: Round, member: Member) -> None:
+        current.pending.pop(member, None)
+
+    def missing(self, current: Round, live: Live) -> tuple[str, ...]:
+        workers = _absent(current, live)
+        servers = (f"ps:{s}" for s in range(1, self._servers) if s not in self._heard)
+        return workers or tuple(servers)
+
+    def _common(self, current: Round, live: Live) -> tuple[Member, ...]:
+        """Returns whose updates every server holds; nobody's while some have not said."""
+        if len(self._heard) < self._servers - 1:
+            return ()
+        held = current.held(live)
+        for message in self._heard.values():
+            held = tuple(member for member in held if member in message.members)
+        return held
+
+    def _propose(self, current: Round, members: tuple[Member, ...]) -> list[Send]:
+        if self._proposed == members:
+            return []
+        self._proposed = members
+        return self._tell(RoundClose(current.step, members, -1.0))
+
+    def _close(self, current: Round, decision: Decision) -> tuple[list[Send], Decision]:
+        self._told = RoundClose(current.step, decision.members, decision.scale)
+        return self._tell(self._told), decision
+
+    def _tell(self, message: RoundClose) -> list[Send]:
+        return [Send(server, message) for server in range(1, self._servers)]
+
+
+class Follower:
+    """Any other server: says what it holds, and does what server 0 decides.
+
+    Args:
+        rule: when a round has enough updates, and whether it is clipped.
+        server: its index.
+    """
+
+    def __init__(self, rule: Rule, server: int) -> None:
+        self._rule = rule
+        self._server = server
+        self._said: RoundReady | None = None
+        self._proposed: tuple[Member, ...] = ()
+        self._decision: Decision | None = None
+
+    def begin(self) -> None:
+        self._said = self._decision = None
+        self._proposed = ()
+
+    def hear(self, step: int, message: RoundClose) -> None:
+        """Takes what server 0 has proposed or decided.
+
+        Args:
+            step: the step of the open round.
+            message: what it said.
+        """
+        if message.step != step:
+            return
+        if message.scale >= 0 or math.isnan(message.scale):
+            self._decision = Decision(message.members, message.scale)
+        else:
+            self._proposed = message.members
+
+    def judge(self, current: Round, live: Live) -> tuple[list[Send], Decision | None]:
+        if self._decision is not None:
+            return [], self._decision
+        held = current.held(live)
+        if not self._proposed and not 0 < _needed(self._rule, live) <= len(held):
+            return [], None
+        measured = () if self._rule.clip_norm is None else self._proposed or held
+        said = self._said
+        if said is not None and (said.members, said.measured) == (held, measured):
+            return [], None
+        square = current.square(measured) if measured else 0.0
+        self._said = RoundReady(self._server, current.step, held, measured, square)
+        return [Send(0, self._said)], None
+
+    def drop(self, current: Round, member: Member) -> None:
+        if self._said is not None and member in self._said.members:
+            current.keep(member)
+        else:
+            current.pending.pop(member, None)
+
+    def missing(self, current: Round, live: Live) -> tuple[str, ...]:
+        return _absent(current, live) or ("ps:0",)
+
+
+def _needed(rule: Rule, live: Collection[int]) -> int:
+    return min(rule.aggregate, len(live)) if rule.aggregate else len(live)
+
+
+def _first(current: Round, members: Collection[Member], count: int) -> tuple[Member, ...]:
+    """Returns so many of the members, the first whose updates came here, by worker."""
+    came = [member for member in current.pending if member in members]
+    return tuple(sorted(came[:count]))
+
+
+def _absent(current: Round, live: Live) -> tuple[str, ...]:
+    return tuple(f"worker:{w}" for w, i in sorted(live.items()) if (w, i) not in current.pending)
+
+
+def clip_factor(square: float, limit: float) -> float:
+    """Returns what to multiply a gradient by so that its norm is at most `limit`.
+
+    The same as `torch.nn.utils.clip_grad_norm_`.
+
+    Args:
+        square: the squared L2 norm of the whole gradient.
+        limit: the largest norm wanted.
+    """
+    norm = math.sqrt(square) if square >= 0 else math.nan
+    return min(1.0, limit / (norm + 1e-6)) if math.isfinite(norm) else math.nan

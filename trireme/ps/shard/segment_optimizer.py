@@ -1,0 +1,505 @@
+"""`torch.optim` over the flat segments of one server, instead of over the model's tensors.
+
+Element-wise arithmetic does not see the difference. Fused kernels are used where torch has them for
+the CPU. A segment is updated in one piece as long as all of its parameters have had the same
+updates. Where an update has no gradient for some of them, torch would leave these alone, with step
+counters of their own: then the segment is cut there, into pieces that keep their state apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Protocol
+
+import torch
+
+from trireme.errors import ConfigurationError, Rejected, UnsupportedOptimizerError
+from trireme.ps.flat import PartBuffer, dtype_of
+from trireme.ps.layout import Layout, Range, Segment
+from trireme.ps.messages import GroupSpec, OptimizerSpec, TensorSpec
+from trireme.ps.optimizers import OPTIMIZERS, WIDE, is_sensible
+from trireme.ps.shard.fused_kernels import DIRECT, Kernel
+
+__all__ = ["PartOptimizer", "SegmentOptimizer", "load_optimizers"]
+
+_State = Sequence[tuple[TensorSpec, torch.Tensor]]
+
+_LEAST_EPS = 1e-12
+"""An `eps` of at least this hides what is lost where denormal numbers count as zero: the square
+root of the smallest normal float32 is 1.1e-19, and 1e-12 plus that is 1e-12."""
+
+_MOST_CALLS = 64  # bindings of kernels that are kept, one for each set of absent parameters
+
+
+class PartOptimizer(Protocol):
+    """What a shard asks of an optimizer over one server's part."""
+
+    def step(
+        self, gradients: PartBuffer, divisor: float = 1.0, absent: tuple[int, ...] = ()
+    ) -> None:
+        """Updates the values in place by gradients, divided by `divisor`.
+
+        Where that is not 1 the gradients themselves may be divided. The parameters at the positions
+        `absent` are left out: neither their values nor their state change.
+        """
+
+    def set_hyper(self, groups: Sequence[GroupSpec]) -> None:
+        """Takes new hyper-parameters, group by group."""
+
+    def export(self) -> list[tuple[TensorSpec, torch.Tensor]]:
+        """Returns the state: live tensors, to be copied by whoever keeps them."""
+
+    def restore(self, state: _State) -> None:
+        """Replaces the state."""
+
+
+def load_optimizers() -> None:
+    """Imports what torch imports when the first optimizer of a process is made.
+
+    It takes seconds, and ten times as many on a busy machine. A server that did it when the first
+    worker shows its model would answer nobody meanwhile, and be given up.
+    """
+    torch.optim.SGD([torch.zeros(1)], lr=0.0)
+
+
+class SegmentOptimizer:
+    """The optimizers of one server's part: each updates the segments of its parameter groups.
+
+    Args:
+        spec: which optimizers, with which hyper-parameters.
+        layout: what lies where.
+        server: whose part.
+        values: the values that are updated in place.
+
+    Raises:
+        UnsupportedOptimizerError: the registry has no such optimizer.
+        ConfigurationError: a hyper-parameter is unknown or out of its range.
+    """
+
+    def __init__(
+        self, spec: OptimizerSpec, layout: Layout, server: int, values: PartBuffer
+    ) -> None:
+        self._layout, self._server = layout, server
+        names = dict.fromkeys(spec.names or (spec.name,))
+        kinds = [_Kind(name, spec, layout, server, values) for name in names]
+        beyond = [s.group for s in layout.segments(server) if s.group >= len(spec.groups)]
+        if beyond:
+            raise ConfigurationError(
+                f"a parameter is of group {beyond[0]}, and the optimizer has {len(spec.groups)}"
+            )
+        self._kinds = [kind for kind in kinds if kind.pieces]
+        self._flushes = self._may_flush()
+
+    def step(
+        self, gradients: PartBuffer, divisor: float = 1.0, absent: tuple[int, ...] = ()
+    ) -> None:
+        """Updates the values in place by gradients, divided by `divisor`.
+
+        Where that is not 1 the gradients themselves are divided: by the fused kernel on its way,
+        which spares a pass over memory, where it does that as precisely. Only quotients too small
+        to be normal count as zero there.
+
+        Once there is state to work on, the fused kernel is called without the bookkeeping of
+        `Optimizer.step`, which takes longer than the kernel does for a small model.
+
+        Where a gradient has become zero, moments decay into denormal numbers, for which kernels
+        take nearly twice as long on many processors. They count as zero here, which moves no value
+        by more than 1e-30.
+
+        Args:
+            gradients: or their sum.
+            divisor: what to divide it by.
+            absent: the positions of the parameters that have none and are left out.
+        """
+        gone = self._layout.ranges(absent, self._server) if absent else ()
+        torch.set_flush_denormal(self._flushes)
+        try:
+            for kind in self._kinds:
+                kind.step(gradients, divisor, gone)
+        finally:
+            torch.set_flush_denormal(False)
+
+    def set_hyper(self, groups: Sequence[GroupSpec]) -> None:
+        """Takes new hyper-parameters, group by group.
+
+        Raises:
+            ConfigurationError: a name that this optimizer does not have, or a group too few.
+        """
+        for kind in self._kinds:
+            kind.set_hyper(groups)
+        self._flushes = self._may_flush()
+
+    def export(self) -> list[tuple[TensorSpec, torch.Tensor]]:
+        """Returns the state: live tensors, to be copied by whoever keeps them.
+
+        Tensors of a piece's length are ranges of a flat vector. Anything of one element (a step
+        counter) is a scalar of its group, for the same range.
+        """
+        return [entry for kind in self._kinds for entry in kind.export()]
+
+    def restore(self, state: _State) -> None:
+        """Replaces the state by ranges of flat vectors, however they are cut.
+
+        Raises:
+            Rejected: the state is another optimizer's: something that this one needs is missing.
+        """
+        for kind in self._kinds:
+            kind.restore(state)
+
+    def _may_flush(self) -> bool:
+        """Returns whether denormal numbers may count as zero: not where one may divide by them."""
+        return all(kind.may_flush for kind in self._kinds)
+
+
+@dataclass(slots=True, eq=False)
+class _Piece:
+    """Elements that are updated together, with state of their own.
+
+    Attributes:
+        place: of which of the part's segments.
+        segment: that one.
+        start, stop: which elements of the vector.
+        values: their values.
+    """
+
+    place: int
+    segment: Segment
+    start: int
+    stop: int
+    values: torch.Tensor
+
+    def within(self, ranges: Iterable[tuple[int, int]]) -> bool:
+        """Returns whether all of it lies in one of some ranges of its vector."""
+        return any(start <= self.start and self.stop <= stop for start, stop in ranges)
+
+    def gradient(self, gradients: PartBuffer) -> torch.Tensor:
+        """Returns its gradient."""
+        whole = gradients.segments[self.place]
+        if self.stop - self.start == whole.numel():
+            return whole
+        return whole[self.start - self.segment.start : self.stop - self.segment.start]
+
+
+@dataclass(slots=True, frozen=True, eq=False)
+class _Call:
+    """A kernel, bound to some pieces of one parameter group.
+
+    Attributes:
+        kernel: updates their values.
+        group: the group's hyper-parameters.
+        places: the segments that the pieces are of.
+        pieces: the pieces; none where they are the segments themselves.
+    """
+
+    kernel: Kernel
+    group: dict[str, Any]
+    places: list[int]
+    pieces: list[_Piece]
+
+
+class _Kind:
+    """One optimizer of `torch.optim`, over the segments of its parameter groups.
+
+    Args:
+        name: of the registry.
+        spec: all groups; those of other optimizers are passed over.
+        layout, server, values: as for `SegmentOptimizer`.
+
+    Attributes:
+        pieces: what it updates; none where this server holds nothing of it.
+    """
+
+    def __init__(
+        self, name: str, spec: OptimizerSpec, layout: Layout, server: int, values: PartBuffer
+    ) -> None:
+        entry = OPTIMIZERS.get(name)
+        if entry is None:
+            raise UnsupportedOptimizerError(
+                f"this parameter server has no optimizer {name!r}: it has {', '.join(OPTIMIZERS)}"
+            )
+        self._name = name
+        self._entry = entry
+        # By the whole model's dtypes: the number of servers must not change how one computes.
+        self._fused = bool(entry.fused) and {v.dtype for v in layout.vectors} <= entry.fused
+        self._wide = {v.dtype for v in layout.vectors} <= set(WIDE)
+        self._vectors = {v.dtype: number for number, v in enumerate(layout.vectors)}
+        self._divisor = torch.tensor(1.0)  # the last one
+        self._calls: dict[tuple[Range, ...], list[_Call]] = {}
+        groups = {index: spec.groups[index] for index, n in enumerate(spec.names) if n == name}
+        self.pieces = [
+            _Piece(place, segment, segment.start, segment.stop, values.segments[place])
+            for place, segment in enumerate(layout.segments(server))
+            if segment.group in groups
+        ]
+        self._places = [piece.place for piece in self.pieces]
+        self._segments = [(piece.place, piece.segment, piece.values) for piece in self.pieces]
+        self._optimizer = self._build(groups)
+
+    def _build(self, groups: Mapping[int, GroupSpec]) -> torch.optim.Optimizer | None:
+        made: list[dict[str, Any]] = []
+        self._groups: list[int] = []
+        for index, group in groups.items():
+            unknown = sorted(set(group.values) - self._entry.hyper)
+            if unknown:
+                raise ConfigurationError(
+                    f"{self._name} has no hyper-parameter {unknown[0]!r}: it has "
+                    f"{', '.join(sorted(self._entry.hyper))}"
+                )
+            for key, value in group.values.items():
+                if not is_sensible(key, value):
+                    raise ConfigurationError(f"{self._name}'s {key} is {value!r}")
+            tensors = self._tensors(index)
+            if tensors:
+                made.append({"params": tensors, **group.values})
+                self._groups.append(index)
+        if not made:
+            return None  # this server holds nothing: a model smaller than its servers
+        make: Callable[..., torch.optim.Optimizer] = self._entry.make
+        # Adagrad takes the accumulator's first value from its own arguments, not from a group's.
+        defaults = dict(next(iter(groups.values())).values)
+        options = {"fused": True} if self._fused else {"foreach": False}
+        try:
+            return make(made, **defaults, **options)
+        except (ValueError, TypeError, RuntimeError) as error:
+            raise ConfigurationError(f"{self._name}: {error}") from error
+
+    def _tensors(self, group: int) -> list[torch.Tensor]:
+        return [piece.values for piece in self.pieces if piece.segment.group == group]
+
+    @property
+    def may_flush(self) -> bool:
+        """Whether denormal numbers may count as zero: not where one may divide by them."""
+        groups = [] if self._optimizer is None else self._optimizer.param_groups
+        tolerant = all(group.get("eps", 1.0) >= _LEAST_EPS for group in groups)
+        return tolerant and self._entry.flushes
+
+    # -- a step -----------------------------------------------------------------------------------
+
+    def step(self, gradients: PartBuffer, divisor: float, gone: tuple[Range, ...]) -> None:
+        """Updates all pieces but those in the ranges `gone`."""
+        calls = self._calls.get(gone)
+        scale = None
+        if divisor != 1.0:
+            scale = None if calls is None else self._scale(divisor)
+            if scale is None:
+                for place in self._places:
+                    gradients.segments[place].div_(divisor)
+        if calls is None:
+            self._step_at_length(gradients, gone)
+            return
+        at = gradients.segments.__getitem__
+        for call in calls:
+            if call.pieces:
+                parts = [piece.gradient(gradients) for piece in call.pieces]
+            else:
+                parts = list(map(at, call.places))
+            call.kernel(call.group, parts, scale)
+
+    def _step_at_length(self, gradients: PartBuffer, gone: tuple[Range, ...]) -> None:
+        """Steps as torch does; then there may be state to work on."""
+        assert self._optimizer is not None
+        if gone:
+            self._cut(gone)
+        absent = self._by_vector(gone)
+        present = [
+            piece for piece in self.pieces if not piece.within(absent[piece.segment.vector.dtype])
+        ]
+        # Torch's fused SGD takes either no piece for new, or all of them.
+        fresh = [piece for piece in present if not self._state_of(piece)]
+        begun = [piece for piece in present if self._state_of(piece)]
+        for chosen in filter(None, (fresh, begun)):
+            for piece in self.pieces:
+                piece.values.grad = None
+            for piece in chosen:
+                piece.values.grad = piece.gradient(gradients)
+            self._optimizer.step()
+        self._bind(gone, present)
+
+    def _scale(self, divisor: float) -> torch.Tensor | None:
+        """Returns a divisor for the kernels, which take a float32; None where that is not enough.
+
+        Of narrow types they round the quotient later than `div_` does.
+        """
+        if self._divisor.item() != divisor:
+            self._divisor = torch.tensor(divisor, dtype=torch.float32)
+        return self._divisor if self._wide and self._divisor.item() == divisor else None
+
+    def _bind(self, gone: tuple[Range, ...], present: Sequence[_Piece]) -> None:
+        """Finds how to update these pieces directly from now on, where there is a way."""
+        assert self._optimizer is not None
+        bind = DIRECT.get(self._name)
+        if bind is None or not self._fused:
+            return
+        if len(self._calls) >= _MOST_CALLS:
+            self._calls.clear()
+        calls = self._calls[gone] = []
+        for index, group in zip(self._groups, self._optimizer.param_groups, strict=True):
+            pieces = [piece for piece in present if piece.segment.group == index]
+            if pieces:
+                states = [self._state_of(piece) for piece in pieces]
+                kernel = bind([piece.values for piece in pieces], states)
+                whole = all(
+                    (piece.start, piece.stop) == (piece.segment.start, piece.segment.stop)
+                    for piece in pieces
+                )
+                places = [piece.place for piece in pieces]
+                calls.append(_Call(kernel, group, places, [] if whole else pieces))
+
+    # -- pieces -----------------------------------------------------------------------------------
+
+    def _by_vector(self, ranges: Iterable[Range]) -> dict[str, list[tuple[int, int]]]:
+        """Returns ranges by the vector's name."""
+        return {
+            name: [(start, stop) for vector, start, stop in ranges if vector == number]
+            for name, number in self._vectors.items()
+        }
+
+    def _cut(self, ranges: tuple[Range, ...]) -> None:
+        """Cuts pieces where ranges begin and end, if they are not cut there yet."""
+        edges = {
+            name: sorted({edge for pair in pairs for edge in pair})
+            for name, pairs in self._by_vector(ranges).items()
+        }
+        cut: list[_Piece] = []
+        for piece in self.pieces:
+            within = [e for e in edges[piece.segment.vector.dtype] if piece.start < e < piece.stop]
+            cut += self._divide(piece, within) if within else [piece]
+        if len(cut) != len(self.pieces):
+            self._replace(cut)
+
+    def _divide(self, piece: _Piece, edges: Sequence[int]) -> list[_Piece]:
+        """Divides a piece, and its state, at some elements."""
+        assert self._optimizer is not None
+        had = self._optimizer.state.pop(piece.values, {})
+        pieces: list[_Piece] = []
+        for start, stop in pairwise([piece.start, *edges, piece.stop]):
+            low, high = start - piece.start, stop - piece.start
+            values = piece.values[low:high]
+            pieces.append(_Piece(piece.place, piece.segment, start, stop, values))
+            if had:
+                self._optimizer.state[values] = {
+                    name: _divided(value, low, high) for name, value in had.items()
+                }
+        return pieces
+
+    def _replace(self, pieces: list[_Piece]) -> None:
+        """Has other pieces from now on, which cover the same elements."""
+        assert self._optimizer is not None
+        self.pieces = pieces
+        for index, group in zip(self._groups, self._optimizer.param_groups, strict=True):
+            group["params"] = self._tensors(index)
+        self._calls.clear()
+
+    # -- hyper-parameters and state ---------------------------------------------------------------
+
+    def set_hyper(self, groups: Sequence[GroupSpec]) -> None:
+        """Takes new hyper-parameters of its groups."""
+        assert self._optimizer is not None
+        for index, target in zip(self._groups, self._optimizer.param_groups, strict=True):
+            if index >= len(groups) or not set(groups[index].values) <= self._entry.hyper:
+                raise ConfigurationError(
+                    f"the pushed hyper-parameters do not fit group {index} of {self._name}"
+                )
+            had = bool(target.get("momentum"))
+            target.update(groups[index].values)
+            if had != bool(target.get("momentum")):
+                self._calls.clear()  # torch makes the buffers, or leaves them aside
+
+    def export(self) -> list[tuple[TensorSpec, torch.Tensor]]:
+        """Returns the state of its pieces."""
+        return [
+            (
+                TensorSpec(
+                    key=f"state/{name}",
+                    dtype=str(value.dtype).removeprefix("torch."),
+                    vector=piece.segment.vector.dtype,
+                    start=piece.start,
+                    stop=piece.stop,
+                    group=piece.segment.group if value.dim() == 0 else -1,
+                ),
+                value,
+            )
+            for piece in self.pieces
+            for name, value in self._state_of(piece).items()
+        ]
+
+    def restore(self, state: _State) -> None:
+        """Replaces the state of its pieces."""
+        assert self._optimizer is not None
+        restored: list[tuple[_Piece, dict[str, torch.Tensor]]] = []
+        for place, segment, values in self._segments:
+            for start, stop, found in _state_within(segment, state):
+                own = values[start - segment.start : stop - segment.start]
+                restored.append((_Piece(place, segment, start, stop, own), found))
+        hyper = dict(zip(self._groups, self._optimizer.param_groups, strict=True))
+        for piece, found in restored:
+            missing = sorted(self._entry.needs(hyper[piece.segment.group]) - found.keys())
+            if found and missing:
+                raise Rejected(
+                    f"the optimizer's state to load has no {missing[0]!r}, which {self._name} "
+                    "keeps: it is another optimizer's"
+                )
+        self._optimizer.state.clear()
+        for piece, found in restored:
+            if found:
+                self._optimizer.state[piece.values] = found
+        self._replace([piece for piece, _ in restored])
+
+    def _state_of(self, piece: _Piece) -> Mapping[str, torch.Tensor]:
+        if self._optimizer is None or piece.values not in self._optimizer.state:
+            return {}
+        state: Mapping[str, Any] = self._optimizer.state[piece.values]
+        return {name: value for name, value in state.items() if isinstance(value, torch.Tensor)}
+
+
+def _divided(value: Any, low: int, high: int) -> Any:
+    """Returns a piece's share of a state: of what it has for each element, its elements."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    return value.clone() if value.dim() == 0 else value[low:high]
+
+
+def _state_within(
+    segment: Segment, state: _State
+) -> list[tuple[int, int, dict[str, torch.Tensor]]]:
+    """Returns one segment's state, put together from ranges of its flat vector.
+
+    Returns:
+        (start, stop, state by name): in order, as few as can be, which cover the segment. Elements
+        are together that have the same kinds of state and the same counters.
+    """
+    relevant = [
+        (spec, value, spec.key.removeprefix("state/"), value.item() if spec.group >= 0 else None)
+        for spec, value in state
+        if spec.vector == segment.vector.dtype
+        and spec.group in (-1, segment.group)
+        and spec.start < segment.stop
+        and segment.start < spec.stop
+    ]
+    edges = {segment.start, segment.stop}
+    for spec, *_ in relevant:
+        edges |= {max(spec.start, segment.start), min(spec.stop, segment.stop)}
+    runs: list[tuple[int, int, dict[str, Any]]] = []
+    for low, high in pairwise(sorted(edges)):
+        has = {n: number for s, _, n, number in relevant if s.start <= low and high <= s.stop}
+        if runs and runs[-1][2] == has:
+            runs[-1] = runs[-1][0], high, has
+        else:
+            runs.append((low, high, has))
+    found: list[tuple[int, int, dict[str, torch.Tensor]]] = []
+    for low, high, has in runs:
+        tensors: dict[str, torch.Tensor] = {}
+        for spec, value, name, number in relevant:
+            start, stop = max(spec.start, low), min(spec.stop, high)
+            if start >= stop or name not in has:
+                continue
+            if number is not None:
+                tensors[name] = value.reshape(()).clone()
+                continue
+            if name not in tensors:
+                tensors[name] = torch.zeros(high - low, dtype=dtype_of(spec.dtype))
+            tensors[name][start - low : stop - low] = value[start - spec.start : stop - spec.start]
+        found.append((low, high, tensors))
+    return found

@@ -1,0 +1,56 @@
+"""What a consistent cut holds back, so that all servers copy the same state."""
+
+from __future__ import annotations
+
+from trireme.ps.messages import Cut, Push
+from trireme.ps.shard.dedup import Pending
+
+__all__ = ["SnapshotBarrier"]
+
+
+class SnapshotBarrier:
+    """What a cut holds back: nothing is decided that the cut does not ask for.
+
+    Attributes:
+        token: which cut; None when nothing is held.
+        since: when it began.
+        cut: the cut itself, once asked for.
+        route: where its answer goes.
+        later: the pushes to decide afterwards, in the order in which they came.
+    """
+
+    def __init__(self) -> None:
+        self.token: int | None = None
+        self.since = 0.0
+        self.cut: Cut | None = None
+        self.route: object = None
+        self.later: list[Pending] = []
+
+    def begin(self, token: int, now: float) -> None:
+        """Begins to hold back; a repeat keeps what is held."""
+        if self.token is None:
+            self.token, self.since = token, now
+
+    def end(self) -> None:
+        """Holds back nothing more. What was held is still in `later`."""
+        self.token, self.cut, self.route = None, None, None
+
+    def holds(self, push: Push) -> bool:
+        """Returns whether a push must wait."""
+        if self.token is None:
+            return False
+        return self.cut is None or push.sequence > dict(self.cut.decided).get(push.worker, 0)
+
+    def stops_round(self, step: int) -> bool:
+        """Returns whether the round on top of `step` must not be decided now."""
+        if self.token is None:
+            return False
+        return self.cut is None or step >= self.cut.step
+
+    def stops_commit(self, push: Push, step: int) -> bool:
+        """Returns whether a push that every server has must not be decided now, on top of `step`.
+
+        All servers decide in one order: whatever makes a step that the cut has is in it. What makes
+        none, as it came too late, is known by its sequence.
+        """
+        return self.token is not None and self.stops_round(step) and self.holds(push)

@@ -1,0 +1,257 @@
+"""The interface of backends, which turn a gradient or a delta into new values."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from trireme.ps.messages import GroupSpec, OptimizerSpec, Span
+from trireme.ps.results import PushResult
+from trireme.ps.rule import Rule
+from trireme.ps.snapshot import ModelState
+
+if TYPE_CHECKING:
+    from trireme.session.backends.local_optimizers import LocalOptimizers
+
+__all__ = ["Backend", "Update", "mean_by_name"]
+
+
+class Update(msgspec.Struct, frozen=True):
+    """Describes the gradients of one exchange.
+
+    Attributes:
+        weight: the number of examples that the gradient is the mean of; 0 changes no values.
+        examples: the positions of the examples, where they were leased.
+        hyper: the optimizer's present hyper-parameters; None where the backend's optimizer has its
+            own.
+        basis: the global step of the values that the gradient was computed from; None for the
+            newest values.
+    """
+
+    weight: float
+    examples: Sequence[Span] = ()
+    hyper: tuple[GroupSpec, ...] | None = None
+    basis: int | None = None
+
+
+class Backend(ABC):
+    """Applies a worker's updates: by parameter servers, in its own process, or by a process group.
+
+    An exchange reads the gradients from the model's buffers, and leaves the new values there.
+    Besides the errors that a method documents, each method that communicates raises `JobFailed`
+    once the job is over, with the task that ended it and the reason; `Fenced` where the job
+    continues without this worker, which it had given up; and `WaitTimeout` where an answer is
+    withheld for too long, with the names of the workers that it waits for.
+
+    Attributes:
+        step: the global step of the values that the last exchange brought.
+        stopping: whether this worker has been told to stop.
+        bytes_sent: the packed bytes of gradients or deltas that were sent to servers.
+        bytes_received: the bytes of values that servers have answered with.
+        comes_back: whether `come_back` is possible.
+        together: whether all processes of the job make each step together, without servers.
+        joint_mean: whether `mean` asks other processes, which must all call it.
+        wants_save: whether this process, as chief, requests to save the step of the next exchange.
+        saves: whether the last exchange agreed to save the step that it made; None where the chief
+            saves without the other workers.
+        local_optimizers: the optimizers of workers that train locally between exchanges; None where
+            updates are made elsewhere, or another process of this worker has them.
+    """
+
+    if TYPE_CHECKING:  # some have them as attributes, some as properties
+
+        @property
+        def step(self) -> int: ...
+
+        @property
+        def stopping(self) -> bool: ...
+
+    bytes_sent: int
+    bytes_received: int
+    comes_back: bool = False
+    together: bool = False
+    joint_mean: bool = False
+    wants_save: bool = False
+    saves: bool | None = None
+    local_optimizers: LocalOptimizers | None = None
+
+    # -- joining ----------------------------------------------------------------------------------
+
+    @abstractmethod
+    def start(
+        self, optimizer: OptimizerSpec, rule: Rule, first: Callable[[], ModelState | None]
+    ) -> None:
+        """Registers the model, the optimizer and the rule, and receives the job's values.
+
+        Where no values are loaded yet, a worker that is not chief waits until the chief has loaded
+        them. May be called again after `come_back`; local updates since the last exchange are then
+        dropped.
+
+        Args:
+            optimizer: the optimizer that makes the updates.
+            rule: the rule by which updates become steps.
+            first: called where no values are loaded yet; returns the initial values, or those of a
+                checkpoint, in the chief, and None in other workers.
+
+        Raises:
+            ModelMismatchError: another worker has another model; names the first difference.
+            UnsupportedOptimizerError: a server does not have the optimizer.
+            CheckpointError: the state that `first` returned is of another model.
+            Rejected: the state that `first` returned is of another optimizer.
+            Fenced: the view changed before values were loaded, and may name another chief.
+        """
+
+    def come_back(self, incarnation: int) -> None:
+        """Continues as a new incarnation, after the job had given this worker up.
+
+        The result of an exchange under way stays unknown. `start` must be called next.
+
+        Args:
+            incarnation: the incarnation; the present one where the job has not given it up.
+        """
+        raise NotImplementedError(f"{type(self).__name__} cannot come back")
+
+    # -- training ---------------------------------------------------------------------------------
+
+    @property
+    def global_step(self) -> int:
+        """The global step of the present values, with the local steps since the last exchange."""
+        return self.step
+
+    @property
+    def pending_steps(self) -> int:
+        """The number of this worker's steps in the exchange that is under way, or comes next."""
+        return 1
+
+    @property
+    def announces(self) -> bool:
+        """Whether `announce` has an effect."""
+        return False
+
+    def announce(self, update: Update) -> None:
+        """Announces an exchange before backward, so that gradients are sent as they become final.
+
+        Announcing is optional. The flat gradients must be zero, and only backward may write to
+        them afterwards. The next exchange must be of the same update; otherwise the announced
+        update is discarded.
+        """
+
+    def begin_step(self) -> None:
+        """Synchronises with the processes that make the step together with this one.
+
+        Raises:
+            ConfigurationError: the chief makes another call: every process must run the same
+                program.
+        """
+
+    @abstractmethod
+    def begin_exchange(self, update: Update) -> None:
+        """Starts an exchange of the present gradients; only one exchange may be under way.
+
+        Raises:
+            ConfigurationError: this worker has been told to stop, or an exchange is under way.
+        """
+
+    @abstractmethod
+    def end_exchange(self) -> PushResult | None:
+        """Returns the result of the exchange, and leaves the new values in the model.
+
+        Returns None where this worker trains locally, and exchanged nothing at this step.
+
+        Raises:
+            Rejected: a server refused the gradient as invalid.
+        """
+
+    def complete(self) -> PushResult | None:
+        """Exchanges the local updates since the last exchange; returns None if there are none."""
+        return None
+
+    def go_back(self) -> None:
+        """Drops local updates: restores the values that the last exchange brought."""
+
+    def mean(self, values: Mapping[str, float], *, counts: bool) -> dict[str, float]:
+        """Returns means over the replicas that step together; otherwise this worker's values.
+
+        All processes that make steps together must call it.
+
+        Args:
+            values: numbers by name, with the same names in all processes that count.
+            counts: whether the numbers of this process count.
+        """
+        return dict(values)
+
+    # -- agreement in the job --------------------------------------------------------------------
+
+    @abstractmethod
+    def lease(
+        self, dataset: str, size: int, batch: int, count: int, *, resized: bool = False
+    ) -> tuple[Span, ...]:
+        """Leases the next examples of a data set to this worker; returns them as spans.
+
+        Args:
+            dataset: the data set's name.
+            size: the number of examples in the data set.
+            batch: the number of examples in a span.
+            count: the number of spans.
+            resized: whether the data set may have another size than the checkpoint's.
+
+        Raises:
+            Rejected: other workers have another size of the data set, or in synchronous jobs
+                another batch size; or the checkpoint has another size, and `resized` is false.
+        """
+
+    @abstractmethod
+    def stop(self, reason: str) -> int:
+        """Requests the end of the job; returns the global step at which it will end."""
+
+    @abstractmethod
+    def set_end(self, max_steps: int) -> int:
+        """Sets the job's last step if it has none; returns the last step."""
+
+    def share(self, topic: str, data: bytes) -> None:
+        """Shares bytes with the other workers under a topic, in place of earlier ones."""
+
+    def collect(self, topic: str) -> dict[int, bytes]:
+        """Returns the bytes that each worker has shared under a topic."""
+        return {}
+
+    @abstractmethod
+    def snapshot(self, *, state: bool) -> ModelState:
+        """Copies the values of one consistent step.
+
+        Processes that hold the model together must all call it, or the chief alone between steps.
+
+        Args:
+            state: whether to copy the optimizer's state and the tables of pushes and examples too.
+
+        Raises:
+            WaitTimeout: no consistent copy could be completed in time.
+        """
+
+    # -- leaving ----------------------------------------------------------------------------------
+
+    def retire(self) -> None:
+        """Announces that this worker makes no more updates: no other worker waits for it."""
+
+    @abstractmethod
+    def drain(self) -> int:
+        """Waits until every worker has retired, and receives the final values; returns their step.
+
+        Raises:
+            Fenced: the job has given this worker up; it keeps its present values.
+        """
+
+    def close(self) -> None:
+        """Closes connections and threads. May be called again."""
+
+
+def mean_by_name(said: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """Returns the mean of each number over the mappings that have it."""
+    named: dict[str, list[float]] = {}
+    for one in said:
+        for name, value in one.items():
+            named.setdefault(name, []).append(value)
+    return {name: sum(found) / len(found) for name, found in named.items()}

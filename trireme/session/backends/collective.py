@@ -1,0 +1,398 @@
+"""Training without parameter servers, by the processes of a process group.
+
+Every process applies the same mean gradient to its part of the parameters, with the user's
+optimizer. All processes make the same steps: each computes the next examples from its own copy of
+the same ledger.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+import msgspec
+import torch
+from safetensors.torch import load as load_bytes
+from safetensors.torch import save as save_bytes
+from torch import nn
+
+from trireme.data.intervals import IntervalSet
+from trireme.data.ledger import Ledger
+from trireme.errors import ConfigurationError, Rejected
+from trireme.parallel.local_tensors import to_local
+from trireme.parallel.model_part import join_stages
+from trireme.parallel.process_group import ProcessGroup
+from trireme.parallel.sharding import fill_local, full_tensor
+from trireme.parallel.straggler_watch import StragglerWatch
+from trireme.ps.messages import Applied, Lease, OptimizerSpec, Span
+from trireme.ps.optimizer_state import named_state, restore_state
+from trireme.ps.optimizers import check_optimizer
+from trireme.ps.results import PushResult
+from trireme.ps.rule import Rule
+from trireme.ps.shard.example_ledgers import resized
+from trireme.ps.snapshot import ModelState, lacking
+from trireme.ps.termination import after_the_end
+from trireme.session.backends.base import Backend, Update, mean_by_name
+from trireme.session.replica.replica import Trained
+
+__all__ = ["Collective"]
+
+
+class _Action(enum.IntEnum):
+    """An action that all processes must take together."""
+
+    STEP = 0
+    VALUES = 1
+    STATE = 2
+    OPEN = 3
+    MEAN = 4
+    END = 5
+
+    @property
+    def description(self) -> str:
+        """The action in words, as the verb of a sentence."""
+        return _WORDS[self]
+
+
+_WORDS = {
+    _Action.STEP: "makes a step",
+    _Action.VALUES: "evaluates",
+    _Action.STATE: "saves",
+    _Action.OPEN: "begins to read a data set",
+    _Action.MEAN: "records",
+    _Action.END: "ends its training",
+}
+
+
+class _Header(msgspec.Struct, frozen=True):
+    """The part of a state that is not tensors."""
+
+    step: int
+    consumed: tuple[Span, ...]
+    sizes: dict[str, int] = {}
+
+
+class Collective(Backend):
+    """One process of a group that trains without servers.
+
+    Args:
+        group: the processes.
+        held: the part of the model that this process holds.
+        optimizer: the user's optimizer, over the parameters of that part.
+        clip_norm: the L2 norm that the mean gradient is scaled down to; None for no clipping.
+        agree_on_skips: whether a batch of one process may be skipped, which all must agree on.
+        waiting: called with the reason, the names and the seconds while others are waited for.
+    """
+
+    step: int
+    stopping: bool
+
+    together = True
+    joint_mean = True
+
+    def __init__(
+        self,
+        group: ProcessGroup,
+        held: Trained,
+        optimizer: torch.optim.Optimizer,
+        *,
+        clip_norm: float | None = None,
+        agree_on_skips: bool = False,
+        waiting: Callable[[str, Sequence[str], float], None] | None = None,
+    ) -> None:
+        check_optimizer(optimizer)
+        self.step = self.bytes_sent = self.bytes_received = 0
+        self.stopping = False
+        self.saves = False
+        self._group = group
+        self._held = held
+        self._names = frozenset(n for n, p in held.parameters.items() if p.requires_grad)
+        self._optimizer = optimizer
+        self._clip_norm = clip_norm
+        self._agree_on_skips = agree_on_skips
+        self._watch = StragglerWatch(
+            group.rank, group.size, group.put, group.get, waiting or _not_said
+        )
+        self._rule = Rule(0, 0)
+        self._end: int | None = None
+        self._wants_stop = False
+        self._vote_totals: Callable[[], list[float]] | None = None
+        self._ledgers: dict[str, Ledger] = {}
+        self._last: ModelState | None = None
+        self._average: dict[str, torch.Tensor] = {}
+
+    # -- joining --------------------------------------------------------------------------------
+
+    def start(
+        self, optimizer: OptimizerSpec, rule: Rule, first: Callable[[], ModelState | None]
+    ) -> None:
+        self._rule, self._end = rule, rule.max_steps
+        self._take(self._hand_out(first()))
+        self.stopping = self._end is not None and self.step >= self._end
+        self._watch.start()
+
+    def _hand_out(self, state: ModelState | None) -> ModelState:
+        """Broadcasts the chief's state to every process."""
+        header = data = None
+        if state is not None:
+            header = msgspec.msgpack.encode(_Header(state.step, state.consumed, state.sizes))
+            data = save_bytes(_packed(state))
+        head = msgspec.msgpack.decode(self._group.broadcast(header), type=_Header)
+        tensors = load_bytes(self._group.broadcast(data))
+        return _unpacked(head, tensors)
+
+    @torch.no_grad()
+    def _take(self, state: ModelState) -> None:
+        self.step = state.step
+        for name, parameter in self._held.parameters.items():
+            if name in state.values:
+                fill_local(parameter, state.values[name])
+        if self._rule.average is not None:
+            known = state.average or state.values
+            self._average = {}
+            for name, parameter in self._trained():
+                average = torch.zeros_like(parameter.detach())
+                fill_local(average, known[name])
+                self._average[name] = average
+        if state.optimizer:
+            restore_state(self._optimizer, self._held.parameters, state.optimizer, _part)
+        self._consumed, self._sizes = state.consumed, state.sizes
+        self._ledgers.clear()
+
+    def _trained(self) -> list[tuple[str, nn.Parameter]]:
+        """Returns the parameters that the job trains, also those that the program froze later."""
+        return [(n, p) for n, p in self._held.parameters.items() if n in self._names]
+
+    # -- collective actions ---------------------------------------------------------------------
+
+    def _agree(self, action: _Action) -> None:
+        """Takes part in the chief's actions until the chief takes the given action too.
+
+        The chief can thus evaluate or save without a call in the programs of the others. Where
+        every process holds the whole model, the chief needs no other process for these.
+
+        Raises:
+            ConfigurationError: the chief takes an action that it cannot take alone.
+        """
+        if not self._group.mesh.sharded:
+            return
+        word = torch.tensor([int(action)])
+        while True:
+            self._group.broadcast_tensor(word)
+            chief = _Action(int(word))
+            if chief == action:
+                return
+            if chief not in (_Action.VALUES, _Action.STATE):
+                raise ConfigurationError(
+                    f"rank {self._group.rank} {action.description} at step {self.step}, and the "
+                    f"chief {chief.description}: every process must run the same program; "
+                    "an action of one process alone must be the chief's"
+                )
+            self._gather(state=chief == _Action.STATE)
+
+    def begin_step(self) -> None:
+        self._watch.step_began(self.step)
+        self._group.votes = [float(self._wants_stop), float(self.wants_save)]
+        self._agree(_Action.STEP)
+
+    # -- training -------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def begin_exchange(self, update: Update) -> None:
+        """Applies the mean gradient, which the parameters' gradients already are.
+
+        Raises:
+            ConfigurationError: training has ended.
+        """
+        if self.stopping:
+            raise after_the_end(self._group.rank, self.step)
+        skip = update.weight == 0
+        if self._agree_on_skips:
+            skip = self._group.total([float(skip)])()[0] > 0
+        self._vote_totals = self._group.vote()
+        if not skip:
+            if self._clip_norm is not None:
+                norm = self._held.gradient_norm()
+                self._held.scale_gradients(
+                    float(torch.clamp(self._clip_norm / (norm + 1e-6), max=1.0))
+                )
+            self._optimizer.step()
+            self._move_average()
+        for span in update.examples:
+            ledger = self._ledgers.get(span.dataset)
+            if ledger is not None:
+                ledger.finish(self._group.replica, span.start, span.stop)
+
+    def _move_average(self) -> None:
+        rule = self._rule.average
+        if rule is None:
+            return
+        weight = 1 - rule.decay_at(self.step + 1)
+        for name, parameter in self._trained():
+            to_local(self._average[name]).lerp_(to_local(parameter.detach()), weight)
+
+    def end_exchange(self) -> PushResult:
+        """Returns the verdict `Applied`; all processes agree on whether that was the last step."""
+        assert self._vote_totals is not None, "there was no exchange to end"
+        stop, save = self._vote_totals()
+        self._vote_totals = None
+        self.step += 1
+        self._watch.step_ended(self.step)
+        self.saves = save > 0
+        self.stopping = stop > 0 or (self._end is not None and self.step >= self._end)
+        return PushResult(Applied(self.step), self.step, 0, self.stopping)
+
+    def lease(
+        self, dataset: str, size: int, batch: int, count: int, *, resized: bool = False
+    ) -> tuple[Span, ...]:
+        ledger = self._ledgers.get(dataset)
+        if ledger is None:
+            request = Lease(self._group.rank, 1, 1, dataset, size, batch, count, resized=resized)
+            ledger = self._open(request)
+        mine: list[Span] = []
+        # Positions returned before a resume go to the first request: all request in one order.
+        for replica in range(self._group.mesh.replicas):
+            spans = ledger.lease(replica, batch, count)
+            if replica == self._group.replica:
+                mine = [Span(dataset, start, stop) for start, stop in spans]
+        return tuple(mine)
+
+    def _open(self, request: Lease) -> Ledger:
+        dataset, size, batch = request.dataset, request.size, request.batch
+        self._agree(_Action.OPEN)
+        said = msgspec.msgpack.encode((dataset, size, batch))
+        for rank, other in enumerate(self._group.exchange(said)):
+            if other != said:
+                theirs = msgspec.msgpack.decode(other, type=tuple[str, int, int])
+                raise Rejected(
+                    f"rank {rank} has the data set {theirs[0]!r} of {theirs[1]} examples in "
+                    f"batches of {theirs[2]}, rank {self._group.rank} {dataset!r} of {size} in "
+                    f"batches of {batch}: every process must load the same data"
+                )
+        done = [(s.start, s.stop) for s in self._consumed if s.dataset == dataset]
+        try:
+            done = resized(dataset, done, self._sizes.get(dataset), request)
+        except ValueError as error:
+            raise Rejected(str(error)) from None
+        ledger = Ledger(size, interleave=True)
+        ledger.members(range(self._group.mesh.replicas))
+        ledger.restore(done)
+        self._ledgers[dataset] = ledger
+        return ledger
+
+    def stop(self, reason: str) -> int:
+        """Requests the end of the job after the next step; returns that step."""
+        self._wants_stop = True
+        return self.step + 1
+
+    def set_end(self, max_steps: int) -> int:
+        if self._end is None:
+            self._end = max_steps
+        return self._end
+
+    def retire(self) -> None:
+        """Waits until the other processes have made their last step too."""
+        self._agree(_Action.END)
+        self._group.barrier()
+
+    def drain(self) -> int:
+        """Keeps the final state, which a single process may then copy; returns its step."""
+        self._agree(_Action.END)
+        self._last = self._gather(state=True)
+        return self.step
+
+    def share(self, topic: str, data: bytes) -> None:
+        self._group.put(f"{topic}/{self._group.rank}", data)
+
+    def collect(self, topic: str) -> dict[int, bytes]:
+        found = {rank: self._group.get(f"{topic}/{rank}") for rank in range(self._group.size)}
+        return {rank: data for rank, data in found.items() if data is not None}
+
+    def mean(self, values: Mapping[str, float], *, counts: bool) -> dict[str, float]:
+        self._agree(_Action.MEAN)
+        said = msgspec.msgpack.encode(dict(values) if counts else {})
+        everyone = self._group.exchange(said)
+        return mean_by_name([msgspec.msgpack.decode(d, type=dict[str, float]) for d in everyone])
+
+    # -- states ---------------------------------------------------------------------------------
+
+    def snapshot(self, *, state: bool) -> ModelState:
+        if self._last is not None:
+            return self._last
+        self._agree(_Action.STATE if state else _Action.VALUES)
+        return self._gather(state=state)
+
+    def _gather(self, *, state: bool) -> ModelState:
+        tensors: dict[str, torch.Tensor] = {
+            f"values/{name}": parameter.detach() for name, parameter in self._trained()
+        }
+        tensors |= {f"average/{name}": tensor for name, tensor in self._average.items()}
+        lacks: tuple[str, ...] = ()
+        if state:
+            try:
+                mine = named_state(self._optimizer, self._held.parameters)
+                tensors |= {f"state/{name}": tensor for name, tensor in mine.items()}
+            except Exception as error:  # the values must not be lost with it
+                lacks = (lacking("the optimizer's state", error),)
+        # All processes join shards in the same order: sorted, as names read from a file may not be.
+        mine = {name: full_tensor(tensors[name]).clone() for name in sorted(tensors)}
+        sizes = self._sizes | {name: ledger.size for name, ledger in self._ledgers.items()}
+        header = _Header(self.step, self._all_consumed() if state else (), sizes)
+        return replace(_unpacked(header, join_stages(self._group, mine)), lacks=lacks)
+
+    def _all_consumed(self) -> tuple[Span, ...]:
+        """Returns the positions that all replicas have finished."""
+        mine = {name: list(ledger.consumed) for name, ledger in self._ledgers.items()}
+        for span in self._consumed:
+            if span.dataset not in self._ledgers:
+                mine.setdefault(span.dataset, []).append((span.start, span.stop))
+        joined: dict[str, IntervalSet] = {}
+        for data in self._group.exchange(msgspec.msgpack.encode(mine)):
+            said = msgspec.msgpack.decode(data, type=dict[str, list[tuple[int, int]]])
+            for name, ranges in said.items():
+                for start, stop in ranges:
+                    joined.setdefault(name, IntervalSet()).add(start, stop)
+        return tuple(
+            Span(name, start, stop)
+            for name, ranges in joined.items()
+            for start, stop in ranges.ranges()
+        )
+
+    def close(self) -> None:
+        self._watch.close()  # the lifecycle closes the process group
+
+
+def _not_said(reason: str, names: Sequence[str], seconds: float) -> None:
+    """Ignores waits, where no callback is given."""
+
+
+def _part(parameter: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
+    """Returns this process's part of a state tensor, which is sharded as its parameter is."""
+    if tensor.shape != parameter.shape or not tensor.dim():
+        return tensor.clone()
+    mine = torch.zeros_like(parameter.detach(), dtype=tensor.dtype)
+    fill_local(mine, tensor)
+    return mine
+
+
+_KINDS = ("values", "average", "state")
+
+
+def _packed(state: ModelState) -> dict[str, torch.Tensor]:
+    kinds = zip(_KINDS, (state.values, state.average, state.optimizer), strict=True)
+    # A tied or an expanded tensor is written out: the format knows no views.
+    return {
+        f"{kind}/{name}": tensor.contiguous().clone()
+        for kind, named in kinds
+        for name, tensor in named.items()
+    }
+
+
+def _unpacked(header: _Header, tensors: Mapping[str, torch.Tensor]) -> ModelState:
+    named: dict[str, dict[str, torch.Tensor]] = {kind: {} for kind in _KINDS}
+    for key, tensor in tensors.items():
+        kind, _, name = key.partition("/")
+        named[kind][name] = tensor
+    state = ModelState(header.step, named["values"], named["average"], named["state"])
+    return replace(state, consumed=header.consumed, sizes=header.sizes)

@@ -1,0 +1,118 @@
+"""The state of the optimizers of workers that train locally, for the chief's checkpoints."""
+
+from __future__ import annotations
+
+import msgspec
+import torch
+from safetensors.torch import load as load_bytes
+from safetensors.torch import save as save_bytes
+
+from trireme.ps.client.client import Client
+from trireme.ps.flat import FlatModel
+from trireme.ps.optimizer_state import export_state, restore_state
+from trireme.ps.rule import Rule
+
+__all__ = ["LocalOptimizers"]
+
+_LOCAL = ("local optimizer, even", "local optimizer, odd")
+"""The topics of each worker's optimizer state after an exchange, in turn: the state after one
+exchange is read until the next one has ended, and must not be replaced before."""
+_UNSENT = "/unsent"
+"""The suffix, behind a parameter's name, of the residual that packing has left of its deltas."""
+_RESTORED = "restored optimizer of worker:"
+"""The prefix of the topics of the states that a checkpoint has for each worker."""
+
+
+class _Left(msgspec.Struct, frozen=True, array_like=True):
+    """An optimizer's state, as a worker shares it at server 0."""
+
+    step: int
+    state: bytes
+
+
+class LocalOptimizers:
+    """Shares this worker's optimizer state at server 0, and collects that of the others.
+
+    Args:
+        client: the connections to the servers.
+        flat: the worker's model.
+        optimizer: the user's optimizer, over the model's parameters.
+
+    Attributes:
+        rule: the rule by which deltas become steps; set when it is known.
+        ahead: whether this worker has made steps since the last exchange; it shares no state then.
+    """
+
+    def __init__(self, client: Client, flat: FlatModel, optimizer: torch.optim.Optimizer) -> None:
+        self.rule = Rule()
+        self.ahead = False
+        self._client = client
+        self._flat = flat
+        self._optimizer = optimizer
+
+    def leave(self) -> None:
+        """Shares the state of this worker's optimizer for the chief's next checkpoint."""
+        if self.ahead:  # the state would be of a step that no server has
+            return
+        state = export_state(self._optimizer, self._flat.parameters)
+        if self.rule.codec != "none":
+            for name, residual in self._client.residuals.export().items():
+                state[f"{name}{_UNSENT}"] = residual
+        step = self._client.step
+        self._client.share(_LOCAL[self._parity(step)], _encoded(step, state))
+
+    def states(self, step: int) -> dict[str, torch.Tensor]:
+        """Returns the state of each worker's optimizer, keyed `WORKER/PARAMETER/STATE`.
+
+        For a worker that has shared nothing after the exchange, it is the state shared before.
+
+        Args:
+            step: the global step that the exchange made.
+        """
+        parity = self._parity(step)
+        left = self._client.collect(_LOCAL[1 - parity]) | self._client.collect(_LOCAL[parity])
+        return {
+            f"{worker}/{name}": tensor
+            for worker, data in sorted(left.items())
+            for name, tensor in load_bytes(msgspec.msgpack.decode(data, type=_Left).state).items()
+        }
+
+    def _parity(self, step: int) -> int:
+        """Returns 0 or 1, in turn from exchange to exchange."""
+        return -(-step // self.rule.period) % 2
+
+    def hand_out(self, step: int, states: dict[int, dict[str, torch.Tensor]]) -> None:
+        """Shares, as chief, the state that a checkpoint has for each worker.
+
+        Args:
+            step: the checkpoint's step.
+            states: the states by worker.
+        """
+        for worker, state in states.items():
+            self._client.share(f"{_RESTORED}{worker}", _encoded(step, state))
+
+    def take(self) -> bool:
+        """Restores the state that the chief has shared from a checkpoint; returns whether it did.
+
+        A worker that starts later, when the job has made further steps, restores nothing.
+
+        Raises:
+            Rejected: the state is of another optimizer.
+        """
+        found = self._client.collect(f"{_RESTORED}{self._client.options.worker}")
+        for data in found.values():
+            left = msgspec.msgpack.decode(data, type=_Left)
+            if left.step == self._client.step:
+                tensors = load_bytes(left.state)
+                unsent = [name for name in tensors if name.endswith(_UNSENT)]
+                self._client.residuals.restore(
+                    {name.removesuffix(_UNSENT): tensors.pop(name) for name in unsent}
+                )
+                restore_state(self._optimizer, self._flat.parameters, tensors)
+                return True
+        return False
+
+
+def _encoded(step: int, state: dict[str, torch.Tensor]) -> bytes:
+    tensors = {name: tensor.contiguous() for name, tensor in state.items()}
+    return msgspec.msgpack.encode(_Left(step, save_bytes(tensors)))

@@ -1,0 +1,303 @@
+"""A worker of several processes before parameter servers: a leader speaks for all of them.
+
+The leader, rank 0, brings the gradients of all parts together, pushes and pulls as any worker
+does, and hands the values out. The others do as it does, call by call. Where there are several
+replicas inside, the update that is pushed is of the examples of all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import msgspec
+import torch
+
+from trireme.parallel.model_part import ModelPart
+from trireme.parallel.process_group import ProcessGroup
+from trireme.ps.flat import FlatModel
+from trireme.ps.messages import OptimizerSpec, Span, Verdict
+from trireme.ps.results import PushResult
+from trireme.ps.rule import Rule
+from trireme.ps.snapshot import ModelState
+from trireme.session.backends.base import Backend, Update, mean_by_name
+from trireme.session.backends.local_sgd import LocalSgd
+from trireme.session.backends.parameter_server import ParameterServer
+
+__all__ = ["Follower", "Leader", "LocalSgdLeader", "Shards"]
+
+
+class _Told(msgspec.Struct, frozen=True):
+    """What the leader has learned from the servers."""
+
+    step: int
+    stop: bool
+    staleness: int = 0
+    verdict: Verdict | None = None
+    steps: int = 1
+
+
+class _Said(msgspec.Struct, frozen=True):
+    """What a process tells the leader of its step.
+
+    Attributes:
+        weight: how many examples its replica's gradient is the mean of.
+        examples: which they are.
+        stop: why this process asks that the job end; None where it does not.
+    """
+
+    weight: float
+    examples: tuple[Span, ...] = ()
+    stop: str | None = None
+
+
+class Shards:
+    """The parts of a worker's model: gradients go up to the leader, values come down.
+
+    Args:
+        group: the processes of the worker.
+        part: what this one holds; None where each process holds the whole model in `flat`, and the
+            gradients there are the mean over all processes already.
+        flat: the whole model, as the servers know it.
+        skips: whether a replica without examples has left out a batch, whose gradient is in the
+            mean: then the update of all is left out.
+    """
+
+    def __init__(
+        self,
+        group: ProcessGroup,
+        part: ModelPart | None,
+        flat: FlatModel,
+        *,
+        skips: bool = False,
+    ) -> None:
+        self.group = group
+        self.flat = flat
+        self._part = part
+        self._skips = skips
+        self._position = {name: position for position, name in enumerate(flat.parameters)}
+
+    @property
+    def replicas(self) -> int:
+        """How many batches the worker computes at a time."""
+        return self.group.mesh.replicas
+
+    def unite(self, update: Update, stop: str | None = None) -> tuple[Update, list[str]]:
+        """Returns, in the leader, the update of all replicas, and why processes want to stop.
+
+        Args:
+            update: of this process.
+            stop: why this process asks that the job end; None where it does not.
+        """
+        if self.replicas == 1:
+            return update, []
+        mine = _Said(update.weight, tuple(update.examples), stop)
+        data = self.group.gather(msgspec.msgpack.encode(mine))
+        if not self.group.is_chief:
+            return update, []
+        said = [msgspec.msgpack.decode(each, type=_Said) for each in data]
+        replicas = [said[rank] for rank in self.group.reporting_ranks]
+        skipped = self._skips and any(one.weight == 0 for one in replicas)
+        whole = msgspec.structs.replace(
+            update,
+            weight=0.0 if skipped else sum(one.weight for one in replicas),
+            examples=[span for one in replicas for span in one.examples],
+        )
+        return whole, [one.stop for one in said if one.stop is not None]
+
+    def own(self, spans: Sequence[Span]) -> tuple[Span, ...]:
+        """Returns this process's of the spans that its worker was dealt, as all others theirs."""
+        return tuple(spans[self.group.replica :: self.replicas])
+
+    def mean(self, values: Mapping[str, float], *, counts: bool) -> dict[str, float]:
+        """As `Backend.mean`, over the processes of the worker."""
+        said = self.group.exchange(msgspec.msgpack.encode(dict(values) if counts else {}))
+        return mean_by_name([msgspec.msgpack.decode(each, type=dict[str, float]) for each in said])
+
+    def gather(self) -> None:
+        """Adds up each process's share of the gradient in the leader's flat vectors.
+
+        What no process has a gradient for has none in the leader afterwards either.
+        """
+        if self._part is None:
+            return
+        flat, group = self.flat, self.group
+        flat.restore_gradients()
+        for vector in flat.gradients:
+            vector.zero_()
+        here = torch.zeros(len(flat.parameters))
+        for name, gradient in self._part.whole_gradients():
+            here[self._position[name]] = 1.0
+            if group.first_of_stage:
+                target = flat.parameters[name].grad
+                assert target is not None
+                target.copy_(gradient)
+        for vector in flat.gradients:
+            group.reduce_tensor(vector)
+        if group.mesh.pp > 1:  # else every process has shares of all parameters
+            group.reduce_tensor(here)
+        for name, position in self._position.items():
+            if not here[position]:
+                flat.parameters[name].grad = None
+
+    def tell(self, told: _Told) -> None:
+        """As leader: says what the servers have answered, and hands the values out."""
+        self.group.broadcast(msgspec.msgpack.encode(told))
+        self._spread()
+
+    def hear(self) -> _Told:
+        """As follower: returns what the leader says, and takes its values."""
+        told = msgspec.msgpack.decode(self.group.broadcast(None), type=_Told)
+        self._spread()
+        return told
+
+    def _spread(self) -> None:
+        """Fills every process's part with the leader's values."""
+        for vector in self.flat.values:
+            self.group.broadcast_tensor(vector)
+        if self._part is not None:
+            self._part.fill({n: p.detach() for n, p in self.flat.parameters.items()})
+
+
+class Leader(ParameterServer):
+    """Rank 0, which has the connections to the servers.
+
+    Args:
+        shards: of this worker's processes.
+        others: as for `ParameterServer`, or what is next to this among the bases.
+    """
+
+    comes_back = False
+    announces = False
+    joint_mean = True
+
+    def __init__(self, shards: Shards, *others: Any) -> None:
+        super().__init__(*others)
+        self._shards = shards
+        self._undealt: dict[str, list[Span]] = {}  # too few for one batch a replica
+
+    def start(
+        self, optimizer: OptimizerSpec, rule: Rule, first: Callable[[], ModelState | None]
+    ) -> None:
+        super().start(optimizer, rule, first)
+        self._tell(None)
+
+    def begin_exchange(self, update: Update) -> None:
+        self._shards.gather()
+        whole, reasons = self._shards.unite(update)
+        for reason in reasons:
+            self.stop(reason)
+        super().begin_exchange(whole)
+
+    def end_exchange(self) -> PushResult | None:
+        result = super().end_exchange()
+        self._tell(result)
+        return result
+
+    def lease(
+        self, dataset: str, size: int, batch: int, count: int, *, resized: bool = False
+    ) -> tuple[Span, ...]:
+        replicas = self._shards.replicas
+        spans = [*_cut(self._undealt.pop(dataset, []), batch)]
+        while len(spans) < replicas:  # what came back from others may be in short pieces
+            more = super().lease(dataset, size, batch * replicas, count, resized=resized)
+            spans += _cut(more, batch)
+        dealt = len(spans) // replicas * replicas
+        self._undealt[dataset] = spans[dealt:]
+        self._shards.group.broadcast(msgspec.msgpack.encode(spans[:dealt]))
+        return self._shards.own(spans[:dealt])
+
+    def mean(self, values: Mapping[str, float], *, counts: bool) -> dict[str, float]:
+        return self._shards.mean(values, counts=counts)
+
+    def drain(self) -> int:
+        step = super().drain()
+        self._shards.tell(_Told(step, True))
+        return step
+
+    def _tell(self, result: PushResult | None) -> None:
+        if result is None:
+            told = _Told(self.global_step, self.stopping)
+        else:
+            told = _Told(result.step, result.stop, result.staleness, result.verdict, result.steps)
+        self._shards.tell(told)
+
+
+class LocalSgdLeader(Leader, LocalSgd):
+    """Rank 0 of a worker that trains by itself between exchanges."""
+
+
+class Follower(Backend):
+    """Any other process of a worker: it has no connection, and does as the leader does.
+
+    Args:
+        shards: of this worker's processes.
+        completes: whether the leader trains by itself between exchanges.
+    """
+
+    step: int
+    stopping: bool
+    joint_mean = True
+
+    def __init__(self, shards: Shards, *, completes: bool = False) -> None:
+        self.step = self.bytes_sent = self.bytes_received = 0
+        self.stopping = False
+        self._shards = shards
+        self._completes = completes
+        self._wants_stop: str | None = None
+
+    def start(
+        self, optimizer: OptimizerSpec, rule: Rule, first: Callable[[], ModelState | None]
+    ) -> None:
+        self._hear()
+
+    def begin_exchange(self, update: Update) -> None:
+        self._shards.gather()
+        self._shards.unite(update, self._wants_stop)
+        self._wants_stop = None
+
+    def end_exchange(self) -> PushResult | None:
+        told = self._hear()
+        if told.verdict is None:
+            return None
+        return PushResult(told.verdict, told.step, told.staleness, told.stop, told.steps)
+
+    def complete(self) -> PushResult | None:
+        return self.end_exchange() if self._completes else None
+
+    def _hear(self) -> _Told:
+        told = self._shards.hear()
+        self.step, self.stopping = told.step, told.stop
+        return told
+
+    def lease(
+        self, dataset: str, size: int, batch: int, count: int, *, resized: bool = False
+    ) -> tuple[Span, ...]:
+        told = self._shards.group.broadcast(None)
+        return self._shards.own(msgspec.msgpack.decode(told, type=tuple[Span, ...]))
+
+    def mean(self, values: Mapping[str, float], *, counts: bool) -> dict[str, float]:
+        return self._shards.mean(values, counts=counts)
+
+    def stop(self, reason: str) -> int:
+        """Has the leader ask, with the next step; of one replica, the leader is asked too."""
+        self._wants_stop = reason
+        return self.step + 1
+
+    def set_end(self, max_steps: int) -> int:
+        return max_steps
+
+    def drain(self) -> int:
+        return self._hear().step
+
+    def snapshot(self, *, state: bool) -> ModelState:
+        """Returns the values at hand: a consistent copy of the servers is the leader's business."""
+        parameters = self._shards.flat.parameters
+        return ModelState(self.step, {n: p.detach().cpu().clone() for n, p in parameters.items()})
+
+
+def _cut(spans: Iterable[Span], batch: int) -> Iterator[Span]:
+    """Cuts spans into pieces of at most `batch` examples."""
+    for span in spans:
+        for start in range(span.start, span.stop, batch):
+            yield Span(span.dataset, start, min(start + batch, span.stop))

@@ -1,0 +1,374 @@
+"""The lock of a run directory: decides which process may write checkpoints and records there.
+
+`RUN/writers` has one numbered entry for each claim, which names the writer in JSON. The newest
+entry names the present writer, and that process holds a lock on it for as long as it may write.
+Other jobs are refused meanwhile. A chief that takes over within the same job adds the next entry,
+whether its predecessor has ended or is only stopped.
+
+An entry appears complete and locked in one atomic step, and only if no entry has its number; it is
+never replaced or deleted. A process that has decided by the newest entry, and was stopped before it
+added its own, finds the number taken and decides again. A writer loses its right as soon as there
+is an entry after its own. It checks its right before it publishes a checkpoint, and its successor
+removes what it was writing. So no chief publishes over its successor, wherever it was stopped.
+
+Whether a process may take over is decided by the job's epoch, which no other job has, and by the
+numbers of the views in which the two processes were chief.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+import shutil
+import socket
+import time
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import psutil
+
+from trireme.clock import Clock, MonotonicClock
+from trireme.errors import CheckpointLockLost, ConfigurationError
+from trireme.file_lock import try_lock
+from trireme.session.checkpoint import checkpoint_directory
+from trireme.session.checkpoint.atomic_directories import evict, sync_directory
+
+__all__ = ["WRITERS", "RunLock", "Writer", "read_writer", "writer_here"]
+
+WRITERS = "writers"
+
+_FILE = "writer.json"
+_TAKEN = (errno.EEXIST, errno.ENOTEMPTY)
+
+_DYING_SECONDS = 5.0
+_POLL_SECONDS = 0.05
+
+
+class Writer(msgspec.Struct, frozen=True, kw_only=True):
+    """A process that writes to a run directory.
+
+    Attributes:
+        task: the task's name, such as `worker:0`.
+        job: the job's id.
+        epoch: the job's epoch, which no other job has.
+        view: the number of the view in which the task is chief; 0 where there are no views.
+        host: the host of the process.
+        pid: the process id on the host.
+        began: when the process began, in seconds since 1970.
+        since: when it took the lock, in seconds since 1970.
+        stop: the command that stops it.
+        token: a random name of the claim.
+        released: whether it has released the lock.
+    """
+
+    task: str
+    job: str
+    epoch: str
+    view: int = 0
+    host: str
+    pid: int
+    began: float
+    since: float
+    stop: str
+    token: str = ""
+    released: bool = False
+
+    @property
+    def words(self) -> str:
+        """The writer in words, as part of a sentence."""
+        since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.since))
+        return f"{self.task} (process {self.pid} on {self.host}, since {since})"
+
+    @property
+    def here(self) -> bool:
+        """Whether the writer is the calling process."""
+        return self.host == socket.gethostname() and self.pid == os.getpid()
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the process is known to be stopped, as by SIGSTOP; False for other hosts."""
+        if self.gone or self.host != socket.gethostname():
+            return False
+        try:
+            return bool(psutil.Process(self.pid).status() == psutil.STATUS_STOPPED)
+        except psutil.Error:
+            return False
+
+    @property
+    def gone(self) -> bool:
+        """Whether the process is known to have ended; False for other hosts."""
+        if self.host != socket.gethostname():
+            return False
+        try:
+            process = psutil.Process(self.pid)
+            return process.create_time() > self.since or process.status() == psutil.STATUS_ZOMBIE
+        except psutil.NoSuchProcess:
+            return True
+        except psutil.Error:
+            return False
+
+
+def writer_here(task: str, job: str, *, epoch: str, view: int = 0, stop: str = "") -> Writer:
+    """Returns this process as a writer.
+
+    Args:
+        task: its name.
+        job: its job's id.
+        epoch: of its job.
+        view: the number of the view in which it is chief.
+        stop: the command that stops the job; "" for `kill` with this process's id.
+    """
+    return Writer(
+        task=task,
+        job=job,
+        epoch=epoch,
+        view=view,
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        began=psutil.Process().create_time(),
+        since=time.time(),
+        stop=stop or f"kill {os.getpid()}",
+    )
+
+
+class RunLock:
+    """The right to write to a run directory, until `release` or the end of the process.
+
+    Attributes:
+        run_dir: the directory.
+        number: the number of this claim in the directory.
+        writer: this process.
+    """
+
+    def __init__(self, run_dir: Path, number: int, descriptor: int, writer: Writer) -> None:
+        self.run_dir = run_dir
+        self.number = number
+        self.writer = writer
+        self._descriptor: int | None = descriptor
+        # Forked children, such as data loaders, must not keep the lock.
+        forget = weakref.WeakMethod(self._close)
+        os.register_at_fork(after_in_child=lambda: _call(forget()))
+
+    @classmethod
+    def claim(
+        cls, run_dir: Path, writer: Writer, *, first: bool = True, clock: Clock | None = None
+    ) -> RunLock:
+        """Takes a run directory for this process; the directory exists.
+
+        Args:
+            run_dir: the directory.
+            writer: this process, with the view in which it is chief.
+            first: whether the job begins. A job that continues does not take back a directory that
+                another job has taken since this process began.
+            clock: measures how long an ended process may take to lose its lock.
+
+        Raises:
+            ConfigurationError: another process writes to the directory, or a later chief of this
+                job does or did; names it.
+            OSError: the directory cannot be written.
+        """
+        clock = MonotonicClock() if clock is None else clock
+        deadline = clock.now() + _DYING_SECONDS
+        while True:
+            number = _newest(run_dir)
+            holder, free = _look(run_dir, number)
+            if holder is not None and _succeeds(holder, writer):
+                raise ConfigurationError(_superseded(run_dir, holder, writer))
+            if free and not first and _came_between(holder, writer):
+                raise ConfigurationError(_taken(run_dir, holder))
+            if free or (holder is not None and _succeeds(writer, holder)):
+                lock = cls._enter(run_dir, number + 1, writer)
+                if lock is not None:
+                    return lock
+                continue  # another process was faster
+            ending = holder is None or holder.released or holder.gone
+            if not ending or clock.now() >= deadline:
+                raise ConfigurationError(_taken(run_dir, holder))
+            time.sleep(_POLL_SECONDS)
+
+    @classmethod
+    def _enter(cls, run_dir: Path, number: int, writer: Writer) -> RunLock | None:
+        """Adds this writer's locked entry; returns None if another entry was added first."""
+        named = msgspec.structs.replace(writer, token=secrets.token_hex(8), since=time.time())
+        (run_dir / WRITERS).mkdir(exist_ok=True)
+        entry = _entry(run_dir, number)
+        beside = entry.with_name(f".{entry.name}.{named.token}")
+        beside.mkdir()
+        try:
+            descriptor = os.open(beside / _FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError:
+            shutil.rmtree(beside, ignore_errors=True)
+            raise
+        try:
+            _is_free(descriptor, None)
+            os.write(descriptor, msgspec.json.encode(named))
+            os.fsync(descriptor)
+            sync_directory(beside)
+            os.rename(beside, entry)  # fails if the entry exists
+        except BaseException as error:
+            os.close(descriptor)
+            shutil.rmtree(beside, ignore_errors=True)
+            if isinstance(error, OSError) and error.errno in _TAKEN:
+                return None
+            raise
+        lock = cls(run_dir, number, descriptor, named)
+        try:
+            evict(checkpoint_directory(run_dir), lock.check)
+        except FileNotFoundError:
+            pass
+        except CheckpointLockLost:
+            lock.release()
+            return None
+        except OSError:
+            lock.release()
+            raise
+        return lock
+
+    def check(self) -> None:
+        """Checks that this process may write.
+
+        Raises:
+            CheckpointLockLost: another process may; names it.
+        """
+        own = _read(_entry(self.run_dir, self.number))
+        mine = own is not None and own.token == self.writer.token
+        if self._descriptor is None or not mine or _entry(self.run_dir, self.number + 1).exists():
+            now = read_writer(self.run_dir)
+            who = "nobody" if now is None else now.words
+            raise CheckpointLockLost(
+                f"{self.writer.task} (process {self.writer.pid}) may no longer write to "
+                f"{self.run_dir}: {who} does, after the newest entry of {WRITERS} there"
+            )
+
+    @property
+    def held(self) -> bool:
+        """Whether `check` would return."""
+        try:
+            self.check()
+        except CheckpointLockLost:
+            return False
+        return True
+
+    def release(self) -> None:
+        """Releases the lock. May be called again."""
+        if self._descriptor is None:
+            return
+        try:
+            content = msgspec.json.encode(msgspec.structs.replace(self.writer, released=True))
+            os.pwrite(self._descriptor, content.ljust(os.fstat(self._descriptor).st_size), 0)
+        except OSError:  # such as a full disk; the lock itself is released nevertheless
+            pass
+        self._close()
+
+    def _close(self) -> None:
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+
+def read_writer(run_dir: Path) -> Writer | None:
+    """Returns the present or last writer of a run directory; None if it is unknown."""
+    return _read(_entry(run_dir, _newest(run_dir)))
+
+
+def _entry(run_dir: Path, number: int) -> Path:
+    return run_dir / WRITERS / f"{number:06d}"
+
+
+def _newest(run_dir: Path) -> int:
+    """Returns the number of the newest entry; 0 where there is none."""
+    try:
+        names = os.listdir(run_dir / WRITERS)
+    except FileNotFoundError:
+        return 0
+    return max((int(name) for name in names if name.isdecimal()), default=0)
+
+
+def _look(run_dir: Path, number: int) -> tuple[Writer | None, bool]:
+    """Returns an entry's writer, None if unknown, and whether its lock is free."""
+    try:
+        descriptor = os.open(_entry(run_dir, number) / _FILE, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None, True
+    try:
+        holder = _decoded(descriptor)
+        return holder, _is_free(descriptor, holder)
+    finally:
+        os.close(descriptor)
+
+
+def _read(entry: Path) -> Writer | None:
+    try:
+        descriptor = os.open(entry / _FILE, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        return _decoded(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _decoded(descriptor: int) -> Writer | None:
+    try:
+        return msgspec.json.decode(os.pread(descriptor, 1 << 16, 0), type=Writer)
+    except (OSError, msgspec.MsgspecError):
+        return None
+
+
+def _is_free(descriptor: int, holder: Writer | None) -> bool:
+    """Takes the file's lock if it is free; without file locks, decides by the file's content."""
+    try:
+        return try_lock(descriptor)
+    except OSError:
+        return holder is None or holder.released or holder.gone
+
+
+def _came_between(holder: Writer | None, writer: Writer) -> bool:
+    """Returns whether another job has written to the directory since this process began."""
+    return holder is not None and holder.epoch != writer.epoch and holder.since > writer.began
+
+
+def _succeeds(one: Writer, other: Writer) -> bool:
+    """Returns whether `one` is chief after `other`: in the same job and a later view."""
+    return one.epoch == other.epoch and one.view > other.view
+
+
+def _superseded(run_dir: Path, holder: Writer, writer: Writer) -> str:
+    return (
+        f"{holder.words} has taken over the run directory {run_dir} as chief of view "
+        f"{holder.view} of this job: {writer.task}, which was chief of view {writer.view}, may "
+        "write there no more"
+    )
+
+
+def _taken(run_dir: Path, holder: Writer | None) -> str:
+    if holder is None:
+        return (
+            f"another process is about to write to the run directory {run_dir}: the newest "
+            f"entry of its {WRITERS} is locked; end that process, or choose another directory "
+            "(run_dir= or --run-dir)"
+        )
+    if holder.here:
+        return (
+            f"this program itself writes to the run directory {run_dir} already: close the session "
+            "or the optimizer that does, or give this one a directory of its own (run_dir=)"
+        )
+    if holder.gone:
+        return (
+            f"{holder.words} wrote to the run directory {run_dir} and has ended, but its lock is "
+            "still held, by a process that it has started: end that one, or choose another "
+            "directory (run_dir= or --run-dir)"
+        )
+    return (
+        f"{holder.words} writes to the run directory {run_dir}, and no two jobs can: stop it with "
+        f"`{holder.stop}` on {holder.host}, wait until it has ended, or choose another directory "
+        "(run_dir= or --run-dir)"
+    )
+
+
+def _call(function: Callable[[], None] | None) -> None:
+    if function is not None:
+        function()

@@ -1,0 +1,371 @@
+"""The run directory of a job: its lock, the schedule of checkpoints, and their results.
+
+Only the chief writes, and holds the directory's lock. A save that fails is reported and counted,
+and later saves are tried nevertheless. Only a failed last save fails the job.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+
+from trireme.errors import CheckpointError, CheckpointLockLost, ConfigurationError
+from trireme.launch.config.task_config import TaskConfig
+from trireme.session.checkpoint import (
+    CheckpointData,
+    Saver,
+    Schedule,
+    checkpoint_directory,
+    save,
+    step_of,
+)
+from trireme.session.checkpoint.atomic_directories import make_directory
+from trireme.session.checkpoint.run_lock import RunLock, read_writer, writer_here
+from trireme.session.checkpoint.saver import LAST_DELAYS, RETRY_SECONDS, FailedSave
+from trireme.session.observers.progress import Progress
+from trireme.session.options import Checkpoint
+
+__all__ = ["Storage"]
+
+_SAVE_SECONDS = 600.0
+_PROBE_BYTES = 4096
+
+
+class Storage:
+    """The run directory, for a worker that is chief or may become chief.
+
+    Args:
+        task: the identity of this process.
+        run_dir: the directory of checkpoints and records; None for none.
+        options: when to save and which checkpoints to keep; None never saves.
+        progress: shows failures.
+
+    Attributes:
+        epoch: the epoch of the job; set when it is known.
+        saves: whether a checkpoint was submitted, so that there may be results.
+        saved: the number of checkpoints that this process has completed.
+        failed: the number of checkpoints that it could not write.
+        newest: the step of the newest checkpoint that it knows of; None for none.
+    """
+
+    def __init__(
+        self,
+        task: TaskConfig,
+        run_dir: Path | None,
+        options: Checkpoint | None,
+        progress: Progress,
+    ) -> None:
+        self.epoch = ""  # known when this worker has joined the job
+        self.run_dir = run_dir
+        self.saves = False
+        self.saved = 0
+        self.failed = 0
+        self.newest: int | None = None
+        self._options = options
+        self._progress = progress
+        self._task = task
+        self._lock: RunLock | None = None
+        self._saver: Saver | None = None
+        self._after_a_failure = (
+            f"Training goes on, and the next save is tried within {RETRY_SECONDS:.0f} s"
+        )
+        self._schedule: Schedule | None = None
+        self._completed: list[Path] = []  # not returned by `take_completed` yet
+        self._saved_step = -1
+
+    # -- the right to write ---------------------------------------------------------------------
+
+    def open(self, view: int) -> None:
+        """Takes the directory, as chief of a job that begins, and checks that it is writable.
+
+        Raises:
+            ConfigurationError: another job writes to it, or it is not writable; says which.
+        """
+        if self.run_dir is None or self._holds_lock:
+            return
+        try:
+            self._claim(view, first=True)
+            if self._options is not None:
+                self._probe(checkpoint_directory(self.run_dir))
+        except OSError as error:
+            if self._options is None:
+                self._progress.warn(f"no records are kept: {_cannot(self.run_dir, error)}")
+                return
+            raise ConfigurationError(
+                f"{_cannot(self.run_dir, error)}; choose another (run_dir= or --run-dir), or save "
+                "nothing (checkpoint=None)"
+            ) from error
+
+    def follow(self, view: int, *, chief: bool) -> None:
+        """Takes the directory over from the previous chief, or releases it, after a new view.
+
+        A directory that cannot be taken now is tried again at the next save.
+        """
+        if self.run_dir is None:
+            return
+        if not chief:
+            self._release()
+        elif not self._holds_lock:
+            self._take_over(view)
+
+    @property
+    def _holds_lock(self) -> bool:
+        return self._lock is not None and self._lock.held
+
+    def take(self, view: int) -> bool:
+        """Takes the directory in a job that continues, or is over; returns whether it succeeded."""
+        if not self._holds_lock:
+            with suppress(OSError, ConfigurationError):
+                self._claim(view, first=False)
+        return self._holds_lock
+
+    def take_from_stopped(self, view: int) -> bool:
+        """Takes the directory from a chief whose process is stopped, in a job that is over.
+
+        A chief that is only slow keeps it, as it may be saving.
+
+        Args:
+            view: the number of the last view.
+
+        Returns:
+            Whether this process holds the directory.
+        """
+        assert self.run_dir is not None
+        writer = read_writer(self.run_dir)
+        if writer is None or not writer.stopped:
+            return self._holds_lock
+        return self.take(view + 1)  # as chief of the next view, which was never made
+
+    def _take_over(self, view: int) -> None:
+        try:
+            self._claim(view, first=False)
+        except (OSError, ConfigurationError) as error:
+            self._progress.warn(f"{_problem(error)}: nothing is saved until that is over")
+
+    def _claim(self, view: int, *, first: bool) -> None:
+        assert self.run_dir is not None
+        self._release()
+        make_directory(self.run_dir)
+        writer = writer_here(
+            self._task.name,
+            self._task.job,
+            epoch=self.epoch,
+            view=view,
+            stop=_how_to_stop(self._task),
+        )
+        self._lock = RunLock.claim(self.run_dir, writer, first=first)
+
+    def _release(self) -> None:
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
+
+    def _probe(self, checkpoints: Path) -> None:
+        """Writes and deletes a file in the directory of checkpoints.
+
+        Raises:
+            OSError: the directory is not writable.
+        """
+        make_directory(checkpoints)
+        path = checkpoints / f".probe.{secrets.token_hex(4)}"
+        try:
+            with path.open("wb") as file:
+                file.write(bytes(_PROBE_BYTES))
+                file.flush()
+                os.fsync(file.fileno())
+        finally:
+            with suppress(OSError):
+                path.unlink()
+
+    def _allowed(self) -> None:
+        """Checks that this process may write; see `RunLock.check`."""
+        if self._lock is None:
+            raise CheckpointLockLost(
+                f"{self._task.name} does not write to {self.run_dir} any more: it is not chief"
+            )
+        self._lock.check()
+
+    # -- when to save ---------------------------------------------------------------------------
+
+    def begin(self, step: int, *, restored: bool) -> None:
+        """Starts the schedule at a step.
+
+        Args:
+            step: the global step.
+            restored: whether a checkpoint of that step exists.
+        """
+        if self._options is not None and self.run_dir is not None:
+            self._schedule = Schedule(self._options, time.monotonic(), step)
+            self._saved_step = step if restored else -1
+            self.newest = step if restored else None
+
+    @property
+    def scheduled(self) -> bool:
+        """Whether checkpoints are to be written at all."""
+        return self._schedule is not None
+
+    def due(self, step: int) -> bool:
+        """Returns whether to save that global step now."""
+        return self._schedule is not None and self._schedule.due(time.monotonic(), step)
+
+    def begun(self, step: int) -> None:
+        """Notes that this worker, or the chief, saves a step."""
+        if self._schedule is not None:
+            self._schedule.saved(time.monotonic(), step)
+
+    def has(self, step: int) -> bool:
+        """Returns whether the step was submitted before; notes that it is submitted now."""
+        known = step == self._saved_step
+        self._saved_step = step
+        return known
+
+    @property
+    def durability(self) -> str:
+        """What the loss of a server costs at most, in a sentence."""
+        options = self._options
+        if options is None or self.run_dir is None:
+            why = "there is no run_dir" if self.run_dir is None else "checkpoint=None"
+            return f"nothing is saved ({why}): if a server dies, the whole run can be lost"
+        bounds = []
+        if options.every_steps is not None:
+            bounds.append(f"{options.every_steps} step{'s' * (options.every_steps > 1)}")
+        if options.every_seconds is not None:
+            bounds.append(f"{options.every_seconds:g} s")
+        if not bounds:
+            return "only the end is saved: if a server dies, all steps of this run can be lost"
+        return (
+            f"at most {' or '.join(bounds)} can be lost if a server dies, and the time that a save "
+            f"takes: what is newer than the newest checkpoint in {self.run_dir}"
+        )
+
+    # -- saving ---------------------------------------------------------------------------------
+
+    def submit(self, data: CheckpointData, view: int) -> None:
+        """Writes a checkpoint in the background; `look` reports the result."""
+        if not self._holds_lock:
+            self._take_over(view)
+        if self._holds_lock:
+            self._open_saver().submit(data)
+        else:
+            self._warn_not_saved(data.step)
+
+    def submit_last(self, data: CheckpointData, view: int) -> None:
+        """Writes the last checkpoint; retries for a minute if writing fails.
+
+        Raises:
+            CheckpointError: the checkpoint is not on the disk.
+            ConfigurationError: another process writes to the directory; names it.
+        """
+        if not self._holds_lock:
+            try:
+                self._claim(view, first=False)
+            except OSError as error:
+                raise CheckpointError(
+                    f"step {data.step} is not saved: {_problem(error)}"
+                ) from error
+        self._after_a_failure = "It was the last one"
+        self._open_saver().submit(data, LAST_DELAYS)
+        self.wait()
+
+    def write(self, data: CheckpointData) -> None:
+        """Writes a checkpoint before it returns, and deletes none; this process holds the lock.
+
+        Raises:
+            CheckpointError: the checkpoint is not on the disk.
+        """
+        assert self.run_dir is not None
+        self._completed.append(save(self.run_dir, data, allowed=self._allowed))
+
+    def wait(self) -> None:
+        """Waits until submitted checkpoints are on the disk.
+
+        Raises:
+            CheckpointError: the last submitted checkpoint is not.
+        """
+        if self._saver is not None:
+            self._saver.wait(_SAVE_SECONDS + sum(LAST_DELAYS))
+
+    def settle(self, *, at_the_end: bool = False) -> None:
+        """Waits for the save that is under way, and reports its result."""
+        if at_the_end:
+            self._after_a_failure = "Training has ended, and its last step is saved now"
+        if self._saver is not None:
+            with suppress(CheckpointError):
+                self.wait()
+            self.look()
+
+    def look(self) -> None:
+        """Counts and reports the saves that ended since the last call; cheap if there are none."""
+        saver = self._saver
+        if saver is None or not saver.has_news:
+            return
+        for path in saver.saved():
+            self._completed.append(path)
+            self.saved += 1
+            self.newest = step_of(path)
+        for failure in saver.failures():
+            self._report_failure(failure)
+
+    def take_completed(self) -> list[Path]:
+        """Returns the checkpoints that were completed since the last call."""
+        self.look()
+        completed, self._completed = self._completed, []
+        return completed
+
+    def close(self) -> None:
+        """Waits for submitted checkpoints, and releases the directory. May be called again."""
+        try:
+            if self._saver is not None:
+                with suppress(CheckpointError):  # reported by `look`, or raised by `submit_last`
+                    self._saver.close(_SAVE_SECONDS)
+                self.look()
+        finally:
+            self._release()
+
+    def _open_saver(self) -> Saver:
+        if self._saver is None:
+            assert self.run_dir is not None and self._options is not None
+            write = partial(save, allowed=self._allowed)
+            self._saver = Saver(self.run_dir, self._options, write, allowed=self._allowed)
+            self.saves = True
+        return self._saver
+
+    def _report_failure(self, failure: FailedSave) -> None:
+        if failure.written:
+            self._progress.warn(f"step {failure.step} is saved, but {failure.error}")
+        elif isinstance(failure.error, CheckpointLockLost):
+            self._saved_step = -1
+            self._progress.message(f"step {failure.step} is not saved here: {failure.error}")
+        else:
+            self._warn_not_saved(failure.step, failure.error)
+
+    def _warn_not_saved(self, step: int, error: Exception | None = None) -> None:
+        """Warns that a step is not saved."""
+        self.failed += 1
+        self._saved_step = -1
+        if self._schedule is not None:
+            self._schedule.failed(time.monotonic())
+        why = f": {error}" if error is not None else ""
+        newest = (
+            "there is none yet" if self.newest is None else f"the newest is of step {self.newest}"
+        )
+        self._progress.warn(
+            f"the checkpoint of step {step} is NOT SAVED{why}; {newest}. {self._after_a_failure}"
+        )
+
+
+def _how_to_stop(task: TaskConfig) -> str:
+    """Returns the command that stops a task's job; "" where there is none."""
+    return f"trireme stop {Path(task.records).parent.resolve()}" if task.records else ""
+
+
+def _cannot(run_dir: Path, error: OSError) -> str:
+    return f"the run directory {run_dir} cannot be written: {error.strerror or error}"
+
+
+def _problem(error: Exception) -> str:
+    return (error.strerror or str(error)) if isinstance(error, OSError) else str(error)

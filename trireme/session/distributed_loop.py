@@ -1,0 +1,237 @@
+"""The job of a program's own loop: what the optimizers that `distribute` returns have in common."""
+
+from __future__ import annotations
+
+import atexit
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import torch
+
+from trireme.errors import ConfigurationError
+from trireme.launch.process_setup.program_end import ProgramEnd
+from trireme.ps.joint_optimizer import JointOptimizer
+from trireme.session.replica.assembly import Assembly
+from trireme.session.replica.optimizer_choice import agree_on_optimizer
+from trireme.session.stopping.last_iteration import LastIteration
+from trireme.session.stopping.signals import Signals
+from trireme.session.worker import Worker
+
+if TYPE_CHECKING:
+    from trireme.parallel.process_group import ProcessGroup
+    from trireme.parallel.reducer import Reducer
+
+__all__ = ["LoopJob", "refuse_second"]
+
+
+class LoopJob:
+    """A worker's part of a job whose loop is the program's own.
+
+    Args:
+        assembly: what is trained.
+        worker: the worker, which has started.
+        clip_here: the L2 norm that this worker's gradients are scaled down to; None for none.
+    """
+
+    def __init__(self, assembly: Assembly, worker: Worker, clip_here: float | None) -> None:
+        self.assembly = assembly
+        self.worker = worker
+        self._clip_here = clip_here
+        self._of = assembly.parameters_of_each()
+        if assembly.part is None:
+            assembly.flat.keeps_views = False  # the loop may look at gradients, and change them
+        self.last_iteration = LastIteration()
+        self._closed = False
+        self._finished = False
+        self._end = ProgramEnd()
+        self._end.watch()
+        self._handlers = Signals(worker.lifecycle.interrupt)
+        self._handlers.install()
+        atexit.register(self._at_exit)
+        _JOINED.append(self)
+
+    # -- training -------------------------------------------------------------------------------
+
+    def goes_on(self) -> bool:
+        """Returns whether to make an update; False in the iteration in which training has ended.
+
+        Raises:
+            ConfigurationError: the loop continues after training has ended; its result is saved.
+            SystemExit: with status 130, where training has ended because the job was interrupted.
+        """
+        self._end.goes_on()
+        if not self.worker.trainer.has_ended:
+            return True
+        if self.last_iteration.leaves_out():
+            return False
+        self._finish_training()
+        raise self.worker.trainer.after_the_end()
+
+    def update(self, optimizer: int, examples: float) -> None:
+        """Makes one update of the job from the present gradients.
+
+        Args:
+            optimizer: the index of the optimizer that makes it; the gradients of the parameters of
+                other optimizers stay as they are.
+            examples: the number of examples that the gradient is the mean of.
+        """
+        joint = self.assembly.optimizer
+        if not isinstance(joint, JointOptimizer):
+            self._update(examples)
+            return
+        joint.chosen = optimizer
+        with self._hide_other_gradients(optimizer):
+            self._update(examples)
+
+    def _update(self, examples: float) -> None:
+        if self.assembly.reducer is not None:
+            self._make_mean(examples)
+        if self._clip_here is not None:
+            norm = self.assembly.trained.gradient_norm()
+            factor = torch.clamp(self._clip_here / (norm + 1e-6), max=1.0)
+            self.assembly.trained.scale_gradients(factor)
+        self.worker.trainer.update(examples, ())
+
+    @contextmanager
+    def _hide_other_gradients(self, optimizer: int) -> Iterator[None]:
+        """Hides the gradients of the parameters of all other optimizers during the block."""
+        others = [
+            p for index in range(len(self._of)) if index != optimizer for p in self._of[index]
+        ]
+        kept = [parameter.grad for parameter in others]
+        if self.assembly.part is None:  # the flat gradients are overwritten meanwhile
+            kept = [None if gradient is None else gradient.clone() for gradient in kept]
+        for parameter in others:
+            parameter.grad = None
+        try:
+            yield
+        finally:
+            for parameter, gradient in zip(others, kept, strict=True):
+                parameter.grad = gradient
+
+    def forget_gradients(self, optimizer: int, *, set_to_none: bool) -> None:
+        """Drops the gradients of one optimizer's parameters, or sets them to zero."""
+        for parameter in self._of[optimizer]:
+            if set_to_none:
+                parameter.grad = None
+            elif parameter.grad is not None:
+                parameter.grad.detach_().zero_()
+
+    def _make_mean(self, examples: float) -> None:
+        """Averages the gradients of all processes that step together."""
+        assembly = self.assembly
+        assert assembly.reducer is not None
+        self.worker.trainer.begin_step()
+        if assembly.part is None:
+            assembly.flat.gather_gradients()
+        factor = assembly.reducer.scale_factor(examples)()
+        agree_on_optimizer(assembly)
+        if factor != 1.0:
+            assembly.trained.scale_gradients(factor)
+        assembly.reducer.begin()
+        assembly.reducer.finish()
+
+    def save(self) -> None:
+        """As `Session.save`."""
+        if self.worker.lifecycle.is_chief or self.assembly.process_group is not None:
+            self.worker.checkpoints.save()
+
+    # -- the end --------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Saves, and leaves the job. May be called again."""
+        if self._closed:
+            return
+        self._release()
+        try:
+            self._finish_training()
+        except BaseException as error:
+            self.worker.fail(error)
+            raise
+        self.worker.lifecycle.leave(
+            "interrupted" if self.worker.lifecycle.interrupted else "finished"
+        )
+
+    def _finish_training(self) -> None:
+        if not self._finished:
+            self._finished = True
+            self._end_together()
+            self.worker.trainer.complete()
+            self.worker.trainer.finish()
+
+    def _end_together(self) -> None:
+        """Ends the training of all processes that step together, after this one's loop has ended.
+
+        It takes part, without examples, in the step that the other processes may be making. With
+        parameter servers the others may go on, and it takes part until they have ended too.
+        """
+        assembly, worker = self.assembly, self.worker
+        process_group, reducer = assembly.process_group, assembly.reducer
+        if process_group is None or reducer is None or process_group.mesh.sharded:
+            return
+        if worker.backend.together and not worker.should_stop:
+            worker.trainer.stop("the program of another process has ended")
+            self._take_part(process_group, reducer, 1.0)
+            return
+        while not worker.should_stop and self._take_part(process_group, reducer, 0.0):
+            pass
+
+    def _take_part(self, process_group: ProcessGroup, reducer: Reducer, weight: float) -> bool:
+        """Makes a step without examples if others make one with some; returns whether they do.
+
+        Args:
+            process_group: the processes that make steps together.
+            reducer: makes the mean of their gradients.
+            weight: the number of examples that this process reports for its gradient.
+        """
+        assembly, worker = self.assembly, self.worker
+        worker.trainer.begin_step()
+        if process_group.count(0.0)() == 0.0:
+            process_group.vote()  # all loops have ended: there is no such step
+            return False
+        agree_on_optimizer(assembly, takes_part=False)
+        assembly.flat.zero_gradients()
+        assembly.flat.gather_gradients()
+        reducer.begin()
+        reducer.finish()
+        worker.trainer.update(weight, ())
+        return True
+
+    def _at_exit(self) -> None:
+        """Leaves the job when the program ends, with the exception that ended it, if any."""
+        error = self._end.error
+        if error is None or self._closed:
+            self.close()
+            return
+        self._release()
+        if isinstance(error, KeyboardInterrupt):
+            self.worker.lifecycle.leave("interrupted", "KeyboardInterrupt in the script")
+        else:
+            self.worker.fail(error)
+
+    def _release(self) -> None:
+        """Restores signal handlers, and removes the exit callbacks."""
+        self._closed = True
+        _JOINED.remove(self)
+        self._handlers.restore()
+        self._end.forget()
+        atexit.unregister(self._at_exit)
+
+
+_JOINED: list[LoopJob] = []
+"""The job that this process takes part in; a process is in one job at a time."""
+
+
+def refuse_second() -> None:
+    """Checks that this process is in no job.
+
+    Raises:
+        ConfigurationError: an earlier call of `distribute` was not closed.
+    """
+    if _JOINED:
+        raise ConfigurationError(
+            "this program has joined its job already, by an earlier call of distribute: give all "
+            "optimizers in one call, distribute(model, [first, second]) or by name in a dict, "
+            "which returns as many; or close() what the earlier call returned"
+        )

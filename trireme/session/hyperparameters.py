@@ -1,0 +1,105 @@
+"""The hyper-parameters of a worker's optimizer, and the schedule by which they change."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from trireme.errors import ConfigurationError
+from trireme.launch.environment.detect import TaskConfig
+from trireme.ps.messages import GroupSpec
+from trireme.ps.optimizers import spec_of
+from trireme.session.observers.progress import Progress
+from trireme.session.training_setup import TrainingSetup
+
+__all__ = ["Hyperparameters"]
+
+_DISAGREEMENT = (
+    "Each worker counts its own steps then; where they have made different numbers of them, they "
+    "disagree, and the servers take the settings of each update."
+)
+
+
+class Hyperparameters:
+    """The user's hyper-parameters, which each update brings to the servers when they change.
+
+    Args:
+        task: the identity of this process.
+        setup: what is trained, and by which optimizer.
+        progress: is warned where the workers may disagree.
+
+    Attributes:
+        scheduler: the scheduler that counts global steps; None where the session has none.
+
+    Raises:
+        ConfigurationError: a session cannot have that scheduler.
+    """
+
+    def __init__(self, task: TaskConfig, setup: TrainingSetup, progress: Progress) -> None:
+        self.scheduler = _scheduler(setup)
+        # Counted here, as not every scheduler counts its steps.
+        self._scheduled = getattr(self.scheduler, "last_epoch", 0)
+        self._optimizer = setup.optimizer
+        self._progress = progress
+        self._warned = False
+        self._disagree = not setup.rule.synchronous and task.workers > 1
+        self._then: list[tuple[Any, ...]] = []
+        self._groups: tuple[GroupSpec, ...] = ()
+
+    def now(self) -> tuple[GroupSpec, ...]:
+        """Returns the present hyper-parameters; the same object while they are unchanged."""
+        # Parameters among the values compare by identity first, so tensors are never compared.
+        now = [tuple(group.values()) for group in self._optimizer.param_groups]
+        if now != self._then:
+            # In rounds the servers compare what workers say of it.
+            if self._then and self.scheduler is None and self._disagree:
+                self.warn(
+                    "the program changes the optimizer's learning rate, or another setting, by "
+                    f"itself. {_DISAGREEMENT} Let a session count the job's steps (scheduler=...), "
+                    "or set the rate by global_step"
+                )
+            self._then = now
+            self._groups = spec_of(self._optimizer).groups
+        return self._groups
+
+    def warn(self, text: str) -> None:
+        """Warns, once, that the program itself changes hyper-parameters."""
+        if not self._warned:
+            self._warned = True
+            self._progress.warn(text)
+
+    def advance(self, step: int) -> None:
+        """Advances the scheduler, where there is one, to a global step of the job."""
+        while self.scheduler is not None and self._scheduled < step:
+            self.scheduler.step()
+            self._scheduled += 1
+
+
+def _scheduler(setup: TrainingSetup) -> Any:
+    make = setup.options.scheduler
+    if make is None:
+        return None
+    if isinstance(make, torch.optim.lr_scheduler.LRScheduler):
+        scheduler: Any = make
+        if make.optimizer is not setup.optimizer:
+            raise ConfigurationError(
+                f"the {type(make).__name__} given as scheduler is over another optimizer than the "
+                "session's: give the session that very optimizer too, or a function that builds "
+                f"the scheduler: scheduler=lambda optimizer: {type(make).__name__}(optimizer, ...)"
+            )
+    else:
+        scheduler = make(setup.optimizer)
+    if not callable(getattr(scheduler, "step", None)):
+        raise ConfigurationError(
+            f"the function given as scheduler returned {scheduler!r}: it must return a scheduler "
+            "of torch.optim.lr_scheduler"
+        )
+    if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
+        raise ConfigurationError(
+            "ReduceLROnPlateau needs a metric at each step, which a session cannot give it: use a "
+            "schedule of the step count, such as ExponentialLR or OneCycleLR"
+        )
+    # Servers make the steps, and a restored schedule is moved on before any: torch would warn.
+    setup.optimizer._opt_called = True  # type: ignore[attr-defined]
+    return scheduler

@@ -1,0 +1,298 @@
+"""A worker's membership in its job: joins, rejoins and leaves.
+
+joining -> waiting for the cluster -> initialising or restoring -> training -> saving
+        -> finished | failed | interrupted
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+import traceback
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+from trireme.cluster.member import Member, MemberConfig
+from trireme.cluster.messages import Outcome
+from trireme.cluster.view import View
+from trireme.errors import Fenced, JobFailed, TriremeError, WireError
+from trireme.launch.environment.detect import TaskConfig
+from trireme.launch.exit_reason import describe
+from trireme.ps.client.client import ClientOptions
+from trireme.session.backends.base import Backend
+from trireme.session.backends.local import Local
+from trireme.session.backends.local_sgd import LocalSgd
+from trireme.session.backends.parameter_server import ParameterServer
+from trireme.session.observers.liveness import Liveness
+from trireme.session.observers.progress import Progress
+from trireme.session.training_setup import TrainingSetup
+from trireme.wire.handshake import new_epoch
+
+if TYPE_CHECKING:
+    from trireme.parallel.process_group import ProcessGroup
+    from trireme.session.backends.sharded_worker import Shards
+
+__all__ = ["Lifecycle"]
+
+_log = logging.getLogger(__name__)
+
+_REJOIN_SECONDS = 30.0  # for the coordinator to accept a worker again that it had given up
+_WAIT_SHOWN = 1.0  # seconds: shorter waits are not shown
+
+
+class Lifecycle:
+    """One worker's membership in its job, from joining to leaving.
+
+    Args:
+        task: the identity of this process.
+        setup: what is trained.
+        progress: shows each state, and the tasks that the worker waits for.
+
+    Attributes:
+        state: the present state, such as `training`.
+        member: the connection to the coordinator; None where there is no coordinator.
+        servers: the backend, where it is connected to parameter servers.
+        liveness: the count of steps that heartbeats report.
+        draining: whether the worker has retired, and waits until the others have retired.
+        left: whether the worker has left the job.
+        exits: callbacks that run first when the worker leaves.
+    """
+
+    def __init__(self, task: TaskConfig, setup: TrainingSetup, progress: Progress) -> None:
+        self.task = task
+        self.state = "new"
+        self.member: Member | None = None
+        self.servers: ParameterServer | None = None
+        self.liveness = Liveness()
+        self.draining = False
+        self.left = False
+        self.exits = ExitStack()
+        self._setup = setup
+        self._progress = progress
+        self._backend: Backend | None = None
+        self._own_epoch = new_epoch()  # used where there is no coordinator
+        self._interrupted: str | None = None
+        self._chief_at_end: bool | None = None
+
+    # -- joining --------------------------------------------------------------------------------
+
+    def join(self) -> Backend:
+        """Joins the job; returns the backend.
+
+        Raises:
+            TriremeError: this worker cannot take part.
+        """
+        self._backend = self._joined()
+        return self._backend
+
+    def _joined(self) -> Backend:
+        setup, group = self._setup, self._setup.process_group
+        if group is not None and not self.task.servers:
+            from trireme.session.backends.collective import Collective  # loads slowly
+
+            return Collective(
+                group,
+                setup.part or setup.flat,
+                setup.optimizer,
+                clip_norm=setup.options.clip_norm,
+                agree_on_skips=setup.options.nan == "skip",
+                waiting=self._say_waiting,
+            )
+        if group is not None and not group.is_chief:
+            from trireme.session.backends.sharded_worker import Follower
+
+            return Follower(self._shards(group), completes=setup.outer is not None)
+        if not self.task.coordinator:
+            return Local(setup.flat, setup.optimizer)
+        self.enter("joining", f"the coordinator at {self.task.coordinator}")
+        secret = bytes.fromhex(self.task.secret)
+        config = MemberConfig(
+            coordinator=self.task.coordinator,
+            job=self.task.job,
+            role="worker",
+            index=self.task.index,
+            secret=secret,
+            connect_timeout=self.task.connect_timeout,
+        )
+        self.member = Member(config)
+        self.liveness.watch()
+        self.member.observe(self.liveness.status)
+        incarnation = self.member.join()
+        self.enter("waiting for the cluster")
+        self.member.wait_for_view(
+            timeout=self.task.config.join_timeout + 60.0, on_waiting=self._progress.waiting
+        )
+        options = ClientOptions(
+            job=self.task.job,
+            secret=secret,
+            worker=self.task.index,
+            incarnation=incarnation,
+            epoch=self.member.epoch,
+            share_memory=self.task.config.transport == "auto",
+            overlap=self.task.config.overlap,
+            waiting=self._say_waiting,
+            hurries=lambda: self.interrupted is not None,
+        )
+        self.servers = self._connected(options, self.member)
+        return self.servers
+
+    def _connected(self, options: ClientOptions, member: Member) -> ParameterServer:
+        """Returns the backend of a worker that has connections to servers."""
+        setup, flat = self._setup, self._setup.flat
+        if setup.process_group is not None:
+            from trireme.session.backends.sharded_worker import Leader, LocalSgdLeader
+
+            shards = self._shards(setup.process_group)
+            if setup.outer is not None:
+                return LocalSgdLeader(shards, options, member, flat, setup.optimizer)
+            return Leader(shards, options, member, flat)
+        if setup.outer is not None:
+            return LocalSgd(options, member, flat, setup.optimizer)
+        return ParameterServer(options, member, flat)
+
+    def _shards(self, group: ProcessGroup) -> Shards:
+        """Returns what a worker of several processes brings together and hands out."""
+        from trireme.session.backends.sharded_worker import Shards
+
+        setup = self._setup
+        return Shards(group, setup.part, setup.flat, skips=setup.options.nan == "skip")
+
+    def _say_waiting(self, reason: str, names: Sequence[str], seconds: float) -> None:
+        if self.draining and self.task.name in names:
+            raise Fenced(f"the servers wait for {self.task.name}, which has retired", 0)
+        if seconds >= _WAIT_SHOWN:
+            self._progress.waiting_for_update(reason, names, seconds)
+
+    def come_back(self, backend: Backend) -> None:
+        """Waits until this worker is in the view again, under a new incarnation if it was given up.
+
+        Raises:
+            JobFailed: the job is over, or this worker has several processes.
+            WaitTimeout: the coordinator did not accept the worker again.
+        """
+        if self.member is None or not backend.comes_back:
+            raise JobFailed(
+                f"{self.task.name} was taken for lost, and a worker of several processes cannot "
+                "come back: --max-restarts starts it again"
+            )
+        backend.come_back(self.member.wait_until_back(timeout=_REJOIN_SECONDS))
+
+    # -- the worker's role -----------------------------------------------------------------------
+
+    @property
+    def epoch(self) -> str:
+        """The epoch, a random name of this start of the job, which no other start has.
+
+        The coordinator makes it when the job starts. Without a coordinator, this process makes it.
+        """
+        return self._own_epoch if self.member is None else self.member.epoch
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this is the live worker with the lowest index.
+
+        After training, whether it was the chief at the end: no worker takes over from a chief that
+        has finished and left.
+        """
+        if self._chief_at_end is not None:
+            return self._chief_at_end
+        if self._setup.process_group is not None and not self._setup.process_group.is_chief:
+            return False
+        if self.member is None:
+            return True
+        view = self.member.view
+        return view is not None and view.chief == self.task.index
+
+    def settle_chief(self) -> None:
+        """Settles which worker is chief at the end, before the chief may finish and leave."""
+        if self._chief_at_end is None:
+            self._chief_at_end = self.is_chief
+
+    @property
+    def view(self) -> View | None:
+        """The newest view of the job; None where there is no coordinator."""
+        return None if self.member is None else self.member.view
+
+    @property
+    def view_number(self) -> int:
+        """The number of the newest view; 0 for none."""
+        view = self.view
+        return 0 if view is None else view.number
+
+    @property
+    def interrupted(self) -> str | None:
+        """Why the job was requested to stop before its end; None if it was not."""
+        if self._interrupted is None and self.member is not None:
+            return self.member.stop_requested
+        return self._interrupted
+
+    def interrupt(self, reason: str) -> None:
+        """Requests to stop the job at a step that all agree on. Safe in a signal handler."""
+        self._interrupted = reason
+
+    def lost_with(self, error: BaseException) -> str:
+        """Returns the name of the task whose loss ended the job, as far as this worker knows."""
+        over = None if self.member is None else self.member.over
+        if over is not None:
+            return over.culprit if over.outcome == "failed" else ""
+        # The coordinator cannot name a task that was lost together with it, such as ps:0 by hand.
+        return error.server if isinstance(error, WireError) else ""
+
+    def report(self, status: Mapping[str, float | str]) -> None:
+        """Adds this worker's status to the next heartbeat."""
+        if self.member is not None:
+            self.member.report({"state": self.state, **status})
+
+    def enter(self, state: str, detail: str = "") -> None:
+        """Enters a state, shows it and reports it."""
+        self.state = state
+        self._progress.state(state, detail)
+        if self.member is not None:
+            self.member.report({"state": state})
+
+    # -- leaving --------------------------------------------------------------------------------
+
+    def leave(
+        self, outcome: Outcome, reason: str = "", details: str = "", *, comes_back: bool = False
+    ) -> None:
+        """Ends this worker's part in the job. Only the first call has an effect.
+
+        Args:
+            outcome: how the worker ended.
+            reason: why.
+            details: further text that helps to find the cause, such as a traceback.
+            comes_back: whether the launcher starts this worker again; the job is not told then.
+        """
+        if self.left:
+            return
+        self.left = True
+        # The error itself is shown elsewhere.
+        self.enter(outcome, "" if outcome == "failed" else reason)
+        try:
+            self.exits.close()
+        finally:
+            if self.member is not None:
+                if not comes_back:
+                    self.member.leave(outcome, reason, details)
+                self.member.close()
+            if self._backend is not None:
+                self._backend.close()
+            process_group = self._setup.process_group
+            if process_group is not None and outcome != "failed":
+                process_group.close(together=True)
+
+    def fail(self, error: BaseException) -> None:
+        """Tells the job that this worker failed, and why.
+
+        Where the launcher will start the worker again, it only closes the connection, and the job
+        continues without this incarnation.
+        """
+        text = io.StringIO()
+        traceback.print_exception(error, file=text)
+        reason = f"{type(error).__name__}: {error}".strip()
+        comes_back = self.task.restarts_left > 0 and describe(error).worth_a_restart
+        try:
+            self.leave("failed", reason, text.getvalue(), comes_back=comes_back)
+        except TriremeError as another:
+            _log.warning("while failing: %s", another)

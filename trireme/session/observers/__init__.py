@@ -1,0 +1,1 @@
+"""What watches a session: progress, records, summaries, profiles."""

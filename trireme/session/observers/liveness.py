@@ -1,0 +1,98 @@
+"""The liveness of a worker's main thread in its heartbeats: its steps, or why it makes none."""
+
+from __future__ import annotations
+
+import sys
+import sysconfig
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+from trireme.cluster.progress import EXCUSE, LOCATION, STEPS
+
+__all__ = ["Liveness"]
+
+_LIBRARIES = (
+    str(Path(threading.__file__).parent),
+    str(Path(__file__).parent.parent),
+    sysconfig.get_path("purelib"),
+    "<frozen",
+)
+_DEBUGGERS = ("pdb", "bdb", "ipdb", "pudb", "pydevd", "_pydevd_bundle", "debugpy", "IPython")
+_COMPILERS = ("torch._dynamo", "torch._inductor", "torch._functorch", "torch._export", "triton")
+
+
+class Liveness:
+    """Counts the steps of a thread; another thread reads its `status`.
+
+    Attributes:
+        steps: the number of steps made.
+        excuse: why no step can be expected now; "" while steps can be expected.
+    """
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self.excuse = "no step was made yet"  # the first step may take long
+        self._thread = threading.get_ident()
+        self._told = -1
+
+    def watch(self) -> None:
+        """Sets the calling thread as the one that makes the steps."""
+        self._thread = threading.get_ident()
+
+    def stepped(self) -> None:
+        """Counts a step; the next step is expected from now on."""
+        self.steps += 1
+        self.excuse = ""
+
+    @contextmanager
+    def excused(self, why: str) -> Iterator[None]:
+        """Sets the excuse during the block."""
+        before, self.excuse = self.excuse, why
+        try:
+            yield
+        finally:
+            self.excuse = before
+
+    def status(self) -> Mapping[str, int | str]:
+        """Returns the fields that the next heartbeat adds to the reported status."""
+        steps, excuse, status = self.steps, self.excuse, dict[str, int | str]()
+        if not excuse and steps == self._told:  # look closer
+            frame = sys._current_frames().get(self._thread)
+            excuse = _excuse_of(frame)
+            if frame is not None:
+                status[LOCATION] = _place_of(frame)
+        self._told = steps
+        if excuse:
+            status[EXCUSE] = excuse
+        return {STEPS: steps, **status}
+
+
+def _place_of(frame: FrameType) -> str:
+    """Returns the innermost line of the program that a thread runs, else of a library.
+
+    Libraries are the files in the directories of Python and of this package.
+    """
+    own: FrameType | None = frame
+    while own is not None and own.f_code.co_filename.startswith(_LIBRARIES):
+        own = own.f_back
+    shown = own or frame
+    name = Path(shown.f_code.co_filename).name
+    return f"{name}:{shown.f_lineno} in {shown.f_code.co_name}"
+
+
+def _excuse_of(frame: FrameType | None) -> str:
+    """Returns why a thread may take long, such as a debugger or a compiler; "" if there is none."""
+    debugger = sys.modules.get("debugpy")
+    if debugger is not None and debugger.is_client_connected():
+        return "a debugger is attached"
+    while frame is not None:
+        module = str(frame.f_globals.get("__name__", ""))
+        if module.split(".")[0] in _DEBUGGERS:
+            return "a debugger holds it"
+        if module.startswith(_COMPILERS):
+            return "it compiles"
+        frame = frame.f_back
+    return ""

@@ -1,0 +1,87 @@
+"""The durations of a worker's steps by phase."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from trireme.metrics import Registry
+
+__all__ = ["ALONE", "SERVED", "PhaseObserver", "Phases"]
+
+SERVED = ("data", "compute", "push", "wait")
+"""The phases with parameter servers or other processes: waiting for a batch; forward and backward;
+sending; waiting for the answer with the values."""
+
+ALONE = ("data", "compute", "apply")
+"""The phases of a lone process, which applies its updates itself."""
+
+PhaseObserver = Callable[[str, float, float], object]
+"""Called with a phase, and when it began and ended, on `time.monotonic`."""
+
+
+class Phases:
+    """Sums and histograms of the phases of one worker's steps.
+
+    Added phases are counted at `settle`, or when the totals are read: counting many at once is
+    cheaper than one by one, which matters where a step takes a millisecond.
+
+    Args:
+        names: the phases.
+        registry: the registry of the histograms.
+
+    Attributes:
+        add: adds a phase of a step, as a tuple with two readings of `time.monotonic`.
+        observer: called with each phase of each step; None for no observer.
+    """
+
+    def __init__(self, names: Sequence[str], registry: Registry) -> None:
+        self._totals = dict.fromkeys(names, 0.0)
+        self._waiting: list[tuple[str, float, float]] = []
+        self._observer: PhaseObserver | None = None
+        self._histograms = {
+            name: registry.histogram(
+                "trireme_phase_seconds", "Seconds by phase of a step", phase=name
+            )
+            for name in names
+        }
+        self.add = self._waiting.append
+
+    @property
+    def totals(self) -> dict[str, float]:
+        """The seconds spent so far, by phase.
+
+        Raises:
+            KeyError: an unknown phase was added.
+        """
+        self.settle()
+        return self._totals
+
+    @property
+    def observer(self) -> PhaseObserver | None:
+        """The observer of the phases that are added from now on."""
+        return self._observer
+
+    @observer.setter
+    def observer(self, observer: PhaseObserver | None) -> None:
+        self.settle()
+        self._observer = observer
+
+    def settle(self) -> None:
+        """Counts the added phases."""
+        waiting = self._waiting[:]
+        durations: dict[str, list[float]] = {name: [] for name in self._totals}
+        for phase, began, ended in waiting:
+            durations[phase].append(ended - began)
+            if self._observer is not None:
+                self._observer(phase, began, ended)
+        del self._waiting[: len(waiting)]
+        for phase, seconds in durations.items():
+            self._totals[phase] += sum(seconds)
+            self._histograms[phase].observe_all(seconds)
+
+    def since(self, before: Mapping[str, float], steps: int) -> dict[str, float]:
+        """Returns the mean seconds per step, by phase, since `totals` was `before`."""
+        return {
+            f"{name}_seconds": (total - before[name]) / max(steps, 1)
+            for name, total in self.totals.items()
+        }

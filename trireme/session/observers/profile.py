@@ -1,0 +1,319 @@
+"""Traces: the operations of every task during a few steps, on one timeline.
+
+    trireme.Session(..., hooks=[trireme.Profile("10:15")])     # or: trireme run --profile 10:15
+
+writes `RUN/traces/steps-10-15.json.gz`, which https://ui.perfetto.dev opens.
+
+Each worker traces its own steps 10 to 14 and shares its part at server 0; the chief merges all
+parts with the notes of the servers. All times are on server 0's clock: the offset of a worker's
+clock is measured by round trips, unless both read the same clock.
+"""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+import time
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from trireme.clock import clock_name
+from trireme.errors import ConfigurationError
+from trireme.monitor.trace import (
+    Operator,
+    PushSpan,
+    ServerPart,
+    TraceSpan,
+    WorkerPart,
+    merge,
+    pack,
+    unpack,
+    write_trace,
+)
+from trireme.ps.messages import Applied, Verdict
+from trireme.ps.results import ServerClock, decided
+from trireme.ps.server.trace import Note
+from trireme.session.hooks import Hook
+
+if TYPE_CHECKING:
+    from trireme.session.result import StepResult
+    from trireme.session.session import Session
+
+__all__ = ["Profile", "offset_of"]
+
+_log = logging.getLogger(__name__)
+
+_ROUND_TRIPS = 8
+_LOOK_SECONDS = 1.0
+_CLOCK_MARK = "trireme clock"
+_NOTES = tuple[Note, ...]
+_CATEGORIES = ("cpu_op", "user_annotation", "kernel", "gpu_memcpy", "gpu_memset", "cuda_runtime")
+
+
+class Profile(Hook):
+    """Traces a few steps of every task.
+
+    Args:
+        steps: the range of each worker's own steps since it started, as `first:end`, without
+            `end`.
+        operators: whether to trace PyTorch's operators too, by `torch.profiler`.
+        directory: the directory of the trace; `traces` in the run directory by default.
+
+    Raises:
+        ConfigurationError: `steps` is not such a range; or, at the start, there is no directory.
+    """
+
+    def __init__(
+        self, steps: str, *, operators: bool = True, directory: str | Path | None = None
+    ) -> None:
+        self.first, self.end = _range(steps)
+        self._operators = operators
+        self._directory = None if directory is None else Path(directory)
+        self._made = 0  # steps, so far
+        self._tracing: _Tracing | None = None
+        self._left = False  # whether this worker has shared its part
+        self._written = False
+        self._look_at = 0.0
+        self._servers: Sequence[float] = ()  # the offset of each server's clock
+
+    def on_start(self, session: Session) -> None:
+        if self._operators:
+            import torch.profiler  # noqa: F401  # takes seconds, so not during a step
+        if self._directory is not None:
+            return
+        records = session.task.records  # in the launch's run directory
+        run_dir = session.run_dir if records is None else Path(records).parent
+        if run_dir is None:
+            raise ConfigurationError(
+                "a trace has no directory: set a run directory (--run-dir, or run_dir=), or give "
+                "Profile(directory=...)"
+            )
+        self._directory = run_dir / "traces"
+
+    def before_step(self, session: Session, batch: Any) -> None:
+        if self._made == self.first:
+            self._tracing = _Tracing(session, operators=self._operators)
+        if self._tracing is not None:
+            self._tracing.begin_step()
+
+    def after_step(self, session: Session, result: StepResult) -> None:
+        self._made += 1
+        if self._tracing is not None:
+            self._tracing.end_step(self._made - 1, result)
+            if self._made == self.end:
+                self._leave(session)
+        elif self._left and not self._written and time.monotonic() >= self._look_at:
+            self._look_at = time.monotonic() + _LOOK_SECONDS
+            self._gather(session, wait_for_all=True)
+
+    def on_stop(self, session: Session, reason: str) -> None:
+        if self._tracing is not None:
+            self._leave(session)
+        if self._left and not self._written:
+            self._gather(session, wait_for_all=False)
+
+    # -- inside ---------------------------------------------------------------------------------
+
+    @property
+    def _topic(self) -> str:
+        return f"trace/{self.first}-{self.end}"
+
+    def _leave(self, session: Session) -> None:
+        """Ends tracing, and shares this worker's part."""
+        assert self._tracing is not None
+        part = self._tracing.finish()
+        self._servers = self._tracing.servers
+        self._tracing = None
+        self._left = True
+        if session.worker.lifecycle.servers is not None:
+            session.worker.lifecycle.servers.trace("stop")
+            session.worker.backend.share(self._topic, pack(part))
+        else:  # no servers: each process writes its own trace
+            self._write(session, [part], [], name="" if session.is_chief else f".{part.task}")
+
+    def _gather(self, session: Session, *, wait_for_all: bool) -> None:
+        """Merges the parts, as chief; with `wait_for_all`, once all workers have shared theirs."""
+        if not session.is_chief:
+            return
+        connected = session.worker.lifecycle.servers
+        assert connected is not None
+        parts = connected.collect(self._topic)
+        if wait_for_all and len(parts) < session.task.workers:
+            return
+        notes = [answer.notes for answer in connected.trace("read")]
+        servers = [
+            ServerPart(index, self._servers[index], msgspec.json.decode(each, type=_NOTES))
+            for index, each in enumerate(notes)
+        ]
+        self._write(session, [unpack(data) for _, data in sorted(parts.items())], servers)
+
+    def _write(
+        self,
+        session: Session,
+        workers: Sequence[WorkerPart],
+        servers: Sequence[ServerPart],
+        name: str = "",
+    ) -> None:
+        assert self._directory is not None
+        self._written = True
+        stem = f"steps-{self.first}-{self.end}{name.replace(':', '-').replace('/', '-')}"
+        path = self._directory / f"{stem}.json.gz"
+        try:
+            write_trace(path, merge(workers, servers))
+        except OSError as error:  # monitoring must not end the job
+            _log.warning("the trace of steps %d to %d is lost: %s", self.first, self.end, error)
+            return
+        session.recorder.say(f"trace: {path} (https://ui.perfetto.dev opens it)")
+
+
+class _Tracing:
+    """One worker's trace while it is made."""
+
+    def __init__(self, session: Session, *, operators: bool) -> None:
+        self._trainer, self._recorder = session.worker.trainer, session.recorder
+        self._task = session.task
+        self._began = 0.0
+        self._steps: list[TraceSpan] = []
+        self._phases: list[TraceSpan] = []
+        self._pushes: list[PushSpan] = []
+        self._undecided: deque[TraceSpan] = deque()
+        self._connected = session.worker.lifecycle.servers
+        trips = []
+        if self._connected is not None:
+            trips = [self._connected.trace("start") for _ in range(1 + _ROUND_TRIPS)]
+        self._offset, self.servers = _offsets(list(zip(*trips, strict=True)))
+        self._profiler = _Profiler() if operators else None
+        self._recorder.phases.observer = self._saw
+
+    def _saw(self, phase: str, began: float, ended: float) -> None:
+        span = TraceSpan(phase, began, ended)
+        self._phases.append(span)
+        if phase == "push":
+            self._undecided.append(span)
+
+    def begin_step(self) -> None:
+        self._began = time.monotonic()
+
+    def end_step(self, number: int, result: StepResult) -> None:
+        self._steps.append(TraceSpan(f"step {number}", self._began, time.monotonic()))
+        self._recorder.phases.settle()
+        times = self._trainer.update_times
+        # With prefetch the newest push is not decided yet.
+        decided = len(self._undecided) - (times.push_began >= times.wait_ended)
+        if result.verdict is not None and decided > 0:
+            push = self._undecided.popleft()
+            said = () if self._connected is None else self._connected.verdicts
+            steps = tuple(_step_of(verdict) for verdict in said)
+            self._pushes.append(PushSpan(push.began, push.ended, steps))
+
+    def finish(self) -> WorkerPart:
+        self._recorder.phases.observer = None
+        operators = self._profiler.finish() if self._profiler is not None else ()
+        return WorkerPart(
+            task=self._task.name,
+            place=self._task.number,
+            offset=self._offset,
+            steps=tuple(self._steps),
+            phases=tuple(self._phases),
+            pushes=tuple(self._pushes),
+            operators=tuple(operators),
+        )
+
+
+class _Profiler:
+    """`torch.profiler`, with its times converted to `time.monotonic`."""
+
+    def __init__(self) -> None:
+        import torch
+        from torch.profiler import ProfilerActivity, profile
+
+        activities = [ProfilerActivity.CPU]
+        if torch.cuda.is_available():
+            activities.append(ProfilerActivity.CUDA)
+        self._profile = profile(activities=activities)
+        self._profile.start()
+        self._marks = [self._mark() for _ in range(5)]
+
+    def _mark(self) -> tuple[float, float]:
+        """Makes an event at a known time."""
+        from torch.profiler import record_function
+
+        before = time.monotonic()
+        with record_function(_CLOCK_MARK):
+            pass
+        return before, time.monotonic()
+
+    def finish(self) -> Sequence[Operator]:
+        """Ends the trace and returns the operators."""
+        self._profile.stop()
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "trace.json"
+            self._profile.export_chrome_trace(str(path))
+            found = msgspec.json.decode(path.read_bytes())["traceEvents"]
+        events = [event for event in found if event.get("ph") == "X"]
+        offset = self._offset(events)
+        return [
+            Operator(
+                event["name"],
+                event["cat"],
+                1e-6 * float(event["ts"]) + offset,
+                1e-6 * (float(event["ts"]) + float(event["dur"])) + offset,
+                int(event["tid"]),
+            )
+            for event in events
+            if event.get("cat") in _CATEGORIES and event["name"] != _CLOCK_MARK
+        ]
+
+    def _offset(self, events: Sequence[dict[str, Any]]) -> float:
+        """Returns the offset of the profiler's clock, from the mark with the shortest duration."""
+        seen = sorted(
+            float(event["ts"]) + float(event["dur"]) / 2
+            for event in events
+            if event["name"] == _CLOCK_MARK and event.get("cat") == "user_annotation"
+        )
+        pairs = list(zip(self._marks, seen, strict=False))
+        (before, after), middle = min(pairs, key=lambda pair: pair[0][1] - pair[0][0])
+        return (before + after) / 2 - 1e-6 * middle
+
+
+def offset_of(trips: Sequence[ServerClock]) -> float:
+    """Returns what to add to this process's monotonic clock for a server's, in seconds.
+
+    Of several round trips the quickest counts; nothing where both read the same clock, or where
+    there was no trip.
+    """
+    if not trips or trips[0].clock == clock_name():
+        return 0.0
+    best = min(trips, key=lambda trip: trip.heard - trip.asked)
+    return best.now - (best.asked + best.heard) / 2
+
+
+def _offsets(servers: Sequence[Sequence[ServerClock]]) -> tuple[float, list[float]]:
+    """Returns the offsets of this process's clock, and of each server's, to server 0's clock.
+
+    Args:
+        servers: the round trips with each server; none where there are no servers.
+    """
+    if not servers:
+        return 0.0, []
+    own = offset_of(servers[0])
+    common = servers[0][0].clock
+    return own, [0.0 if t[0].clock == common else own - offset_of(t) for t in servers]
+
+
+def _step_of(verdict: Verdict) -> int:
+    first = decided(verdict)
+    return first.step if isinstance(first, Applied) else -1
+
+
+def _range(text: str) -> tuple[int, int]:
+    first, _, end = text.partition(":")
+    if not (first.isdecimal() and end.isdecimal() and int(first) < int(end)):
+        raise ConfigurationError(
+            f"steps {text!r} are not a range: give the steps to trace as first:end, such as 10:15"
+        )
+    return int(first), int(end)

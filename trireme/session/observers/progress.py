@@ -1,0 +1,417 @@
+"""The progress display of a run: one live line on a terminal, plain lines elsewhere.
+
+waiting for the cluster
+waiting for worker:1 (294 s left)
+restoring step 1200
+training
+step 1300 (global 2600/4000) loss 0.123 accuracy 0.97 12,345 examples/s
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TextIO
+
+from trireme.clock import Clock, MonotonicClock
+from trireme.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+__all__ = [
+    "LiveProgress",
+    "Measured",
+    "PlainProgress",
+    "Progress",
+    "ProgressOptions",
+    "ProgressRow",
+    "SilentProgress",
+    "make_progress",
+    "summary_line",
+]
+
+_log = logging.getLogger(__name__)
+
+_WAITING_SECONDS = 5.0
+_SILENCE_SECONDS = 30.0
+_REFRESH_SECONDS = 0.2
+_NAMES_SHOWN = 6
+_BAR_WIDTH = 20
+
+
+class Measured(Protocol):
+    """The results of a step, as in `StepResult`; read only if shown, as reading may be costly."""
+
+    @property
+    def loss(self) -> float:
+        """The step's loss."""
+
+    @property
+    def metrics(self) -> Mapping[str, float]:
+        """The step's metrics by name."""
+
+
+class ProgressRow(NamedTuple):
+    """One step.
+
+    Attributes:
+        step: the number of steps that this worker has made.
+        global_step: the job's global step.
+        examples: the number of examples seen so far, by this process or by the job; its growth
+            gives the examples per second.
+        measured: the results of the step; None if they are unknown.
+    """
+
+    step: int
+    global_step: int
+    examples: float
+    measured: Measured | None = None
+
+
+@dataclass(frozen=True)
+class ProgressOptions:
+    """The options of all displays.
+
+    Attributes:
+        max_steps: the global step at which training ends; None if it is unknown.
+        log_every: the number of the worker's steps between two plain lines; where steps are slow, a
+            line is written every 30 seconds.
+
+    Raises:
+        ConfigurationError: `log_every` is below 1.
+    """
+
+    max_steps: int | None = None
+    log_every: int = 100
+
+    def __post_init__(self) -> None:
+        if self.log_every < 1:
+            raise ConfigurationError(f"log_every is {self.log_every}: it must be 1 or more")
+
+
+class Progress(ABC):
+    """Displays the progress of a session. Its methods are called from one thread."""
+
+    @abstractmethod
+    def state(self, name: str, detail: str = "") -> None:
+        """Shows a new state of the session, such as `restoring`, with a detail: `step 1200`."""
+
+    @abstractmethod
+    def waiting(self, names: Sequence[str], seconds_left: float) -> None:
+        """Shows the tasks that the cluster still waits for. May be called at any rate."""
+
+    @abstractmethod
+    def waiting_for_update(self, reason: str, names: Sequence[str], seconds: float) -> None:
+        """Shows that an answer is withheld for `seconds` so far, because of these tasks."""
+
+    @abstractmethod
+    def step(self, row: ProgressRow) -> None:
+        """Shows a step; called about ten times a second, and when a record is due.
+
+        It takes a microsecond or two where nothing is shown.
+        """
+
+    @abstractmethod
+    def training_ended(self) -> None:
+        """Ends the display of steps; messages and states may follow."""
+
+    @abstractmethod
+    def message(self, text: str) -> None:
+        """Shows a line of text."""
+
+    @abstractmethod
+    def warn(self, text: str) -> None:
+        """Shows a warning; a silent display logs it."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Ends the display and restores the terminal. Closing twice does nothing."""
+
+
+class SilentProgress(Progress):
+    """Shows nothing."""
+
+    def state(self, name: str, detail: str = "") -> None:
+        pass
+
+    def waiting(self, names: Sequence[str], seconds_left: float) -> None:
+        pass
+
+    def waiting_for_update(self, reason: str, names: Sequence[str], seconds: float) -> None:
+        pass
+
+    def step(self, row: ProgressRow) -> None:
+        pass
+
+    def training_ended(self) -> None:
+        pass
+
+    def message(self, text: str) -> None:
+        pass
+
+    def warn(self, text: str) -> None:
+        _log.warning(text)
+
+    def close(self) -> None:
+        pass
+
+
+class PlainProgress(Progress):
+    """Writes lines, for files, pipes and logs.
+
+    Args:
+        options: the options of the display.
+        stream: the output.
+        clock: measures the examples per second.
+        steps: whether to write lines for steps.
+    """
+
+    def __init__(
+        self, options: ProgressOptions, stream: TextIO, clock: Clock, *, steps: bool = True
+    ) -> None:
+        self._steps = steps
+        self._options = options
+        self._stream = stream
+        self._clock = clock
+        self._pace = _Pace()
+        self._waiting_for: tuple[str, ...] = ()
+        self._waiting_since = 0.0
+
+    def state(self, name: str, detail: str = "") -> None:
+        self._waiting_for = ()
+        self.message(f"{name} {detail}".rstrip())
+
+    def waiting(self, names: Sequence[str], seconds_left: float) -> None:
+        now = self._clock.now()
+        news = tuple(names) != self._waiting_for
+        if names and (news or now - self._waiting_since >= _WAITING_SECONDS):
+            self._waiting_for = tuple(names)
+            self._waiting_since = now
+            self.message(_waiting_text(names, _left_text(seconds_left)))
+
+    def waiting_for_update(self, reason: str, names: Sequence[str], seconds: float) -> None:
+        self.message(_waiting_text(names, f"{reason}; {seconds:.0f} s so far"))
+
+    def step(self, row: ProgressRow) -> None:
+        if not self._steps:
+            return
+        now = self._clock.now()
+        silent = self._pace.elapsed(now, row.examples) >= _SILENCE_SECONDS
+        if silent or row.step % self._options.log_every == 0:
+            self.message(
+                _row_text(row, self._options.max_steps, self._pace.mark(now, row.examples))
+            )
+
+    def training_ended(self) -> None:
+        pass
+
+    def message(self, text: str) -> None:
+        print(text, file=self._stream, flush=True)
+
+    def warn(self, text: str) -> None:
+        self.message(f"warning: {text}")
+
+    def close(self) -> None:
+        pass
+
+
+class LiveProgress(Progress):
+    """Updates one line of a terminal, below other output.
+
+    Args:
+        options: the options of the display.
+        console: the terminal.
+        clock: measures the examples per second and the time left.
+    """
+
+    def __init__(self, options: ProgressOptions, console: Console, clock: Clock) -> None:
+        from rich.live import Live
+
+        self._console = console
+        self._clock = clock
+        self._max_steps = options.max_steps
+        self._pace = _Pace()
+        self._begun: tuple[float, int] | None = None
+        self._last: ProgressRow | None = None
+        self._live = Live(console=console, auto_refresh=False, transient=True)
+        self._live.start()
+
+    def state(self, name: str, detail: str = "") -> None:
+        self._show(f"{name} {detail}".rstrip())
+
+    def waiting(self, names: Sequence[str], seconds_left: float) -> None:
+        if names:
+            self._show(_waiting_text(names, _left_text(seconds_left)))
+
+    def waiting_for_update(self, reason: str, names: Sequence[str], seconds: float) -> None:
+        self._show(_waiting_text(names, f"{reason}; {seconds:.0f} s so far"))
+
+    def step(self, row: ProgressRow) -> None:
+        self._last = row
+        now = self._clock.now()
+        if self._begun is None:
+            self._begun = (now, row.global_step)
+        if self._pace.elapsed(now, row.examples) >= _REFRESH_SECONDS:
+            text = _row_text(row, self._max_steps, self._pace.mark(now, row.examples))
+            self._show(text + self._time_left(now, row.global_step))
+
+    def training_ended(self) -> None:
+        if self._last is None:
+            return
+        self.message(_row_text(self._last, self._max_steps, self._pace.per_second))
+        self._last = None
+        if self._live.is_started:
+            self._show("")
+
+    def message(self, text: str) -> None:
+        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def warn(self, text: str) -> None:
+        self.message(f"warning: {text}")
+
+    def close(self) -> None:
+        if not self._live.is_started:
+            return
+        self._live.stop()
+        self.training_ended()
+
+    def _show(self, text: str) -> None:
+        self._live.update(self._line(text), refresh=True)
+
+    def _line(self, text: str) -> Table:
+        from rich.progress_bar import ProgressBar
+        from rich.table import Table
+        from rich.text import Text
+
+        line = Table.grid(padding=(0, 1))
+        words = Text(text, no_wrap=True, overflow="ellipsis", end="")
+        width = min(_BAR_WIDTH, self._console.width - len(text) - 2)
+        if self._max_steps and self._last is not None and width >= _BAR_WIDTH / 2:
+            bar = ProgressBar(self._max_steps, self._last.global_step, width=width)
+            line.add_row(bar, words)
+        else:
+            line.add_row(words)
+        return line
+
+    def _time_left(self, now: float, global_step: int) -> str:
+        begun, first = self._begun or (now, global_step)
+        if self._max_steps is None or global_step <= first:
+            return ""
+        left = (self._max_steps - global_step) * (now - begun) / (global_step - first)
+        return f" {_duration(left)} left"
+
+
+class _Pace:
+    """Examples per second, from one mark to the next."""
+
+    def __init__(self) -> None:
+        self.per_second: float | None = None
+        self._marked_at: float | None = None
+        self._examples = 0.0
+
+    def elapsed(self, now: float, examples: float) -> float:
+        """Returns the seconds since the last mark; the first call sets the first one."""
+        if self._marked_at is None:
+            self._marked_at = now
+            self._examples = examples
+        return now - self._marked_at
+
+    def mark(self, now: float, examples: float) -> float | None:
+        """Returns the examples per second since the last mark; None where no time has passed."""
+        seconds = self.elapsed(now, examples)
+        if seconds > 0:
+            self.per_second = (examples - self._examples) / seconds
+            self._marked_at = now
+            self._examples = examples
+        return self.per_second
+
+
+def make_progress(
+    mode: str,
+    *,
+    max_steps: int | None = None,
+    log_every: int = 100,
+    stream: TextIO | None = None,
+    clock: Clock | None = None,
+) -> Progress:
+    """Makes the display of a display mode.
+
+    Args:
+        mode: `auto` (live on a terminal, else plain), `plain`, `events` (plain, without the
+            steps) or `none`.
+        max_steps: the global step at which training ends, where that is known.
+        log_every: every how many of the worker's steps a plain line is written.
+        stream: the output; None for standard output.
+        clock: the clock; None for the machine's monotonic clock.
+
+    Raises:
+        ConfigurationError: there is no such mode, or `log_every` is below 1.
+    """
+    if mode not in ("auto", "plain", "events", "none"):
+        raise ConfigurationError(f"display is {mode!r}: it is auto, plain, events or none")
+    if mode == "none":
+        return SilentProgress()
+    options = ProgressOptions(max_steps, log_every)
+    stream = stream or sys.stdout
+    clock = clock or MonotonicClock()
+    console = _terminal(stream) if mode == "auto" else None
+    if console is not None:
+        return LiveProgress(options, console, clock)
+    return PlainProgress(options, stream, clock, steps=mode != "events")
+
+
+def _terminal(stream: TextIO) -> Console | None:
+    if not stream.isatty():
+        return None
+    from rich.console import Console
+
+    console = Console(file=stream)
+    return console if console.is_terminal and not console.is_dumb_terminal else None
+
+
+def summary_line(global_steps: int, seconds: float, examples: float) -> str:
+    """Returns the summary of a run, such as `4000 global steps in 3.2 s, 125,000 examples/s`.
+
+    Args:
+        global_steps: the number of global steps.
+        seconds: their duration.
+        examples: the number of examples in them.
+    """
+    pace = _pace_text(examples / seconds if seconds > 0 else 0.0)
+    return f"{global_steps} global steps in {seconds:.1f} s, {pace}"
+
+
+def _row_text(row: ProgressRow, max_steps: int | None, per_second: float | None) -> str:
+    end = "" if max_steps is None else f"/{max_steps}"
+    parts = [f"step {row.step} (global {row.global_step}{end})"]
+    if row.measured is not None:
+        parts.append(f"loss {row.measured.loss:.4g}")
+        parts += [f"{name} {value:.4g}" for name, value in row.measured.metrics.items()]
+    if per_second is not None:
+        parts.append(_pace_text(per_second))
+    return " ".join(parts)
+
+
+def _pace_text(per_second: float) -> str:
+    return f"{per_second:,.{0 if per_second >= 10 else 1}f} examples/s"
+
+
+def _waiting_text(names: Sequence[str], remark: str) -> str:
+    shown = ", ".join(names[:_NAMES_SHOWN]) or "the others"
+    more = f" and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""
+    return f"waiting for {shown}{more} ({remark})"
+
+
+def _left_text(seconds: float) -> str:
+    return f"{max(seconds, 0):.0f} s left"
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(round(max(seconds, 0)), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

@@ -1,0 +1,481 @@
+"""Counts, displays and records one worker's steps: counters, curves and lines of progress."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import psutil
+import torch
+
+from trireme.errors import NonFiniteError
+from trireme.launch.environment.detect import TaskConfig
+from trireme.metrics import COUNT_BUCKETS, Histogram, Registry
+from trireme.monitor.prometheus import expose
+from trireme.monitor.records import Record, RecordWriter, begin_here, records_directory
+from trireme.monitor.tensorboard.board import TensorBoard
+from trireme.ps.messages import Applied, Verdict
+from trireme.session.observers.phases import ALONE, SERVED, Phases
+from trireme.session.observers.progress import Progress, ProgressRow, summary_line
+from trireme.session.options import Options
+from trireme.session.result import StepResult
+from trireme.session.worker import Worker
+
+__all__ = ["Recorder"]
+
+MOST_SKIPS = 100
+"""A run ends after this many steps in a row whose loss is not finite."""
+
+_FEW = 10
+_AGAINST_NAN = (
+    "Lower the learning rate, clip the gradient (clip_norm=1.0), look for bad examples, or go on "
+    "from an earlier checkpoint (resume=PATH)"
+)
+
+_REPORT_SECONDS = 0.5
+_SHOW_SECONDS = 0.1
+
+_GAUGES = {
+    "global_step": "The global step of the values",
+    "loss": "The loss of the newest batch",
+    "examples_per_second": "Examples that this worker computes each second",
+    "memory_bytes": "Resident memory of the process",
+}
+"""The fields of a worker's status that are also gauges."""
+
+
+class _Mark(NamedTuple):
+    """The sums at one time, from which means over an interval are computed."""
+
+    time: float
+    steps: int
+    examples: int
+    staleness: int
+    pushed: int
+    pulled: int
+    seconds: dict[str, float]
+
+    def pace(self, before: _Mark) -> float:
+        """Returns the examples per second since an earlier mark."""
+        return (self.examples - before.examples) / max(self.time - before.time, 1e-9)
+
+
+class Recorder:
+    """Counts and shows one worker's steps, and as chief writes the curves.
+
+    Args:
+        worker: the worker.
+        progress: shows lines.
+        run_dir: the directory of the curves; None for none.
+        options: the session's options.
+        updates_per_step: the number of workers' updates in one global step.
+        max_steps: the global step at which training ends; None if it is unknown.
+        reports_metrics: whether this process reports loss and metrics.
+
+    Attributes:
+        applied, stale: this worker's steps by the verdict of the push that they went into.
+        skipped: the steps that made no update, because their loss was not finite.
+    """
+
+    def __init__(
+        self,
+        worker: Worker,
+        progress: Progress,
+        run_dir: Path | None,
+        options: Options,
+        updates_per_step: int,
+        max_steps: int | None,
+        *,
+        reports_metrics: bool = True,
+    ) -> None:
+        self._reports_metrics = reports_metrics
+        self.applied = 0
+        self.stale = 0
+        self.skipped = 0
+        self._in_a_row = 0  # consecutive skipped steps
+        self._worker = worker
+        self._progress = progress
+        self._directory = None if run_dir is None else run_dir / "tensorboard"
+        self._options = options
+        self._updates_per_step = updates_per_step
+        self._max_steps = max_steps
+        self._board: TensorBoard | None = None
+        self._steps = 0
+        self._last: StepResult | None = None
+        self._examples = 0
+        self._first_step = worker.global_step
+        self._began = time.monotonic()
+        self._ended: float | None = None
+        self._report_at = 0.0
+        self.registry = Registry()
+        self._alone = not worker.task.servers and worker.task.processes == 1
+        self.phases = Phases(ALONE if self._alone else SERVED, self.registry)
+        self._recorded = _Mark(self._began, 0, 0, 0, 0, 0, dict(self.phases.totals))
+        self._reported = self._recorded
+        self._staleness = 0
+        self._stalenesses: list[int] = []  # not in the histogram yet
+        self._pushes_applied = self._pushes_stale = 0
+        self._show_at = 0.0
+        self._shown = 0  # the last step that was shown
+        self._staleness_histogram = self.registry.histogram(
+            "trireme_push_staleness", "Updates between a pull and its push", COUNT_BUCKETS
+        )
+        self._process = psutil.Process()
+        self._gauges = {
+            name: self.registry.gauge(f"trireme_{name}", text) for name, text in _GAUGES.items()
+        }
+        task = worker.task
+        self._journal = _journal(task, run_dir)
+        self._exposition = expose(
+            self.registry, task.name, task.config.metrics_host, task.scrape_port
+        )
+        if self._exposition is not None:
+            progress.message(f"metrics: {self._exposition.address}")
+        self._count_applied = self.registry.counter(
+            "trireme_pushes_total", "Pushes by verdict", verdict="applied"
+        )
+        self._count_stale = self.registry.counter(
+            "trireme_pushes_total", "Pushes by verdict", verdict="stale"
+        )
+        self._count_pushed = self.registry.counter(
+            "trireme_bytes_pushed_total", "Bytes of updates sent to the servers, as packed"
+        )
+        self._count_pulled = self.registry.counter(
+            "trireme_bytes_pulled_total", "Bytes of values received from the servers"
+        )
+        self._count_examples = self.registry.counter(
+            "trireme_examples_total", "Examples computed by this worker"
+        )
+        self._count_saved = self.registry.counter(
+            "trireme_checkpoints_total", "Checkpoints by what became of them", outcome="saved"
+        )
+        self._count_unsaved = self.registry.counter(
+            "trireme_checkpoints_total", "Checkpoints by what became of them", outcome="failed"
+        )
+
+    # -- each step ------------------------------------------------------------------------------
+
+    def fetched(self, began: float, ended: float) -> None:
+        """Counts a wait for a batch, between two readings of `time.monotonic`."""
+        self.phases.add(("data", began, ended))
+
+    def step(self, result: StepResult, began: float, computed: float) -> None:
+        """Counts a step; shows and records it if that is due.
+
+        Args:
+            result: the result of the step.
+            began: when the step began, on `time.monotonic`.
+            computed: when its gradient was computed.
+        """
+        self._steps += 1
+        self._last = result
+        self._examples += result.examples
+        if result.verdict is not None:
+            self.count(result.verdict, result.steps)
+        if result.examples:
+            self._in_a_row = 0
+        elif self._options.nan == "skip":
+            self._skip(result)
+        self._staleness += result.staleness
+        self._stalenesses.append(result.staleness)
+        self._add_phases(began, computed)
+        now, due = time.monotonic(), self._steps % self._options.log_every == 0
+        if due or now >= self._show_at:
+            self._show_at = now + _SHOW_SECONDS
+            self._show(result)
+        if due:
+            self._record(result)
+        if now >= self._report_at:
+            self._report_at = now + _REPORT_SECONDS
+            self._report(result)
+
+    def _skip(self, result: StepResult) -> None:
+        """Counts a step whose update was left out.
+
+        Raises:
+            NonFiniteError: too many steps in a row were left out.
+        """
+        self.skipped += 1
+        self._in_a_row += 1
+        if self.skipped == 1:
+            self._progress.warn(
+                f"the loss of local step {self._steps} is {result.loss}: its update is left out "
+                '(nan="skip"); their number is shown at the end'
+            )
+        if self._in_a_row >= MOST_SKIPS:
+            raise NonFiniteError(
+                f"{self._in_a_row} steps in a row had a loss that is not finite, and made no "
+                f"update: nothing is learned any more. {_AGAINST_NAN}"
+            )
+
+    def check_progress(self) -> None:
+        """Checks, at the end, that not all steps were left out.
+
+        Raises:
+            NonFiniteError: all steps were left out. One of several workers may have had only bad
+                examples: there it is an error only for many steps.
+        """
+        fewest = 1 if self._worker.task.workers == 1 else _FEW
+        if self.skipped == self._steps >= fewest:
+            raise NonFiniteError(
+                f"none of the {self._steps} steps made an update: each had a loss that is not "
+                f"finite, and was left out. {_AGAINST_NAN}"
+            )
+
+    def _show(self, result: StepResult) -> None:
+        self._settle()
+        self._shown = self._steps
+        self._progress.step(ProgressRow(self._steps, result.global_step, self.job_examples, result))
+
+    def _add_phases(self, began: float, computed: float) -> None:
+        add, times = self.phases.add, self._worker.trainer.update_times
+        add(("compute", began, computed))
+        if self._alone:
+            add(("apply", times.push_began, times.push_ended))
+        else:
+            add(("push", times.push_began, times.push_ended))
+            add(("wait", times.wait_began, times.wait_ended))
+        if times.wait_began > times.push_ended:  # the next batch was made meanwhile
+            add(("data", times.push_ended, times.wait_began))
+
+    def count(self, verdict: Verdict, steps: int) -> None:
+        """Counts a push and its steps by verdict."""
+        if isinstance(verdict, Applied):
+            self.applied += steps
+            self._pushes_applied += 1
+        else:
+            self.stale += steps
+            self._pushes_stale += 1
+
+    def _settle(self) -> None:
+        """Updates the metrics from the counts; doing so at each step would cost more."""
+        self.phases.settle()
+        stalenesses = self._stalenesses[:]
+        self._stalenesses.clear()
+        self._staleness_histogram.observe_all(stalenesses)
+        self._count_examples.value = self._examples
+        self._count_applied.value = self._pushes_applied
+        self._count_stale.value = self._pushes_stale
+        self._count_saved.value = self._worker.storage.saved
+        self._count_unsaved.value = self._worker.storage.failed
+
+    @property
+    def job_examples(self) -> float:
+        """The number of examples in the job's updates since this worker joined.
+
+        It is an estimate from the sizes of this worker's own batches.
+        """
+        if not self._steps:
+            return 0.0
+        steps = self._worker.global_step - self._first_step
+        return self._examples / self._steps * steps * self._updates_per_step
+
+    def _mark(self) -> _Mark:
+        pushed, pulled = self._worker.backend.bytes_sent, self._worker.backend.bytes_received
+        sums = (self._steps, self._examples, self._staleness, pushed, pulled)
+        return _Mark(time.monotonic(), *sums, dict(self.phases.totals))
+
+    def _record(self, result: StepResult) -> None:
+        before, now = self._recorded, self._mark()
+        self._recorded = now
+        made = max(now.steps - before.steps, 1)
+        seconds = self.phases.since(before.seconds, made)
+        values = self._values(result)
+        if self._worker.lifecycle.is_chief and self._directory is not None:
+            self.log(
+                {
+                    **values,
+                    **self._learning_rates(),
+                    "speed/examples_per_second": now.pace(before),
+                    **{f"speed/{name}": value for name, value in seconds.items()},
+                    "updates/staleness": (now.staleness - before.staleness) / made,
+                    "updates/applied_total": float(self.applied),
+                    "updates/stale_total": float(self.stale),
+                    **self._bytes_per_step(before, now),
+                    **self._lags(),
+                },
+                "train",
+            )
+        self._worker.buffers.publish()
+
+    def _bytes_per_step(self, before: _Mark, now: _Mark) -> dict[str, float]:
+        """Returns the bytes on the wire of each of this worker's steps between two marks."""
+        if not self._worker.task.servers:
+            return {}
+        steps = max(now.steps - before.steps, 1)
+        return {
+            "bytes/pushed_per_step": (now.pushed - before.pushed) / steps,
+            "bytes/pulled_per_step": (now.pulled - before.pulled) / steps,
+        }
+
+    def _values(self, result: StepResult) -> dict[str, float]:
+        """Returns loss and metrics, as means over replicas that step together."""
+        if not self._worker.backend.joint_mean and not self._worker.lifecycle.is_chief:
+            return {}
+        own = {"loss": result.loss, **result.metrics} if self._reports_metrics else {}
+        return self._worker.backend.mean(own, counts=self._reports_metrics)
+
+    def _report(self, result: StepResult, *, last: bool = False) -> None:
+        """Reports the worker's status to the coordinator and to the records."""
+        self._settle()
+        before, now = self._reported, self._mark()
+        self._reported = now
+        made = now.steps - before.steps
+        status: dict[str, float | str] = {
+            "step": self._steps,
+            "global_step": result.global_step,
+            "max_steps": self._max_steps or 0,
+            "loss": result.loss,
+            "examples_per_second": now.pace(before),
+            "applied": self.applied,
+            "skipped": self.skipped,
+            "stale": self.stale,
+            "staleness": (now.staleness - before.staleness) / max(made, 1),
+            "memory_bytes": self._process.memory_info().rss,
+        }
+        if self._worker.storage.failed:
+            status["checkpoints_failed"] = self._worker.storage.failed
+        if self._exposition is not None:
+            status["metrics"] = self._exposition.address
+        for name, gauge in self._gauges.items():
+            gauge.value = float(status[name])
+        status["bytes_pushed"], status["bytes_pulled"] = now.pushed, now.pulled
+        self._count_pushed.value, self._count_pulled.value = now.pushed, now.pulled
+        status |= self.phases.since(before.seconds, made)
+        self._worker.lifecycle.report(status)
+        if self._journal is not None:
+            record = Record(
+                time=time.time(),
+                status={"state": self._worker.lifecycle.state, **status},
+                seconds=now.seconds,
+                staleness=_upper_bounds(self._staleness_histogram),
+            )
+            self._journal.write(record, due=last)
+
+    def _lags(self) -> dict[str, float]:
+        """Returns the number of pushes that each worker is behind the one with the most.
+
+        It is empty where workers have several processes, or train locally.
+        """
+        servers, setup = self._worker.lifecycle.servers, self._worker.setup
+        if servers is None or setup.outer is not None or setup.process_group is not None:
+            return {}
+        made: dict[int, int] = {}
+        for line in servers.status()[0].workers:
+            made[line.worker] = made.get(line.worker, 0) + line.applied + line.stale
+        most = max(made.values(), default=0)
+        return {f"updates/lag_worker_{i}": float(most - made[i]) for i in sorted(made)}
+
+    def _learning_rates(self) -> dict[str, float]:
+        groups = self._worker.setup.optimizer.param_groups
+        if len(groups) == 1:
+            return {"learning_rate": float(groups[0]["lr"])}
+        return {f"learning_rate/group_{i}": float(group["lr"]) for i, group in enumerate(groups)}
+
+    # -- records of the program -----------------------------------------------------------------
+
+    def log(self, values: Mapping[str, float | torch.Tensor], run: str) -> None:
+        """Records numbers at the present global step."""
+        board = self.board
+        if board is not None:
+            board.scalars(self._worker.global_step, values, run)
+
+    def evaluated(self, name: str, results: Mapping[str, float]) -> None:
+        """Records and shows the results of an evaluation."""
+        self.log(results, name)
+        shown = " ".join(f"{key} {value:.4f}" for key, value in results.items())
+        self._progress.message(f"{name} at global step {self._worker.global_step}: {shown}")
+
+    def say(self, text: str) -> None:
+        """Shows a line."""
+        self._progress.message(text)
+
+    def checkpoint(self, path: Path) -> None:
+        """Shows that a checkpoint was written."""
+        self._progress.message(f"saved {path}")
+
+    @property
+    def board(self) -> TensorBoard | None:
+        """The TensorBoard writer, created on first access; None without a run directory."""
+        if self._board is None and self._directory is not None:
+            # Earlier curves, of a resumed run or another chief, are kept up to this step.
+            step = self._worker.global_step if self._steps else self._first_step
+            self._board = TensorBoard(self._directory, step + 1 if step else 0)
+        return self._board
+
+    # -- the end --------------------------------------------------------------------------------
+
+    def training_ended(self) -> None:
+        """Ends the measurement of training; saving and evaluation follow."""
+        self._ended = time.monotonic()
+        if self._last is not None:
+            if self._shown < self._steps:
+                self._show(self._last)
+            self._report(self._last, last=True)
+            self._last = None  # it holds tensors
+        self._progress.training_ended()
+
+    def finish(self) -> None:
+        """Shows a summary of this worker, and as chief of the job, with the path of the curves."""
+        say = self._progress.message
+        if self._worker.task.servers:
+            stale = f", {self.stale} stale" if self.stale else ""
+            applied = max(self.applied - self.skipped, 0)
+            say(f"{self._steps} local steps: {applied} applied{stale}{self._left_out}")
+            pushed, pulled = self._worker.backend.bytes_sent, self._worker.backend.bytes_received
+            steps = max(self._steps, 1)
+            say(
+                f"bytes: {pushed:,} pushed, {pulled:,} pulled; "
+                f"a step {pushed / steps:,.0f} and {pulled / steps:,.0f}"
+            )
+        elif self.skipped:
+            say(f"{self._steps} steps{self._left_out}")
+        if not self._worker.lifecycle.is_chief:
+            return
+        steps = self._worker.global_step - self._first_step
+        begun, interrupted = (
+            self._worker.checkpoints.restored_from,
+            self._worker.lifecycle.interrupted,
+        )
+        if not steps and begun is not None and interrupted is None:
+            say(
+                f"nothing was left to do: step {begun} is the last one; continue with "
+                "more steps, or start again in another run directory"
+            )
+        if self._board is not None:
+            say(f"curves: tensorboard --logdir {self._directory}")
+        seconds = (self._ended or time.monotonic()) - self._began
+        say(summary_line(steps, seconds, self.job_examples))
+
+    @property
+    def _left_out(self) -> str:
+        return f", {self.skipped} skipped: the loss was not finite" if self.skipped else ""
+
+    def close(self) -> None:
+        """Writes what is left, and closes files. May be called again."""
+        self._settle()
+        if self._board is not None:
+            self._board.close()
+            self._board = None
+        if self._journal is not None:
+            self._journal.close()
+        if self._exposition is not None:
+            self._exposition.close()
+
+
+def _journal(task: TaskConfig, run_dir: Path | None) -> RecordWriter | None:
+    """Returns the writer of this worker's records; None without a directory."""
+    if task.records is None and run_dir is None:
+        return None
+    directory = (
+        Path(task.records) if task.records is not None else records_directory(Path(run_dir or "."))
+    )
+    return RecordWriter(directory, begin_here(task.name, task.job, run_dir))
+
+
+def _upper_bounds(histogram: Histogram) -> dict[str, float]:
+    """Returns the cumulative counts of a histogram by upper bound, as text."""
+    samples = histogram.samples().items()
+    return {label[4:-1]: count for (suffix, label), count in samples if suffix == "_bucket"}

@@ -1,0 +1,340 @@
+"""Every dashboard of TensorBoard in one line: `hooks=[trireme.Summaries(every=100)]`.
+
+The chief records one step in `every`: distributions of weights, gradients and activations, images,
+the model's graph, and the cost of each operation. Other steps cost nothing: the hooks on the model
+are installed only for recorded steps. The training thread copies values; another thread encodes and
+writes them.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from bisect import bisect_right
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from trireme.errors import ConfigurationError
+from trireme.monitor.tensorboard.capture import Capture
+from trireme.monitor.tensorboard.forward_tracer import ForwardTracer
+from trireme.ps.joint_optimizer import members
+from trireme.session.hooks import Hook
+from trireme.session.replica.batch import inputs_and_targets
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
+
+    from trireme.monitor.tensorboard.step_trace import StepTrace
+    from trireme.session.result import StepResult
+    from trireme.session.session import Session
+
+__all__ = ["KINDS", "Summaries"]
+
+KINDS = (
+    "audio",
+    "costs",
+    "distributions",
+    "graph",
+    "hparams",
+    "images",
+    "pr_curves",
+    "projector",
+    "text",
+)
+"""The kinds of records, for `without`."""
+
+_log = logging.getLogger(__name__)
+
+_UNWRITTEN = 2  # steps whose copies may wait for the disk
+_PATIENCE_SECONDS = 30.0
+_POINTS = 5_000  # rows of a parameter in the projector
+
+
+class Summaries(Hook):
+    """Records the values of one step in `every` for TensorBoard.
+
+    The first step is recorded, and then the first at or after each multiple of `every`. Records
+    have names of modules and parameters, such as `conv1/weight`, `conv1/weight/gradient`,
+    `conv1/pre_activation` and `relu1/activation`: histograms, and mean, standard deviation, least
+    and greatest value as scalars. Pictures of the inputs, of what the loader's transform made of
+    them, of the first layer's filters and of feature maps. The model's graph, and for each recorded
+    step the compute time and memory of its operations, listed as `step 100`. Precision and recall
+    of each class on the batch. At the end, points for the projector: the last activations of the
+    last recorded batch, rows of embeddings, and whatever parameters are named. The configuration,
+    as text and as hyper-parameters.
+
+    Where processes hold a model in parts, the chief records the parts of the parameters that it
+    holds, and of the forward pass nothing.
+
+    Args:
+        every: the number of global steps between two records.
+        without: kinds to leave out, of `KINDS`.
+        projector: names of two-dimensional parameters whose rows the projector shows, besides those
+            of embeddings.
+        sample_rate: samples per second, where the inputs are sounds (N, time) or (N, 1, time).
+        trace_at: global steps that torch's profiler traces, for TensorBoard's profiler plugin
+            (XProf) and viewers of Chrome traces: the first step at or after each.
+        hparams: further hyper-parameters of the program.
+
+    Raises:
+        ConfigurationError: a value is out of range.
+    """
+
+    def __init__(
+        self,
+        every: int = 100,
+        *,
+        without: Collection[str] = (),
+        projector: Sequence[str] = (),
+        sample_rate: int | None = None,
+        trace_at: Collection[int] = (),
+        hparams: Mapping[str, bool | float | str] | None = None,
+    ) -> None:
+        if every < 1:
+            raise ConfigurationError(f"Summaries(every={every!r}): give a whole number from 1")
+        unknown = sorted(set(without) - set(KINDS))
+        if unknown:
+            raise ConfigurationError(
+                f"Summaries(without={without!r}): there is no {unknown[0]!r}; give a list of some "
+                f"of {', '.join(KINDS)}"
+            )
+        self._every = every
+        self._kinds = frozenset(KINDS) - set(without)
+        self._projector = tuple(projector)
+        self._sample_rate = sample_rate
+        self._trace_at = sorted(set(trace_at))
+        self._traces_due: list[int] = []
+        self._hparams = dict(hparams or {})
+        self._room = threading.BoundedSemaphore(_UNWRITTEN)
+        self._last: int | None = None
+        self._capture: Capture | None = None
+        self._watch: ForwardTracer | None = None
+        self._newest: Capture | None = None
+        self._trace: StepTrace | None = None
+        self._off = False
+
+    def on_start(self, session: Session) -> None:
+        if self._trace_at:
+            import trireme.monitor.tensorboard.step_trace  # noqa: F401  # seconds, which no step shall take
+        self._traces_due = [step for step in self._trace_at if step > session.global_step]
+        if session.run_dir is None:
+            self._off = True
+            if session.is_chief:
+                _log.warning("Summaries record nothing: the session has no run directory")
+        elif session.is_chief and not session.holds_whole_model:
+            _log.warning(
+                "this process holds a part of the model: Summaries record the parameters and "
+                "gradients that are here, and nothing of the forward pass"
+            )
+
+    # -- each step ------------------------------------------------------------------------------
+
+    def before_step(self, session: Session, batch: Any) -> None:
+        if self._off:
+            return
+        step = session.global_step + 1
+        self._begin_trace(session, step)
+        if self._last is not None and step // self._every <= self._last // self._every:
+            return
+        if session.is_chief:
+            self._begin(session, batch)
+
+    def after_step(self, session: Session, result: StepResult) -> None:
+        if self._trace is not None:
+            self._end_trace(session, self._trace, result.global_step)
+        if self._capture is not None:
+            self._end(session, self._capture, result)
+
+    def _begin(self, session: Session, batch: Any) -> None:
+        board = session.board
+        if self._watch is not None:  # of a step that failed
+            self._watch.remove()
+        if board is None or not board.alive:
+            self._off = True  # it has warned already
+            return
+        if not self._room.acquire(timeout=_PATIENCE_SECONDS):
+            _log.warning("Summaries leave a step out: earlier ones are not written yet")
+            return
+        capture = self._capture = Capture(
+            images="images" in self._kinds, sample_rate=self._sample_rate
+        )
+        capture.batch(*inputs_and_targets(batch), session.originals(batch))
+        if session.holds_whole_model:
+            observe = capture.observe if self._observes else None
+            self._watch = ForwardTracer(session.model, observe, _task(session))
+            self._watch.__enter__()
+
+    @property
+    def _observes(self) -> bool:
+        """Whether any kind records outputs of modules."""
+        return not self._kinds.isdisjoint({"distributions", "images", "pr_curves", "projector"})
+
+    def _end(self, session: Session, capture: Capture, result: StepResult) -> None:
+        first, step = self._last is None, result.global_step
+        self._last, self._capture = step, None
+        if self._watch is not None:
+            self._watch.remove()
+            capture.graph = self._watch.graph
+            self._watch = None
+        if not self._kinds.isdisjoint({"distributions", "images"}):
+            capture.parameters(session.parameters)
+        self._newest = capture
+        settings = _settings(session, result.examples) | self._hparams if first else {}
+        if first and "hparams" in self._kinds:
+            self._write_hparams(session, settings)
+        model = str(session.model) if first else ""
+
+        def write(writer: SummaryWriter) -> None:
+            try:
+                self._write(writer, capture, step, first)
+                if first and "text" in self._kinds:
+                    writer.add_text("configuration", _table(settings), step)
+                    writer.add_text("model", _indented(model), step)
+            finally:
+                self._room.release()
+
+        assert session.board is not None
+        session.board.submit("the summaries", write)
+
+    def _write(self, writer: SummaryWriter, capture: Capture, step: int, first: bool) -> None:
+        """Writes a step; in the writing thread."""
+        from trireme.monitor.tensorboard import events
+
+        kinds, graph = self._kinds, capture.graph
+        if first and "graph" in kinds and graph.nodes:
+            events.add_graph(writer, graph)
+        if "costs" in kinds and graph.nodes:
+            events.add_costs(writer, graph, f"step {step}", step)
+        if "distributions" in kinds:
+            capture.write_values(writer, step)
+        if "images" in kinds:
+            capture.write_images(writer, step)
+        if "audio" in kinds:
+            capture.write_audio(writer, step)
+        if "pr_curves" in kinds:
+            capture.write_pr_curves(writer, step)
+
+    def _write_hparams(self, session: Session, settings: Mapping[str, Any]) -> None:
+        from trireme.monitor.tensorboard import events
+
+        assert session.board is not None
+        curves = ["loss", *session.metrics]
+        metrics = {curve: f"{curve} (train)" for curve in curves}
+        for name in ("validation", "test"):
+            metrics |= {f"evaluated/{name}/{curve}": f"{curve} ({name})" for curve in curves}
+        session.board.submit(
+            "the hyper-parameters", lambda writer: events.add_hparams(writer, settings, metrics)
+        )
+
+    def on_evaluate(self, session: Session, name: str, metrics: Mapping[str, float]) -> None:
+        # The table of hyper-parameters finds curves of the run that it is in, and no others.
+        board = session.board
+        if board is not None and "hparams" in self._kinds and not self._off:
+            values = {f"evaluated/{name}/{metric}": value for metric, value in metrics.items()}
+            board.scalars(session.global_step, values)
+
+    def _begin_trace(self, session: Session, step: int) -> None:
+        if self._trace is not None:  # of a step that failed
+            self._trace.stop()
+            self._trace = None
+        due = bisect_right(self._traces_due, step)
+        del self._traces_due[:due]
+        if due and session.is_chief:
+            from trireme.monitor.tensorboard.step_trace import StepTrace
+
+            self._trace = StepTrace()
+
+    def _end_trace(self, session: Session, trace: StepTrace, step: int) -> None:
+        self._trace = None
+        trace.stop()
+        assert session.run_dir is not None
+        directory = session.run_dir / "tensorboard" / "train"
+        process = f"worker_{session.task.index}"
+        if session.board is not None:
+            session.board.submit(
+                f"the trace of step {step}", lambda writer: trace.write(directory, process, step)
+            )
+
+    # -- the end --------------------------------------------------------------------------------
+
+    def on_stop(self, session: Session, reason: str) -> None:
+        board = session.board if session.is_chief and not self._off else None
+        if board is None or "projector" not in self._kinds:
+            return
+        step, newest = session.global_step, self._newest
+        if newest is not None:
+            board.submit("the features", lambda writer: newest.write_features(writer, step))
+        for name in self._shown(session):
+            rows = session.parameters[name].detach()[:_POINTS].clone()
+            board.submit(name, _embedding(name, rows, step))
+
+    def _shown(self, session: Session) -> list[str]:
+        """Returns the names of the parameters whose rows the projector shows."""
+        if not session.holds_whole_model:
+            return []
+        embeddings = {
+            f"{name}.weight" if name else "weight"
+            for name, module in session.model.named_modules()
+            if isinstance(module, torch.nn.Embedding)
+        }
+        wanted = [*self._projector, *sorted(embeddings - set(self._projector))]
+        return [name for name in wanted if name in session.parameters]
+
+
+def _embedding(name: str, rows: torch.Tensor, step: int) -> Any:
+    def write(writer: SummaryWriter) -> None:
+        numbers = [str(row) for row in range(len(rows))]
+        writer.add_embedding(
+            rows.float().cpu(), numbers, tag=name.replace(".", "/"), global_step=step
+        )
+
+    return write
+
+
+def _task(session: Session) -> str:
+    return f"/job:worker/task:{session.task.index}"
+
+
+def _settings(session: Session, examples: int) -> dict[str, Any]:
+    """Returns the settings of a run by name: numbers, strings and booleans."""
+    options, task = session.options, session.task
+    group = session.optimizer.param_groups[0]
+    settings: dict[str, Any] = {
+        "model": type(session.model).__name__,
+        "parameters": sum(p.numel() for p in session.model.parameters()),
+        "optimizer": ", ".join(type(each).__name__ for each in members(session.optimizer)),
+        **{name: value for name, value in group.items() if name != "params"},
+        "strategy": task.config.strategy or str(options.strategy),
+        "workers": task.workers,
+        "servers": task.servers,
+        "batch_size": examples,
+        "max_steps": session.max_steps,
+        "precision": options.precision,
+        "accumulate": options.accumulate if options.accumulate > 1 else None,
+        "clip_norm": options.clip_norm,
+        "l2": options.l2 or None,
+        "seed": options.seed,
+    }
+    flat: dict[str, Any] = {}
+    for name, value in settings.items():
+        if isinstance(value, (tuple, list)):
+            flat |= {f"{name}_{place}": item for place, item in enumerate(value)}
+        else:
+            flat[name] = value
+    # Settings that are off would crowd out the chosen ones.
+    return {
+        name: value
+        for name, value in flat.items()
+        if isinstance(value, (bool, str, int, float)) and value is not False
+    }
+
+
+def _table(settings: Mapping[str, Any]) -> str:
+    rows = (f"| {name} | {value} |" for name, value in settings.items())
+    return "\n".join(["| setting | value |", "| --- | --- |", *rows])
+
+
+def _indented(text: str) -> str:
+    return "\n".join(f"    {line}" for line in text.splitlines())

@@ -1,0 +1,156 @@
+"""Buffers and frozen parameters: the tensors of a model that are not trained."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+import torch
+from safetensors.torch import load as load_bytes
+from safetensors.torch import save as save_bytes
+
+from trireme.launch.environment.detect import TaskConfig
+from trireme.ps.module_names import named_buffers, state_of
+from trireme.session.training_setup import TrainingSetup
+
+__all__ = ["Buffers", "SharedBytes"]
+
+_INITIAL = "initial"
+_BUFFERS = "buffers"
+
+
+class SharedBytes(Protocol):
+    """The interface by which workers share bytes with each other; any backend has it."""
+
+    def share(self, topic: str, data: bytes) -> None:
+        """Shares bytes with the other workers under a topic, in place of earlier ones."""
+
+    def collect(self, topic: str) -> dict[int, bytes]:
+        """Returns the bytes that each worker has shared under a topic."""
+
+
+class Buffers:
+    """The buffers and the frozen parameters of a model that several workers train.
+
+    All workers begin with those of the chief. Then the floating-point buffers of the workers
+    differ, and their mean is evaluated and saved.
+
+    Args:
+        task: the identity of this process.
+        setup: the model, and which of its parameters are trained.
+        shared_bytes: the means by which workers share their buffers.
+    """
+
+    def __init__(self, task: TaskConfig, setup: TrainingSetup, shared_bytes: SharedBytes) -> None:
+        self._task = task
+        self._setup = setup
+        self._shared_bytes = shared_bytes
+        self._alone = (
+            not task.coordinator and setup.process_group is None
+        )  # this process is the whole job
+        self._last: dict[str, torch.Tensor] | None = None  # their mean, when training has ended
+
+    # -- at the beginning ---------------------------------------------------------------------
+
+    def constants(self) -> dict[str, torch.Tensor]:
+        """Returns the buffers and the frozen parameters of the model."""
+        model = self._setup.model
+        # By identity: a tied parameter has several names, and is trained under one of them.
+        trained = {id(parameter) for parameter in self._setup.flat.parameters.values()}
+        return {
+            name: tensor.detach().cpu().contiguous().clone()
+            for name, tensor in state_of(model).items()
+            if id(tensor) not in trained
+        }
+
+    def set_constants(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Replaces the named buffers and frozen parameters; ignores names of trained parameters."""
+        own = state_of(self._setup.model)
+        with torch.no_grad():
+            for name, tensor in tensors.items():
+                if name in own and name not in self._setup.flat.parameters:
+                    own[name].copy_(tensor)
+
+    def hand_out(self) -> None:
+        """Shares, as chief, the constants with which every worker begins."""
+        self._shared_bytes.share(_INITIAL, save_bytes(self.constants()))
+
+    def take(self) -> None:
+        """Takes over the constants that the chief has shared."""
+        left = self._shared_bytes.collect(_INITIAL)
+        if left:
+            self.set_constants(load_bytes(left[min(left)]))
+
+    def spread(self) -> None:
+        """Broadcasts the leader's constants to the processes of a worker of several processes."""
+        process_group = self._setup.process_group
+        if process_group is not None and self._task.servers:
+            told = process_group.broadcast(
+                save_bytes(self.constants()) if process_group.is_chief else None
+            )
+            self.set_constants(load_bytes(told))
+
+    # -- while training goes on ---------------------------------------------------------------
+
+    def publish(self) -> None:
+        """Shares this worker's buffers for evaluation and checkpoints."""
+        if self._alone or not self._floating():
+            return
+        own, process_group = self._own(), self._setup.process_group
+        if process_group is not None and self._task.servers:
+            from trireme.parallel.model_part import join_stages, mean_over_replicas
+
+            own = mean_over_replicas(process_group, join_stages(process_group, own))
+        self._shared_bytes.share(_BUFFERS, save_bytes(own))
+
+    def average(self) -> dict[str, torch.Tensor]:
+        """Returns the mean over the workers of each floating buffer, as they were last shared."""
+        if self._last is not None:
+            return self._last
+        everything = self._floating()
+        if self._alone or not everything:
+            return everything
+        shared = {w: load_bytes(data) for w, data in self._shared_bytes.collect(_BUFFERS).items()}
+        left = shared.get(self._task.index, {})
+        # Of one replica this process's are newer; of several, what was left is the mean over them.
+        several = self._task.servers > 0 and self._replicas > 1
+        shared[self._task.index] = self._own() | left if several else left | self._own()
+        averages: dict[str, torch.Tensor] = {}
+        for name, tensor in everything.items():
+            found = [s[name].double() for s in shared.values() if name in s] or [tensor.double()]
+            averages[name] = torch.stack(found).mean(0).to(tensor.dtype)
+        return averages
+
+    @torch.no_grad()
+    def settle(self) -> None:
+        """Puts the mean into the model at the end of training, as it is saved."""
+        if self._alone:
+            return
+        self._last = self.average()
+        process_group = self._setup.process_group
+        if process_group is not None and self._task.servers and self._last:
+            told = save_bytes(self._last) if process_group.is_chief else None
+            self._last = load_bytes(process_group.broadcast(told))
+        for name, buffer in named_buffers(self._setup.model):
+            if name in self._last:
+                buffer.copy_(self._last[name])
+
+    @property
+    def _replicas(self) -> int:
+        """How many batches this process and those that hold the model with it compute at a time."""
+        process_group = self._setup.process_group
+        return 1 if process_group is None else process_group.mesh.replicas
+
+    def _own(self) -> dict[str, torch.Tensor]:
+        """Returns the buffers that this process keeps up to date."""
+        part, everything = self._setup.part, self._floating()
+        if part is None:
+            return everything
+        return {name: b for name, b in everything.items() if name in part.buffer_names}
+
+    def _floating(self) -> dict[str, torch.Tensor]:
+        return {
+            name: buffer.detach().cpu().contiguous().clone()
+            for name, buffer in named_buffers(self._setup.model)
+            if buffer.is_floating_point()
+        }

@@ -1,0 +1,204 @@
+"""Puts together what a session trains where several processes hold the model together.
+
+Whoever imports this loads `torch.distributed` with its shards and pipelines, which takes seconds:
+only such sessions do.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+import torch
+from torch import nn
+
+from trireme.launch.environment.detect import TaskConfig
+from trireme.mesh import Mesh
+from trireme.parallel.gradients import BucketedMean, EqualBatchMean, ListMean, ShardedMean
+from trireme.parallel.model_part import ModelPart
+from trireme.parallel.process_group import ProcessGroup, ProcessGroupConfig
+from trireme.parallel.reducer import NoMean, Reducer
+from trireme.parallel.sharding import fill_local
+from trireme.ps.flat import FlatModel
+from trireme.ps.joint_optimizer import members
+from trireme.ps.layout import Layout
+from trireme.ps.messages import LayoutSpec
+from trireme.ps.module_names import named_parameters
+from trireme.session.options import Options
+from trireme.session.replica.assembly import Assembly, Computation
+from trireme.session.replica.process_group_replica import PipelineReplica, ProcessGroupReplica
+from trireme.session.replica.replica import Loss, Replica, named_groups
+from trireme.session.resolved_settings import part_of
+from trireme.session.result import Metric
+
+__all__ = ["assemble_together", "compute_together", "meet"]
+
+
+def meet(task: TaskConfig, mesh: Mesh, device: torch.device) -> ProcessGroup:
+    """Joins the processes that hold the model with this one, which computes on a device.
+
+    Raises:
+        TriremeError: the others did not come.
+    """
+    return ProcessGroup(
+        ProcessGroupConfig(
+            mesh=mesh,
+            rank=task.rank,
+            address=task.process_group,
+            listen_fd=task.process_group_fd,
+            prefix=task.process_group_prefix,
+            device=device,
+            join_seconds=task.config.join_timeout,
+        )
+    )
+
+
+def assemble_together(
+    task: TaskConfig,
+    options: Options,
+    process_group: ProcessGroup,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    *,
+    in_place: bool,
+) -> Assembly:
+    """Makes the buffers, and cuts the model, for one process of a process group.
+
+    Args:
+        task: who this is.
+        options: the session's.
+        process_group: the processes.
+        model: whole, on its device.
+        optimizer: over its parameters; its groups, and its state, are those of the part of the
+            model afterwards that is updated here.
+        in_place: as for `assemble`.
+
+    Raises:
+        ConfigurationError: the model cannot be cut so.
+        ModelMismatchError: this process has another model than the chief.
+    """
+    names = _names(model, optimizer)
+    servers = max(task.servers, 1)
+    shared = task.servers > 0 and process_group.is_chief
+    if not process_group.mesh.sharded:
+        groups = named_groups(model, optimizer)
+        flat = FlatModel(groups, servers=servers, shared=shared, counted=True)
+        _check_same(task, process_group, flat)
+        mean = BucketedMean(process_group, flat)
+        return Assembly(model, optimizer, flat, process_group, reducer=mean)
+    whole, cut = model, None
+    if in_place:
+        whole, cut = copy.deepcopy(model), model
+        _point(optimizer, names, dict(named_parameters(whole)))
+    flat = FlatModel(named_groups(whole, optimizer), servers=servers, shared=shared)
+    _check_same(
+        task, process_group, flat
+    )  # before parts are cut: those of other shapes would not fit
+    part = ModelPart(process_group, whole, part_of(task, options), cut=cut)
+    if not task.servers:
+        _point(optimizer, names, part.parameters)
+    reducer = _reducer(process_group, part, in_place=in_place)
+    return Assembly(whole, optimizer, flat, process_group, part, reducer)
+
+
+def compute_together(
+    made: Assembly, loss: Loss, options: Options, metrics: Mapping[str, Metric]
+) -> Computation:
+    """Returns what computes the gradients of an assembly of several processes.
+
+    Raises:
+        ConfigurationError: an option has no meaning for a pipeline.
+    """
+    process_group, part, reducer = made.process_group, made.part, made.reducer
+    assert process_group is not None and reducer is not None
+    if part is None:
+        replica = ProcessGroupReplica(
+            process_group, made.model, loss, made.flat, options, metrics, reducer
+        )
+        return Computation(replica, replica)
+    evaluator = Replica(made.model, loss, made.flat, options, metrics)
+    if process_group.mesh.pp > 1:
+        staged = PipelineReplica(process_group, part, loss, options, metrics, reducer)
+        return Computation(staged, evaluator, staged.pipeline)
+    replica = ProcessGroupReplica(
+        process_group, part.modules[0], loss, part, options, metrics, reducer
+    )
+    return Computation(replica, evaluator)
+
+
+def _check_same(task: TaskConfig, process_group: ProcessGroup, flat: FlatModel) -> None:
+    """Checks that every process has built the model that the chief has.
+
+    Raises:
+        ModelMismatchError: this one has not; names the first parameter that differs.
+    """
+    own = flat.layout.spec
+    said = process_group.broadcast(msgspec.msgpack.encode(own) if process_group.is_chief else None)
+    chief = msgspec.structs.replace(task, rank=0, index=task.index if task.servers else 0)
+    theirs = Layout(msgspec.msgpack.decode(said, type=LayoutSpec))
+    theirs.check_same(flat.layout, whose=chief.name, others=task.name)
+
+
+def _names(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[list[str]]:
+    """Returns the names of the parameters in each group of an optimizer, frozen ones too."""
+    named_groups(model, optimizer)  # refuses what is not the model's
+    names = {id(parameter): name for name, parameter in named_parameters(model)}
+    return [[names[id(p)] for p in group["params"]] for group in optimizer.param_groups]
+
+
+def _point(
+    optimizer: torch.optim.Optimizer,
+    names: Sequence[Sequence[str]],
+    here: Mapping[str, nn.Parameter],
+) -> None:
+    """Makes an optimizer one over other parameters of the same names, or shards of them.
+
+    Its groups stay the same objects, so that what a program has built on them, such as a
+    scheduler, goes on. What is not here leaves them.
+    """
+    left = iter(names)
+    for member in members(optimizer):
+        _point_one(member, [next(left) for _ in member.param_groups], here)
+
+
+def _point_one(
+    optimizer: torch.optim.Optimizer,
+    names: Sequence[Sequence[str]],
+    here: Mapping[str, nn.Parameter],
+) -> None:
+    state = dict(optimizer.state)
+    optimizer.state.clear()
+    for group, named in zip(optimizer.param_groups, names, strict=True):
+        found = [name for name in named if name in here]
+        before = {name: p for name, p in zip(named, group["params"], strict=False)}
+        for name in found:
+            if before[name] in state:
+                optimizer.state[here[name]] = _part_of_state(state[before[name]], here[name])
+        group["params"][:] = [here[name] for name in found]
+        if "foreach" in group:  # torch's many-tensor kernels take no mixture of shards
+            group["foreach"] = False
+
+
+def _part_of_state(state: Mapping[str, Any], parameter: nn.Parameter) -> dict[str, Any]:
+    """Returns what an optimizer knows of a parameter, for the part of it that is here."""
+    part: dict[str, Any] = {}
+    for key, value in state.items():
+        part[key] = value
+        if isinstance(value, torch.Tensor) and value.dim() and value.shape == parameter.shape:
+            part[key] = torch.zeros_like(parameter.detach(), dtype=value.dtype)
+            fill_local(part[key], value)
+    return part
+
+
+def _reducer(process_group: ProcessGroup, part: ModelPart, *, in_place: bool) -> Reducer:
+    mesh: Mesh = process_group.mesh
+    if mesh.dp > 1 and mesh.fsdp == 1:
+        return ListMean(process_group, [p for p in part.parameters.values() if p.requires_grad])
+    if mesh.replicas == 1:
+        return NoMean()
+    if in_place:
+        return EqualBatchMean(process_group)
+    # A pipeline says itself when its last micro-batch has passed.
+    return ShardedMean(process_group, () if mesh.pp > 1 else part.modules)

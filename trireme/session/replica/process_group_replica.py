@@ -1,0 +1,130 @@
+"""A replica that several processes compute together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from trireme.errors import ConfigurationError
+from trireme.parallel.model_part import ModelPart
+from trireme.parallel.process_group import ProcessGroup, lost_peer
+from trireme.parallel.reducer import Reducer
+from trireme.session.options import Options
+from trireme.session.replica.batch import examples_in
+from trireme.session.replica.model_loss import model_loss
+from trireme.session.replica.replica import Loss, Replica, Trained
+from trireme.session.result import Metric, StepResult
+
+__all__ = ["PipelineReplica", "ProcessGroupReplica"]
+
+
+class ProcessGroupReplica(Replica):
+    """Forward and backward in which other processes take part.
+
+    Args:
+        process_group: those processes.
+        model: what this process computes.
+        loss: see `Loss`.
+        trained: its parameters.
+        options: the session's.
+        metrics: by name.
+        reducer: makes the mean over the replicas.
+    """
+
+    def __init__(
+        self,
+        process_group: ProcessGroup,
+        model: nn.Module,
+        loss: Loss,
+        trained: Trained,
+        options: Options,
+        metrics: Mapping[str, Metric],
+        reducer: Reducer,
+    ) -> None:
+        super().__init__(model, loss, trained, options, metrics, reducer)
+        self._process_group = process_group
+        self._part = trained if isinstance(trained, ModelPart) else None
+
+    def backward(self, batch: Any, begin: Callable[[float], None] | None = None) -> StepResult:
+        """As `Replica.backward`, with the mean over all replicas.
+
+        Raises:
+            JobFailed: another process is gone.
+            TriremeError: as `Replica.backward`.
+        """
+        with lost_peer():
+            result = super().backward(batch, begin)
+        if self._part is not None and result.examples:
+            self._part.check_gradients()
+        return result
+
+
+class PipelineReplica(ProcessGroupReplica):
+    """Stages through which micro-batches pass. The loss is known everywhere, outputs in the last.
+
+    Args:
+        process_group: the processes.
+        part: this one's stages.
+        loss: see `Loss`.
+        options: the session's.
+        metrics: by name.
+        reducer: makes the mean over the replicas.
+
+    Raises:
+        ConfigurationError: an option has no meaning for a pipeline.
+    """
+
+    def __init__(
+        self,
+        process_group: ProcessGroup,
+        part: ModelPart,
+        loss: Loss,
+        options: Options,
+        metrics: Mapping[str, Metric],
+        reducer: Reducer,
+    ) -> None:
+        if options.accumulate > 1:
+            raise ConfigurationError(
+                f"accumulate={options.accumulate} with a pipeline: micro-batches do that already; "
+                f"use --microbatches {options.accumulate}"
+            )
+        if loss is model_loss:
+            raise ConfigurationError(
+                "model_loss with a pipeline: no stage has the model's own loss, which needs the "
+                "whole model: give the session a loss function of (outputs, targets), or use "
+                "--strategy fsdp"
+            )
+        super().__init__(
+            process_group, nn.ModuleList(part.modules), loss, part, options, metrics, reducer
+        )
+        self.pipeline = part.pipeline(self._scalar)
+
+    def _scalar(self, outputs: Any, targets: Any) -> torch.Tensor:
+        loss = self._loss(outputs, targets)
+        if isinstance(loss, dict):
+            loss = loss.get("loss")
+        if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+            raise ConfigurationError(
+                f"the loss is {type(loss).__name__}: it must be one number as a tensor, or a dict "
+                'whose "loss" is that'
+            )
+        return loss
+
+    def _compute(self, batch: tuple[Any, Any], begin: Callable[[float], None] | None) -> StepResult:
+        inputs, targets = batch
+        if not isinstance(inputs, torch.Tensor) or not isinstance(targets, torch.Tensor):
+            raise ConfigurationError(
+                "a pipeline takes batches of one tensor of inputs and one of targets"
+            )
+        examples = examples_in(inputs)
+        assert self._reducer is not None
+        share = self._reducer.scale_factor(examples)()
+        with torch.autocast(self.flat.device.type, torch.bfloat16, enabled=self._autocast):
+            loss, outputs = self.pipeline.step(inputs, targets, examples, share)
+        told = loss.to(self.flat.device)
+        dist.all_reduce(told, group=self._process_group.group("pp"))
+        return StepResult(told, list(outputs), self._metrics, examples)

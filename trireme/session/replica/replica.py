@@ -1,0 +1,293 @@
+"""One replica: computes the gradient of a batch into the model's flat buffers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from trireme.data.loader import Batch
+from trireme.errors import ConfigurationError, NonFiniteError
+from trireme.parallel.local_tensors import to_local
+from trireme.parallel.nested_tensors import map_tensors
+from trireme.parallel.reducer import Reducer
+from trireme.ps.module_names import named_parameters
+from trireme.session.options import Options
+from trireme.session.replica.batch import examples_in, inputs_and_targets, move, pieces
+from trireme.session.replica.model_loss import model_loss
+from trireme.session.result import Metric, StepResult
+
+__all__ = ["Loss", "Replica", "Trained", "named_groups"]
+
+Loss = Callable[[Any, Any], Any]
+"""(outputs, targets) -> the mean over the batch, as a scalar or as the entry `loss` of a dict."""
+
+_OPERATOR = getattr(getattr(torch.ops.aten, "_backward", None), "default", None)
+"""The operator that TorchScript compiles `backward()` to; None if this torch has none."""
+
+
+class Trained(Protocol):
+    """The trained parameters: a `FlatModel`, or a `ModelPart`."""
+
+    @property
+    def parameters(self) -> Mapping[str, nn.Parameter]:
+        """The parameters by their names in the model."""
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the parameters."""
+
+    def zero_gradients(self) -> None:
+        """Zeroes or drops the gradients."""
+
+    def gradient_norm(self) -> torch.Tensor:
+        """Returns the L2 norm of all gradients."""
+
+    def scale_gradients(self, factor: torch.Tensor | float) -> None:
+        """Multiplies all gradients in place."""
+
+
+def named_groups(
+    model: nn.Module, optimizer: torch.optim.Optimizer
+) -> list[list[tuple[str, nn.Parameter]]]:
+    """Returns the optimizer's parameters, group by group, with the model's names for them.
+
+    Raises:
+        ConfigurationError: a parameter of the optimizer is not in the model.
+    """
+    names = {id(parameter): name for name, parameter in named_parameters(model)}
+    groups: list[list[tuple[str, nn.Parameter]]] = []
+    for index, group in enumerate(optimizer.param_groups):
+        for parameter in group["params"]:
+            if id(parameter) not in names:
+                raise ConfigurationError(
+                    f"group {index} of the optimizer has a parameter of shape "
+                    f"{tuple(parameter.shape)} that is not one of the model's: build the optimizer "
+                    "from the parameters of the model that the session trains"
+                )
+        groups.append([(names[id(p)], p) for p in group["params"] if p.requires_grad])
+    return groups
+
+
+class Replica:
+    """Computes losses and gradients, and processes gradients before they are exchanged.
+
+    Args:
+        model: the model, on its device.
+        loss: see `Loss`.
+        flat: the model's trained parameters.
+        options: the session's options.
+        metrics: the metrics by name.
+        reducer: averages the gradients of replicas that step together; None for one replica.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: Loss,
+        flat: Trained,
+        options: Options,
+        metrics: Mapping[str, Metric],
+        reducer: Reducer | None = None,
+    ) -> None:
+        if not callable(loss):
+            raise ConfigurationError(
+                f"the loss is {loss!r}: give a function of (outputs, targets), or "
+                "trireme.model_loss for a model that computes its own"
+            )
+        self.model = model
+        self.flat = flat
+        self._loss = loss
+        self._options = options
+        self._metrics = metrics
+        self._reducer = reducer
+        self._moves = flat.device.type != "cpu"
+        self._ignores = options.nan == "ignore"
+        self._autocast = options.precision == "bfloat16"
+        self._penalised = (
+            [p for p in flat.parameters.values() if p.dim() >= 2 and p.requires_grad]
+            if options.l2
+            else []
+        )
+        # A forward pass that is left out must leave no trace in running statistics either.
+        self._kept = list(model.buffers()) if options.nan == "skip" else []
+
+    def backward(self, batch: Any, begin: Callable[[float], None] | None = None) -> StepResult:
+        """Computes the gradient of a batch's mean loss into the flat buffers.
+
+        Args:
+            batch: inputs and targets.
+            begin: called before backward with the number of examples that the gradient is the mean
+                of, if the gradient will be the whole update: not if the loss is checked and not
+                finite, nor if gradients are accumulated or changed afterwards.
+
+        Returns:
+            The loss and metrics; the fields of the update are not set yet. `examples` is 0 where
+            the update is to be skipped.
+
+        Raises:
+            NonFiniteError: the loss is NaN or infinite and the policy is to raise.
+            ConfigurationError: the loss is not a scalar tensor.
+        """
+        self.flat.zero_gradients()
+        before = [buffer.clone() for buffer in self._kept] if self._kept else []
+        data = batch.data if type(batch) is Batch else batch
+        # Nearly all batches are pairs: the fast path.
+        if type(data) is tuple and len(data) == 2 and self._loss is not model_loss:
+            pair = data
+        else:
+            pair = inputs_and_targets(data, keep_targets=self.keeps_targets)
+        if self._moves:
+            pair = move(pair[0], self.flat.device), move(pair[1], self.flat.device)
+        if self._options.accumulate > 1:
+            result = self._accumulate(pair)
+        else:
+            result = self._compute(pair, begin)
+        if self._reducer is not None:
+            self._reducer.finish()
+        if self._penalised:
+            self._penalise()
+        if not self._ignores and not math.isfinite(result._loss.item()):
+            self._not_finite(result)
+            with torch.no_grad():
+                for buffer, value in zip(self._kept, before, strict=True):
+                    buffer.copy_(value)
+        return result
+
+    def _compute(self, batch: tuple[Any, Any], begin: Callable[[float], None] | None) -> StepResult:
+        """Computes the gradients of a batch's mean loss."""
+        inputs, targets = batch
+        plain = type(inputs) is torch.Tensor and inputs.dim()
+        examples = inputs.shape[0] if plain else examples_in(inputs)
+        if self._reducer is None:
+            loss, outputs = self.forward(inputs, targets)
+            scaled = loss
+        else:
+            factor = self._reducer.scale_factor(examples)
+            loss, outputs = self.forward(inputs, targets)
+            share = factor()
+            scaled = loss if share == 1.0 else loss * share
+            self._reducer.begin()
+        if begin is not None and not self._penalised and self._good(loss):
+            begin(float(examples))
+        _backward(scaled)
+        return StepResult(loss.detach(), [(outputs, targets)], self._metrics, examples)
+
+    def forward(self, inputs: Any, targets: Any) -> tuple[torch.Tensor, Any]:
+        """Returns the loss and the detached outputs."""
+        if self._autocast:
+            with torch.autocast(self.flat.device.type, torch.bfloat16):
+                outputs = _call(self.model, inputs)
+                loss = self._loss(outputs, targets)
+        else:
+            plain = type(inputs) is torch.Tensor
+            outputs = self.model(inputs) if plain else _call(self.model, inputs)
+            loss = self._loss(outputs, targets)
+        if isinstance(loss, dict):
+            loss = loss.get("loss")
+        if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+            raise ConfigurationError(
+                f"the loss is {type(loss).__name__}: it must be one number as a tensor, or a dict "
+                'whose "loss" is that'
+            )
+        plain = type(outputs) is torch.Tensor
+        return loss, outputs.detach() if plain else map_tensors(outputs, torch.Tensor.detach)
+
+    @property
+    def keeps_targets(self) -> bool:
+        """Whether the model receives the targets too, and computes its own loss."""
+        return self._loss is model_loss
+
+    @contextmanager
+    def another_loss(self, loss: Loss) -> Iterator[None]:
+        """Replaces the loss during the block."""
+        own, self._loss = self._loss, loss
+        try:
+            yield
+        finally:
+            self._loss = own
+
+    def clip(self, limit: float) -> None:
+        """Scales the gradient down to an L2 norm of at most `limit`."""
+        norm = self.flat.gradient_norm()
+        self.flat.scale_gradients(torch.clamp(limit / (norm + 1e-6), max=1.0))
+
+    def _accumulate(self, batch: tuple[Any, Any]) -> StepResult:
+        total = examples_in(batch)
+        outputs: list[tuple[object, object]] = []
+        mean = torch.zeros((), device=self.flat.device)
+        share = 1.0 if self._reducer is None else self._reducer.scale_factor(total)()
+        left = total
+        for (inputs, targets), size in pieces(batch, self._options.accumulate):
+            loss, out = self.forward(inputs, targets)
+            left -= size
+            if not left and self._reducer is not None:
+                self._reducer.begin()
+            _backward(loss * (share * size / total))
+            mean += loss.detach() * (size / total)
+            outputs.append((out, targets))
+        return StepResult(mean, outputs, self._metrics, total)
+
+    def _penalise(self) -> None:
+        # The program may have frozen some since.
+        penalised = [p for p in self._penalised if p.requires_grad]
+        for parameter in penalised:
+            if parameter.grad is None:  # unused by this batch: it decays nevertheless
+                parameter.grad = torch.zeros_like(parameter)
+        gradients = [to_local(p.grad) for p in penalised if p.grad is not None]
+        if gradients:
+            values = [to_local(p.detach()) for p in penalised]
+            torch._foreach_add_(gradients, values, alpha=self._options.l2)
+
+    def _good(self, loss: torch.Tensor) -> bool:
+        """Returns whether an update may be made from a loss."""
+        return self._ignores or math.isfinite(loss.item())
+
+    def _not_finite(self, result: StepResult) -> None:
+        if self._options.nan == "skip":
+            self.flat.zero_gradients()
+            result.examples = 0
+            return
+        raise NonFiniteError(
+            f"the loss is {result.loss}: lower the learning rate, clip the gradient "
+            '(clip_norm=1.0), or leave such updates out (nan="skip"); the last checkpoint is from '
+            "before this update"
+        )
+
+
+def _backward(loss: torch.Tensor) -> None:
+    """Computes the gradients, as `torch.autograd.backward`.
+
+    The argument checks of that function take as long as Trireme's own part of a short step; the
+    operator that TorchScript calls does the same without them (decision 0021). Only the function
+    turns warnings of the engine into Python warnings: it is called where warnings are enabled.
+
+    Raises:
+        ConfigurationError: the loss depends on no parameter that is trained.
+    """
+    if not loss.requires_grad:
+        raise ConfigurationError(
+            "the loss depends on no parameter that is trained: compute it from the model's outputs "
+            "directly, without detach(), no_grad() or numpy"
+        )
+    if (
+        _OPERATOR is None
+        or type(loss) is not torch.Tensor
+        or torch.is_anomaly_enabled()
+        or torch.is_deterministic_algorithms_warn_only_enabled()
+    ):
+        torch.autograd.backward(loss)
+    else:
+        _OPERATOR(loss, [])
+
+
+def _call(model: nn.Module, inputs: Any) -> Any:
+    if isinstance(inputs, Mapping):
+        return model(**inputs)
+    if isinstance(inputs, tuple):
+        return model(*inputs)
+    return model(inputs)

@@ -1,0 +1,1 @@
+"""When training ends: signals, `should_stop()`, and the last iteration of a loop."""

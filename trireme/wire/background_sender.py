@@ -1,0 +1,140 @@
+"""A thread that sends frames whose payloads become available piece by piece.
+
+While it runs, only this thread may use the connections.
+"""
+
+from __future__ import annotations
+
+import math
+import select
+import socket
+import threading
+from collections import deque
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+
+from trireme.clock import Clock, MonotonicClock
+from trireme.errors import WireError, WireTimeout
+from trireme.wire.connection import Connection
+
+__all__ = ["BackgroundSender"]
+
+_SLICE = 1.0  # seconds between two checks of the deadline while nothing happens
+
+
+class BackgroundSender:
+    """Sends the frames that several connections have begun, piece by piece.
+
+    A sender is used once. It ends with `finish` or `stop`.
+
+    Args:
+        connections: connections in each of which a frame was begun.
+        clock: the clock that the deadline is measured with.
+    """
+
+    def __init__(self, connections: Sequence[Connection], *, clock: Clock | None = None) -> None:
+        self._connections = list(connections)
+        self._clock = clock or MonotonicClock()
+        self._pieces: deque[tuple[int, Iterable[memoryview]]] = deque()
+        self._failures: list[WireError | None] = [None] * len(self._connections)
+        self._bug: BaseException | None = None
+        self._deadline: float | None = None
+        self._seconds = math.inf
+        self._stopped = False
+        self._wakeup_reader, self._wakeup_writer = socket.socketpair()
+        self._wakeup_reader.setblocking(False)
+        self._wakeup_writer.setblocking(False)
+        self._thread = threading.Thread(target=self._run, name="push", daemon=True)
+        self._thread.start()
+
+    def give(self, index: int, payload: Iterable[memoryview]) -> None:
+        """Adds to the payload of one connection's frame; returns at once.
+
+        Args:
+            index: the connection's index.
+            payload: see `Connection.extend`.
+        """
+        self._pieces.append((index, payload))
+        self._wake()
+
+    def finish(self, timeout: float) -> list[WireError | None]:
+        """Waits until all pieces have been sent, and gives the connections back to the caller.
+
+        Args:
+            timeout: in seconds. A frame that is not sent by then has failed.
+
+        Returns:
+            For each connection the error that kept its frame from being sent; None if it was sent.
+        """
+        self._seconds = timeout
+        self._deadline = self._clock.now() + timeout
+        self._end()
+        if self._bug is not None:
+            raise self._bug
+        return list(self._failures)
+
+    def stop(self) -> None:
+        """Stops sending and gives the connections back to the caller, who can only close them."""
+        self._stopped = True
+        self._end()
+
+    def _end(self) -> None:
+        self._wake()
+        self._thread.join()  # its waits end at the deadline
+        self._wakeup_reader.close()
+        self._wakeup_writer.close()
+
+    def _wake(self) -> None:
+        with suppress(OSError):  # full: it is awake already; closed: it has ended
+            self._wakeup_writer.send(b"\0")
+
+    # In the thread -----------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            while not self._stopped:
+                ending = self._deadline is not None  # read first: no piece comes after `finish`
+                self._take()
+                blocked = [i for i in range(len(self._connections)) if not self._advance(i)]
+                if ending and not blocked:
+                    return
+                self._wait(blocked)
+        except BaseException as error:
+            self._bug = error
+
+    def _take(self) -> None:
+        while self._pieces:
+            index, payload = self._pieces.popleft()
+            if self._failures[index] is None:
+                self._connections[index].extend(payload)
+
+    def _advance(self, index: int) -> bool:
+        """Sends what one connection takes; returns False if the rest has to wait for room."""
+        if self._failures[index] is not None:
+            return True
+        try:
+            return self._connections[index].advance()
+        except WireError as error:
+            self._failures[index] = error
+            return True
+
+    def _wait(self, blocked: Sequence[int]) -> None:
+        """Waits for room in a stream, or for a wakeup."""
+        seconds = _SLICE
+        if self._deadline is not None:
+            seconds = min(seconds, self._deadline - self._clock.now())
+            if seconds <= 0:
+                for index in blocked:
+                    self._failures[index] = WireTimeout(
+                        f"{self._connections[index].peer} did not take what was sent to it within "
+                        f"{self._seconds:g} s: it hangs"
+                    )
+                return
+        poller = select.poll()
+        poller.register(self._wakeup_reader, select.POLLIN)
+        for index in blocked:
+            poller.register(self._connections[index], select.POLLOUT)
+        for descriptor, _ in poller.poll(math.ceil(seconds * 1000)):
+            if descriptor == self._wakeup_reader.fileno():
+                with suppress(BlockingIOError):
+                    self._wakeup_reader.recv(4096)

@@ -1,0 +1,240 @@
+"""Reads frames from a stream without blocking, and decodes them into messages.
+
+A payload is read into the memory where it belongs. Only the part of it that came in one read with
+the header is copied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from trireme.errors import FrameError
+from trireme.wire.message import HEADER_SIZE, Catalog, Header, Limits, Message, unpack_header
+from trireme.wire.shared_buffers import Lending
+from trireme.wire.transport import Stream
+
+__all__ = ["Destination", "FrameReader", "Incoming", "skip_bytes"]
+
+Destination = Callable[[Message, int], Sequence[memoryview]]
+"""Returns the memory for a payload, from the message that it belongs to and its length in bytes."""
+
+_READ_AHEAD = 1024  # header and metadata of nearly every message, in one read
+
+
+class Incoming(msgspec.Struct):
+    """A message that arrived.
+
+    Attributes:
+        message: the decoded metadata.
+        sequence: the sender's sequence number.
+        payload: the memory that the destination returned, now filled.
+        nbytes: the length of the payload.
+    """
+
+    message: Message
+    sequence: int
+    payload: Sequence[memoryview]
+    nbytes: int
+
+
+class FrameReader:
+    """Reads the frames of one stream.
+
+    Attributes:
+        bytes_received: how many bytes came from the stream.
+    """
+
+    def __init__(self, stream: Stream) -> None:
+        self.bytes_received = 0
+        self._stream = stream
+        # The bytes that were read and not decoded yet are _buffer[_start:_stop]. When there are
+        # none, the next read goes into _first_read. Where payloads follow, that is only as long as
+        # the last header and metadata were, so that the payload need not be copied from here.
+        self._buffer = memoryview(bytearray(_READ_AHEAD))
+        self._first_read = self._buffer
+        self._start = 0
+        self._stop = 0
+        # The current frame: how much of it the buffer must hold next, its header until the
+        # metadata is decoded, then the message, and how much of its payload is missing and where
+        # that goes.
+        self._need = HEADER_SIZE
+        self._header: Header | None = None
+        self._incoming: Incoming | None = None
+        self._missing = 0
+        self._space: list[memoryview] = []
+
+    @property
+    def buffered(self) -> bool:
+        """Whether bytes were read that belong to messages not yet returned."""
+        return self._start != self._stop
+
+    @property
+    def in_frame(self) -> bool:
+        """Whether a part of a frame has been read."""
+        return self._incoming is not None or self.buffered
+
+    def read(
+        self,
+        catalog: Catalog,
+        limits: Limits,
+        destination: Destination | None,
+        lending: Lending | None,
+    ) -> Incoming | None:
+        """Reads a bounded amount; returns a message if all of it is there by then.
+
+        Args:
+            catalog: the messages that may come.
+            limits: the largest frame to accept.
+            destination: where payloads go; None allocates one `bytearray` for each.
+            lending: the memory that the peer shares; None for none.
+
+        Raises:
+            FrameError: the bytes are not a frame of this catalog, or the destination refused it.
+            WireError: the stream failed; see `Stream.read_into`.
+        """
+        if self._incoming is None and not self._read_head(catalog, limits, destination, lending):
+            return None
+        if self._missing and not self._read_payload():
+            return None
+        incoming = self._incoming
+        self._incoming = None
+        return incoming
+
+    def _read_head(
+        self,
+        catalog: Catalog,
+        limits: Limits,
+        destination: Destination | None,
+        lending: Lending | None,
+    ) -> bool:
+        """Reads a header and its metadata, once; returns whether they are complete."""
+        if self._stop - self._start < self._need:
+            if self._start == self._stop:
+                self._start = self._stop = 0
+                count = self._stop = self._stream.read_into([self._first_read])
+            else:
+                if len(self._buffer) - self._start < self._need:
+                    self._make_room(self._need)
+                count = self._stream.read_into([self._buffer[self._stop :]])
+                self._stop += count
+            self.bytes_received += count
+            if self._stop - self._start < self._need:
+                return False
+        header = self._header
+        if header is None:
+            header = self._header = unpack_header(self._buffer, limits, self._start)
+            self._need += header.metadata_length
+            if self._stop - self._start < self._need:
+                return False
+        self._decode(header, catalog, destination, lending)
+        return True
+
+    def _make_room(self, need: int) -> None:
+        """Moves the unread bytes to the front, of a larger buffer if this one is full.
+
+        The buffer grows with the bytes that came, not with the announced length, which a peer may
+        set to anything.
+        """
+        have = self._stop - self._start
+        buffer = self._buffer
+        if have == len(buffer):
+            buffer = memoryview(bytearray(min(2 * have, need)))
+        buffer[:have] = bytes(self._buffer[self._start : self._stop])
+        self._buffer = self._first_read = buffer
+        self._start, self._stop = 0, have
+
+    def _decode(
+        self,
+        header: Header,
+        catalog: Catalog,
+        destination: Destination | None,
+        lending: Lending | None,
+    ) -> None:
+        """Decodes the metadata and prepares for the payload."""
+        end = self._start + self._need
+        message = catalog.decode(header.kind, self._buffer[self._start + HEADER_SIZE : end])
+        length = header.payload_length
+        payload: Sequence[memoryview] = ()
+        if header.lent:
+            if lending is None or length != lending.incoming_bytes:
+                raise FrameError(f"{length} bytes lie in lent memory, and none such was lent")
+            payload = lending.incoming
+        elif length:
+            payload = self._allocate(message, length, destination)
+        self._incoming = Incoming(message, header.sequence, payload, length)
+        self._header = None
+        self._start = end
+        if self._missing:
+            if end != self._stop:
+                self._first_read = self._buffer[: self._need]
+                self._take_from_buffer()
+        elif self._first_read is not self._buffer or len(self._buffer) > _READ_AHEAD:
+            self._reset_first_read()
+        self._need = HEADER_SIZE
+
+    def _reset_first_read(self) -> None:
+        """Reads ahead as far as usual again, and frees a buffer that has grown."""
+        if len(self._buffer) > _READ_AHEAD and self._start == self._stop:
+            self._buffer = memoryview(bytearray(_READ_AHEAD))
+        self._first_read = self._buffer
+
+    def _allocate(
+        self, message: Message, length: int, destination: Destination | None
+    ) -> Sequence[memoryview]:
+        """Gets the memory for a payload."""
+        try:
+            if destination is None:
+                payload: Sequence[memoryview] = (memoryview(bytearray(length)),)
+            else:
+                payload = destination(message, length)
+        except MemoryError as error:
+            raise FrameError(
+                f"a payload of {length} bytes is announced, for which there is no memory"
+            ) from error
+        room = 0
+        space = []
+        for view in payload:
+            if size := view.nbytes:
+                flat = view.format == "B" and view.ndim == 1
+                space.append(view if flat else view.cast("B"))
+                room += size
+        if room != length:
+            raise FrameError(
+                f"{length} bytes come with {type(message).__name__}, and there is room for {room}: "
+                "the two sides disagree on what it holds"
+            )
+        self._space, self._missing = space, length
+        return payload
+
+    def _take_from_buffer(self) -> None:
+        """Copies the part of the payload that was read together with the header."""
+        while self._missing and self._start != self._stop:
+            view = self._space[0]
+            count = min(len(view), self._stop - self._start)
+            view[:count] = self._buffer[self._start : self._start + count]
+            self._start += count
+            self._missing -= count
+            self._space = skip_bytes(self._space, count)
+
+    def _read_payload(self) -> bool:
+        """Reads into the payload's own memory, once; returns whether it is full."""
+        count = self._stream.read_into(self._space)
+        self.bytes_received += count
+        self._missing -= count
+        if self._missing:
+            self._space = skip_bytes(self._space, count)
+            return False
+        self._space = []
+        return True
+
+
+def skip_bytes(views: list[memoryview], count: int) -> list[memoryview]:
+    """Returns the views without their first `count` bytes."""
+    for index, view in enumerate(views):
+        size = len(view)
+        if count < size:
+            return [view[count:], *views[index + 1 :]]
+        count -= size
+    return []

@@ -1,0 +1,1 @@
+"""The transports: tcp, shared memory, and connections inside one process."""

@@ -1,0 +1,77 @@
+"""A `Stream` over any connected stream socket, for TCP, unix and in-process connections."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from trireme.errors import ConnectionBroken, ConnectionClosed, PeerClosed, WireError
+from trireme.wire.transport import Stream
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+__all__ = ["BUFFER_BYTES", "IOV_MAX", "SocketStream", "explain"]
+
+IOV_MAX = os.sysconf("SC_IOV_MAX")  # how many buffers the system takes in one call
+
+BUFFER_BYTES = 4 << 20
+"""The requested size of a socket's send and receive buffers; the system may grant less."""
+
+
+class SocketStream(Stream):
+    """A connected stream socket, which this object owns from now on.
+
+    Args:
+        connected: the socket.
+        peer: the address of the other end, for messages.
+        called: the address that was called; see `Stream`.
+    """
+
+    def __init__(self, connected: socket.socket, peer: str, called: str = "") -> None:
+        connected.setblocking(False)
+        self._socket = connected
+        self.peer = peer
+        self.called = called
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    def read_into(self, buffers: Sequence[memoryview]) -> int:
+        try:
+            if len(buffers) == 1:
+                count = self._socket.recv_into(buffers[0])
+            else:
+                count = self._socket.recvmsg_into(buffers[:IOV_MAX])[0]
+        except BlockingIOError:
+            return 0
+        except OSError as error:
+            raise explain(error, self.peer) from error
+        if count == 0:
+            raise PeerClosed(f"{self.peer} closed the connection")
+        return count
+
+    def write(self, buffers: Sequence[Buffer]) -> int:
+        try:
+            if len(buffers) == 1:
+                return self._socket.send(buffers[0])
+            return self._socket.sendmsg(buffers if len(buffers) <= IOV_MAX else buffers[:IOV_MAX])
+        except BlockingIOError:
+            return 0
+        except OSError as error:
+            raise explain(error, self.peer) from error
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+def explain(error: OSError, peer: str) -> WireError:
+    """Returns the `WireError` for a failed read or write of a socket; names the peer."""
+    if error.errno == errno.EBADF:
+        return ConnectionClosed(f"the connection to {peer} was closed by this side")
+    if error.errno == errno.EPIPE:
+        return PeerClosed(f"{peer} closed the connection")
+    return ConnectionBroken(f"the connection to {peer} broke: {error.strerror or error}")
