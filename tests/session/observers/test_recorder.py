@@ -29,7 +29,7 @@ def worker_of(task: TaskConfig) -> Any:
             is_chief=False, servers=None, state="training", report=lambda status: None
         ),
         backend=SimpleNamespace(
-            together=False,
+            joint_mean=False,
             bytes_sent=0,
             bytes_received=0,
             mean=lambda values, counts: dict(values),
