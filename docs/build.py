@@ -20,6 +20,8 @@ from types import ModuleType
 from typing import get_args
 
 import msgspec
+import push_drawing
+import push_path
 
 from trireme.cli.parser import COMMANDS, Parser
 from trireme.cluster import messages as cluster_messages
@@ -62,9 +64,15 @@ def main() -> int:
 def generated() -> Iterator[tuple[Path, str]]:
     """Yields each page that has something generated in it, and its text as it should be."""
     yield COMMAND_LINE, command_line_page()
-    for name, region, write in REGIONS:
+    path = push_path.follow()
+    yield ROOT / "docs" / "images" / "push.svg", push_drawing.drawing(path)
+    regions = (*REGIONS, ("docs/architecture.md", "push", lambda: push_path.listing(path)))
+    pages: dict[Path, str] = {}
+    for name, region, write in regions:
         page = ROOT / name
-        yield page, with_region(page.read_text(encoding="utf-8"), region, write())
+        text = pages.get(page) or page.read_text(encoding="utf-8")
+        pages[page] = with_region(text, region, write())
+    yield from pages.items()
 
 
 def with_region(text: str, region: str, content: str) -> str:

@@ -24,7 +24,8 @@ BUILD = ROOT / "docs" / "build.py"
 
 
 @pytest.fixture
-def build():
+def build(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.syspath_prepend(str(BUILD.parent))
     spec = importlib.util.spec_from_file_location("docs_build", BUILD)
     assert spec is not None
     assert spec.loader is not None

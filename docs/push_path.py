@@ -1,0 +1,237 @@
+"""Follows one push through the program, from `session.step` to the new values.
+
+    python docs/push_path.py    print the functions that a push passes through, and their number
+
+A whole job runs in threads of this process: one server and one asynchronous worker over TCP. After
+some steps one is traced. The path of the push is every function that was being executed when the
+push reached one of its stations (`STATIONS`): they hand it on from one to the next. What these
+functions consult on the way, such as a clock or a counter, is not on the path; the number of all
+functions that were entered is printed too.
+
+docs/build.py writes the list and the drawing of docs/architecture.md from this.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = ROOT / "trireme"
+sys.path[:0] = [str(ROOT)] if str(ROOT) not in sys.path else []
+
+import torch  # noqa: E402
+from torch.utils.data import TensorDataset  # noqa: E402
+
+from tests.harness import Cluster, run_job  # noqa: E402
+from trireme import Session  # noqa: E402
+
+STEPS, TRACED = 12, 8
+
+
+@dataclass(frozen=True)
+class Station:
+    """Where a push must come by.
+
+    Attributes:
+        title: what happens there.
+        task: in which task.
+        function: the function that does it, by its qualified name.
+        below: a function that must be among its callers; empty for any.
+    """
+
+    title: str
+    task: str
+    function: str
+    below: str = ""
+
+
+STATIONS = (
+    Station("the push is given its sequence number", "worker:0", "ClientProtocol.push"),
+    Station("the gradient is sent", "worker:0", "SocketStream.write"),
+    Station("the gradient arrives", "ps:0", "SocketStream.read_into", "FrameReader._read_payload"),
+    Station("the update is applied", "ps:0", "SegmentOptimizer.step"),
+    Station("the verdict is remembered", "ps:0", "PushTable.decide"),
+    Station("the new values are sent", "ps:0", "SocketStream.write"),
+    Station("the values arrive", "worker:0", "SocketStream.read_into", "FrameReader._read_payload"),
+    Station("the model has the new values", "worker:0", "FlatModel.publish_values"),
+)
+STARTS = {"worker:0": "Session.step", "ps:0": "Service._run_once"}
+"""The functions at which the path begins in each task."""
+
+
+@dataclass(frozen=True)
+class Hop:
+    """A function that a push passes through.
+
+    Attributes:
+        task: in which task.
+        file: in which file of `trireme/`.
+        function: its qualified name.
+    """
+
+    task: str
+    file: str
+    function: str
+
+
+@dataclass
+class PushPath:
+    """The path of a push.
+
+    Attributes:
+        legs: for each station the hops that are new on the way to it, in the order of the calls.
+        entered: every function that was entered meanwhile, on the path or beside it.
+    """
+
+    legs: dict[Station, list[Hop]] = field(default_factory=dict)
+    entered: set[Hop] = field(default_factory=set)
+
+    @property
+    def hops(self) -> list[Hop]:
+        """The hops of all legs."""
+        return [hop for leg in self.legs.values() for hop in leg]
+
+    @property
+    def files(self) -> set[str]:
+        """The files of all hops."""
+        return {hop.file for hop in self.hops}
+
+
+class _Tracer:
+    """Notes the calls within the package while it is on."""
+
+    def __init__(self) -> None:
+        self.on = False
+        self.path = PushPath()
+        self._lock = threading.Lock()
+
+    def __call__(self, frame: FrameType, event: str, _: Any) -> None:
+        if not self.on or event != "call":
+            return
+        task = threading.current_thread().name
+        hop = _hop(task, frame.f_code)
+        if hop is None or task not in STARTS:
+            return
+        with self._lock:
+            self.path.entered.add(hop)
+            station = self._next()
+            if station is None or (station.task, station.function) != (task, hop.function):
+                return
+            calls = list(_calls(task, frame))
+            if not station.below or any(call.function == station.below for call in calls):
+                known = set(self.path.hops)
+                self.path.legs[station] = [call for call in calls if call not in known]
+
+    def _next(self) -> Station | None:
+        return next((station for station in STATIONS if station not in self.path.legs), None)
+
+
+def _hop(task: str, code: CodeType) -> Hop | None:
+    file = Path(code.co_filename)
+    if not file.is_relative_to(PACKAGE) or code.co_name.startswith("<"):
+        return None
+    return Hop(task, str(file.relative_to(PACKAGE)), code.co_qualname)
+
+
+def _calls(task: str, frame: FrameType) -> Iterator[Hop]:
+    """Yields the functions that are being executed, from the start of the path."""
+    frames: list[FrameType] = []
+    at: FrameType | None = frame
+    while at is not None:
+        frames.append(at)
+        if at.f_code.co_qualname == STARTS[task]:
+            break
+        at = at.f_back
+    for each in reversed(frames):
+        hop = _hop(task, each.f_code)
+        if hop is not None:
+            yield hop
+
+
+def follow() -> PushPath:
+    """Runs a job, and returns the path of one of its pushes.
+
+    Raises:
+        RuntimeError: the push did not come by a station.
+    """
+    tracer = _Tracer()
+    model = torch.nn.Linear(4, 2)
+    data = TensorDataset(torch.randn(64, 4), torch.randn(64, 2))
+
+    def make(worker: int) -> Session:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        return Session(model, torch.nn.MSELoss(), optimizer, max_steps=STEPS)
+
+    def program(session: Session) -> None:
+        for number, batch in enumerate(session.loader(data, batch_size=4)):
+            tracer.on = number == TRACED
+            session.step(batch)
+            tracer.on = False
+
+    threading.setprofile(tracer)
+    try:
+        ran = run_job(Cluster(1, 1, strategy="async", scheme="tcp"), make, program)
+    finally:
+        threading.setprofile(None)
+    if ran.raised:
+        raise ran.raised[0]
+    missing = [station for station in STATIONS if station not in tracer.path.legs]
+    if missing:
+        raise RuntimeError(f"the push did not come by {missing[0].function}: {missing[0].title}")
+    return tracer.path
+
+
+def first_line(hop: Hop) -> str:
+    """Returns what the docstring of a hop says first; nothing where it has none."""
+    tree: ast.AST = ast.parse((PACKAGE / hop.file).read_text(encoding="utf-8"))
+    for name in hop.function.split("."):
+        found = [
+            node
+            for node in ast.walk(tree)
+            if isinstance(node, (ast.ClassDef, ast.FunctionDef)) and node.name == name
+        ]
+        if not found:
+            return ""
+        tree = found[0]
+    assert isinstance(tree, (ast.ClassDef, ast.FunctionDef))
+    return (ast.get_docstring(tree) or "").partition("\n")[0]
+
+
+def count(path: PushPath) -> str:
+    """Returns one sentence with the number of functions and files."""
+    functions = {(hop.file, hop.function) for hop in path.hops}
+    return (
+        f"These are {len(functions)} functions in {len(path.files)} files: asynchronous training "
+        "over TCP with one server."
+    )
+
+
+def listing(path: PushPath) -> str:
+    """Returns the path as a list in Markdown: the stations, and under each its hops."""
+    lines = []
+    for number, (station, leg) in enumerate(path.legs.items(), 1):
+        where = station.task.partition(":")[0].replace("ps", "server")
+        lines += [f"{number}. **{station.title[0].upper()}{station.title[1:]}** ({where})"]
+        for hop in leg:
+            says = first_line(hop)
+            lines += [f"   - `{hop.function}` ({hop.file}){': ' if says else ''}{says}"]
+    return "\n".join([*lines, "", count(path)])
+
+
+def main() -> None:
+    """Prints the path, and how much is entered beside it, which timing changes a little."""
+    path = follow()
+    entered = {(hop.file, hop.function) for hop in path.entered}
+    print(listing(path))
+    print(f"With what they consult, such as counters, the step entered {len(entered)} functions.")
+
+
+if __name__ == "__main__":
+    main()
