@@ -9,7 +9,7 @@ from push_path import Hop, PushPath, Station
 
 __all__ = ["drawing"]
 
-WIDTH, MARGIN, BOX, GAP = 980, 20, 400, 26
+WIDTH, MARGIN, BOX, GAP = 1060, 20, 440, 26
 LINE, HEAD, PADDING = 18, 26, 10
 COLUMNS = {"worker:0": MARGIN, "ps:0": WIDTH - MARGIN - BOX}
 TITLES = {"worker:0": "worker", "ps:0": "parameter server"}
