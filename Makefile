@@ -1,8 +1,9 @@
 # Each target builds .venv itself when it is missing or older than what it is built from.
 #
 #   make demo     train a small network on one parameter server and two workers
-#   make test     the test suite                 make test PYTEST_ARGS='-k wire -x'
+#   make test     tests of everything, in minutes   make test PYTEST_ARGS='-k wire -x'
 #                                                make test TEST_PROCESSES=0 PYTEST_ARGS=--pdb
+#   make test-all all tests: every case of every strategy, more random schedules and examples
 #   make parity   a table: how far every way to spread a model is from one plain process
 #   make mutants  changes the program in 400 small ways: do its tests notice?   MUTANTS_ARGS=--help
 #   make random-faults SECONDS=1200 SEED=1   workers killed and stopped at random; exact counts
@@ -46,7 +47,7 @@ NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
 PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3; do \
     if "$$p" -c '$(NEW_ENOUGH)' >/dev/null 2>&1; then echo "$$p"; exit; fi; done)
 
-.PHONY: venv demo test random-faults test-ray browser-test parity mutants wheel wheel-test lint bench \
+.PHONY: venv demo test test-all random-faults test-ray browser-test parity mutants wheel wheel-test lint bench \
 	bench-peers docs clean
 
 venv: $(STAMP)
@@ -65,6 +66,9 @@ demo: $(STAMP)
 
 test: $(STAMP)
 	$(BIN)/pytest -n $(TEST_PROCESSES) --dist worksteal $(PYTEST_ARGS)
+
+test-all: PYTEST_ARGS += -m 'not slow' --hypothesis-profile=all
+test-all: test
 
 $(TRANSFORMERS_STAMP): $(STAMP)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[transformers]'

@@ -7,10 +7,16 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 # Before torch is imported: several test processes with several threads each would fight over cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# `make test` and `make test-all`: `--hypothesis-profile=all` has precedence over what is loaded here.
+hypothesis.settings.register_profile("work", max_examples=50, deadline=None)
+hypothesis.settings.register_profile("all", max_examples=200, deadline=None)
+hypothesis.settings.load_profile("work")
 
 _ADDRESS = re.compile(r"0x[0-9a-f]{6,}")
 

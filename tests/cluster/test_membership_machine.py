@@ -263,4 +263,4 @@ def frozen(state: State) -> tuple[object, ...]:
 
 
 TestMembership = Membership.TestCase
-TestMembership.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestMembership.settings = settings(stateful_step_count=40, deadline=None)

@@ -142,8 +142,8 @@ class InterleavedMachine(LedgerMachine):
 
 TestFirstCome = LedgerMachine.TestCase
 TestInterleaved = InterleavedMachine.TestCase
-TestFirstCome.settings = settings(max_examples=150, stateful_step_count=30, deadline=None)
-TestInterleaved.settings = settings(max_examples=150, stateful_step_count=30, deadline=None)
+TestFirstCome.settings = settings(stateful_step_count=30, deadline=None)
+TestInterleaved.settings = settings(stateful_step_count=30, deadline=None)
 
 
 @given(

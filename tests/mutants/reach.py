@@ -73,9 +73,9 @@ def pytest_arguments(timeout: float) -> list[str]:
         suppress_health_check=[*hypothesis.HealthCheck],
         phases=[hypothesis.Phase.explicit, hypothesis.Phase.generate],
     )
-    hypothesis.settings.load_profile("mutants")
     return [
         "-q",
+        "--hypothesis-profile=mutants",
         "--no-header",
         "--tb=short",
         "-p",

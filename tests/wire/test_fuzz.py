@@ -24,9 +24,7 @@ LIMITS = Limits(metadata=1 << 16, payload=1 << 20)
 HEADER = struct.Struct("!4sBBHIQQ")
 MEMORY = 1 << 20  # for all that the service and the test need while a bad peer is there
 
-live = settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+live = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @contextmanager

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from trireme.errors import ConfigurationError, UsageError
@@ -187,7 +187,6 @@ VARIABLES = {
 }
 
 
-@settings(max_examples=500, deadline=None)
 @given(environ=st.fixed_dictionaries({}, optional=VARIABLES))
 def test_any_variables_give_a_task_or_one_error(environ: dict[str, str]) -> None:
     environ = environ | {"TRIREME_SECRET": "0123456789abcdef" * 2}
@@ -205,7 +204,6 @@ def test_any_variables_give_a_task_or_one_error(environ: dict[str, str]) -> None
         assert 0 < int(port) < 65536
 
 
-@settings(max_examples=100, deadline=None)
 @given(size=st.integers(1, 9), mpi=st.booleans())
 def test_the_processes_of_one_start_are_one_process_group(size: int, mpi: bool) -> None:
     def environ(rank: int) -> dict[str, str]:

@@ -260,4 +260,4 @@ TestAsynchronous = ShardMachine.TestCase
 TestSynchronous = SynchronousMachine.TestCase
 TestBackup = BackupMachine.TestCase
 for case in (TestAsynchronous, TestSynchronous, TestBackup):
-    case.settings = settings(max_examples=120, stateful_step_count=30, deadline=None)
+    case.settings = settings(stateful_step_count=30, deadline=None)

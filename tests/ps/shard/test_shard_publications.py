@@ -246,7 +246,7 @@ class PublicationMachine(RuleBasedStateMachine):
 
 
 TestPublications = PublicationMachine.TestCase
-TestPublications.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestPublications.settings = settings(stateful_step_count=40, deadline=None)
 
 
 def test_rounds_count_as_without_packing() -> None:

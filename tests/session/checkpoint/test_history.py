@@ -120,9 +120,7 @@ def test_keep_nothing_is_refused(tmp_path: Path) -> None:
     every=st.none() | st.integers(1, 5),
     written=st.lists(st.tuples(st.integers(0, 20), st.booleans()), max_size=7),
 )
-@settings(
-    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_pruning_loses_no_good_newest_one(
     tmp_path_factory: pytest.TempPathFactory,
     kept: int,
