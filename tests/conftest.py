@@ -13,7 +13,7 @@ import pytest
 # Before torch is imported: several test processes with several threads each would fight over cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# `make test` and `make test-all`: `--hypothesis-profile=all` has precedence over what is loaded here.
+# `make test` and `make test-all`: the option --hypothesis-profile has precedence over this.
 hypothesis.settings.register_profile("work", max_examples=50, deadline=None)
 hypothesis.settings.register_profile("all", max_examples=200, deadline=None)
 hypothesis.settings.load_profile("work")

@@ -36,10 +36,12 @@ def small_tensors() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-def parts() -> Iterator[Any]:
+def parts() -> list[Any]:
+    made = []
     for first in range(0, ALL_SCHEDULES // len(MODES), PART):
         marks = [] if first < SCHEDULES // len(MODES) else [pytest.mark.thorough]
-        yield pytest.param(first, marks=marks)
+        made.append(pytest.param(first, marks=marks))
+    return made
 
 
 @pytest.mark.parametrize("first", parts())
