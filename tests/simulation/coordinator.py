@@ -25,7 +25,7 @@ from trireme.wire.message import Message
 
 __all__ = ["Coordinator", "Decide"]
 
-_TICK_SECONDS = 0.1
+_TICK_SECONDS = 0.2
 
 Decide = Callable[[float, State, Event], Decision]
 """How the membership decides: `trireme.cluster.membership.step`."""

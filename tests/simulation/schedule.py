@@ -205,6 +205,6 @@ def _crashes(rng: random.Random, workers: int, servers: int) -> tuple[Crash, ...
 
 def _evictions(rng: random.Random, workers: int) -> tuple[Eviction, ...]:
     return tuple(
-        Eviction(rng.randrange(workers), rng.uniform(0.05, 3.0))
-        for _ in range(rng.choice((0, 0, 0, 1, 2)))
+        Eviction(rng.randrange(workers), rng.uniform(0.05, 1.5))
+        for _ in range(rng.choice((0, 0, 1, 1, 2)))
     )

@@ -313,11 +313,7 @@ class World:
         return "; ".join(waiting) or f"{self._coming} who are not workers, or {members}"
 
     def _check_end(self) -> None:
-        over = self._coordinator.state.over
-        assert over is not None
-        self.checker.counts[f"job {over.outcome}"] += 1
-        if not self.checker.lost and over.outcome != self._expected_outcome():
-            raise Violation(f"nobody was lost, and the job ended so: {over}")
+        self._check_outcome()
         tables = []
         for server in self.servers:
             status = answer_in(server.shard.status(self.loop.now, None, Status()), ServerStatus)
@@ -327,8 +323,16 @@ class World:
         if self.servers[0].shard.loaded:
             self._check_rest()
 
-    def _expected_outcome(self) -> str:
-        return "finished" if self._coordinator.state.stop is None else "interrupted"
+    def _check_outcome(self) -> None:
+        """Where every worker has said how it ended, the job ended so."""
+        state = self._coordinator.state
+        assert state.over is not None
+        self.checker.counts[f"job {state.over.outcome}"] += 1
+        said = {task.outcome for task in state.of("worker") if task.state == "left"}
+        if said and all(task.state in ("left", "expected") for task in state.tasks.values()):
+            expected = "interrupted" if "interrupted" in said else "finished"
+            if state.over.outcome != expected:
+                raise Violation(f"the workers ended {said}, and the job so: {state.over}")
 
     def _check_rest(self) -> None:
         """A newcomer takes the job over: it must be dealt all that nobody finished."""
@@ -353,7 +357,7 @@ def _policy(schedule: Schedule) -> Policy:
     return Policy(
         workers=schedule.workers,
         servers=schedule.servers,
-        heartbeat_interval=timeout / 4,
+        heartbeat_interval=timeout / 3,
         heartbeat_timeout=timeout,
         reconnect_grace=0.3,
         end_grace=2.0,
