@@ -1,7 +1,8 @@
 from __future__ import annotations
 
-from dataclasses import replace
+import dataclasses
 
+import msgspec
 import pytest
 
 from tests.cluster.driver import Driver
@@ -123,7 +124,7 @@ class TestForming:
 class TestTerm:
     def test_views_of_a_later_term_have_higher_numbers(self) -> None:
         first, second = Driver(workers=2), Driver(workers=2)
-        second.state = replace(second.state, term=2)
+        second.state = msgspec.structs.replace(second.state, term=2)
         for job in (first, second):
             job.join_all()
             job.leave(job.join("worker:1", pid=8, incarnation=1), "finished")
@@ -140,7 +141,7 @@ class TestTerm:
 
     def test_who_joins_is_told_epoch_and_term(self) -> None:
         job = Driver()
-        job.state = replace(job.state, epoch="abc", term=3)
+        job.state = msgspec.structs.replace(job.state, epoch="abc", term=3)
         assert job.to(job.join("worker:0")) == [Joined(1, 1.0, 10.0, "abc", 3)]
 
 
@@ -609,7 +610,7 @@ class TestEvents:
     def test_the_state_given_is_not_changed(self) -> None:
         job = Driver(workers=1, servers=0)
         before = job.state
-        copy = replace(before)
+        copy = msgspec.structs.replace(before)
         job.join("worker:0")
         assert before == copy and job.state != before
 
@@ -679,7 +680,7 @@ class TestStatus:
 )
 def test_a_policy_that_makes_no_sense_is_refused(option: str, value: float) -> None:
     with pytest.raises(ConfigurationError, match=option):
-        replace(Policy(workers=1, servers=0), **{option: value})  # type: ignore[arg-type]
+        dataclasses.replace(Policy(workers=1, servers=0), **{option: value})  # type: ignore[arg-type]
 
 
 def test_what_nobody_sets_is_the_same_in_a_policy_as_in_a_task() -> None:

@@ -1,13 +1,13 @@
-"""Whole jobs under virtual time: real shards, simulated workers, a network that breaks.
+"""Whole jobs under virtual time: real shards, clients and membership, a network that breaks.
 
     python -m tests.simulation --seeds 0:2000 --mode all
 
-Everything is drawn from a seed, so that what fails once fails always. A worker here follows the
-rules of `trireme.ps.client.client`; processes die and come back, connections break, servers hear of
-views at different times, copies are taken in the middle. An invariant checker that shares no code
-with the shards checks that every acknowledged update is in the values once, on every server; that
-rounds are exact means; that nobody runs too far ahead, that examples are used once, and that nobody
-waits for ever.
+Everything is drawn from a seed, so that what fails once fails always. The objects that decide are
+those of a real job; the network, the clock and the processes are simulated. Processes die and come
+back, heartbeats stay out, connections break, servers hear of views at different times, copies are
+taken in the middle. An invariant checker that shares no code with the shards checks that every
+acknowledged update is in the values once, on every server; that rounds are exact means; that nobody
+runs too far ahead, that examples are used once, and that nobody waits for ever.
 """
 
 from tests.simulation.expected_values import Violation

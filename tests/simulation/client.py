@@ -42,6 +42,10 @@ class Client:
         lanes: what is sent when.
         view: tells the newest view that the process has heard of.
         levels: whether the values of all servers must be of one step.
+
+    Attributes:
+        draining: whether the worker has retired, and waits until the others have: where the
+            servers wait for it, they wait for another incarnation of it.
     """
 
     def __init__(
@@ -59,6 +63,7 @@ class Client:
         self._identity = identity
         self.protocol = protocol
         self.lanes = lanes
+        self.draining = False
         self._network = network
         self._servers = servers
         self._view = view
@@ -194,6 +199,8 @@ class Client:
         for instruction in instructions:
             if isinstance(instruction, Transmit):
                 self._transmit(instruction)
+            elif self.draining and self._identity.task in instruction.waiting.names:
+                raise Fenced(f"the servers wait for {self.name}, which has retired", 0)
 
     def _transmit(self, order: Transmit) -> None:
         server = self._servers[self.lanes.entry(order.server).index]

@@ -27,12 +27,14 @@ class Weather:
         slow: the chance that a message takes up to a second more.
         breaks: the chance that a message breaks its connection.
         calm_from: from then on nothing breaks and nothing is slow.
+        lag: how much longer a message may take on its way back to who made the connection.
     """
 
     latency: float = 0.005
     slow: float = 0.0
     breaks: float = 0.0
     calm_from: float = 0.0
+    lag: float = 0.0
 
 
 class Network:
@@ -57,9 +59,11 @@ class Network:
         """
         return Wire(self, broke, ended)
 
-    def latency(self) -> float:
+    def latency(self, way: int) -> float:
         """Draws how long a message takes."""
         seconds = self.rng.expovariate(1 / self._weather.latency)
+        if way == DOWN and self._weather.lag:
+            seconds += self.rng.uniform(0, self._weather.lag)
         if self._stormy and self.rng.random() < self._weather.slow:
             seconds += self.rng.random()
         return seconds
@@ -94,7 +98,7 @@ class Wire:
         if not self.whole:
             return
         network = self._network
-        at = max(self._free[way], network.loop.now + network.latency())
+        at = max(self._free[way], network.loop.now + network.latency(way))
         self._free[way] = at
         if network.breaks():
             self.break_()
@@ -106,7 +110,7 @@ class Wire:
         if self.whole:
             self.close()
             self._network.broken += 1
-            self._network.loop.after(self._network.latency(), self._broke)
+            self._network.loop.after(self._network.latency(UP), self._broke)
 
     def close(self) -> None:
         """Ends the connection from the side that made it; `broke` is not called."""

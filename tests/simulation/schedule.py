@@ -33,11 +33,11 @@ class Crash:
 
 @dataclass(frozen=True, slots=True)
 class Eviction:
-    """A worker that lives is taken for lost; it joins again once a server has fenced it off.
+    """A worker's heartbeats stay out, though it lives: it is lost, and joins again later.
 
     Attributes:
         worker: which.
-        at: when.
+        at: from when on.
     """
 
     worker: int
@@ -62,7 +62,7 @@ class Schedule:
         empty: the chance that a push weighs nothing.
         early: the chance that a push begins to leave before it is made.
         weather: the network's.
-        view_delay: the longest time until somebody hears of a new view.
+        view_delay: the longest time that a message of the coordinator takes.
         crashes, evictions: what becomes of workers.
         cuts: when a cut is asked for by somebody who pushes nothing.
         vanishing: when somebody freezes all servers and is never heard of again; None for never.
@@ -205,6 +205,6 @@ def _crashes(rng: random.Random, workers: int, servers: int) -> tuple[Crash, ...
 
 def _evictions(rng: random.Random, workers: int) -> tuple[Eviction, ...]:
     return tuple(
-        Eviction(rng.randrange(workers), rng.uniform(0.05, 3.0))
-        for _ in range(rng.choice((0, 0, 0, 1, 2)))
+        Eviction(rng.randrange(workers), rng.uniform(0.05, 1.5))
+        for _ in range(rng.choice((0, 0, 1, 1, 2)))
     )

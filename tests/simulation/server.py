@@ -100,15 +100,12 @@ class Server:
         self._dispatcher = dispatcher(shard)
         self._loop: Loop = network.loop
         self._observer = observer
-        self._view = 0
 
     def view(self, view: View) -> None:
         """The coordinator's news."""
-        if view.number > self._view:
-            self._view = view.number
-            self._note(f"takes {view}")
-            self._observer.viewed(self.index, view)
-            self._carry_out(self.shard.view(self._loop.now, view))
+        self._note(f"takes {view}")
+        self._observer.viewed(self.index, view)
+        self._carry_out(self.shard.view(self._loop.now, view))
 
     def tick(self) -> None:
         """Passes time on, for ever."""

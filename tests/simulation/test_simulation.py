@@ -10,7 +10,15 @@ from typing import Any
 import pytest
 import torch
 
-from tests.simulation import MODES, Makers, Violation, draw, planted, simulate
+from tests.simulation import (
+    MODES,
+    Makers,
+    Violation,
+    draw,
+    planted,
+    planted_membership,
+    simulate,
+)
 from tests.simulation.__main__ import main
 
 SCHEDULES = 2000
@@ -128,6 +136,12 @@ BUGS: list[tuple[str, Makers]] = [
     ("async", Makers(protocol=planted.AsksBeforeItSettles)),
     ("ssp", Makers(protocol=planted.LeasesWithOneNumber)),
     ("uncommitted", Makers(protocol=planted.CutsWhatServer0Has)),
+    ("sync", Makers(membership=planted_membership.tells_newcomers_nothing)),
+    ("async", Makers(membership=planted_membership.admits_the_lost_as_they_were)),
+    ("sync", Makers(membership=planted_membership.numbers_views_alike)),
+    ("sync", Makers(membership=planted_membership.never_loses_anybody)),
+    ("async", Makers(member=planted_membership.KeepsItsIncarnation)),
+    ("backup", Makers(member=planted_membership.TakesNoLaterView)),
 ]
 
 

@@ -1,4 +1,4 @@
-"""A simulated worker process: joins, trains, is killed or fenced off, and comes back."""
+"""A simulated worker: trains under one incarnation, until it is killed or fenced off."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from tests.simulation.client import Client
 from tests.simulation.expected_values import Violation, push_id
 from tests.simulation.invariant_checker import InvariantChecker
 from tests.simulation.loop import Process, Start, Task
+from tests.simulation.member import Member
 from tests.simulation.model import Model
 from tests.simulation.network import Network
 from tests.simulation.schedule import Crash, Schedule
@@ -37,7 +38,7 @@ class Place(Protocol):
 
     @property
     def view(self) -> View:
-        """The newest view."""
+        """The newest view, whether or not somebody has heard of it."""
 
     def make_client(
         self, worker: int, incarnation: int, view: Callable[[], View], patience: float = ...
@@ -50,38 +51,33 @@ class Place(Protocol):
     def crash_of(self, worker: int) -> Crash | None:
         """Returns the crash that is due at this worker's next push."""
 
-    def ended(self, worker: Worker, *, how: str, restart: float | None) -> None:
-        """A process is over: it `left`, `crashed`, or was `evicted`."""
+    def ended(self, worker: Worker, *, how: str, restart: float | None = None) -> None:
+        """A worker is over: it `left`, `crashed`, was `evicted`, or the job was `over`."""
 
     def copied(self, copy: Copy) -> None:
         """A cut is complete."""
 
 
 class Worker:
-    """One process of a worker.
+    """One incarnation of a worker.
 
     Args:
         place: where it lives.
         index: the worker.
-        incarnation: which start of it this is.
+        member: its process's membership.
     """
 
-    def __init__(self, place: Place, index: int, incarnation: int) -> None:
+    def __init__(self, place: Place, index: int, member: Member) -> None:
         self.place = place
         self.index = index
-        self.incarnation = incarnation
-        self.view = place.view
-        self.client = place.make_client(index, incarnation, lambda: self.view)
+        self.member = member
+        self.incarnation = member.state.incarnation
+        self.client = place.make_client(index, self.incarnation, lambda: member.view)
         self.task = Task(self._live())
         self._spans: list[Span] = []
 
-    def hear(self, view: View) -> None:
-        """The coordinator's news."""
-        if view.number > self.view.number:
-            self.view = view
-
-    def end(self, how: str, restart: float | None) -> None:
-        """Ends this process at once."""
+    def end(self, how: str, restart: float | None = None) -> None:
+        """Ends it at once."""
         if not self.task.over:
             self.task.kill()
             self.client.close()
@@ -98,19 +94,24 @@ class Worker:
                 if not self._spans:
                     yield from self._lease()
                 yield from self._update()
+                if self.member.state.stop is not None and not protocol.stopping:
+                    yield from run(protocol.stop(self.member.state.stop))
+            chief = self.member.view.chief == self.index
             yield from run(protocol.retire())
-            if self.view.chief == self.index:
+            if chief:
+                self.client.draining = True
                 yield from run(protocol.drain())
+                self.client.draining = False
                 self.place.copied((yield from run(protocol.snapshot(state=True))))
         except Fenced as fence:
             if self._takes_part(self.place.view):
                 raise Violation(f"{self.client.name} gave up: {fence}") from fence
-            self.end("evicted", _BACK_OFF)
+            self.end("evicted")
             return
         except Rejected as error:
             raise Violation(f"{self.client.name} was rejected: {error}") from error
         self.place.checker.check_held((self.index, self.incarnation), self._spans)
-        self.end("left", None)
+        self.end("left")
 
     def _takes_part(self, view: View) -> bool:
         return WorkerEntry(self.index, self.incarnation) in view.workers
@@ -122,13 +123,13 @@ class Worker:
         while True:
             try:
                 loaded = yield from run(protocol.attach(model.layout.spec, model.optimizer, rule))
-                if not loaded and self.view.chief == self.index:
+                if not loaded and self.member.view.chief == self.index:
                     state = self.place.first_state()
                     yield from run(protocol.load(state, model.loading(state)))
                 yield from run(protocol.pull())
                 return
             except Fenced as fence:
-                if self.view.number >= fence.view and not self._takes_part(self.view):
+                if self.member.view.number >= fence.view and not self._takes_part(self.member.view):
                     raise
             yield self.place.network.loop.sleep(_BACK_OFF)
 

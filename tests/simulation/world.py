@@ -1,4 +1,4 @@
-"""One simulated job: its servers, workers and coordinator, from its first view to its end."""
+"""One simulated job: its servers, workers and coordinator, from the first to join to its end."""
 
 from __future__ import annotations
 
@@ -11,15 +11,19 @@ from functools import partial
 from typing import Any
 
 from tests.simulation.client import Client
-from tests.simulation.coordinator import Coordinator
+from tests.simulation.coordinator import Coordinator, Decide
 from tests.simulation.expected_values import Violation
 from tests.simulation.invariant_checker import InvariantChecker
 from tests.simulation.loop import Loop, Process, Task
+from tests.simulation.member import Member
 from tests.simulation.model import Model
-from tests.simulation.network import Network
+from tests.simulation.network import Network, Weather
 from tests.simulation.schedule import Crash, Schedule
 from tests.simulation.server import Link, Peering, Server
 from tests.simulation.worker import DATASET, SIZE, Worker
+from trireme.cluster.member_protocol import MemberProtocol
+from trireme.cluster.membership import Policy, step
+from trireme.cluster.messages import JobOver
 from trireme.cluster.view import View, WorkerEntry
 from trireme.errors import Rejected, WaitTimeout
 from trireme.ps.client.lanes import Lanes
@@ -42,18 +46,20 @@ __all__ = ["Makers", "World", "answer_in", "joined"]
 PATIENCE = 300.0
 """How long after the last fault everything must be over, in virtual seconds."""
 
-_DETECTION = 0.5
+_RESTART = 0.3  # seconds until a process that was not admitted is started again
 _SAVERS = 1000  # processes that train nothing are workers beyond all others
 
 
 @dataclass(frozen=True)
 class Makers:
-    """What the servers and clients of a job are made by."""
+    """What the servers, clients and members of a job are made by, and who decides who they are."""
 
     shard: Callable[[int, ValuesFactory], Shard] = Shard
     dispatcher: Callable[[Shard], Dispatcher[Link]] = Dispatcher
     lanes: Callable[..., Lanes] = Lanes
     protocol: Callable[..., ClientProtocol] = ClientProtocol
+    member: Callable[..., MemberProtocol] = MemberProtocol
+    membership: Decide = step
 
 
 class World:
@@ -97,8 +103,13 @@ class World:
         ]
         for follower in self.servers[1:]:
             Peering(self.network, self.servers[0], follower)
-        self._coordinator = Coordinator(self.loop, self.rng, schedule.servers, schedule.view_delay)
-        self._workers: dict[int, Worker] = {}
+        self._members_network = Network(self.loop, self.rng, _weather_of_members(schedule))
+        self._policy = _policy(schedule)
+        self._coordinator = Coordinator(
+            self._members_network, self._policy, makers.membership, self._lost
+        )
+        self._members: dict[int, Member] = {}  # by worker: of the process that lives
+        self._workers: dict[int, Worker] = {}  # those that train
         self._launched = 0
         self._coming = 0  # processes that are about to start, and cuts under way
         self._crashes = list(schedule.crashes)
@@ -107,7 +118,7 @@ class World:
 
     @property
     def view(self) -> View:
-        """The newest view."""
+        """The newest view, whether or not somebody has heard of it."""
         return self._coordinator.view
 
     def run(self) -> Counter[str]:
@@ -116,12 +127,13 @@ class World:
         Raises:
             Violation: something happened that must not, or somebody waits for ever.
         """
+        self._coordinator.tick()
         for server in self.servers:
-            self._coordinator.subscribe(server.view)
+            self._member("ps", server.index, partial(_tell, server)).connect()
             self.loop.after(1.0, server.tick)
-        self._coordinator.form(self.schedule.workers)
         for worker in range(self.schedule.workers):
-            self._begin(worker, 1)
+            self.loop.after(self.rng.uniform(0, 0.05), partial(self._begin, worker))
+        self._coming += self.schedule.workers
         self._plan()
         deadline = max(self.schedule.weather.calm_from, 10.0) + PATIENCE
         if not self.loop.run(until=deadline, done=self._is_over):
@@ -141,14 +153,25 @@ class World:
         if self.schedule.vanishing is not None:
             self._launch(self.schedule.vanishing, self._vanish)
         if self.schedule.stop_at is not None:
-            self._launch(self.schedule.stop_at, self._stop)
+            self.loop.at(self.schedule.stop_at, partial(self._coordinator.stop, "asked to"))
 
     def _launch(self, at: float, live: Callable[[Client], Process]) -> None:
         self._coming += 1
         self._launched += 1
         client = self.make_client(_SAVERS + self._launched, 1, lambda: self.view, patience=0.5)
         task = Task(live(client), self._done)
-        self.loop.at(at, task.begin)
+        self._when_formed(at, task.begin)
+
+    def _when_formed(self, at: float, begin: Callable[[], None]) -> None:
+        """Has a function called at a time, or somewhat later if there is no view yet."""
+
+        def call() -> None:
+            if self.view.number or self._coordinator.done:
+                begin()
+            else:
+                self.loop.after(0.1, call)
+
+        self.loop.at(at, call)
 
     def _done(self) -> None:
         self._coming -= 1
@@ -162,15 +185,10 @@ class World:
             yield from client.run(client.protocol.freeze(self.rng.getrandbits(53)))
         client.close()
 
-    def _stop(self, client: Client) -> Process:
-        yield from client.run(client.protocol.stop("asked to"))
-
     def _evict(self, worker: int) -> None:
-        process = self._workers.get(worker)
-        if process is not None:
-            self.checker.lost.add((worker, process.incarnation))
-            self.checker.counts["evictions"] += 1
-            self._coordinator.drop(worker, process.incarnation)
+        member = self._members.get(worker)
+        if member is not None:
+            member.fall_silent(self._policy.heartbeat_timeout * self.rng.uniform(0.8, 1.5))
 
     # -- what workers ask of the place where they live --------------------------------------------
 
@@ -202,46 +220,83 @@ class World:
                 return crash
         return None
 
-    def ended(self, worker: Worker, *, how: str, restart: float | None) -> None:
-        """A process is over."""
+    def ended(self, worker: Worker, *, how: str, restart: float | None = None) -> None:
+        """A worker is over."""
         del self._workers[worker.index]
-        if self.loop.note is not None:
-            self.loop.note(f"{self.loop.now:8.4f} {worker.client.name} {how}")
+        self._note(f"{worker.client.name} {how}")
+        self.checker.counts[how] += 1
         if how == "left":
             self._finished = True
-            self._coordinator.drop(worker.index, worker.incarnation)
+            worker.member.leave("finished" if worker.member.state.stop is None else "interrupted")
+            del self._members[worker.index]
             return
-        self.checker.counts[how] += 1
         self.checker.lost.add((worker.index, worker.incarnation))
-        self._coming += 1
-        self.loop.after(self.rng.uniform(0, _DETECTION), lambda: self._notice(worker))
-        if restart is not None:
-            self._coming += 1
-            self.loop.after(restart, lambda: self._restart(worker.index))
+        if how == "evicted":
+            self._train(worker.index)
+        elif how == "crashed":
+            self._end_process(worker.index, restart)
+
+    def _note(self, what: str) -> None:
+        if self.loop.note is not None:
+            self.loop.note(f"{self.loop.now:8.4f} {what}")
 
     def copied(self, copy: Copy) -> None:
         """A cut is complete: what it holds can be loaded anywhere."""
         self.checker.check_cut([snapshot for snapshot, _ in copy])
         self.last = joined(self.model, copy)
 
-    def _notice(self, worker: Worker) -> None:
-        self._coming -= 1
-        self._coordinator.drop(worker.index, worker.incarnation)
+    # -- processes --------------------------------------------------------------------------------
 
-    def _restart(self, worker: int) -> None:
-        self._coming -= 1
-        self._begin(worker, self._coordinator.join(worker))
+    def _member(self, role: str, index: int, hear: Callable[[View | JobOver], None]) -> Member:
+        return Member(
+            self._members_network, self._coordinator, role, index, self._makers.member, hear
+        )
 
-    def _begin(self, worker: int, incarnation: int) -> None:
-        process = Worker(self, worker, incarnation)
-        self._workers[worker] = process
-        self._coordinator.subscribe(process.hear)
-        self.loop.after(self.rng.uniform(0, 0.05), process.task.begin)
+    def _begin(self, worker: int) -> None:
+        """A process of a worker starts, and joins."""
+        self._coming -= 1
+        member = self._member("worker", worker, lambda news: self._heard(worker, member, news))
+        self._members[worker] = member
+        member.connect()
+
+    def _heard(self, worker: int, member: Member, news: View | JobOver) -> None:
+        if self._members.get(worker) is not member:
+            return
+        if isinstance(news, View):
+            self._train(worker)
+        elif worker in self._workers:
+            self._workers[worker].end("over")
+            self._end_process(worker, None)
+        else:
+            refused = member.state.failure is not None
+            self._end_process(worker, _RESTART if refused else None)
+
+    def _train(self, worker: int) -> None:
+        """A process that is in the view, and does not train yet or any longer, begins to."""
+        member = self._members[worker]
+        if worker in self._workers or not member.takes_part:
+            return
+        trains = self._workers[worker] = Worker(self, worker, member)
+        self.loop.after(self.rng.uniform(0, 0.05), trains.task.begin)
+
+    def _end_process(self, worker: int, restart: float | None) -> None:
+        """A process ends; another one may be started after so many seconds."""
+        self._members.pop(worker).close()
+        if restart is not None:
+            self._coming += 1
+            self.loop.after(restart, partial(self._begin, worker))
+
+    def _lost(self, worker: int, incarnation: int) -> None:
+        """The coordinator has given a worker up."""
+        self.checker.lost.add((worker, incarnation))
+        process = self._workers.get(worker)
+        if process is not None and process.incarnation == incarnation:
+            self.checker.counts["evictions"] += 1
 
     # -- the end ----------------------------------------------------------------------------------
 
     def _is_over(self) -> bool:
-        return not self._workers and not self._coming
+        return not self._members and not self._coming and self._coordinator.done
 
     def _settle(self) -> None:
         """Lets everything arrive that is still on its way."""
@@ -254,9 +309,11 @@ class World:
             for lane in worker.client.lanes.waiting
             if lane.request is not None
         ]
-        return "; ".join(waiting) or f"{self._coming} who are not workers"
+        members = "; ".join(map(str, self._coordinator.state.tasks.values()))
+        return "; ".join(waiting) or f"{self._coming} who are not workers, or {members}"
 
     def _check_end(self) -> None:
+        self._check_outcome()
         tables = []
         for server in self.servers:
             status = answer_in(server.shard.status(self.loop.now, None, Status()), ServerStatus)
@@ -265,6 +322,17 @@ class World:
         self.checker.check_end(tables, finished=self._finished, half_applied=counted)
         if self.servers[0].shard.loaded:
             self._check_rest()
+
+    def _check_outcome(self) -> None:
+        """Where every worker has said how it ended, the job ended so."""
+        state = self._coordinator.state
+        assert state.over is not None
+        self.checker.counts[f"job {state.over.outcome}"] += 1
+        said = {task.outcome for task in state.of("worker") if task.state == "left"}
+        if said and all(task.state in ("left", "expected") for task in state.tasks.values()):
+            expected = "interrupted" if "interrupted" in said else "finished"
+            if state.over.outcome != expected:
+                raise Violation(f"the workers ended {said}, and the job so: {state.over}")
 
     def _check_rest(self) -> None:
         """A newcomer takes the job over: it must be dealt all that nobody finished."""
@@ -276,6 +344,35 @@ class World:
         lease = Lease(newcomer, 1, number, DATASET, SIZE, 1, count)
         leased = answer_in(shard.lease(now, None, lease), Leased)
         self.checker.dealing.check_rest(leased.spans)
+
+
+def _tell(server: Server, news: View | JobOver) -> None:
+    if isinstance(news, View):
+        server.view(news)
+
+
+def _policy(schedule: Schedule) -> Policy:
+    """Returns how long tasks may be silent: longer than a message and its answer take."""
+    timeout = 0.3 + 1.2 * schedule.view_delay
+    return Policy(
+        workers=schedule.workers,
+        servers=schedule.servers,
+        heartbeat_interval=timeout / 3,
+        heartbeat_timeout=timeout,
+        reconnect_grace=0.3,
+        end_grace=2.0,
+        wait_for_restart=5.0,
+        progress_timeout=0.0,
+    )
+
+
+def _weather_of_members(schedule: Schedule) -> Weather:
+    """Returns the weather between the tasks and the coordinator: it breaks no server's grace."""
+    return Weather(
+        breaks=schedule.weather.breaks / 5,
+        calm_from=schedule.weather.calm_from,
+        lag=schedule.view_delay,
+    )
 
 
 def joined(model: Model, copy: Copy) -> ModelState:

@@ -9,7 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Self
 
-from trireme.cluster.member_loop import MemberConfig, MemberLoop
+from trireme.cluster.member_loop import MemberLoop
+from trireme.cluster.member_protocol import MemberConfig
 from trireme.cluster.member_state import MemberState, Subscriber
 from trireme.cluster.messages import JobOver, Leave, Outcome, StatusValue, WaitingFor, clip_details
 from trireme.cluster.view import View, WorkerEntry

@@ -23,7 +23,9 @@ A connection is a number that the coordinator assigns. A task holds at most one.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+from msgspec.structs import replace
 
 from trireme.cluster import progress
 from trireme.cluster.decision import Close, Decision, DecisionBuilder, Instruction, Send
@@ -142,9 +144,7 @@ def _receive(builder: DecisionBuilder, connection: int, message: Message) -> Non
         if task is None or handler is None:
             _drop_connection(builder, connection, f"{type(message).__name__} has no place here")
             return
-        task = replace(task, heard=builder.now)
-        builder.update_task(task)
-        handler(builder, task, connection, message)
+        handler(builder, replace(task, heard=builder.now), connection, message)
 
 
 # Join ------------------------------------------------------------------------------------------
@@ -279,8 +279,9 @@ def _leave(builder: DecisionBuilder, task: Task, connection: int, message: Messa
     said = f"{task} left, {message.outcome}" + (f": {message.reason}" if message.reason else "")
     builder.send(connection, Left())
     builder.add_reason(said)
-    if task.state == "left":
-        return  # it did not get the first answer
+    if task.state == "left":  # it did not get the first answer
+        builder.update_task(task)
+        return
     outcome = message.outcome
     builder.update_task(
         replace(task, state="left", reason=said, since=builder.now, outcome=outcome)

@@ -9,7 +9,8 @@ Pure: the membership calls this module at each heartbeat and each tick.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from trireme.cluster.messages import StatusValue
 from trireme.cluster.state import Policy, Task

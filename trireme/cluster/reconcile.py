@@ -6,7 +6,7 @@ missed because an unexpected event made its condition true.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from trireme.cluster import progress
 from trireme.cluster.decision import DecisionBuilder

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+
+import msgspec
 
 from trireme.cluster.messages import (
     ClusterStatus,
@@ -91,8 +93,7 @@ class Policy:
         return self.wait_for_restart or (self.join_timeout if self.strict else 0.0)
 
 
-@dataclass(frozen=True, slots=True)
-class Task:
+class Task(msgspec.Struct, frozen=True):
     """One expected task and what is known of it.
 
     Attributes:
@@ -123,7 +124,7 @@ class Task:
     address: str = ""
     heard: float = 0.0
     outcome: Outcome | None = None
-    status: Mapping[str, StatusValue] = field(default_factory=dict)
+    status: Mapping[str, StatusValue] = msgspec.field(default_factory=dict)
     steps: int = 0
     moved: float = 0.0
     usual: float = 0.0
@@ -145,8 +146,7 @@ class Task:
         return f"{self.name} (pid {self.pid} on {self.host})"
 
 
-@dataclass(frozen=True, slots=True)
-class State:
+class State(msgspec.Struct, frozen=True):
     """Everything that the coordinator knows. `initial_state` makes the first one.
 
     Attributes:

@@ -1,0 +1,158 @@
+"""A simulated process's connection to the coordinator: drives the real member's protocol."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from tests.simulation.coordinator import Coordinator
+from tests.simulation.network import UP, Network, Wire
+from trireme.cluster.member_protocol import MemberConfig, MemberProtocol
+from trireme.cluster.member_state import MemberState, Subscriber
+from trireme.cluster.messages import Leave, Outcome
+from trireme.cluster.view import View, WorkerEntry
+from trireme.errors import PeerClosed, WireTimeout
+from trireme.wire.message import Message
+
+__all__ = ["Member"]
+
+
+class Member:
+    """One process's membership.
+
+    Args:
+        network: what carries its messages.
+        coordinator: whom to join.
+        role, index: which task the process is.
+        make: its protocol.
+        hear: told of each view, and of the end of the job.
+
+    Attributes:
+        state: what the process knows of the job.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        coordinator: Coordinator,
+        role: str,
+        index: int,
+        make: Callable[..., MemberProtocol],
+        hear: Subscriber,
+    ) -> None:
+        self.state = MemberState()
+        self.state.subscribe(hear)
+        self._network = network
+        self._coordinator = coordinator
+        self._index = index
+        config = MemberConfig("", "", role, index, b"", connect_timeout=math.inf)
+        self._protocol = make(config, self.state, network.loop.now, "", 0)
+        self._wire: Wire | None = None
+        self._number = 0
+        self._due = math.inf  # when a tick comes
+        self._silent_until = 0.0
+
+    @property
+    def view(self) -> View:
+        """The newest view that the process has heard of."""
+        return self.state.view or View(0, (), ())
+
+    @property
+    def takes_part(self) -> bool:
+        """Whether a worker's process is in that view, as what it is now."""
+        return WorkerEntry(self._index, self.state.incarnation) in self.view.workers
+
+    def connect(self) -> None:
+        """Connects and joins; again whenever the connection breaks."""
+        loop = self._network.loop
+        if self._protocol.finished:
+            return
+        if loop.now < self._silent_until:
+            self._retry()
+            return
+        wire = self._network.wire(lambda: self._broke(wire), lambda: coordinator.closed(number))
+        coordinator = self._coordinator
+        number = coordinator.opened(wire, lambda message: self._heard(wire, message))
+        self._wire, self._number = wire, number
+        self._send(self._protocol.connected(loop.now))
+        self._await()
+
+    def fall_silent(self, seconds: float) -> None:
+        """Nothing that the process says reaches the coordinator for so long."""
+        self._silent_until = self._network.loop.now + seconds
+
+    def leave(self, outcome: Outcome) -> None:
+        """Tells the coordinator that the process ends, until it knows."""
+        self.state.leaving = Leave(outcome)
+        self._due = self._network.loop.now
+        self._tick(self._due)
+
+    def close(self) -> None:
+        """Ends the connection, as the end of a process does."""
+        self.state.closing = True
+        self._hang_up()
+
+    # -- inside -----------------------------------------------------------------------------------
+
+    def _heard(self, wire: Wire, message: Message) -> None:
+        if self._wire is not wire:
+            return
+        answer = self._protocol.heard(self._network.loop.now, message)
+        if answer is not None:
+            self._send(answer)
+        if self.state.left:
+            self.close()
+        self._await()
+
+    def _tick(self, due: float) -> None:
+        if due != self._due:
+            return  # another one has taken its place
+        self._due = math.inf
+        now = self._network.loop.now
+        if self._wire is None:
+            return
+        try:
+            for message in self._protocol.tick(now):
+                self._send(message)
+        except WireTimeout:
+            self._hang_up()
+            self._retry()
+            return
+        if self._protocol.served(now):
+            self._hang_up()
+        self._await()
+
+    def _await(self) -> None:
+        if self._wire is not None and self._protocol.due < self._due:
+            due = self._due = self._protocol.due
+            self._network.loop.at(max(due, self._network.loop.now), lambda: self._tick(due))
+
+    def _send(self, message: Message) -> None:
+        wire, number, coordinator = self._wire, self._number, self._coordinator
+        if wire is None:
+            return
+
+        def carry() -> None:
+            wire.carry(UP, lambda: coordinator.receive(number, message))
+
+        if self._network.loop.now < self._silent_until:
+            self._network.loop.at(self._silent_until, carry)
+        else:
+            carry()
+
+    def _broke(self, wire: Wire) -> None:
+        if self._wire is wire:
+            self._wire = None
+            self._retry()
+
+    def _retry(self) -> None:
+        if not self._protocol.finished:
+            loop = self._network.loop
+            pause = self._protocol.broke(loop.now, PeerClosed("the connection broke"))
+            if pause is not None:
+                loop.after(max(pause, 0.01), self.connect)
+
+    def _hang_up(self) -> None:
+        if self._wire is not None:
+            self._wire.close()
+            self._wire = None

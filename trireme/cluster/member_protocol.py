@@ -1,0 +1,293 @@
+"""What a task and its coordinator say to each other, from the task's side. Without I/O.
+
+Events come in as method calls, each with the time it happens at; messages to send come out.
+The thread of a member and the simulator drive this same object.
+
+    event       what it is                                         what comes out
+    connected   there is a new connection to the coordinator       the message that joins
+    heard       the coordinator has sent a message                 the answer, if it wants one
+    tick        time has passed; `due` says when that matters      the messages that are due
+    broke       the connection broke, or could not be made         the seconds until the next one
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from trireme.cluster.member_state import MemberState
+from trireme.cluster.messages import (
+    Heartbeat,
+    HeartbeatHeard,
+    JobOver,
+    JobOverHeard,
+    Join,
+    Joined,
+    Left,
+    Refused,
+    StopRequested,
+    ViewChanged,
+    WaitingFor,
+)
+from trireme.cluster.spec import task_name
+from trireme.errors import (
+    ClusterError,
+    ConfigurationError,
+    ConnectionRefused,
+    ConnectTimeout,
+    FrameError,
+    TaskClaimedError,
+    WireTimeout,
+)
+from trireme.wire.message import Message
+
+__all__ = ["ATTEMPT_SECONDS", "MemberConfig", "MemberProtocol"]
+
+ATTEMPT_SECONDS = 5.0
+"""How long an attempt to connect may take, each answer of the handshake, and the one to `Join`."""
+
+_RETRY_SECONDS = (0.0, 0.05, 0.1, 0.2, 0.5)  # before each attempt; the last one repeats
+_CLOSE_SECONDS = 1.0  # for the coordinator to close, once the job is over
+
+
+@dataclass(frozen=True, slots=True)
+class MemberConfig:
+    """Which task a member is, and where its coordinator listens. Times are in seconds.
+
+    Attributes:
+        coordinator: the coordinator's address, with its scheme.
+        job: the job's id.
+        role: `ps` or `worker`.
+        index: the task's index.
+        secret: the job's secret.
+        address: the address at which this task listens, with its scheme; "" if it does not listen.
+        connect_timeout: how long to try to join; the coordinator may start later than its tasks.
+        coordinator_timeout: once joined, how long to go on while the coordinator is unreachable.
+        notice_interval: how often to log that it is unreachable.
+    """
+
+    coordinator: str
+    job: str
+    role: str
+    index: int
+    secret: bytes
+    address: str = ""
+    connect_timeout: float = 60.0
+    coordinator_timeout: float = 60.0
+    notice_interval: float = 5.0
+
+    @property
+    def name(self) -> str:
+        """The task's name, such as `ps:0`."""
+        return task_name(self.role, self.index)
+
+
+class MemberProtocol:
+    """One task's side of its membership, over one connection after another.
+
+    Args:
+        config: which task this is.
+        state: what is known of the job, for the rest of the process.
+        now: the time.
+        host: the name of this host.
+        pid: the id of this process.
+
+    Attributes:
+        away_since: since when there is no connection that has joined; None while there is one.
+    """
+
+    def __init__(
+        self, config: MemberConfig, state: MemberState, now: float, host: str, pid: int
+    ) -> None:
+        self.away_since: float | None = now
+        self._config = config
+        self._state = state
+        self._host = host
+        self._pid = pid
+        self._attempts = 0
+        self._interval = 1.0
+        self._answer_timeout = ATTEMPT_SECONDS
+        # The current connection:
+        self._joined = False
+        self._leave_sent = False
+        self._next_heartbeat = 0.0
+        self._unanswered_since: float | None = None  # since when an answer is due
+        self._close_deadline: float | None = None  # until when the coordinator may close
+
+    @property
+    def finished(self) -> bool:
+        """Whether there is nothing more to say: the job is over, or the task has left."""
+        return self._state.closing or self._state.left or self._state.over is not None
+
+    # -- events -----------------------------------------------------------------------------------
+
+    def connected(self, now: float) -> Join:
+        """There is a new connection; returns the message that joins."""
+        self._joined = self._leave_sent = False
+        self._close_deadline = None
+        self._unanswered_since = now
+        return Join(
+            role=self._config.role,
+            index=self._config.index,
+            incarnation=self._state.incarnation,
+            host=self._host,
+            pid=self._pid,
+            address=self._config.address,
+            term=self._state.term,
+        )
+
+    def heard(self, now: float, message: Message) -> Message | None:
+        """The coordinator has sent a message; returns the answer, if it wants one.
+
+        Raises:
+            ConnectionRefused: the coordinator was replaced; its successor may listen soon.
+            FrameError: this is no message to a member.
+        """
+        state = self._state
+        answer: Message | None = None
+        if isinstance(message, Joined):
+            self._take_joined(now, message)
+        elif isinstance(message, Refused):
+            self._take_refused(now, message)
+        elif isinstance(message, ViewChanged):
+            if state.view is None or message.view.number > state.view.number:
+                with state.change():
+                    state.view, state.waiting = message.view, None
+                state.publish(message.view)
+        elif isinstance(message, WaitingFor):
+            with state.change():
+                state.waiting = (message, now + message.deadline_seconds)
+        elif isinstance(message, StopRequested):
+            with state.change():
+                state.stop = message.reason
+        elif isinstance(message, Left):
+            with state.change():
+                state.left = True
+        elif isinstance(message, JobOver):
+            self._end(message, confirmed=True)
+            self._close_deadline = now + _CLOSE_SECONDS
+            answer = JobOverHeard()
+        elif not isinstance(message, HeartbeatHeard):
+            raise FrameError(f"the coordinator sent {type(message).__name__} to a member")
+        if self._joined:
+            self._unanswered_since = None
+        return answer
+
+    def tick(self, now: float) -> list[Message]:
+        """Time has passed; returns the messages that are due on this connection.
+
+        Raises:
+            WireTimeout: the coordinator has been silent for too long.
+        """
+        since = self._unanswered_since
+        if since is not None and now >= since + self._answer_timeout:
+            raise WireTimeout(
+                f"the coordinator at {self._config.coordinator} sent nothing for "
+                f"{now - since:.0f} s: its process hangs, or the network is cut"
+            )
+        messages: list[Message] = []
+        if not self._joined or self._close_deadline is not None:
+            return messages
+        if self._state.leaving is not None and not self._leave_sent:
+            self._leave_sent = True
+            messages.append(self._state.leaving)
+        if now >= self._next_heartbeat:
+            self._next_heartbeat = now + self._interval
+            messages.append(Heartbeat(self._state.status()))
+            if since is None:
+                self._unanswered_since = now
+        return messages
+
+    def broke(self, now: float, error: Exception) -> float | None:
+        """The connection broke, or could not be made.
+
+        Returns:
+            The seconds until the next attempt; None where there is none, because the coordinator
+            was away for so long that this task has given it up.
+        """
+        if self.away_since is None:
+            self.away_since = now
+            self._attempts = 0
+        if now >= self.reconnect_deadline:
+            self._give_up(now - self.away_since, error)
+            return None
+        pause = _RETRY_SECONDS[min(self._attempts, len(_RETRY_SECONDS) - 1)]
+        self._attempts += 1
+        return min(pause, self.reconnect_deadline - now)
+
+    def fail(self, error: Exception) -> None:
+        """Ends the membership for a local reason. A thread that waits in `join` gets the error."""
+        if not self._state.incarnation:
+            with self._state.change():
+                self._state.failure = error
+        reason = f"the membership of {self._config.name} failed: {error}"
+        self._end(JobOver("failed", self._config.name, reason), confirmed=False)
+
+    # -- when -------------------------------------------------------------------------------------
+
+    @property
+    def due(self) -> float:
+        """When a `tick` matters."""
+        if self._close_deadline is not None:
+            return self._close_deadline
+        heartbeat = self._next_heartbeat if self._joined else math.inf
+        since = math.inf if self._unanswered_since is None else self._unanswered_since
+        return min(heartbeat, since + self._answer_timeout)
+
+    @property
+    def reconnect_deadline(self) -> float:
+        """Until when to try to connect again; never, while a connection has joined."""
+        if self.away_since is None:
+            return math.inf
+        joined = self._state.incarnation > 0
+        config = self._config
+        return self.away_since + (config.coordinator_timeout if joined else config.connect_timeout)
+
+    def served(self, now: float) -> bool:
+        """Returns whether this connection is of no use any longer, so that it is to be closed.
+
+        A task that has left stays to learn how the job ends.
+        """
+        return self._state.closing or (
+            self._close_deadline is not None and now >= self._close_deadline
+        )
+
+    # -- inside -----------------------------------------------------------------------------------
+
+    def _take_joined(self, now: float, message: Joined) -> None:
+        self._joined = True
+        self.away_since = None
+        self._interval = message.heartbeat_interval
+        self._answer_timeout = message.heartbeat_timeout
+        self._next_heartbeat = now + self._interval
+        with self._state.change():
+            self._state.epoch, self._state.term = message.epoch, message.term
+            self._state.incarnation = message.incarnation
+
+    def _take_refused(self, now: float, message: Refused) -> None:
+        if message.code == "deposed":
+            raise ConnectionRefused(message.reason)
+        kinds = {"outside": ConfigurationError, "unknown": ClusterError}
+        self.fail(kinds.get(message.code, TaskClaimedError)(message.reason))
+        self._close_deadline = now
+
+    def _give_up(self, absence: float, error: Exception) -> None:
+        where = self._config.coordinator
+        if self._state.incarnation:
+            reason = f"nothing was heard of the coordinator at {where} for {absence:.0f} s: {error}"
+            self._end(JobOver("failed", "coordinator:0", reason), confirmed=False)
+            return
+        self.fail(
+            ConnectTimeout(
+                f"{self._config.name} could not reach the coordinator at {where} within "
+                f"{absence:.0f} s: {error}. Check that the coordinator runs (ps:0 hosts it in a "
+                "job started by hand), the address, and the firewall"
+            )
+        )
+
+    def _end(self, over: JobOver, *, confirmed: bool) -> None:
+        if self._state.over is not None:
+            return
+        with self._state.change():
+            self._state.over, self._state.confirmed = over, confirmed
+        self._state.publish(over)
