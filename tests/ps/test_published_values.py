@@ -198,5 +198,5 @@ def test_a_change_that_makes_no_sense_is_refused() -> None:
     side = Side()
     side.pull(0)
     message = PushReply(Applied(1), 1, 0, False, 0)
-    with pytest.raises(FrameError, match="what ps:0 sent of its values: what was deflated"):
+    with pytest.raises(FrameError, match="what ps:0 sent of its values: the deflated bytes"):
         side.hear(0, message, [torch.ones(40, dtype=torch.uint8)])
