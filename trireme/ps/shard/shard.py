@@ -26,6 +26,7 @@ values, and a repeat gets the same verdict.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -378,8 +379,20 @@ class Shard:
         if record.pending is not None:  # the worker came back while its answer is withheld
             record.pending.route = route
             return []
-        record.pending = Pending(who, push, route, gradients, now)
-        self._consider(record.pending)
+        pending = Pending(who, push, route, gradients, now)
+        if not self._synchronous and self._commits is None and self._barrier.token is None:
+            return self._decide_at_once(pending)
+        record.pending = pending
+        self._consider(pending)
+        return self._proceed()
+
+    def _decide_at_once(self, pending: Pending) -> list[Instruction]:
+        """Decides a push that waits for no other server; answers it, unless its worker waits."""
+        over, worker = self._ending.reached(self.step), pending.owner.worker
+        answer = self._decide_stale(pending) if over else self._apply_one(pending)
+        if not self._withheld and self._may_go_on(worker, self._highest_clock()):
+            return [self._answer(answer), *self._proceed()]
+        self._withheld[worker] = answer
         return self._proceed()
 
     def _refuse(self, who: Participant, push: Push) -> Verdict | None:
@@ -449,16 +462,15 @@ class Shard:
             return
         if self._barrier.token is not None and self._barrier.holds(pending):
             self._barrier.later.append(pending)
-        elif self._ending.reached(self.step):
-            self._decide_stale(pending)
-        elif not self._synchronous:
-            self._apply_one(pending)
-        elif push.pulled < self.step:
-            self._decide_stale(pending)
-        else:
+        elif self._ending.reached(self.step) or (self._synchronous and push.pulled < self.step):
+            self._due.append(self._decide_stale(pending))
+        elif self._synchronous:
             self._round.add(pending)
+        else:
+            self._withheld[pending.owner.worker] = self._apply_one(pending)
 
-    def _apply_one(self, pending: Pending) -> None:
+    def _apply_one(self, pending: Pending) -> _Answer:
+        """Applies an update by itself; returns the answer."""
         assert self._values is not None
         push = pending.push
         staleness = self.step - push.pulled
@@ -468,8 +480,7 @@ class Shard:
         self._values.apply(update, push.hyper, self.step, push.steps)
         verdict = Applied(self.step)
         self._decide(pending, verdict)
-        if not pending.answered:
-            self._withheld[pending.owner.worker] = _Answer(pending, verdict, staleness)
+        return _Answer(pending, verdict, staleness)
 
     def _decide(self, pending: Pending, verdict: Applied | Stale) -> None:
         owner, push = pending.owner, pending.push
@@ -482,11 +493,10 @@ class Shard:
         else:
             self._examples.give_back(owner.worker, push.examples)
 
-    def _decide_stale(self, pending: Pending) -> None:
+    def _decide_stale(self, pending: Pending) -> _Answer:
         verdict = Stale(self.step)
         self._decide(pending, verdict)
-        if not pending.answered:
-            self._due.append(_Answer(pending, verdict, self.step - pending.push.pulled))
+        return _Answer(pending, verdict, self.step - pending.push.pulled)
 
     def _commit(self, commits: Commits) -> Sequence[Send]:
         """Does what is decided of staged pushes, decides the next; returns what to tell others."""
@@ -495,10 +505,9 @@ class Shard:
             if self._barrier.stops_commit(pending, self.step):
                 break
             commits.done()
-            if applied:
-                self._apply_one(pending)
-            else:
-                self._decide_stale(pending)
+            answer = self._apply_one(pending) if applied else self._decide_stale(pending)
+            if not pending.answered:
+                self._withheld[pending.owner.worker] = answer
         ready = commits.ready
         self.due = ready is not None and not self._barrier.stops_commit(ready, self.step)
         if self.due:  # the others are told first, and apply it when this server does
@@ -539,7 +548,7 @@ class Shard:
                 self._due.append(_Answer(pending, Applied(self.step), 0))
         for _, pending in sorted(current.pending.items()):
             if not pending.answered:
-                self._decide_stale(pending)
+                self._due.append(self._decide_stale(pending))
 
     def round_ready(self, now: float, server: int, message: RoundReady) -> list[Instruction]:
         """At server 0: what another server holds."""
@@ -639,18 +648,25 @@ class Shard:
         return Reply(route, message, payload)
 
     def _release(self) -> list[Reply]:
-        """Answers those that are not too far ahead, and of whom it is known if they go on."""
+        """Answers those that may go on. Each answer may leave one update less to the others."""
+        highest = self._highest_clock()
+        return [
+            self._answer(self._withheld.pop(worker))
+            for worker in tuple(self._withheld)
+            if self._may_go_on(worker, highest)
+        ]
+
+    def _highest_clock(self) -> float:
+        """Returns how many pushes a worker that is answered may have made: the staleness bound."""
         bound = self.rule.staleness
         if bound is None or self._ending.reached(self.step):
-            ready = list(self._withheld)
-        else:
-            most = self._table.slowest(self._participants.live) + bound
-            ready = [w for w in self._withheld if self._table.records[w].clock <= most]
-        out: list[Reply] = []
-        for worker in ready:
-            if not self._ending.undecided(worker, self.step):  # an answer may let its worker go on
-                out.append(self._answer(self._withheld.pop(worker)))
-        return out
+            return math.inf
+        return self._table.slowest(self._participants.live) + bound
+
+    def _may_go_on(self, worker: int, highest: float) -> bool:
+        """Returns whether a worker is not too far ahead, and it is known if it goes on."""
+        ahead = self._table.records[worker].clock > highest
+        return not ahead and not self._ending.undecided(worker, self.step)
 
     def _catch_up(self) -> list[Reply]:
         """Answers pulls for a step that is reached, of whom it is known if they go on."""
