@@ -231,7 +231,7 @@ def messages() -> str:
     parts: list[str] = []
     for title, module in CONVERSATIONS:
         parts += [f"## {title}", ""]
-        found = [kind for kind in structs_of(module) if issubclass(kind, Message)]
+        found = [kind for kind in structs_of(module) if issubclass(kind, Message) and kind.kind]
         for message in sorted(found, key=lambda message: message.kind):
             parts += struct_section(message, f"{message.kind} {message.__name__}")
     parts += ["## Values inside messages", "", *choices(), ""]

@@ -34,6 +34,7 @@ from trireme.cluster.view import ServerEntry, View, WorkerEntry
 from trireme.errors import FrameError
 from trireme.ps.messages import (
     PS_CATALOG,
+    PS_MESSAGES,
     Applied,
     Attach,
     Attached,
@@ -41,6 +42,8 @@ from trireme.ps.messages import (
     Cut,
     Drain,
     Freeze,
+    FromServer,
+    FromWorker,
     GroupSpec,
     Lease,
     Leased,
@@ -53,9 +56,11 @@ from trireme.ps.messages import (
     PushesCommitted,
     PushesStaged,
     PushReply,
+    Refused,
     Retire,
     RoundClose,
     RoundReady,
+    ServerStatus,
     SetEnd,
     Share,
     Span,
@@ -203,14 +208,6 @@ def fuzz(
         if who not in links or links[who].closed:
             links[who] = victim.link(*who)
         template = rng.choice(templates)
-        worker = getattr(template, "worker", None)
-        if worker is not None and rng.random() < 0.8:  # else it is refused before anything else
-            identity = links[who].identity
-            changes: dict[str, Any] = {
-                "worker": identity.index,
-                "incarnation": identity.incarnation,
-            }
-            template = msgspec.structs.replace(template, **changes)
         rate = rng.choice([0.0, 0.05, 0.2, 0.5])
         body = mutated(rng, msgspec.to_builtins(template), rate)
         try:
@@ -237,22 +234,22 @@ VALUES = TensorSpec("values", "float32", "float32", 0, 16)
 
 
 def server_templates(rule: Rule) -> list[Message]:
-    push = Push(1, 1, 1, 1, 0, 0, 1.0, (GroupSpec({"lr": 0.5}),), (Span("d", 0, 4),))
+    push = Push(1, 1, 0, 0, 1.0, (GroupSpec({"lr": 0.5}),), (Span("d", 0, 4),))
     return [
-        Attach(1, 1, 1, LAYOUT, SGD, rule),
+        Attach(1, LAYOUT, SGD, rule),
         *[msgspec.structs.replace(push, sequence=sequence) for sequence in range(1, 6)],
-        Pull(1, 1, 1),
-        Lease(1, 1, 1, "d", 100, 4, 2, 1),
-        Lease(1, 1, 1, "d", 100, 4, 10**9, 2),
+        Pull(1),
+        Lease(1, "d", 100, 4, 2, 1),
+        Lease(1, "d", 100, 4, 10**9, 2),
         Drain(),
-        Retire(1, 1),
+        Retire(),
         *(Freeze(1), Cut(1, 0, ((1, 1),), True), Thaw(1)),
-        Load(1, 1, 1, 0, (VALUES,), (WorkerProgress(1, 1, 1, 1, 0),), (Span("d", 0, 4),)),
-        *(Share(1, 1, "topic"), Collect("topic")),
+        Load(1, 0, (VALUES,), (WorkerProgress(1, 1, 1, 1, 0),), (Span("d", 0, 4),)),
+        *(Share("topic"), Collect("topic")),
         LendMemory(4096, ((0, 64),), ((64, 64),)),
-        RoundReady(1, 0, ((1, 1),), (), 0.0),
+        RoundReady(0, ((1, 1),), (), 0.0),
         RoundClose(0, ((1, 1),), 1.0),
-        PushesStaged(1, 0, ((1, 1, 1),)),
+        PushesStaged(0, ((1, 1, 1),)),
         PushesCommitted(0, ((1, 1, 1, True),), 1),
         msgspec.structs.replace(push, absent=(0,)),
         *(Status(), Trace("read"), Trace("start"), Trace("stop")),
@@ -291,8 +288,8 @@ def test_a_server_serves_on(name: str, seed: int) -> None:
     fuzz(victim, rng, early, [0, 0, NBYTES, 16])
 
     good = victim.link("worker:0", 1)
-    assert victim.ask(good, Attach(0, 1, 1, LAYOUT, SGD, rule)) == Attached(False, 0)
-    assert victim.ask(good, Load(0, 1, 1, 0, (VALUES,), (), ()), NBYTES) == Loaded(0)
+    assert victim.ask(good, Attach(1, LAYOUT, SGD, rule)) == Attached(False, 0)
+    assert victim.ask(good, Load(1, 0, (VALUES,), (), ()), NBYTES) == Loaded(0)
     packed = [16 + 4, 48, NBYTES]
     fuzz(victim, rng, server_templates(rule), [0, NBYTES, NBYTES, 1, 63, *packed])
 
@@ -306,13 +303,13 @@ def test_a_server_serves_on(name: str, seed: int) -> None:
 def train(victim: Victim, rule: Rule) -> None:
     """A worker that behaves is dealt examples, and its updates count."""
     good = victim.link("worker:0", 1)
-    pulled = victim.ask(good, Pull(0, 1, 2))
+    pulled = victim.ask(good, Pull(2))
     assert isinstance(pulled, PullReply)
     step = pulled.step
     for sequence in range(1, 4):
-        leased = victim.ask(good, Lease(0, 1, 2, "good", 100, 4, 2, sequence))
+        leased = victim.ask(good, Lease(2, "good", 100, 4, 2, sequence))
         assert isinstance(leased, Leased) and len(leased.spans) == 2
-        push = Push(0, 1, 2, sequence, sequence - 1, step, 1.0, None, leased.spans)
+        push = Push(2, sequence, sequence - 1, step, 1.0, None, leased.spans)
         size = {"int8": 20, "topk:0.5": 64}.get(rule.codec, NBYTES)
         reply = victim.ask(good, push, bytes(size))
         assert isinstance(reply, PushReply) and isinstance(reply.verdict, Applied), reply
@@ -354,27 +351,70 @@ def test_what_cannot_be_trained_is_refused_and_keeps_nobody_out(wrong: dict[str,
     handler = ShardHandler(0, Clock())
     handler.view(view(1, 0, 1))
     victim = Victim(handler, PS_CATALOG)
-    attach = Attach(1, 1, 1, LAYOUT, SGD, ASYNC)
+    attach = Attach(1, LAYOUT, SGD, ASYNC)
     victim.ask(victim.link("worker:1", 1), msgspec.structs.replace(attach, **wrong))
     good = victim.link("worker:0", 1)
-    assert victim.ask(good, Attach(0, 1, 1, LAYOUT, SGD, ASYNC)) == Attached(False, 0)
+    assert victim.ask(good, Attach(1, LAYOUT, SGD, ASYNC)) == Attached(False, 0)
 
 
-def test_nobody_speaks_for_another() -> None:
+@pytest.mark.parametrize(
+    ("task", "incarnation", "said", "reason"),
+    [
+        ("observer:0", 0, Pull(1), "observer:0 may not say Pull: only a task of role worker may"),
+        ("observer:0", 0, StopJob("because"), "observer:0 may not say StopJob: only a task of"),
+        ("ps:1", 0, SetEnd(1), "ps:1 may not say SetEnd: only a task of role worker may"),
+        ("worker:1", 1, RoundReady(0, (), (), 0.0), "worker:1 may not say RoundReady: only a"),
+        ("ps:0", 0, RoundClose(0, (), 1.0), "ps:0 may not speak as a server over this"),
+        ("ps:7", 0, Attached(True, 0), "a server is not asked Attached"),
+    ],
+)
+def test_nobody_speaks_in_the_role_of_another(
+    task: str, incarnation: int, said: Message, reason: str
+) -> None:
     handler = ShardHandler(0, Clock())
     handler.view(view(1, 0, 1))
     victim = Victim(handler, PS_CATALOG)
-    for task, incarnation, said in (
-        ("worker:1", 1, Pull(0, 1, 1)),  # another worker
-        ("worker:1", 2, Pull(1, 1, 1)),  # another start of itself
-        ("observer:0", 0, Pull(0, 1, 1)),
-        ("observer:0", 0, StopJob("because")),
-        ("ps:1", 0, SetEnd(1)),
-        ("worker:1", 1, RoundReady(1, 0, (), (), 0.0)),
-        ("ps:0", 0, RoundClose(0, (), 1.0)),  # server 0 is this one
-    ):
-        link = victim.link(task, incarnation)
-        assert not victim.say(link, said.kind, PS_CATALOG.encode(said)), said
+    link = victim.link(task, incarnation)
+    with pytest.raises(FrameError, match=reason):
+        handler.received(cast(Link, link), Incoming(said, 1, (), 0))
+    assert not victim.say(link, said.kind, PS_CATALOG.encode(said))
+
+
+@pytest.mark.parametrize(
+    ("task", "incarnation", "reason"),
+    [
+        ("worker:7", 1, "worker:7 is not in view 1"),
+        ("worker:1", 2, "worker:1 was started anew: 1 has replaced 2"),
+    ],
+)
+def test_who_is_not_in_the_job_is_fenced_off_whatever_it_says(
+    task: str, incarnation: int, reason: str
+) -> None:
+    handler = ShardHandler(0, Clock())
+    handler.view(view(1, 0, 1))
+    victim = Victim(handler, PS_CATALOG)
+    link = victim.link(task, incarnation)
+    for said in (Attach(1, LAYOUT, SGD, ASYNC), Pull(1), Lease(1, "d", 100, 4, 1)):
+        assert victim.ask(link, said) == Refused("fenced", reason, 1)
+
+
+def test_an_update_counts_as_that_of_the_task_that_the_handshake_has_proven() -> None:
+    """No message can name another worker, nor another start: it has no field for that."""
+    handler = ShardHandler(0, Clock())
+    handler.view(view(1, 0, 1))
+    victim = Victim(handler, PS_CATALOG)
+    links = [victim.link(f"worker:{worker}", 1) for worker in (0, 1)]
+    for link in links:
+        victim.ask(link, Attach(1, LAYOUT, SGD, ASYNC))
+    victim.ask(links[0], Load(1, 0, (VALUES,), (), ()), NBYTES)
+    pushed = victim.ask(links[1], Push(1, 1, 0, 0, 1.0), bytes(NBYTES))
+    assert isinstance(pushed, PushReply) and pushed.verdict == Applied(1)
+    status = victim.ask(victim.link("observer:0"), Status())
+    assert isinstance(status, ServerStatus)
+    assert status.workers == (WorkerProgress(0, 1, 0, 0, 0), WorkerProgress(1, 1, 1, 1, 0))
+    named = {"worker", "incarnation", "server"}
+    said = [kind for kind in PS_MESSAGES if issubclass(kind, (FromWorker, FromServer))]
+    assert not [kind.__name__ for kind in said if named & set(kind.__struct_fields__)]
 
 
 def test_only_a_server_that_was_called_leads() -> None:

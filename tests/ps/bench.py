@@ -38,6 +38,7 @@ from trireme.ps.messages import (
 )
 from trireme.ps.rule import Rule
 from trireme.ps.shard.instructions import Instruction, Reply, Send
+from trireme.ps.shard.participants import Participant
 from trireme.ps.shard.shard import Shard
 from trireme.wire.message import Message
 
@@ -116,15 +117,15 @@ class Bench:
         return self.shard.view(self.now, view(self.view_number, *workers))
 
     def attach(self, worker: int = 0, **changed: Any) -> list[Instruction]:
+        who = Participant(changed.pop("worker", worker), changed.pop("incarnation", 1))
         fields = {
-            "worker": worker,
-            "incarnation": 1,
             "view": self.view_number,
             "layout": self.layout.spec,
             "optimizer": self.optimizer,
             "rule": self.rule,
         }
-        return self.shard.attach(self.now, f"attach {worker}", Attach(**{**fields, **changed}))
+        request = Attach(**{**fields, **changed})
+        return self.shard.attach(self.now, f"attach {worker}", who, request)
 
     def load(
         self,
@@ -135,22 +136,22 @@ class Bench:
         workers: tuple[WorkerProgress, ...] = (),
         consumed: tuple[Span, ...] = (),
         count: int | None = None,
+        incarnation: int = 1,
         **changed: Any,
     ) -> list[Instruction]:
         (part,) = self.layout.parts(self.shard.server)
         length = part.length if count is None else count
         spec = TensorSpec("values", "float32", "float32", part.start, part.start + length)
-        fields = {"incarnation": 1, "view": self.view_number, **changed}
-        request = Load(
-            worker=worker, step=step, tensors=(spec,), workers=workers, consumed=consumed, **fields
-        )
-        return self.shard.load(
-            self.now, f"load {worker}", request, [(spec, torch.full((length,), value))]
-        )
+        fields = {"view": self.view_number, **changed}
+        request = Load(step=step, tensors=(spec,), workers=workers, consumed=consumed, **fields)
+        who, tensors = Participant(worker, incarnation), [(spec, torch.full((length,), value))]
+        return self.shard.load(self.now, f"load {worker}", who, request, tensors)
 
-    def pull(self, worker: int = 0, route: object = None, **changed: Any) -> list[Instruction]:
-        fields = {"worker": worker, "incarnation": 1, "view": self.view_number, **changed}
-        return self.shard.pull(self.now, route or f"pull {worker}", Pull(**fields))
+    def pull(
+        self, worker: int = 0, route: object = None, incarnation: int = 1, **changed: Any
+    ) -> list[Instruction]:
+        who, pull = Participant(worker, incarnation), Pull(**{"view": self.view_number, **changed})
+        return self.shard.pull(self.now, route or f"pull {worker}", who, pull)
 
     def push(
         self,
@@ -160,32 +161,35 @@ class Bench:
         *,
         pulled: int | None = None,
         route: object = None,
+        incarnation: int = 1,
         **changed: Any,
     ) -> list[Instruction]:
         """A gradient of equal numbers, computed from the present step's values."""
         fields = {
-            "incarnation": 1,
             "view": self.view_number,
             "acknowledged": sequence - 1,
             "pulled": self.shard.step if pulled is None else pulled,
             "weight": 1.0,
             **changed,
         }
-        push = Push(worker=worker, sequence=sequence, **fields)
+        who, push = Participant(worker, incarnation), Push(sequence=sequence, **fields)
         gradients = PartBuffer(self.layout, self.shard.server)
         for vector in gradients.vectors:
             vector.fill_(value)
-        return self.shard.push(self.now, route or f"push {worker}.{sequence}", push, gradients)
+        return self.shard.push(self.now, route or f"push {worker}.{sequence}", who, push, gradients)
 
-    def lease(self, worker: int = 0, *, count: int = 1, **changed: Any) -> tuple[Span, ...]:
-        fields = {"incarnation": 1, "view": self.view_number, "batch": 4, **changed}
-        request = Lease(worker=worker, dataset="d", size=100, count=count, **fields)
-        ((_, answer),) = told(self.shard.lease(self.now, "lease", request))
+    def lease(
+        self, worker: int = 0, *, count: int = 1, incarnation: int = 1, **changed: Any
+    ) -> tuple[Span, ...]:
+        fields = {"view": self.view_number, "batch": 4, **changed}
+        request = Lease(dataset="d", size=100, count=count, **fields)
+        who = Participant(worker, incarnation)
+        ((_, answer),) = told(self.shard.lease(self.now, "lease", who, request))
         assert isinstance(answer, Leased), answer
         return answer.spans
 
     def retire(self, worker: int) -> list[Instruction]:
-        return self.shard.retire(self.now, f"retire {worker}", Retire(worker, 1))
+        return self.shard.retire(self.now, f"retire {worker}", Participant(worker, 1), Retire())
 
     def stop(self) -> list[Instruction]:
         return self.shard.stop(self.now, "stop", StopJob("enough"))
@@ -213,7 +217,10 @@ class Bench:
     def value(self) -> float:
         """The number that all of the values are."""
         out = self.shard.pull(
-            self.now, "look", Pull(self.first, self.incarnation, self.view_number, False)
+            self.now,
+            "look",
+            Participant(self.first, self.incarnation),
+            Pull(self.view_number, False),
         )
         (reply,) = (i for i in out if isinstance(i, Reply))
         assert isinstance(reply.message, PullReply), reply

@@ -60,7 +60,7 @@ class Client:
         levels: bool = False,
     ) -> None:
         self.name = f"{identity.task}.{identity.incarnation}"
-        self._identity = identity
+        self.identity = identity
         self.protocol = protocol
         self.lanes = lanes
         self.draining = False
@@ -214,7 +214,7 @@ class Client:
             lambda: self._later(lambda: self._broke(server.index, link)),
             lambda: server.closed(link),
         )
-        link = self._links[server.index] = Link(self._identity, wire)
+        link = self._links[server.index] = Link(self.identity, wire)
         server.opened(link)
         return link
 

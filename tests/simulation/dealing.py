@@ -32,9 +32,8 @@ class Dealing:
             self.frontier = max(self.frontier, span.stop)
         self._returned = set(range(self.frontier)) - self.applied
 
-    def deal(self, request: Lease, spans: Sequence[Span]) -> None:
+    def deal(self, who: Who, request: Lease, spans: Sequence[Span]) -> None:
         """Server 0 answers a lease."""
-        who = (request.worker, request.incarnation)
         before = self._answers.get((who, request.number))
         if before is not None:
             if before != tuple(spans):

@@ -14,6 +14,7 @@ from trireme.ps.flat import PartBuffer
 from trireme.ps.layout import Layout
 from trireme.ps.messages import Applied, GroupSpec, Push, Span, Stale, TensorSpec
 from trireme.ps.shard.segment_optimizer import PartOptimizer
+from trireme.wire.handshake import Identity
 
 __all__ = ["Account", "Made", "PushId", "Vectors", "Violation", "Watched", "push_id"]
 
@@ -37,9 +38,9 @@ class Made:
     gradient: Vectors
 
 
-def push_id(push: Push) -> PushId:
-    """Returns what names a push."""
-    return push.worker, push.incarnation, push.sequence
+def push_id(identity: Identity, push: Push) -> PushId:
+    """Returns what names a push that came over a connection of this identity."""
+    return identity.index, identity.incarnation, push.sequence
 
 
 class Account:

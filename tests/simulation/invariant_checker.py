@@ -61,6 +61,7 @@ from trireme.ps.shard.instructions import Reply
 from trireme.ps.shard.parameters import Values
 from trireme.ps.shard.segment_optimizer import SegmentOptimizer
 from trireme.ps.snapshot import ModelState
+from trireme.wire.handshake import Identity
 
 __all__ = ["InvariantChecker"]
 
@@ -107,9 +108,8 @@ class InvariantChecker:
 
     # -- what workers do --------------------------------------------------------------------------
 
-    def make(self, push: Push, spans: tuple[Span, ...], gradient: Vectors) -> None:
+    def make(self, who: PushId, push: Push, spans: tuple[Span, ...], gradient: Vectors) -> None:
         """A worker has made a push."""
-        who = push_id(push)
         self.made[who] = Made(push, spans, gradient)
         self.counts["pushes"] += 1
         for account in self.accounts:
@@ -152,14 +152,18 @@ class InvariantChecker:
             for who in sorted(gone):
                 self.dealing.release(who)
 
-    def received(self, server: int, message: Any, payload: Sequence[Any]) -> None:
+    def received(
+        self, server: int, identity: Identity, message: Any, payload: Sequence[Any]
+    ) -> None:
         """A message is about to happen to a server."""
         account = self.accounts[server]
         if isinstance(message, Load) and account.values is None:
             self._loading = (message, payload)
         if isinstance(message, Retire):
-            account.retired |= {message.worker} & {
-                worker for worker, start in account.live if start == message.incarnation
+            account.retired |= {
+                worker
+                for worker, start in account.live
+                if (worker, start) == (identity.index, identity.incarnation)
             }
 
     def happened(self, server: int, step: int, replies: Sequence[Reply]) -> None:
@@ -265,7 +269,8 @@ class InvariantChecker:
                 account.fail(f"{request} was refused: {message}")
         elif isinstance(message, Leased):
             assert isinstance(request, Lease)
-            self.dealing.deal(request, message.spans)
+            who = route.link.identity
+            self.dealing.deal((who.index, who.incarnation), request, message.spans)
         elif isinstance(message, Stopping) and isinstance(request, StopJob):
             self.end = message.step
         elif isinstance(message, Snapshot):
@@ -278,7 +283,8 @@ class InvariantChecker:
 
     def _check_verdict(self, account: Account, push: Push, reply: Reply) -> None:
         assert isinstance(reply.message, PushReply) and isinstance(reply.route, Route)
-        who, verdict = push_id(push), reply.message.verdict
+        verdict = reply.message.verdict
+        who = push_id(reply.route.link.identity, push)
         if isinstance(verdict, RejectedVerdict) and reply.route.link.wire.whole:
             account.fail(f"push {who} was rejected: {verdict.reason}")
         if isinstance(verdict, FencedVerdict):
@@ -446,7 +452,7 @@ class InvariantChecker:
 def _told_applied(replies: Sequence[Reply], before: int) -> list[PushId]:
     """Returns the pushes that these answers say made the first update after a step."""
     told = [
-        (reply.message.verdict.step, push_id(reply.route.message))
+        (reply.message.verdict.step, push_id(reply.route.link.identity, reply.route.message))
         for reply in replies
         if isinstance(reply.message, PushReply)
         and isinstance(reply.message.verdict, Applied)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -37,22 +38,24 @@ from trireme.ps.shard.example_ledgers import ExampleBook
 from trireme.ps.shard.half_applied import HalfApplied
 from trireme.ps.shard.instructions import Instruction, Reply, Send
 from trireme.ps.shard.parameters import Tensors, Total, ValuesFactory, make_values
-from trireme.ps.shard.rounds import Decision, Follower, Leader, Live, Member, Round
+from trireme.ps.shard.participants import Participant
+from trireme.ps.shard.rounds import Decision, Follower, Leader, Live, Round
 from trireme.ps.shard.shard import Shard, _Answer
 from trireme.ps.shard.snapshot_barrier import SnapshotBarrier
 from trireme.ps.termination import Ending
+from trireme.wire.handshake import Identity
 
 
 class AppliesRepeats(Shard):
     """A push that was decided is decided again when it is repeated."""
 
     def push(
-        self, now: float, route: object, push: Push, gradients: PartBuffer
+        self, now: float, route: object, who: Participant, push: Push, gradients: PartBuffer
     ) -> list[Instruction]:
-        record = self._table.records.get(push.worker)
+        record = self._table.records.get(who.worker)
         if record is not None and push.sequence == record.sequence:
             record.sequence -= 1
-        return super().push(now, route, push, gradients)
+        return super().push(now, route, who, push, gradients)
 
 
 class AnswersFirst(Shard):
@@ -62,11 +65,11 @@ class AnswersFirst(Shard):
         super().__init__(server, factory)
         self.postponed: list[Pending] = []
 
-    def _apply_one(self, pending: Pending) -> None:
+    def _apply_one(self, pending: Pending) -> _Answer:
         self.postponed.append(msgspec.structs.replace(pending, gradients=pending.gradients.copy()))
         self.step += 1
         self._decide(pending, Applied(self.step))
-        self._withheld[pending.push.worker] = _Answer(pending, Applied(self.step), 0)
+        return _Answer(pending, Applied(self.step), 0)
 
     def tick(self, now: float) -> list[Instruction]:
         for pending in self.postponed:
@@ -91,8 +94,8 @@ class IgnoresFence(Shard):
     def __init__(self, server: int, factory: ValuesFactory = make_values) -> None:
         super().__init__(server, factory)
         fence = self._participants.fence
-        self._participants.fence = lambda worker, incarnation, view: (  # type: ignore[method-assign]
-            None if worker in self._table.records else fence(worker, incarnation, view)
+        self._participants.fence = lambda who, view: (  # type: ignore[method-assign]
+            None if who.worker in self._table.records else fence(who, view)
         )
 
 
@@ -107,8 +110,8 @@ class AnswersNobodyDropped(Shard):
 class RunsAhead(Shard):
     """Nobody is ever too far ahead."""
 
-    def _release(self) -> list[Reply]:
-        return [self._answer(self._withheld.pop(worker)) for worker in list(self._withheld)]
+    def _highest_clock(self) -> float:
+        return math.inf
 
 
 class NamesOldStep(Shard):
@@ -139,17 +142,13 @@ class _WithParts(Shard):
         self._table = self.table()
         self._ending = self.ending(decides=server == 0)
 
-    def _create(self, request: Attach, layout: Any) -> None:
-        super()._create(request, layout)
+    def _create(self, task: str, request: Attach, layout: Any) -> None:
+        super()._create(task, request, layout)
         rule = request.rule
         servers = layout.spec.servers
-        self._judge = (
-            self.follower(rule, self.server) if self.server else self.leader(rule, servers)
-        )
+        self._judge = self.follower(rule) if self.server else self.leader(rule, servers)
         if self._commits is not None:
-            self._commits = (
-                self.commit_follower(self.server) if self.server else self.commit_leader(servers)
-            )
+            self._commits = self.commit_follower() if self.server else self.commit_leader(servers)
 
 
 class _NeverReleases(ExampleBook):
@@ -175,8 +174,8 @@ class KeepsExamplesOfTheStale(_WithParts):
 
 
 class _DealsAgain(ExampleBook):
-    def lease(self, request: Lease) -> tuple[Span, ...]:
-        return super().lease(msgspec.structs.replace(request, number=0))
+    def lease(self, worker: int, request: Lease) -> tuple[Span, ...]:
+        return super().lease(worker, msgspec.structs.replace(request, number=0))
 
 
 class LosesLeases(_WithParts):
@@ -186,7 +185,7 @@ class LosesLeases(_WithParts):
 
 
 class _HoldsNothing(SnapshotBarrier):
-    def holds(self, push: Push) -> bool:
+    def holds(self, pending: Pending) -> bool:
         return False
 
     def stops_round(self, step: int) -> bool:
@@ -200,8 +199,8 @@ class CutsWithoutHold(_WithParts):
 
 
 class _ForgetsAll(PushTable):
-    def forget_acknowledged(self, push: Push) -> None:
-        self.records[push.worker].verdicts.clear()
+    def forget_acknowledged(self, worker: int, acknowledged: int) -> None:
+        self.records[worker].verdicts.clear()
 
 
 class ForgetsVerdicts(_WithParts):
@@ -274,7 +273,7 @@ class TakesAll(_WithParts):
 
 
 class _AsksNobody(Leader):
-    def _common(self, current: Round, live: Live) -> tuple[Member, ...]:
+    def _common(self, current: Round, live: Live) -> tuple[Participant, ...]:
         return current.held(live)
 
 
@@ -320,7 +319,7 @@ class EachDecidesAlone(_WithParts):
 
 
 class _KeepsNoCopy(Follower):
-    def drop(self, current: Round, member: Member) -> None:
+    def drop(self, current: Round, member: Participant) -> None:
         current.pending[member].answered = True
 
 
@@ -333,8 +332,8 @@ class ReadsOverwrittenGradients(_WithParts):
 class AppliesAtOnce(Shard):
     """Each server applies an asynchronous push by itself, as one server does."""
 
-    def _create(self, request: Attach, layout: Layout) -> None:
-        super()._create(request, layout)
+    def _create(self, task: str, request: Attach, layout: Layout) -> None:
+        super()._create(task, request, layout)
         self._commits = None
 
 
@@ -349,8 +348,8 @@ class _ComparesWhatWasTold(HalfApplied):
 class _Counts(Shard):
     half_applied: type[HalfApplied] = HalfApplied
 
-    def _create(self, request: Attach, layout: Layout) -> None:
-        super()._create(request, layout)
+    def _create(self, task: str, request: Attach, layout: Layout) -> None:
+        super()._create(task, request, layout)
         if self._half_applied is not None:
             self._half_applied = self.half_applied(self.server, layout.spec.servers)
 
@@ -384,7 +383,7 @@ class CommitsWithoutAll(_WithParts):
 
 class _ForgetsTheLost(CommitFollower):
     def drop(self, pending: Pending, view: int) -> None:
-        self._staged.pop(pending.member)
+        self._staged.pop(pending.owner)
 
 
 class DropsWhatItSaidItHas(_WithParts):
@@ -407,11 +406,9 @@ class CommitsTheLost(_WithParts):
 class _LendsStill(CommitFollower):
     def drop(self, pending: Pending, view: int) -> None:
         super().drop(pending, view)
-        kept = self._staged.get(pending.member)
+        kept = self._staged.get(pending.owner)
         if kept is not None:
-            self._staged[pending.member] = msgspec.structs.replace(
-                kept, gradients=pending.gradients
-            )
+            self._staged[pending.owner] = msgspec.structs.replace(kept, gradients=pending.gradients)
 
 
 class AppliesOverwrittenPushes(_WithParts):
@@ -446,17 +443,19 @@ class LeadsOverTheFirst(Dispatcher[Any]):
     def closed(self, link: Any) -> bool:
         return False
 
-    def _check_server(self, link: Any, message: Any) -> None:
+    def _check_server(self, link: Any) -> None:
         pass
 
 
 class TakesReadyForClose(Dispatcher[Any]):
     """A late word of one server is led to where those of another belong."""
 
-    def happen(self, now: float, route: object, message: Any, payload: Any = None) -> Any:
+    def happen(
+        self, now: float, link: Any, route: object, message: Any, payload: Any = None
+    ) -> Any:
         if isinstance(message, (RoundReady, PushesStaged)):
-            message = msgspec.structs.replace(message, server=1)
-        return super().happen(now, route, message, payload)
+            link = replace(link, identity=Identity("", "ps:1"))
+        return super().happen(now, link, route, message, payload)
 
 
 class WaitsInOrder(Lanes):
@@ -472,15 +471,19 @@ class WaitsInOrder(Lanes):
 class LoadsTwice(Shard):
     """A repeated load, or that of a chief that takes over late, begins the values anew."""
 
-    def load(self, now: float, route: object, request: Load, tensors: Tensors) -> list[Instruction]:
+    def load(
+        self, now: float, route: object, who: Participant, request: Load, tensors: Tensors
+    ) -> list[Instruction]:
         self.loaded = False
-        return super().load(now, route, request, tensors)
+        return super().load(now, route, who, request, tensors)
 
 
 class WaitsForTheRetired(Shard):
     """Who trains no more is waited for."""
 
-    def retire(self, now: float, route: object, request: Retire) -> list[Instruction]:
+    def retire(
+        self, now: float, route: object, who: Participant, request: Retire
+    ) -> list[Instruction]:
         return [Reply(route, Retired())]
 
 
@@ -488,7 +491,7 @@ class AppliesWhatTheLostHadHeld(Shard):
     """What a cut held back is decided after it, though its worker is out by then."""
 
     def _consider(self, pending: Pending) -> None:
-        record = self._table.records[pending.push.worker]
+        record = self._table.records[pending.owner.worker]
         record.pending = pending
         super()._consider(pending)
 
@@ -503,21 +506,23 @@ class CutsTooEarly(Shard):
 class ForgetsWhatWasConsumed(Shard):
     """A resumed job deals examples again that are in the values."""
 
-    def load(self, now: float, route: object, request: Load, tensors: Tensors) -> list[Instruction]:
+    def load(
+        self, now: float, route: object, who: Participant, request: Load, tensors: Tensors
+    ) -> list[Instruction]:
         request = msgspec.structs.replace(request, consumed=())
-        return super().load(now, route, request, tensors)
+        return super().load(now, route, who, request, tensors)
 
 
 class RepeatsGoUnanswered(Shard):
     """A worker that asks again while its answer is withheld is answered where it asked first."""
 
     def push(
-        self, now: float, route: object, push: Push, gradients: PartBuffer
+        self, now: float, route: object, who: Participant, push: Push, gradients: PartBuffer
     ) -> list[Instruction]:
-        record = self._table.records.get(push.worker)
+        record = self._table.records.get(who.worker)
         waiting = None if record is None else record.pending
         kept = None if waiting is None else waiting.route
-        out = super().push(now, route, push, gradients)
+        out = super().push(now, route, who, push, gradients)
         if waiting is not None and record is not None and record.pending is waiting:
             waiting.route = kept
         return out
@@ -526,10 +531,11 @@ class RepeatsGoUnanswered(Shard):
 class AppliesWithoutCounting(Shard):
     """An update that is applied under a staleness bound or without one makes no step."""
 
-    def _apply_one(self, pending: Pending) -> None:
-        super()._apply_one(pending)
+    def _apply_one(self, pending: Pending) -> _Answer:
+        answer = super()._apply_one(pending)
         if pending.push.sequence % 5 == 0:
             self.step -= pending.push.steps
+        return answer
 
 
 class _KeepsSequences(PushTable):
@@ -586,8 +592,8 @@ class ClosesAnotherRound(_WithParts):
 
 
 class _HearsOld(Leader):
-    def hear(self, step: int, message: RoundReady) -> list[Send]:
-        return super().hear(message.step, message)
+    def hear(self, step: int, server: int, message: RoundReady) -> list[Send]:
+        return super().hear(message.step, server, message)
 
 
 class HearsOfOldRounds(_WithParts):

@@ -17,6 +17,7 @@ from trireme.cluster.view import View, WorkerEntry
 from trireme.ps.client.protocol import Copy
 from trireme.ps.messages import Attach, Cut, Freeze, Load, Snapshot
 from trireme.ps.shard.instructions import Reply
+from trireme.ps.shard.participants import Participant
 from trireme.ps.shard.shard import Shard
 from trireme.ps.snapshot import ModelState
 
@@ -24,6 +25,8 @@ __all__ = ["simulate"]
 
 _RESUMED = 3
 """One in so many jobs goes on from its last copy."""
+
+_LOADER = Participant(0, 1)
 
 
 def simulate(
@@ -81,12 +84,13 @@ def check_reload(schedule: Schedule, state: ModelState) -> None:
     for server in range(schedule.resumed_servers):
         shard = Shard(server)
         shard.view(0.0, View(1, (), (WorkerEntry(0, 1),)))
-        attach = Attach(0, 1, 1, model.layout.spec, model.optimizer, schedule.rule)
-        shard.attach(0.0, None, attach)
+        attach = Attach(1, model.layout.spec, model.optimizer, schedule.rule)
+        shard.attach(0.0, None, _LOADER, attach)
         tensors = model.parts_of(state, server)
         specs = tuple(spec for spec, _ in tensors)
         consumed = state.consumed if server == 0 else ()
-        shard.load(0.0, None, Load(0, 1, 1, state.step, specs, state.workers, consumed), tensors)
+        load = Load(1, state.step, specs, state.workers, consumed)
+        shard.load(0.0, None, _LOADER, load, tensors)
         shard.freeze(0.0, None, Freeze(1))
         instructions = shard.cut(0.0, None, Cut(1, state.step, (), True))
         snapshot = answer_in(instructions, Snapshot)

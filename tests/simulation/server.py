@@ -69,7 +69,9 @@ class Observer(Protocol):
     def viewed(self, server: int, view: View) -> None:
         """A server is about to take a view that it did not have."""
 
-    def received(self, server: int, message: Message, payload: Sequence[Any]) -> None:
+    def received(
+        self, server: int, identity: Identity, message: Message, payload: Sequence[Any]
+    ) -> None:
         """A message is about to happen to a server."""
 
     def happened(self, server: int, step: int, replies: Sequence[Reply]) -> None:
@@ -128,18 +130,18 @@ class Server:
         link, message = route.link, route.message
         if not self._admits(link, message):
             return
-        self._observer.received(self.index, message, payload)
+        self._observer.received(self.index, link.identity, message, payload)
         what: object = payload
         if isinstance(message, Push):
             assert self.shard.layout is not None
             copies = [tensor.clone() for tensor in payload]
             what = route.gradients = PartBuffer(self.shard.layout, self.index, copies)
-        self._carry_out(self._dispatcher.happen(self._loop.now, route, message, what))
+        self._carry_out(self._dispatcher.happen(self._loop.now, link, route, message, what))
 
     def hear(self, link: Link, message: Message) -> None:
         """Another server says something."""
         if self._admits(link, message):
-            self._carry_out(self._dispatcher.happen(self._loop.now, None, message))
+            self._carry_out(self._dispatcher.happen(self._loop.now, link, None, message))
 
     def _admits(self, link: Link, message: Message) -> bool:
         if link.closed:

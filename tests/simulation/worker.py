@@ -160,7 +160,8 @@ class Worker:
         steps = self._steps(pulled)
         update = protocol.push(weight, hyper, spans, steps=steps)
         push = update.message(0, 0)
-        place.checker.make(push, spans, gradient)
+        made = push_id(client.identity, push)
+        place.checker.make(made, push, spans, gradient)
         crash = place.crash_of(self.index)
         if crash is not None:
             order = order[: crash.reached]
@@ -171,7 +172,7 @@ class Worker:
         if not self._spans and rng.random() < 0.5:
             yield from self._lease()  # before the push is waited for: it is settled first
         yield from client.run(protocol.wait())
-        place.checker.acknowledge(push_id(push), [reply.verdict for reply in protocol.replies])
+        place.checker.acknowledge(made, [reply.verdict for reply in protocol.replies])
 
     def _announce(
         self, order: Sequence[int], weight: float, hyper: Any, spans: Sequence[Span]

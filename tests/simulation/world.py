@@ -37,6 +37,7 @@ from trireme.ps.messages import (
 from trireme.ps.server.dispatcher import Dispatcher
 from trireme.ps.shard.instructions import Reply
 from trireme.ps.shard.parameters import ValuesFactory
+from trireme.ps.shard.participants import Participant
 from trireme.ps.shard.shard import Shard
 from trireme.ps.snapshot import ModelState, assemble
 from trireme.wire.handshake import Identity
@@ -201,7 +202,7 @@ class World:
             Identity("", f"worker:{worker}", incarnation),
             self.network,
             self.servers,
-            makers.protocol(worker, incarnation, servers, patience_seconds=patience, rng=self.rng),
+            makers.protocol(worker, servers, patience_seconds=patience, rng=self.rng),
             makers.lanes(worker, incarnation, servers, retry_seconds=30.0, patience_seconds=1800.0),
             view,
             levels=self.schedule.rule.synchronous,
@@ -341,8 +342,8 @@ class World:
         now = self.loop.now
         shard.view(now, View(number, self.view.servers, (WorkerEntry(newcomer, 1),)))
         count = self.checker.dealing.frontier - len(self.checker.dealing.applied) + 3
-        lease = Lease(newcomer, 1, number, DATASET, SIZE, 1, count)
-        leased = answer_in(shard.lease(now, None, lease), Leased)
+        lease = Lease(number, DATASET, SIZE, 1, count)
+        leased = answer_in(shard.lease(now, None, Participant(newcomer, 1), lease), Leased)
         self.checker.dealing.check_rest(leased.spans)
 
 

@@ -1,5 +1,9 @@
 """What workers and parameter servers say to each other. Kinds 64 to 127.
 
+Who says a message is known from the handshake of its connection: a worker's requests belong to the
+worker and the incarnation that the handshake has proven, and no field repeats them. Which role may
+say a message is its base class: `FromWorker`, `FromServer` or `FromAnyone`. Replies have neither.
+
 Every request is answered by one reply with the same frame sequence; before it, `Waiting` notices
 with that sequence may come, which say for whom the reply is withheld.
 """
@@ -26,6 +30,9 @@ __all__ = [
     "Duplicate",
     "FencedVerdict",
     "Freeze",
+    "FromAnyone",
+    "FromServer",
+    "FromWorker",
     "Frozen",
     "GroupSpec",
     "LastPushes",
@@ -176,15 +183,28 @@ class RejectedVerdict(msgspec.Struct, frozen=True, array_like=True, tag="rejecte
 Verdict = Applied | Stale | Duplicate | FencedVerdict | RejectedVerdict
 
 
+# Who may say a message -------------------------------------------------------------------------
+
+
+class FromWorker(Message, frozen=True, array_like=True):
+    """A request that only a worker makes."""
+
+
+class FromServer(Message, frozen=True, array_like=True):
+    """What only another parameter server says."""
+
+
+class FromAnyone(Message, frozen=True, array_like=True):
+    """A request that every task of the job may make."""
+
+
 # Worker to server ------------------------------------------------------------------------------
 
 
-class Attach(Message, frozen=True, array_like=True):
+class Attach(FromWorker, frozen=True, array_like=True):
     """A worker shows what it trains. The first one creates the shard; the others must agree."""
 
     kind: ClassVar[int] = 64
-    worker: Index
-    incarnation: Number
     view: Number
     layout: LayoutSpec
     optimizer: OptimizerSpec
@@ -207,7 +227,7 @@ class Span(msgspec.Struct, frozen=True, array_like=True):
     stop: Number
 
 
-class Push(Message, frozen=True, array_like=True):
+class Push(FromWorker, frozen=True, array_like=True):
     """A worker's update. Payload: the gradient, as this server's part of each flat vector.
 
     Where workers train by themselves between pushes, the gradient is a delta: the values that the
@@ -237,8 +257,6 @@ class Push(Message, frozen=True, array_like=True):
     """
 
     kind: ClassVar[int] = 66
-    worker: Index
-    incarnation: Number
     view: Number
     sequence: Number
     acknowledged: Number
@@ -275,7 +293,7 @@ class PushReply(Message, frozen=True, array_like=True):
     notice: str = ""
 
 
-class Pull(Message, frozen=True, array_like=True):
+class Pull(FromWorker, frozen=True, array_like=True):
     """Asks for this server's part of the values. Withheld until values are loaded.
 
     `train` says that the worker will compute an update from them: server 0 then counts it among
@@ -285,8 +303,6 @@ class Pull(Message, frozen=True, array_like=True):
     """
 
     kind: ClassVar[int] = 68
-    worker: Index
-    incarnation: Number
     view: Number
     train: bool = True
     at_least: Number = 0
@@ -322,7 +338,7 @@ class Refused(Message, frozen=True, array_like=True):
     view: Number
 
 
-class Lease(Message, frozen=True, array_like=True):
+class Lease(FromWorker, frozen=True, array_like=True):
     """Asks server 0 for the next examples of a data set: `count` batches of `batch` examples.
 
     `size` is the data set's; all workers must give the same. `number` is 1 for the first lease of
@@ -332,8 +348,6 @@ class Lease(Message, frozen=True, array_like=True):
     """
 
     kind: ClassVar[int] = 72
-    worker: Index
-    incarnation: Number
     view: Number
     dataset: Name
     size: Number
@@ -350,7 +364,7 @@ class Leased(Message, frozen=True, array_like=True):
     spans: tuple[Span, ...]
 
 
-class StopJob(Message, frozen=True, array_like=True):
+class StopJob(FromWorker, frozen=True, array_like=True):
     """Asks server 0 to end the job at the next step at which every worker can."""
 
     kind: ClassVar[int] = 74
@@ -364,25 +378,23 @@ class Stopping(Message, frozen=True, array_like=True):
     step: Number
 
 
-class SetEnd(Message, frozen=True, array_like=True):
+class SetEnd(FromWorker, frozen=True, array_like=True):
     """Sets server 0's `max_steps`, where it was not known at `Attach`. Answered by `Stopping`."""
 
     kind: ClassVar[int] = 76
     max_steps: Number
 
 
-class Drain(Message, frozen=True, array_like=True):
+class Drain(FromWorker, frozen=True, array_like=True):
     """Asks server 0 to answer once every worker has retired. Answered by `Stopping`."""
 
     kind: ClassVar[int] = 77
 
 
-class Retire(Message, frozen=True, array_like=True):
+class Retire(FromWorker, frozen=True, array_like=True):
     """A worker says that it trains no more, though it stays: nobody shall wait for its updates."""
 
     kind: ClassVar[int] = 78
-    worker: Index
-    incarnation: Number
 
 
 class Retired(Message, frozen=True, array_like=True):
@@ -394,7 +406,7 @@ class Retired(Message, frozen=True, array_like=True):
 # A consistent cut over all servers -------------------------------------------------------------
 
 
-class Freeze(Message, frozen=True, array_like=True):
+class Freeze(FromWorker, frozen=True, array_like=True):
     """Asks to apply nothing more until `Cut` and its snapshot, or `Thaw`."""
 
     kind: ClassVar[int] = 80
@@ -414,7 +426,7 @@ class Frozen(Message, frozen=True, array_like=True):
     view: Number = 0
 
 
-class Cut(Message, frozen=True, array_like=True):
+class Cut(FromWorker, frozen=True, array_like=True):
     """Asks to decide each worker's pushes up to the given sequence, answer a copy, and go on.
 
     Attributes:
@@ -479,7 +491,7 @@ class Snapshot(Message, frozen=True, array_like=True):
     sizes: dict[Name, Count] = msgspec.field(default_factory=dict)
 
 
-class Thaw(Message, frozen=True, array_like=True):
+class Thaw(FromWorker, frozen=True, array_like=True):
     """Gives up a `Freeze`. Answered by `Thawed`."""
 
     kind: ClassVar[int] = 84
@@ -492,12 +504,10 @@ class Thawed(Message, frozen=True, array_like=True):
     kind: ClassVar[int] = 85
 
 
-class Load(Message, frozen=True, array_like=True):
+class Load(FromWorker, frozen=True, array_like=True):
     """The chief's first values, or a checkpoint's. Payload as in `Snapshot`."""
 
     kind: ClassVar[int] = 86
-    worker: Index
-    incarnation: Number
     view: Number
     step: Number
     tensors: tuple[TensorSpec, ...]
@@ -516,15 +526,13 @@ class Loaded(Message, frozen=True, array_like=True):
 # What workers tell each other through server 0 --------------------------------------------------
 
 
-class Share(Message, frozen=True, array_like=True):
+class Share(FromWorker, frozen=True, array_like=True):
     """A worker leaves something for the others, by topic; its last replaces the one before.
 
     Payload: bytes that the server does not look at. Answered by `Shared`.
     """
 
     kind: ClassVar[int] = 88
-    worker: Index
-    incarnation: Number
     topic: Name
 
 
@@ -534,7 +542,7 @@ class Shared(Message, frozen=True, array_like=True):
     kind: ClassVar[int] = 89
 
 
-class Collect(Message, frozen=True, array_like=True):
+class Collect(FromWorker, frozen=True, array_like=True):
     """Asks for what workers have left under a topic. Answered by `Collected`."""
 
     kind: ClassVar[int] = 90
@@ -552,7 +560,7 @@ class Collected(Message, frozen=True, array_like=True):
 # Memory lent over shm:// -------------------------------------------------------------------------
 
 
-class LendMemory(Message, frozen=True, array_like=True):
+class LendMemory(FromWorker, frozen=True, array_like=True):
     """A worker lends this server memory; its descriptor comes along. Answered by `MemoryLent`.
 
     Attributes:
@@ -577,11 +585,10 @@ class MemoryLent(Message, frozen=True, array_like=True):
 # Server to server ------------------------------------------------------------------------------
 
 
-class RoundReady(Message, frozen=True, array_like=True):
+class RoundReady(FromServer, frozen=True, array_like=True):
     """To server 0: whose updates for a round this server holds, and will keep until it is closed.
 
     Attributes:
-        server: who says so.
         step: the global step on top of which the round is.
         members: pairs (worker, incarnation).
         measured: the members whose mean gradient `square` is of; none where nothing is clipped.
@@ -589,14 +596,13 @@ class RoundReady(Message, frozen=True, array_like=True):
     """
 
     kind: ClassVar[int] = 96
-    server: Index
     step: Number
     members: Pairs
     measured: Pairs
     square: float
 
 
-class RoundClose(Message, frozen=True, array_like=True):
+class RoundClose(FromServer, frozen=True, array_like=True):
     """From server 0: whose updates make the round, and how to scale their mean.
 
     `members` are pairs (worker, incarnation). A `scale` of -1 only proposes them: each server
@@ -609,22 +615,20 @@ class RoundClose(Message, frozen=True, array_like=True):
     scale: float
 
 
-class PushesStaged(Message, frozen=True, array_like=True):
+class PushesStaged(FromServer, frozen=True, array_like=True):
     """To server 0: which asynchronous pushes this server has, and will keep until they are decided.
 
     Attributes:
-        server: who says so.
         known: of how many decisions of server 0 it has heard.
         pushes: triples (worker, incarnation, sequence).
     """
 
     kind: ClassVar[int] = 98
-    server: Index
     known: Number
     pushes: tuple[tuple[Number, Number, Number], ...]
 
 
-class PushesCommitted(Message, frozen=True, array_like=True):
+class PushesCommitted(FromServer, frozen=True, array_like=True):
     """From server 0: what it has decided of asynchronous pushes; all servers do so in this order.
 
     What it has not decided of workers that are not in its view, it never will.
@@ -641,20 +645,18 @@ class PushesCommitted(Message, frozen=True, array_like=True):
     view: Number
 
 
-class LastPushes(Message, frozen=True, array_like=True):
+class LastPushes(FromServer, frozen=True, array_like=True):
     """To server 0: which was the last push that this server has of workers that are out.
 
     Where servers commit no pushes, that is how server 0 finds those that are on some of them only.
 
     Attributes:
-        server: who says so.
         view: the number of the view that it has taken.
         pushes: worker, incarnation, the sequence of its last push here, and the view since which it
             is out.
     """
 
     kind: ClassVar[int] = 94
-    server: int
     view: int
     pushes: tuple[tuple[int, int, int, int], ...]
 
@@ -662,7 +664,7 @@ class LastPushes(Message, frozen=True, array_like=True):
 # Anybody to server -----------------------------------------------------------------------------
 
 
-class Status(Message, frozen=True, array_like=True):
+class Status(FromAnyone, frozen=True, array_like=True):
     """Asks how things are. Answered by `ServerStatus`."""
 
     kind: ClassVar[int] = 110
@@ -679,7 +681,7 @@ class ServerStatus(Message, frozen=True, array_like=True):
     counters: dict[str, float]
 
 
-class Trace(Message, frozen=True, array_like=True):
+class Trace(FromAnyone, frozen=True, array_like=True):
     """Asks a server to note what it does when, to end that, or for its notes. Answered by `Traced`.
 
     It notes while anybody wants it to; notes are dropped when somebody is the first to want them.

@@ -42,6 +42,7 @@ from trireme.ps.messages import (
 from trireme.ps.optimizers import groups_of, spec_of
 from trireme.ps.rule import Rule
 from trireme.ps.server.service import LeaderLink, ShardHandler
+from trireme.ps.shard.participants import Participant
 from trireme.ps.shard.shard import Shard
 from trireme.ps.snapshot import ModelState
 from trireme.wire.handshake import Identity
@@ -313,12 +314,15 @@ def test_who_is_waited_for_too_long_is_named() -> None:
 
 @contextmanager
 def overhearing() -> Iterator[dict[int, list[Push]]]:
+    """What is pushed to each server."""
     heard: dict[int, list[Push]] = {}
     push = Shard.push
 
-    def noted(shard: Shard, now: float, route: object, said: Push, gradients: PartBuffer) -> Any:
+    def noted(
+        shard: Shard, now: float, route: object, who: Participant, said: Push, gradients: PartBuffer
+    ) -> Any:
         heard.setdefault(shard.server, []).append(said)
-        return push(shard, now, route, said, gradients)
+        return push(shard, now, route, who, said, gradients)
 
     with mock.patch.object(Shard, "push", noted):
         yield heard
@@ -338,10 +342,10 @@ def test_a_push_says_what_it_is_and_only_server_0_hears_of_examples() -> None:
         assert worker.client.wait().staleness == 0
         for server, pushes in heard.items():
             first, second, third = pushes
-            assert first == Push(0, 1, 1, 1, 0, 0, 1.0, worker.hyper())
+            assert first == Push(1, 1, 0, 0, 1.0, worker.hyper())
             told = spans if server == 0 else ()
-            assert second == Push(0, 1, 1, 2, 1, 0, 2.5, None, told, steps=3)
-            assert third == Push(0, 1, 1, 3, 2, 4, 1.0)
+            assert second == Push(1, 2, 1, 0, 2.5, None, told, steps=3)
+            assert third == Push(1, 3, 2, 4, 1.0)
         worker.client.close()
 
 
@@ -485,7 +489,9 @@ def test_a_new_incarnation_counts_anew() -> None:
         worker.push()
         assert isinstance(worker.client.wait().verdict, Applied)
         last = heard[0][-1]
-        assert (last.incarnation, last.sequence, last.acknowledged) == (2, 1, 0)
+        assert (last.sequence, last.acknowledged) == (1, 0)
+        (row,) = worker.client.status()[0].workers
+        assert (row.incarnation, row.sequence) == (2, 1)
         worker.client.close()
 
 
@@ -589,7 +595,7 @@ def test_a_copy_has_what_any_server_has_decided() -> None:
         worker = Worker(made, 0, SYNC)
         worker.begin()
         first = made.handlers[0].shard
-        first._table.decide(Push(0, 1, 1, 1, 0, 0, 1.0), Applied(1))
+        first._table.decide(Participant(0, 1), 1, Applied(1))
         first.step = 1
         cut = worker.client._protocol.cut(True)
         wanted = next(cut)

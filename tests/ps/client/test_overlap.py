@@ -274,9 +274,9 @@ def test_a_push_of_other_words_than_announced_is_sent_whole_in_those_words(
     heard: dict[int, Push] = {}
     push = Shard.push
 
-    def noted(shard: Shard, now: float, route: object, said: Push, gradients: Any) -> Any:
+    def noted(shard: Shard, now: float, route: object, who: Any, said: Push, part: Any) -> Any:
         heard[shard.server] = said
-        return push(shard, now, route, said, gradients)
+        return push(shard, now, route, who, said, part)
 
     with mock.patch.object(Shard, "push", noted):
         worker.client.push(**{"weight": 1.0, name: value})
@@ -397,12 +397,12 @@ def test_a_server_receives_chunks_in_the_order_that_the_push_names() -> None:
     handler.shard.layout = flat.layout
     order = (2, 0, 5, 1, 4, 3)
     length = flat.layout.bytes
-    message = Push(0, 1, 1, 1, 0, 0, 1.0, order=order)
+    message = Push(1, 1, 0, 0, 1.0, order=order)
     for number, view in zip(order, handler._place(link, message, length), strict=True):
         view[:] = bytes([number]) * len(view)
     received = bytes(link.context.gradients.views[0])
     assert received == b"".join(bytes([n]) * (WIDTH * 4) for n in range(LAYERS))
-    plain = handler._place(link, Push(0, 1, 1, 2, 1, 0, 1.0), length)
+    plain = handler._place(link, Push(1, 2, 1, 0, 1.0), length)
     assert plain == link.context.gradients.views
 
 
@@ -410,7 +410,7 @@ def test_a_server_receives_chunks_in_the_order_that_the_push_names() -> None:
 def test_a_server_refuses_what_is_no_order_of_its_chunks(order: tuple[int, ...]) -> None:
     handler, flat = ShardHandler(0), FlatModel([list(Layers().named_parameters())], servers=1)
     handler.shard.layout = flat.layout
-    message = Push(0, 1, 1, 1, 0, 0, 1.0, order=order)
+    message = Push(1, 1, 0, 0, 1.0, order=order)
     with pytest.raises(FrameError, match="not each once"):
         handler._place(StandIn(), message, flat.layout.bytes)
 
@@ -419,6 +419,6 @@ def test_a_server_refuses_packed_gradients_in_chunks() -> None:
     handler, flat = ShardHandler(0), FlatModel([list(Layers().named_parameters())], servers=1)
     handler.shard.layout = flat.layout
     handler.shard.rule = Rule(codec="fp16")
-    message = Push(0, 1, 1, 1, 0, 0, 1.0, order=tuple(range(LAYERS)))
+    message = Push(1, 1, 0, 0, 1.0, order=tuple(range(LAYERS)))
     with pytest.raises(FrameError, match="packed"):
         handler._place(StandIn(), message, flat.layout.bytes // 2)

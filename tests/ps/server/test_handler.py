@@ -109,13 +109,13 @@ def test_a_server_repeats_its_last_word_over_a_new_connection() -> None:
     bench = Bench(SYNC, server=1, servers=2)
     (part,) = bench.layout.parts(1)
     worker, leader = server.link("worker:0", 1), server.link("ps:0")
-    server.hear(worker, Attach(0, 1, 1, bench.layout.spec, bench.optimizer, SYNC))
+    server.hear(worker, Attach(1, bench.layout.spec, bench.optimizer, SYNC))
     tensor = TensorSpec("values", "float32", "float32", part.start, part.stop)
-    load = Load(0, 1, 1, 0, (tensor,), (), ())
+    load = Load(1, 0, (tensor,), (), ())
     server.hear(worker, load, [memoryview(bytearray(part.bytes))])
-    push = Push(0, 1, 1, 1, 0, 0, 1.0)
+    push = Push(1, 1, 0, 0, 1.0)
     server.hear(worker, push, worker.destination(push, part.bytes))
-    said = RoundReady(1, 0, ((0, 1),), (), 0.0)
+    said = RoundReady(0, ((0, 1),), (), 0.0)
     assert leader.sent == [said]
     assert server.link("ps:0").sent == [said]
 
@@ -127,21 +127,21 @@ def test_a_server_that_calls_the_coordinator_is_not_talked_to_as_a_server() -> N
     (part,) = bench.layout.parts(0)
     worker, other = server.link("worker:0", 1), server.link("ps:1")
     member = server.link("ps:1", 1, calls="coordinator:0")  # it comes again after a disturbance
-    server.hear(worker, Attach(0, 1, 1, bench.layout.spec, bench.optimizer, SYNC))
+    server.hear(worker, Attach(1, bench.layout.spec, bench.optimizer, SYNC))
     tensor = TensorSpec("values", "float32", "float32", part.start, part.stop)
-    load = Load(0, 1, 1, 0, (tensor,), (), ())
+    load = Load(1, 0, (tensor,), (), ())
     server.hear(worker, load, [memoryview(bytearray(part.bytes))])
-    push = Push(0, 1, 1, 1, 0, 0, 1.0)
+    push = Push(1, 1, 0, 0, 1.0)
     server.hear(worker, push, worker.destination(push, part.bytes))
-    server.hear(other, RoundReady(1, 0, ((0, 1),), (), 0.0))
+    server.hear(other, RoundReady(0, ((0, 1),), (), 0.0))
     assert [type(message) for message in other.sent] == [RoundClose]
     assert not member.sent
 
 
 def test_a_server_takes_words_of_others_only_over_its_link_to_server_0() -> None:
     server = Server(1)
-    with pytest.raises(FrameError, match="ps:2 may not speak as ps:2"):
-        server.hear(server.link("ps:2"), RoundReady(2, 0, (), (), 0.0))
+    with pytest.raises(FrameError, match="ps:2 may not speak as a server"):
+        server.hear(server.link("ps:2"), RoundReady(0, (), (), 0.0))
 
 
 def test_a_load_is_measured_before_it_is_received() -> None:
@@ -149,10 +149,10 @@ def test_a_load_is_measured_before_it_is_received() -> None:
     server = Server(workers=(0,))
     bench = Bench(SYNC)
     worker = server.link("worker:0", 1)
-    server.hear(worker, Attach(0, 1, 1, bench.layout.spec, bench.optimizer, SYNC))
+    server.hear(worker, Attach(1, bench.layout.spec, bench.optimizer, SYNC))
 
     def room(*tensors: TensorSpec) -> int:
-        load = Load(0, 1, 1, 0, tensors, (), ())
+        load = Load(1, 0, tensors, (), ())
         length = sum(SIZES[spec.dtype] * (1 if spec.group >= 0 else 16) for spec in tensors)
         return sum(view.nbytes for view in worker.destination(load, length))
 
@@ -162,4 +162,4 @@ def test_a_load_is_measured_before_it_is_received() -> None:
     assert room(*scalars) == 8000, "more than values take"
     for senseless in (TensorSpec("x", "str", "float32", 0, 16), TensorSpec("x", "bool", "x", 2, 1)):
         with pytest.raises(FrameError, match="a tensor of a load makes no sense: TensorSpec"):
-            worker.destination(Load(0, 1, 1, 0, (senseless,), (), ()), 16)
+            worker.destination(Load(1, 0, (senseless,), (), ()), 16)

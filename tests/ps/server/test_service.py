@@ -236,7 +236,7 @@ def test_a_push_that_nobody_packed_ends_its_connection_with_one_clear_error(
         client, _ = joined(view, shared=False, rule=PACKED)
         connection = client._links[0].connection
         assert connection is not None
-        push = Push(0, 1, view.number, 1, 0, 0, 1.0)
+        push = Push(view.number, 1, 0, 0, 1.0)
         connection.send(push, [payload], sequence=77, timeout=5.0)
         with pytest.raises(WireError):
             connection.receive(timeout=5.0)

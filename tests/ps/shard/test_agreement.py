@@ -25,7 +25,8 @@ from trireme.ps.rule import Rule
 from trireme.ps.shard.instructions import Instruction, Reply, Send
 from trireme.wire.message import Message
 
-Where = tuple[int, Message]
+Where = tuple[int, int, Message]
+"""From which server, to which, and what."""
 
 
 class Servers:
@@ -50,7 +51,7 @@ class Servers:
     def take(self, server: int, out: Sequence[Instruction]) -> None:
         for instruction in out:
             if isinstance(instruction, Send):
-                self.wire.append((instruction.server, instruction.message))
+                self.wire.append((server, instruction.server, instruction.message))
             elif isinstance(instruction, Reply):
                 self.answers[server, instruction.route] = instruction.message
         bench = self.benches[server]
@@ -60,7 +61,7 @@ class Servers:
     def deliver(self, count: int | None = None) -> None:
         """Lets so many messages between servers through, or all that there are and come."""
         while self.wire and count != 0:
-            target, message = self.wire.popleft()
+            source, target, message = self.wire.popleft()
             bench = self.benches[target]
             events = {
                 RoundReady: bench.shard.round_ready,
@@ -69,7 +70,7 @@ class Servers:
                 PushesCommitted: bench.shard.committed,
                 LastPushes: bench.shard.last_pushes,
             }
-            self.take(target, events[type(message)](bench.now, message))
+            self.take(target, events[type(message)](bench.now, source, message))
             count = None if count is None else count - 1
 
     def values(self) -> list[float]:
@@ -173,7 +174,7 @@ def test_norms_of_a_round_whose_members_change_while_they_are_asked_for(workers:
         servers.push(0, worker, 6.0 * (worker + 1))
     servers.deliver()
     servers.view(0, 2, *everybody[:workers])
-    proposal = servers.wire[0][1]
+    proposal = servers.wire[0][2]
     assert proposal == RoundClose(0, tuple(everybody[:workers]), -1.0)
     servers.view(0, 3, *everybody[:workers], (3, 1))  # one more joins meanwhile
     servers.deliver()
@@ -195,7 +196,7 @@ def test_a_server_copies_nothing_before_it_is_at_the_step_of_the_others(rule: Ru
         for server in (0, 1):
             servers.push(server, worker, 4.0)
     behind = servers.benches[1]
-    while servers.wire and servers.wire[0][0] == 0:  # server 0 hears all, and ps:1 nothing
+    while servers.wire and servers.wire[0][1] == 0:  # server 0 hears all, and ps:1 nothing
         servers.deliver(1)
     step = servers.benches[0].shard.step
     assert behind.shard.step < step

@@ -10,13 +10,16 @@ from trireme.ps.messages import ParameterSpec, Push, PushesCommitted, PushesStag
 from trireme.ps.shard.commit import CommitFollower, CommitLeader
 from trireme.ps.shard.dedup import Pending
 from trireme.ps.shard.instructions import Send
+from trireme.ps.shard.participants import Participant
 
 LAYOUT = Layout.of([ParameterSpec("a", (16,), "float32", 0)], servers=1)
 
 
 def pending(worker: int = 0, sequence: int = 1, incarnation: int = 1) -> Pending:
     gradients = PartBuffer(LAYOUT, 0, [torch.full((16,), 1.0)])
-    return Pending(Push(worker, incarnation, 1, sequence, 0, 5, 1.0), None, gradients, 0.0)
+    return Pending(
+        Participant(worker, incarnation), Push(1, sequence, 0, 5, 1.0), None, gradients, 0.0
+    )
 
 
 def decided(leader: CommitLeader) -> Pending | None:
@@ -36,45 +39,45 @@ def test_a_push_is_ready_once_every_server_has_it() -> None:
     leader, mine = CommitLeader(3), pending()
     leader.add(mine)
     assert leader.missing(mine) == ("ps:1", "ps:2")
-    leader.hear(PushesStaged(1, 0, ((0, 1, 1),)))
+    leader.hear(1, PushesStaged(0, ((0, 1, 1),)))
     assert (leader.ready, leader.missing(mine)) == (None, ("ps:2",))
-    leader.hear(PushesStaged(2, 0, ((0, 1, 1),)))
+    leader.hear(2, PushesStaged(0, ((0, 1, 1),)))
     assert decided(leader) is mine
     assert decided(leader) is None
 
 
 def test_a_push_that_comes_last_to_server_0_is_ready_at_once() -> None:
     leader, mine = CommitLeader(2), pending()
-    leader.hear(PushesStaged(1, 0, ((0, 1, 1), (1, 1, 1))))
+    leader.hear(1, PushesStaged(0, ((0, 1, 1), (1, 1, 1))))
     leader.add(mine)
     assert leader.ready is mine
 
 
 def test_what_another_server_said_before_does_not_count_for_a_later_push() -> None:
     leader = CommitLeader(2)
-    leader.hear(PushesStaged(1, 0, ((0, 1, 1),)))
+    leader.hear(1, PushesStaged(0, ((0, 1, 1),)))
     leader.add(pending(sequence=2))
     assert leader.ready is None
     leader.add(pending(worker=1, incarnation=2))
-    leader.hear(PushesStaged(1, 0, ((1, 1, 1),)))  # of the start before
+    leader.hear(1, PushesStaged(0, ((1, 1, 1),)))  # of the start before
     assert leader.ready is None
 
 
 def test_what_was_said_late_takes_nothing_back() -> None:
     leader = CommitLeader(2)
-    leader.hear(PushesStaged(1, 3, ((0, 1, 2),)))
-    leader.hear(PushesStaged(1, 2, ((0, 1, 1),)))
+    leader.hear(1, PushesStaged(3, ((0, 1, 2),)))
+    leader.hear(1, PushesStaged(2, ((0, 1, 1),)))
     leader.add(pending(sequence=2))
     assert leader.ready is not None
 
 
 def test_a_push_is_decided_once_however_often_others_say_that_they_have_it() -> None:
-    leader, said = CommitLeader(2), PushesStaged(1, 0, ((0, 1, 1),))
+    leader, said = CommitLeader(2), PushesStaged(0, ((0, 1, 1),))
     leader.add(pending())
-    leader.hear(said)
-    leader.hear(said)
+    leader.hear(1, said)
+    leader.hear(1, said)
     assert decided(leader) is not None
-    leader.hear(said)
+    leader.hear(1, said)
     assert leader.ready is None
     assert leader.staged == []
 
@@ -82,13 +85,13 @@ def test_a_push_is_decided_once_however_often_others_say_that_they_have_it() -> 
 def test_each_server_is_told_all_that_it_does_not_say_it_knows() -> None:
     leader = CommitLeader(3)
     for server in (1, 2):
-        leader.hear(PushesStaged(server, 0, ((0, 1, 1), (1, 1, 1))))
+        leader.hear(server, PushesStaged(0, ((0, 1, 1), (1, 1, 1))))
     leader.add(pending(0))
     leader.add(pending(1))
     decided(leader)
     first = PushesCommitted(0, ((0, 1, 1, True),), 4)
     assert leader.tell(4) == [Send(1, first), Send(2, first)]
-    leader.hear(PushesStaged(2, 1, ()))
+    leader.hear(2, PushesStaged(1, ()))
     decided(leader)
     both = PushesCommitted(0, ((0, 1, 1, True), (1, 1, 1, True)), 4)
     assert leader.tell(4) == [Send(1, both), Send(2, PushesCommitted(1, both.pushes[1:], 4))]
@@ -107,11 +110,11 @@ def test_a_server_that_has_staged_nothing_is_told_nothing() -> None:
 def test_what_is_not_decided_is_dropped_with_its_worker() -> None:
     leader, waiting, ready = CommitLeader(2), pending(0), pending(1)
     leader.add(waiting)
-    leader.hear(PushesStaged(1, 0, ((1, 1, 1),)))
+    leader.hear(1, PushesStaged(0, ((1, 1, 1),)))
     leader.add(ready)
     for each in (waiting, ready):
         leader.drop(each, 2)
-    leader.hear(PushesStaged(1, 0, ((0, 1, 1), (1, 1, 1))))
+    leader.hear(1, PushesStaged(0, ((0, 1, 1), (1, 1, 1))))
     assert leader.ready is None
     assert leader.staged == []
 
@@ -120,18 +123,18 @@ def test_what_is_not_decided_is_dropped_with_its_worker() -> None:
 
 
 def test_a_server_says_what_it_has_and_how_much_it_knows() -> None:
-    follower = CommitFollower(2)
+    follower = CommitFollower()
     follower.add(pending(0))
-    assert follower.tell(1) == [Send(0, PushesStaged(2, 0, ((0, 1, 1),)))]
+    assert follower.tell(1) == [Send(0, PushesStaged(0, ((0, 1, 1),)))]
     assert follower.tell(1) == ()
     follower.hear(PushesCommitted(0, ((0, 1, 1, True),), 1))
     follower.done()
     follower.add(pending(1))
-    assert follower.tell(1) == [Send(0, PushesStaged(2, 1, ((1, 1, 1),)))]
+    assert follower.tell(1) == [Send(0, PushesStaged(1, ((1, 1, 1),)))]
 
 
 def test_decisions_are_taken_once_and_in_order() -> None:
-    follower, first, second = CommitFollower(1), pending(0), pending(1)
+    follower, first, second = CommitFollower(), pending(0), pending(1)
     for each in (first, second):
         follower.add(each)
     follower.hear(PushesCommitted(0, ((1, 1, 1, True),), 1))
@@ -146,7 +149,7 @@ def test_decisions_are_taken_once_and_in_order() -> None:
 
 
 def test_what_was_said_to_be_here_is_kept_in_memory_of_its_own() -> None:
-    follower, mine = CommitFollower(1), pending()
+    follower, mine = CommitFollower(), pending()
     follower.add(mine)
     follower.drop(mine, 2)
     mine.gradients.vectors[0].fill_(9.0)  # its worker, started anew, writes there again
@@ -158,7 +161,7 @@ def test_what_was_said_to_be_here_is_kept_in_memory_of_its_own() -> None:
 
 
 def test_what_is_kept_goes_once_server_0_has_taken_the_view() -> None:
-    follower, mine = CommitFollower(1), pending()
+    follower, mine = CommitFollower(), pending()
     follower.add(mine)
     follower.drop(mine, 2)
     follower.hear(PushesCommitted(0, (), 1))
@@ -168,7 +171,7 @@ def test_what_is_kept_goes_once_server_0_has_taken_the_view() -> None:
 
 
 def test_what_is_committed_stays_though_server_0_has_taken_the_view() -> None:
-    follower, mine = CommitFollower(1), pending()
+    follower, mine = CommitFollower(), pending()
     follower.add(mine)
     follower.hear(PushesCommitted(0, ((0, 1, 1, True),), 2))  # and a cut keeps it from being done
     follower.drop(mine, 2)
@@ -178,7 +181,7 @@ def test_what_is_committed_stays_though_server_0_has_taken_the_view() -> None:
 
 
 def test_what_server_0_will_never_commit_is_not_even_copied() -> None:
-    follower, mine = CommitFollower(1), pending()
+    follower, mine = CommitFollower(), pending()
     follower.hear(PushesCommitted(0, (), 2))
     follower.add(mine)
     follower.drop(mine, 2)

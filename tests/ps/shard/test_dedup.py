@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from trireme.ps.messages import Applied, Push, Stale, WorkerProgress
+from trireme.ps.messages import Applied, Stale, WorkerProgress
 from trireme.ps.shard.dedup import PushTable
+from trireme.ps.shard.participants import Participant
 
 
-def push(worker: int, sequence: int, *, incarnation: int = 1, acknowledged: int = 0) -> Push:
-    return Push(worker, incarnation, 1, sequence, acknowledged, 0, 1.0)
+def push(worker: int, sequence: int, *, incarnation: int = 1) -> tuple[Participant, int]:
+    return Participant(worker, incarnation), sequence
 
 
 def table_of(*workers: int) -> PushTable:
@@ -22,10 +23,10 @@ def table_of(*workers: int) -> PushTable:
 def test_what_is_decided_is_kept_until_the_worker_has_it() -> None:
     table = table_of(0)
     record = table.records[0]
-    table.decide(push(0, 1), Applied(7))
-    table.decide(push(0, 2), Stale(8))
+    table.decide(*push(0, 1), Applied(7))
+    table.decide(*push(0, 2), Stale(8))
     assert record.verdicts == {1: Applied(7), 2: Stale(8)}
-    table.forget_acknowledged(push(0, 3, acknowledged=1))
+    table.forget_acknowledged(0, 1)
     assert record.verdicts == {2: Stale(8)}
     assert (record.sequence, record.clock, record.applied, record.stale) == (2, 2, 1, 1)
 
@@ -33,24 +34,24 @@ def test_what_is_decided_is_kept_until_the_worker_has_it() -> None:
 @pytest.mark.parametrize("sequence", [1, 3])
 def test_a_push_is_decided_once_and_none_is_skipped(sequence: int) -> None:
     table = table_of(4)
-    table.decide(push(4, 1), Applied(1))
+    table.decide(*push(4, 1), Applied(1))
     with pytest.raises(AssertionError, match=rf"worker:4: push {sequence} decided after 1"):
-        table.decide(push(4, sequence), Applied(2))
+        table.decide(*push(4, sequence), Applied(2))
 
 
 def test_a_newer_start_counts_from_one_again() -> None:
     table = table_of(0)
-    table.decide(push(0, 1), Applied(1))
+    table.decide(*push(0, 1), Applied(1))
     record = table.admit(0, 2, clock=5)
     assert (record.incarnation, record.sequence, record.clock) == (2, 0, 5)
     assert (record.verdicts, record.pending, record.applied) == ({}, None, 1)
-    table.decide(push(0, 1, incarnation=2), Applied(2))
+    table.decide(*push(0, 1, incarnation=2), Applied(2))
     assert (record.sequence, record.clock, record.applied) == (1, 6, 2)
 
 
 def test_the_same_start_again_changes_nothing() -> None:
     table = table_of(0)
-    table.decide(push(0, 1), Applied(1))
+    table.decide(*push(0, 1), Applied(1))
     assert table.admit(0, 1, clock=9).sequence == 1
     assert table.records[0].clock == 1
 
@@ -58,7 +59,7 @@ def test_the_same_start_again_changes_nothing() -> None:
 def test_an_update_of_a_replaced_start_is_only_counted() -> None:
     table = table_of(0)
     table.admit(0, 2, clock=0)
-    table.decide(push(0, 9, incarnation=1), Applied(3))
+    table.decide(*push(0, 9, incarnation=1), Applied(3))
     record = table.records[0]
     assert (record.sequence, record.clock, record.applied, record.verdicts) == (0, 0, 1, {})
 
@@ -66,8 +67,8 @@ def test_an_update_of_a_replaced_start_is_only_counted() -> None:
 def test_the_slowest_is_looked_for_among_those_asked_for() -> None:
     table = table_of(0, 1, 2)
     for sequence in (1, 2, 3):
-        table.decide(push(0, sequence), Applied(sequence))
-    table.decide(push(1, 1), Applied(4))
+        table.decide(*push(0, sequence), Applied(sequence))
+    table.decide(*push(1, 1), Applied(4))
     assert table.slowest([0, 1, 2]) == 0
     assert table.slowest([0, 1]) == 1
     assert table.slowest([]) == 0
@@ -77,15 +78,15 @@ def test_the_slowest_is_looked_for_among_those_asked_for() -> None:
 
 def test_counts_outlive_the_job_and_sequences_do_not() -> None:
     table = table_of(2, 0)
-    table.decide(push(0, 1), Applied(1))
-    table.decide(push(0, 2), Stale(1))
+    table.decide(*push(0, 1), Applied(1))
+    table.decide(*push(0, 2), Stale(1))
     rows = table.export()
     assert rows == (WorkerProgress(0, 1, 2, 1, 1), WorkerProgress(2, 1, 0, 0, 0))
     resumed = PushTable()
     resumed.restore(rows)
     record = resumed.admit(0, 1, clock=0)
     assert (record.incarnation, record.sequence, record.clock) == (1, 0, 0)
-    resumed.decide(push(0, 1), Applied(2))
+    resumed.decide(*push(0, 1), Applied(2))
     assert (record.applied, record.stale) == (2, 1)
 
 

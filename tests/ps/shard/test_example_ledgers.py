@@ -11,8 +11,8 @@ from trireme.ps.shard.example_ledgers import ExampleBook
 
 def lease(
     worker: int, dataset: str = "a", *, batch: int = 4, count: int = 1, number: int = 0
-) -> Lease:
-    return Lease(worker, 1, 1, dataset, 100, batch, count, number)
+) -> tuple[int, Lease]:
+    return worker, Lease(1, dataset, 100, batch, count, number)
 
 
 def book_of(*workers: int) -> ExampleBook:
@@ -23,53 +23,53 @@ def book_of(*workers: int) -> ExampleBook:
 
 def test_each_data_set_has_its_own_positions() -> None:
     book = book_of(0, 1)
-    assert book.lease(lease(0)) == (Span("a", 0, 4),)
-    assert book.lease(lease(0, "b", count=2)) == (Span("b", 0, 4), Span("b", 4, 8))
-    assert book.lease(lease(1)) == (Span("a", 4, 8),)
+    assert book.lease(*lease(0)) == (Span("a", 0, 4),)
+    assert book.lease(*lease(0, "b", count=2)) == (Span("b", 0, 4), Span("b", 4, 8))
+    assert book.lease(*lease(1)) == (Span("a", 4, 8),)
 
 
 def test_a_repeated_request_gets_the_same_examples() -> None:
     book = book_of(0, 1)
-    first = book.lease(lease(0, number=1, count=2))
-    assert book.lease(lease(0, number=1, count=2)) == first
-    assert book.lease(lease(1, number=1)) == (Span("a", 8, 12),)
-    assert book.lease(lease(0, number=2)) == (Span("a", 12, 16),)
+    first = book.lease(*lease(0, number=1, count=2))
+    assert book.lease(*lease(0, number=1, count=2)) == first
+    assert book.lease(*lease(1, number=1)) == (Span("a", 8, 12),)
+    assert book.lease(*lease(0, number=2)) == (Span("a", 12, 16),)
     book.release(0)
-    assert book.lease(lease(0, number=1)) == (Span("a", 0, 4),), "a new process counts anew"
+    assert book.lease(*lease(0, number=1)) == (Span("a", 0, 4),), "a new process counts anew"
 
 
 def test_without_numbers_each_request_is_a_new_one() -> None:
     book = book_of(0)
-    assert book.lease(lease(0)) != book.lease(lease(0))
+    assert book.lease(*lease(0)) != book.lease(*lease(0))
 
 
 def test_finished_examples_are_consumed_and_returned_ones_dealt_again() -> None:
     book = book_of(0, 1)
-    (one,) = book.lease(lease(0))
-    (two,) = book.lease(lease(1))
+    (one,) = book.lease(*lease(0))
+    (two,) = book.lease(*lease(1))
     book.finish(0, [one])
     book.give_back(1, [two])
     assert book.consumed() == (one,)
-    assert book.lease(lease(0)) == (two,)
+    assert book.lease(*lease(0)) == (two,)
 
 
 def test_who_takes_part_no_longer_gives_back_what_it_held() -> None:
     book = book_of(0, 1)
-    book.lease(lease(1, "a"))
-    book.lease(lease(1, "b"))
+    book.lease(*lease(1, "a"))
+    book.lease(*lease(1, "b"))
     book.members((0,))
-    assert book.lease(lease(0, "a")) == (Span("a", 0, 4),)
-    assert book.lease(lease(0, "b")) == (Span("b", 0, 4),)
+    assert book.lease(*lease(0, "a")) == (Span("a", 0, 4),)
+    assert book.lease(*lease(0, "b")) == (Span("b", 0, 4),)
 
 
 def test_a_snapshot_goes_on_where_it_was_before_and_after_the_first_lease() -> None:
     consumed = (Span("a", 0, 8), Span("a", 12, 20), Span("b", 0, 4))
     book = book_of(0)
-    book.lease(lease(0, "b", count=5))
+    book.lease(*lease(0, "b", count=5))
     book.restore(consumed)
     assert book.consumed() == consumed
-    assert book.lease(lease(0, "a", count=2)) == (Span("a", 8, 12), Span("a", 20, 24))
-    assert book.lease(lease(0, "b")) == (Span("b", 4, 8),)
+    assert book.lease(*lease(0, "a", count=2)) == (Span("a", 8, 12), Span("a", 20, 24))
+    assert book.lease(*lease(0, "b")) == (Span("b", 4, 8),)
     assert book.consumed() == consumed
 
 
@@ -82,7 +82,7 @@ def test_what_nobody_leased_is_not_counted() -> None:
 
 def test_only_what_was_dealt_can_be_an_updates_examples() -> None:
     book = book_of(0)
-    book.lease(lease(0))
+    book.lease(*lease(0))
     assert book.senseless([Span("a", 0, 4), Span("a", 2, 2), Span("b", 0, 900)]) is None
     for span in (Span("a", 0, 5), Span("b", 3, 2)):
         said = book.senseless([Span("a", 0, 4), span])
@@ -95,49 +95,49 @@ def test_when_there_are_too_many_data_sets_the_known_ones_are_dealt_on(
     monkeypatch.setattr("trireme.ps.shard.example_ledgers._MOST_DATASETS", 2)
     book = book_of(0)
     for dataset in ("a", "b"):
-        book.lease(lease(0, dataset))
+        book.lease(*lease(0, dataset))
     with pytest.raises(ValueError, match="at most 2 data sets"):
-        book.lease(lease(0, "c"))
-    assert book.lease(lease(0, "b")) == (Span("b", 4, 8),)
+        book.lease(*lease(0, "c"))
+    assert book.lease(*lease(0, "b")) == (Span("b", 4, 8),)
 
 
 def test_everybody_must_have_the_same_data() -> None:
     book = book_of(0, 1)
-    book.lease(lease(0))
+    book.lease(*lease(0))
     with pytest.raises(ValueError, match="worker:1 has 7 examples of 'a' and others have 100"):
-        book.lease(Lease(1, 1, 1, "a", 7, 4, 1))
+        book.lease(1, Lease(1, "a", 7, 4, 1))
 
 
 def test_interleaved_dealing_is_the_ledgers() -> None:
     book = book_of(0, 1)
     book.interleave = True
-    assert book.lease(lease(1, count=2)) == (Span("a", 4, 8), Span("a", 12, 16))
+    assert book.lease(*lease(1, count=2)) == (Span("a", 4, 8), Span("a", 12, 16))
     with pytest.raises(ValueError, match="same batch size everywhere"):
-        book.lease(lease(0, batch=5))
+        book.lease(*lease(0, batch=5))
 
 
 def test_a_data_set_of_another_size_is_refused_after_a_checkpoint() -> None:
     before = ExampleBook()
     before.members([0])
-    before.lease(lease(0, count=3))
+    before.lease(*lease(0, count=3))
     before.finish(0, [Span("a", 0, 12)])
     book = ExampleBook()
     book.members([0])
     book.restore(before.consumed(), before.sizes())
-    request = msgspec.structs.replace(lease(0), size=before.sizes()["a"] + 1)
+    request = msgspec.structs.replace(lease(0)[1], size=before.sizes()["a"] + 1)
     with pytest.raises(ValueError, match=r"'a' had \d+ examples in the checkpoint.*resized=True"):
-        book.lease(request)
+        book.lease(0, request)
     assert book.consumed() == before.consumed()
     assert book.sizes() == before.sizes()
-    assert book.lease(lease(0)) == (Span("a", 12, 16),)
+    assert book.lease(*lease(0)) == (Span("a", 12, 16),)
 
 
 def test_a_data_set_that_is_meant_to_have_grown_goes_on_with_the_next_epoch() -> None:
     book = ExampleBook()
     book.members([0])
     book.restore([Span("a", 0, 110)], {"a": 100})  # in the second epoch
-    request = msgspec.structs.replace(lease(0), size=150, resized=True)
-    assert book.lease(request) == (Span("a", 300, 304),)
+    request = msgspec.structs.replace(lease(0)[1], size=150, resized=True)
+    assert book.lease(0, request) == (Span("a", 300, 304),)
     assert book.sizes() == {"a": 150}
 
 
@@ -146,4 +146,4 @@ def test_a_checkpoint_that_does_not_say_the_size_is_believed(sizes: dict[str, in
     book = ExampleBook()
     book.members([0])
     book.restore([Span("a", 0, 8)], sizes)
-    assert book.lease(lease(0)) == (Span("a", 8, 12),)
+    assert book.lease(*lease(0)) == (Span("a", 8, 12),)

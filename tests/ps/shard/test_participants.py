@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from trireme.cluster.view import View, WorkerEntry
-from trireme.ps.shard.participants import Participants
+from trireme.ps.shard.participants import Participant, Participants
 
 
 def view(number: int, *workers: tuple[int, int]) -> View:
@@ -15,9 +15,9 @@ def test_who_stays_is_who_was_there_with_the_same_start() -> None:
     assert participants.take(view(1, (0, 1), (1, 1), (2, 1))) == set()
     assert participants.take(view(2, (0, 1), (1, 2), (3, 1))) == {0}
     assert participants.live == {0: 1, 1: 2, 3: 1}
-    assert participants.holds(1, 2)
-    assert not participants.holds(1, 1)
-    assert not participants.holds(2, 1)
+    assert participants.holds(Participant(1, 2))
+    assert not participants.holds(Participant(1, 1))
+    assert not participants.holds(Participant(2, 1))
 
 
 def test_who_has_retired_stays_but_trains_no_more() -> None:
@@ -34,15 +34,15 @@ def test_who_has_retired_stays_but_trains_no_more() -> None:
 def test_a_request_is_fenced_off_with_a_reason() -> None:
     participants = Participants()
     participants.take(view(4, (0, 1), (1, 3)))
-    assert participants.fence(1, 3, 4) is None
-    assert participants.fence(2, 1, 4) == "worker:2 is not in view 4"
-    assert participants.fence(1, 2, 4) == "worker:1 was started anew: 3 has replaced 2"
-    assert participants.fence(1, 3, 3) == "view 3 is not the present one, 4"
-    assert participants.fence(1, 3, 5) == "view 5 is not the present one, 4"
+    assert participants.fence(Participant(1, 3), 4) is None
+    assert participants.fence(Participant(2, 1), 4) == "worker:2 is not in view 4"
+    assert participants.fence(Participant(1, 2), 4) == "worker:1 was started anew: 3 has replaced 2"
+    assert participants.fence(Participant(1, 3), 3) == "view 3 is not the present one, 4"
+    assert participants.fence(Participant(1, 3), 5) == "view 5 is not the present one, 4"
 
 
 def test_before_the_first_view_there_is_nobody() -> None:
     participants = Participants()
     assert participants.view == View(0, (), ())
     assert (participants.live, participants.incarnations) == ({}, {})
-    assert participants.fence(0, 1, 0) == "worker:0 is not in view 0"
+    assert participants.fence(Participant(0, 1), 0) == "worker:0 is not in view 0"

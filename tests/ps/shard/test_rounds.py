@@ -14,13 +14,15 @@ from trireme.ps.rule import Rule
 from trireme.ps.shard.dedup import Pending
 from trireme.ps.shard.instructions import Send
 from trireme.ps.shard.parameters import Total
-from trireme.ps.shard.rounds import Decision, Follower, Leader, Member, Round, clip_factor
+from trireme.ps.shard.participants import Participant
+from trireme.ps.shard.rounds import Decision, Follower, Leader, Round, clip_factor
 
 LAYOUT = Layout.of([ParameterSpec("a", (16,), "float32", 0)], servers=1)
 ALL = Rule(aggregate=0, staleness=0)
 TWO = Rule(aggregate=2, staleness=0)
 CLIP = Rule(aggregate=0, staleness=0, clip_norm=6.0)
-A, B, C = (0, 1), (1, 1), (2, 1)
+A, B, C = Participant(0, 1), Participant(1, 1), Participant(2, 1)
+D = Participant(2, 2)
 LIVE = {0: 1, 1: 1, 2: 1}
 
 
@@ -29,13 +31,13 @@ def buffer(value: float) -> PartBuffer:
 
 
 def pending(
-    member: Member, value: float = 1.0, weight: float = 1.0, absent: tuple[int, ...] = ()
+    member: Participant, value: float = 1.0, weight: float = 1.0, absent: tuple[int, ...] = ()
 ) -> Pending:
-    push = Push(member[0], member[1], 1, 1, 0, 5, weight, absent=absent)
-    return Pending(push, None, buffer(value), 0.0)
+    push = Push(1, 1, 0, 5, weight, absent=absent)
+    return Pending(member, push, None, buffer(value), 0.0)
 
 
-def round_of(*members: Member) -> Round:
+def round_of(*members: Participant) -> Round:
     spare = buffer(0.0)
     current = Round(5, lambda: spare)
     for value, member in enumerate(members, start=1):
@@ -44,16 +46,15 @@ def round_of(*members: Member) -> Round:
 
 
 def ready(
-    server: int,
-    *members: Member,
-    measured: tuple[Member, ...] = (),
+    *members: Participant,
+    measured: tuple[Participant, ...] = (),
     square: float = 0.0,
     step: int = 5,
 ) -> RoundReady:
-    return RoundReady(server, step, members, measured, square)
+    return RoundReady(step, members, measured, square)
 
 
-def close(*members: Member, scale: float = 1.0, step: int = 5) -> RoundClose:
+def close(*members: Participant, scale: float = 1.0, step: int = 5) -> RoundClose:
     return RoundClose(step, members, scale)
 
 
@@ -61,8 +62,8 @@ def close(*members: Member, scale: float = 1.0, step: int = 5) -> RoundClose:
 
 
 def test_only_updates_of_live_starts_count() -> None:
-    current = round_of(B, A, (2, 1), (2, 2))
-    assert current.held({0: 1, 1: 1, 2: 2}) == (A, B, (2, 2))
+    current = round_of(B, A, C, D)
+    assert current.held({0: 1, 1: 1, 2: 2}) == (A, B, D)
     assert current.held({1: 1}) == (B,)
 
 
@@ -157,7 +158,7 @@ def test_alone_it_closes_when_all_live_workers_are_in() -> None:
 def test_of_those_that_all_hold_the_first_make_the_round() -> None:
     leader = Leader(TWO, 2)
     current = round_of(C, A, B)
-    leader.hear(5, ready(1, A, B, C))
+    leader.hear(5, 1, ready(A, B, C))
     assert leader.judge(current, LIVE)[1] == Decision((A, C), 1.0)
 
 
@@ -177,52 +178,52 @@ def test_the_leader_waits_until_every_server_holds_the_updates() -> None:
     leader = Leader(ALL, 3)
     current = round_of(A, B, C)
     assert leader.judge(current, LIVE) == ([], None)
-    leader.hear(5, ready(1, A, B, C))
-    leader.hear(5, ready(2, A, B))
+    leader.hear(5, 1, ready(A, B, C))
+    leader.hear(5, 2, ready(A, B))
     assert leader.judge(current, LIVE) == ([], None)
     assert leader.missing(current, LIVE) == ()
-    leader.hear(5, ready(2, A, B, C))
+    leader.hear(5, 2, ready(A, B, C))
     told = close(A, B, C)
     assert leader.judge(current, LIVE) == ([Send(1, told), Send(2, told)], Decision((A, B, C), 1.0))
 
 
 def test_only_what_everybody_holds_is_counted() -> None:
     leader = Leader(TWO, 2)
-    leader.hear(5, ready(1, B, C))
+    leader.hear(5, 1, ready(B, C))
     assert leader.judge(round_of(A, B), LIVE) == ([], None)
     assert leader.judge(round_of(A, B, C), LIVE)[1] == Decision((B, C), 1.0)
 
 
 def test_who_is_out_by_the_leaders_view_is_not_counted() -> None:
     leader = Leader(ALL, 2)
-    leader.hear(5, ready(1, A, B, C))
+    leader.hear(5, 1, ready(A, B, C))
     assert leader.judge(round_of(A, B, C), {0: 1, 1: 1})[1] == Decision((A, B), 1.0)
     # Another start of worker 2: the one that ps:1 holds is not the one that counts.
-    assert leader.judge(round_of(A, B, C, (2, 2)), {0: 1, 1: 1, 2: 2}) == ([], None)
+    assert leader.judge(round_of(A, B, C, D), {0: 1, 1: 1, 2: 2}) == ([], None)
 
 
 def test_words_on_another_round_do_not_count() -> None:
     leader = Leader(ALL, 2)
-    leader.hear(5, ready(1, A, step=4))
+    leader.hear(5, 1, ready(A, step=4))
     assert leader.judge(round_of(A), {0: 1}) == ([], None)
-    leader.hear(5, ready(1, A))
+    leader.hear(5, 1, ready(A))
     leader.begin()
     assert leader.judge(round_of(A), {0: 1}) == ([], None)
 
 
 def test_a_server_that_missed_the_decision_is_told_again() -> None:
     leader = Leader(ALL, 2)
-    assert leader.hear(5, ready(1, A)) == []
+    assert leader.hear(5, 1, ready(A)) == []
     leader.judge(round_of(A), {0: 1})
     leader.begin()
-    assert leader.hear(6, ready(1, A)) == [Send(1, close(A))]
-    assert leader.hear(7, ready(1, A, step=3)) == []
+    assert leader.hear(6, 1, ready(A)) == [Send(1, close(A))]
+    assert leader.hear(7, 1, ready(A, step=3)) == []
 
 
 def test_the_leader_names_whom_it_waits_for() -> None:
     leader = Leader(ALL, 3)
     assert leader.missing(round_of(B), LIVE) == ("worker:0", "worker:2")
-    leader.hear(5, ready(1, A, B, C))
+    leader.hear(5, 1, ready(A, B, C))
     assert leader.missing(round_of(A, B, C), LIVE) == ("ps:2",)
 
 
@@ -236,7 +237,7 @@ def test_clipping_alone_needs_nobody() -> None:
 
 def test_norms_that_came_with_the_same_members_are_used_at_once() -> None:
     leader = Leader(CLIP, 2)
-    leader.hear(5, ready(1, A, B, measured=(A, B), square=128.0))
+    leader.hear(5, 1, ready(A, B, measured=(A, B), square=128.0))
     told, decision = leader.judge(round_of(A, B), {0: 1, 1: 1})
     assert decision is not None
     # 16 elements of 1.5 here, 128 there: a norm of sqrt(164).
@@ -247,12 +248,12 @@ def test_norms_that_came_with_the_same_members_are_used_at_once() -> None:
 def test_other_members_are_proposed_once_and_kept_to() -> None:
     rule = Rule(aggregate=2, staleness=0, clip_norm=6.0)
     leader, current = Leader(rule, 2), round_of(A, B)
-    leader.hear(5, ready(1, A, B, C, measured=(A, B, C), square=1.0))
+    leader.hear(5, 1, ready(A, B, C, measured=(A, B, C), square=1.0))
     assert leader.judge(current, LIVE) == ([Send(1, close(A, B, scale=-1.0))], None)
     assert leader.judge(current, LIVE) == ([], None)
     current.add(pending(C))
     assert leader.judge(current, LIVE) == ([], None), "two are enough: they stay the members"
-    leader.hear(5, ready(1, A, B, C, measured=(A, B), square=0.0))
+    leader.hear(5, 1, ready(A, B, C, measured=(A, B), square=0.0))
     _, decision = leader.judge(current, LIVE)
     assert decision is not None
     assert decision.members == (A, B)
@@ -260,7 +261,7 @@ def test_other_members_are_proposed_once_and_kept_to() -> None:
 
 def test_a_proposal_is_given_up_when_a_member_is_lost_or_more_are_needed() -> None:
     leader, current = Leader(CLIP, 2), round_of(A, B)
-    leader.hear(5, ready(1, A, B, C, measured=(A, B, C)))
+    leader.hear(5, 1, ready(A, B, C, measured=(A, B, C)))
     assert leader.judge(current, {0: 1, 1: 1})[0] == [Send(1, close(A, B, scale=-1.0))]
     assert leader.judge(current, {0: 1})[0] == [Send(1, close(A, scale=-1.0))]
     # Others have joined before the norm is in.
@@ -281,23 +282,23 @@ def test_the_leader_lets_go_of_who_is_out() -> None:
 
 
 def test_a_follower_says_what_it_holds_once_it_is_enough() -> None:
-    follower = Follower(ALL, 2)
+    follower = Follower(ALL)
     assert follower.judge(round_of(A, B), LIVE) == ([], None)
     current = round_of(A, B, C)
-    assert follower.judge(current, LIVE) == ([Send(0, ready(2, A, B, C))], None)
+    assert follower.judge(current, LIVE) == ([Send(0, ready(A, B, C))], None)
     assert follower.judge(current, LIVE) == ([], None), "nothing new"
     assert follower.missing(current, LIVE) == ("ps:0",)
 
 
 def test_a_follower_says_so_when_it_holds_more() -> None:
-    follower, current = Follower(TWO, 1), round_of(A, B)
-    assert follower.judge(current, LIVE)[0] == [Send(0, ready(1, A, B))]
+    follower, current = Follower(TWO), round_of(A, B)
+    assert follower.judge(current, LIVE)[0] == [Send(0, ready(A, B))]
     current.add(pending(C))
-    assert follower.judge(current, LIVE)[0] == [Send(0, ready(1, A, B, C))]
+    assert follower.judge(current, LIVE)[0] == [Send(0, ready(A, B, C))]
 
 
 def test_a_follower_decides_nothing_by_itself() -> None:
-    follower, current = Follower(ALL, 1), round_of(A)
+    follower, current = Follower(ALL), round_of(A)
     follower.judge(current, {0: 1})
     follower.hear(5, close(A, step=4))
     assert follower.judge(current, {0: 1}) == ([], None)
@@ -308,28 +309,28 @@ def test_a_follower_decides_nothing_by_itself() -> None:
 
 
 def test_a_follower_measures_what_is_proposed() -> None:
-    follower, current = Follower(CLIP, 1), round_of(A, B, C)
+    follower, current = Follower(CLIP), round_of(A, B, C)
     measured = (A, B, C)
     assert follower.judge(current, LIVE)[0] == [
-        Send(0, ready(1, A, B, C, measured=measured, square=16 * 4.0))
+        Send(0, ready(A, B, C, measured=measured, square=16 * 4.0))
     ]
     follower.hear(5, close(A, C, scale=-1.0))
     assert follower.judge(current, {0: 1, 2: 1})[0] == [
-        Send(0, ready(1, A, C, measured=(A, C), square=pytest.approx(16 * 4.0)))
+        Send(0, ready(A, C, measured=(A, C), square=pytest.approx(16 * 4.0)))
     ]
     follower.hear(5, close(A, scale=-1.0))
     assert follower.judge(current, {0: 1, 2: 1})[0] == [
-        Send(0, ready(1, A, C, measured=(A,), square=pytest.approx(16 * 1.0)))
+        Send(0, ready(A, C, measured=(A,), square=pytest.approx(16 * 1.0)))
     ]
 
 
 def test_a_gradient_that_is_not_finite_makes_the_scale_so_everywhere() -> None:
     leader, current = Leader(CLIP, 2), round_of(A)
-    leader.hear(5, ready(1, A, measured=(A,), square=math.inf))
+    leader.hear(5, 1, ready(A, measured=(A,), square=math.inf))
     told, decision = leader.judge(current, {0: 1})
     assert decision is not None
     assert math.isnan(decision.scale)
-    follower = Follower(CLIP, 1)
+    follower = Follower(CLIP)
     assert isinstance(told[0].message, RoundClose)
     follower.hear(5, told[0].message)
     _, same = follower.judge(round_of(A), {0: 1})
@@ -338,7 +339,7 @@ def test_a_gradient_that_is_not_finite_makes_the_scale_so_everywhere() -> None:
 
 
 def test_a_follower_keeps_what_it_has_said_that_it_holds() -> None:
-    follower, current = Follower(ALL, 1), round_of(A, B)
+    follower, current = Follower(ALL), round_of(A, B)
     follower.drop(current, B)
     assert set(current.pending) == {A}, "of this one it had not said anything"
     follower.judge(current, {0: 1})

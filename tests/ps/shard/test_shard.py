@@ -46,6 +46,7 @@ from trireme.ps.messages import (
     WorkerProgress,
 )
 from trireme.ps.rule import Rule
+from trireme.ps.shard.participants import Participant
 from trireme.ps.shard.shard import NOTICE_SECONDS
 
 
@@ -461,8 +462,8 @@ def test_rounds_of_all_deal_interleaved() -> None:
 def test_a_lease_of_another_size_is_refused() -> None:
     bench = Bench()
     bench.lease(0)
-    request = Lease(1, 1, 1, "d", 7, 4, 1)
-    ((_, refused),) = told(bench.shard.lease(bench.now, "lease", request))
+    request = Lease(1, "d", 7, 4, 1)
+    ((_, refused),) = told(bench.shard.lease(bench.now, "lease", Participant(1, 1), request))
     assert isinstance(refused, Refused)
     assert refused.code == "rejected"
     assert "every worker must load the same data" in refused.reason
@@ -529,8 +530,8 @@ def test_workers_leave_each_other_bytes() -> None:
     bench = Bench()
 
     def leave(worker: int, incarnation: int, *data: int) -> None:
-        share = Share(worker, incarnation, "topic")
-        out = bench.shard.share(bench.now, "s", share, torch.tensor(data, dtype=torch.uint8))
+        who, payload = Participant(worker, incarnation), torch.tensor(data, dtype=torch.uint8)
+        out = bench.shard.share(bench.now, "s", who, Share("topic"), payload)
         assert told(out) == [("s", Shared())]
 
     leave(1, 1, 5, 6)

@@ -38,6 +38,7 @@ from trireme.ps.messages import (
     Waiting,
 )
 from trireme.ps.rule import Rule
+from trireme.ps.shard.participants import Participant
 from trireme.ps.shard.shard import FREEZE_SECONDS, NOTICE_SECONDS, Shard
 from trireme.wire.message import Message
 
@@ -147,15 +148,17 @@ def test_an_answer_that_the_worker_said_it_has_is_not_given_twice() -> None:
 def test_a_lease_is_refused_where_it_was_asked_for() -> None:
     bench = Bench()
     bench.lease(0)
-    for lease, code in (
-        (Lease(1, 1, 1, "d", 7, 4, 1), "rejected"),
-        (Lease(1, 2, 1, "d", 100, 4, 1), "fenced"),
-        (Lease(1, 1, 2, "d", 100, 4, 1), "fenced"),
+    for incarnation, lease, code in (
+        (1, Lease(1, "d", 7, 4, 1), "rejected"),
+        (2, Lease(1, "d", 100, 4, 1), "fenced"),
+        (1, Lease(2, "d", 100, 4, 1), "fenced"),
     ):
-        ((route, refused),) = told(bench.shard.lease(bench.now, "here", lease))
+        who = Participant(1, incarnation)
+        ((route, refused),) = told(bench.shard.lease(bench.now, "here", who, lease))
         assert route == "here"
         assert isinstance(refused, Refused) and (refused.code, refused.view) == (code, 1)
-    ((route, leased),) = told(bench.shard.lease(bench.now, "here", Lease(1, 1, 1, "d", 100, 4, 1)))
+    lease = Lease(1, "d", 100, 4, 1)
+    ((route, leased),) = told(bench.shard.lease(bench.now, "here", Participant(1, 1), lease))
     assert (route, leased) == ("here", Leased((Span("d", 4, 8),)))
 
 
@@ -213,7 +216,7 @@ def test_only_who_is_out_is_sent_back_from_a_pull_for_a_later_step() -> None:
 def test_who_retires_is_answered_and_only_its_own_start_counts() -> None:
     bench = Bench(SYNC)
     bench.push(1)
-    other = bench.shard.retire(bench.now, "r", Retire(0, 2))
+    other = bench.shard.retire(bench.now, "r", Participant(0, 2), Retire())
     assert told(other) == [("r", Retired())]
     assert bench.shard.lags() == {0: 0, 1: 0}, "it was another start of it"
     assert [route for route, _ in told(bench.retire(0))] == ["retire 0", "push 1.1"]
@@ -225,28 +228,28 @@ def test_who_retires_is_answered_and_only_its_own_start_counts() -> None:
 
 def test_what_servers_tell_each_other_is_heard_by_whom_it_is_for() -> None:
     leader, follower = Bench(SYNC, servers=2), Bench(SYNC, server=1, servers=2)
-    close, ready = RoundClose(0, ((0, 1),), 1.0), RoundReady(1, 0, ((0, 1),), (), 0.0)
-    assert leader.shard.round_close(leader.now, close) == []
-    assert follower.shard.round_ready(follower.now, ready) == []
+    close, ready = RoundClose(0, ((0, 1),), 1.0), RoundReady(0, ((0, 1),), (), 0.0)
+    assert leader.shard.round_close(leader.now, 0, close) == []
+    assert follower.shard.round_ready(follower.now, 1, ready) == []
     for bench in (leader, follower):
         bench.push(0)
         bench.push(1)
         assert bench.shard.step == 0
     both = ((0, 1), (1, 1))
-    leader.shard.round_ready(leader.now, RoundReady(1, 0, both, (), 0.0))
-    follower.shard.round_close(follower.now, RoundClose(0, both, 1.0))
+    leader.shard.round_ready(leader.now, 1, RoundReady(0, both, (), 0.0))
+    follower.shard.round_close(follower.now, 0, RoundClose(0, both, 1.0))
     assert (leader.shard.step, follower.shard.step) == (1, 1)
     assert leader.counters["rounds"] == follower.counters["rounds"] == 1.0
 
 
 def test_what_servers_tell_each_other_of_pushes_is_heard_by_whom_it_is_for() -> None:
     leader, follower = Bench(ASYNC, servers=2), Bench(ASYNC, server=1, servers=2)
-    staged, committed = PushesStaged(1, 0, ((0, 1, 1),)), PushesCommitted(0, (), 1)
+    staged, committed = PushesStaged(0, ((0, 1, 1),)), PushesCommitted(0, (), 1)
     for bench in (leader, follower, Bench(SYNC), Bench(loaded=False)):
         if bench is not leader:
-            assert bench.shard.staged(bench.now, staged) == []
+            assert bench.shard.staged(bench.now, 1, staged) == []
         if bench is not follower:
-            assert bench.shard.committed(bench.now, committed) == []
+            assert bench.shard.committed(bench.now, 0, committed) == []
         assert bench.shard.step == 0
 
 
@@ -256,7 +259,7 @@ def test_who_is_out_is_not_answered_again_when_its_push_is_committed() -> None:
     ((route, _),) = told(bench.view(0))[:1]
     assert route == "push 1.1"
     committed = PushesCommitted(0, ((1, 1, 1, True),), 1)
-    out = told(bench.shard.committed(bench.now, committed))
+    out = told(bench.shard.committed(bench.now, 0, committed))
     assert [route for route, _ in out if str(route).startswith("push")] == []
     assert bench.shard.step == 1
     assert bench.shard.waits(bench.now) == ()
@@ -403,8 +406,8 @@ def test_what_is_left_is_the_newest_of_each_worker_of_now() -> None:
 
     def share(worker: int, incarnation: int, text: bytes, topic: str = "t") -> Any:
         payload = torch.frombuffer(bytearray(text), dtype=torch.uint8)
-        request = Share(worker, incarnation, topic)
-        return told(bench.shard.share(bench.now, "share", request, payload))
+        who = Participant(worker, incarnation)
+        return told(bench.shard.share(bench.now, "share", who, Share(topic), payload))
 
     def collect(topic: str = "t") -> tuple[Message, list[bytes]]:
         (reply,) = bench.shard.collect(bench.now, "collect", Collect(topic))
@@ -430,7 +433,7 @@ def test_only_so_many_topics_are_kept_and_the_known_ones_go_on(
         ("u", Refused("rejected", "workers share 1 topics", 1)),
         ("t", Shared()),
     ):
-        out = bench.shard.share(bench.now, "share", Share(0, 1, topic), torch.empty(0))
+        out = bench.shard.share(bench.now, "share", Participant(0, 1), Share(topic), torch.empty(0))
         assert told(out) == [("share", answer)]
 
 

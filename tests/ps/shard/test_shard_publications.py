@@ -25,6 +25,7 @@ from trireme.ps.messages import (
 )
 from trireme.ps.rule import Rule
 from trireme.ps.shard.instructions import Instruction, Reply
+from trireme.ps.shard.participants import Participant
 from trireme.wire.codec import BlockInt8
 
 EVERY = 8
@@ -117,20 +118,24 @@ def values_of(bench: Bench) -> torch.Tensor:
 
 def pulled(bench: Bench, worker: int, incarnation: int = 1) -> torch.Tensor:
     """What a worker that comes anew is sent."""
-    request = Pull(worker, incarnation, bench.view_number, False)
-    (reply,) = bench.shard.pull(bench.now, "look", request)
+    who, request = Participant(worker, incarnation), Pull(bench.view_number, False)
+    (reply,) = bench.shard.pull(bench.now, "look", who, request)
     assert isinstance(reply, Reply) and isinstance(reply.message, PullReply)
     return reply.payload[0].clone()
 
 
 def push_numbers(
-    bench: Bench, worker: int, sequence: int, numbers: torch.Tensor, **changed: int
+    bench: Bench,
+    worker: int,
+    sequence: int,
+    numbers: torch.Tensor,
+    incarnation: int = 1,
+    **changed: int,
 ) -> list[Instruction]:
     """A delta of any numbers."""
     gradients = PartBuffer(bench.layout, 0)
     gradients.vectors[0].copy_(numbers)
     fields = {
-        "incarnation": 1,
         "view": bench.view_number,
         "acknowledged": sequence - 1,
         "pulled": bench.shard.step,
@@ -138,8 +143,8 @@ def push_numbers(
         "steps": EVERY,
         **changed,
     }
-    push = Push(worker=worker, sequence=sequence, **fields)  # type: ignore[arg-type]
-    return bench.shard.push(bench.now, ("push", worker), push, gradients)
+    who, push = Participant(worker, incarnation), Push(sequence=sequence, **fields)  # type: ignore[arg-type]
+    return bench.shard.push(bench.now, ("push", worker), who, push, gradients)
 
 
 class Model:
@@ -182,8 +187,9 @@ class PublicationMachine(RuleBasedStateMachine):
 
     def pull(self, worker: int) -> None:
         model = self.workers[worker]
-        request = Pull(worker, model.incarnation, self.bench.view_number, True)
-        for each in self.bench.shard.pull(self.bench.now, ("pull", worker), request):
+        who = Participant(worker, model.incarnation)
+        request = Pull(self.bench.view_number, True)
+        for each in self.bench.shard.pull(self.bench.now, ("pull", worker), who, request):
             self.take(each)
 
     def push(self, worker: int) -> list[Instruction]:

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from trireme.ps.messages import Cut, Push
+from trireme.ps.flat import PartBuffer
+from trireme.ps.layout import Layout
+from trireme.ps.messages import Cut, ParameterSpec, Push
+from trireme.ps.shard.dedup import Pending
+from trireme.ps.shard.participants import Participant
 from trireme.ps.shard.snapshot_barrier import SnapshotBarrier
 
+GRADIENTS = PartBuffer(Layout.of([ParameterSpec("a", (16,), "float32", 0)], servers=1), 0)
 
-def push(worker: int, sequence: int) -> Push:
-    return Push(worker, 1, 1, sequence, sequence - 1, 0, 1.0)
+
+def push(worker: int, sequence: int) -> Pending:
+    said = Push(1, sequence, sequence - 1, 0, 1.0)
+    return Pending(Participant(worker, 1), said, None, GRADIENTS, 0.0)
 
 
 def hold_with(*decided: tuple[int, int], step: int = 4) -> SnapshotBarrier:

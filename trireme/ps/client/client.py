@@ -106,7 +106,6 @@ class Client:
             ]
         self._protocol = ClientProtocol(
             options.worker,
-            options.incarnation,
             servers,
             patience_seconds=options.patience_seconds,
             rng=random.Random(),
@@ -429,7 +428,7 @@ class Client:
         self.close()
         self._servers.options = replace(self.options, incarnation=incarnation)
         self._servers.lanes.incarnation = incarnation
-        self._protocol.renew(incarnation)
+        self._protocol.renew()
 
     def close(self) -> None:
         """Closes all connections. May be repeated."""

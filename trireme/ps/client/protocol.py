@@ -116,8 +116,6 @@ Copy = list[tuple[Snapshot, Sequence[Any]]]
 class Update(msgspec.Struct, frozen=True):
     """All that a push says of its gradients, in every server's words."""
 
-    worker: int
-    incarnation: int
     sequence: int
     acknowledged: int
     pulled: int
@@ -131,8 +129,6 @@ class Update(msgspec.Struct, frozen=True):
     def message(self, server: int, view: int, order: tuple[int, ...] = ()) -> Push:
         """Returns what one server is told."""
         return Push(
-            self.worker,
-            self.incarnation,
             view,
             self.sequence,
             self.acknowledged,
@@ -151,7 +147,7 @@ class ClientProtocol:
     """What a worker has said and heard.
 
     Args:
-        worker, incarnation: who speaks.
+        worker: who speaks.
         servers: how many there are.
         patience_seconds: for how long a consistent copy is tried for.
         rng: names cuts, and says how long to pause between two.
@@ -166,7 +162,6 @@ class ClientProtocol:
     def __init__(
         self,
         worker: int,
-        incarnation: int,
         servers: int,
         *,
         patience_seconds: float,
@@ -177,7 +172,6 @@ class ClientProtocol:
         self.replies: Sequence[PushReply] = ()
         self.announced: Update | None = None
         self._worker = worker
-        self._incarnation = incarnation
         self._servers = servers
         self._patience_seconds = patience_seconds
         self._rng = rng
@@ -197,10 +191,7 @@ class ClientProtocol:
         """Shows every server what is trained; returns whether all have values loaded already."""
         self._rule = rule
         self._hyper = None  # the servers may go by what an earlier worker has shown
-        me, start = self._worker, self._incarnation
-        answers = yield from self._ask_all(
-            lambda view: Attach(me, start, view, layout, optimizer, rule)
-        )
+        answers = yield from self._ask_all(lambda view: Attach(view, layout, optimizer, rule))
         return all([answer.loaded for answer in self._all(answers, Attached)])
 
     def load(
@@ -212,22 +203,20 @@ class ClientProtocol:
             state: what the parts are of.
             parts: by server: the tensors, and the payload that holds them.
         """
-        me, start, step, workers = self._worker, self._incarnation, state.step, state.workers
 
         def request(server: int) -> Request:
             tensors, payload = parts[server]
             consumed, sizes = (state.consumed, state.sizes) if server == 0 else ((), {})
             return Request(
-                lambda view: Load(me, start, view, step, tensors, workers, consumed, sizes),
+                lambda view: Load(view, state.step, tensors, state.workers, consumed, sizes),
                 payload,
             )
 
         answers = yield from self._ask({s: request(s) for s in range(self._servers)})
         self._all(answers, Loaded)
 
-    def renew(self, incarnation: int) -> None:
+    def renew(self) -> None:
         """Begins again as another incarnation: this worker had been taken for lost."""
-        self._incarnation = incarnation
         self._sequence = self._acknowledged = 0
         self._pushed = False
         self._settled = None
@@ -237,9 +226,8 @@ class ClientProtocol:
 
     def pull(self, *, train: bool = True, at_least: int = 0) -> Operation[PullResult]:
         """Receives the values, once they are of a step."""
-        me, start = self._worker, self._incarnation
         answers = yield from self._ask_all(
-            lambda view: Pull(me, start, view, train, at_least), again=not train
+            lambda view: Pull(view, train, at_least), again=not train
         )
         replies = self._all(answers, PullReply)
         if train:
@@ -305,8 +293,6 @@ class ClientProtocol:
     ) -> Update:
         """Returns what the next push says."""
         return Update(
-            self._worker,
-            self._incarnation,
             self._sequence + 1,
             self._acknowledged,
             self.step if pulled is None else pulled,
@@ -348,10 +334,9 @@ class ClientProtocol:
 
     def level(self, steps: list[int]) -> Operation[int]:
         """Brings all parts of the values to the same step, in synchronous modes; returns it."""
-        me, start = self._worker, self._incarnation
 
         def again(at_least: int, view: int) -> Message:
-            return Pull(me, start, view, False, at_least)
+            return Pull(view, False, at_least)
 
         while self._rule.synchronous and len(set(steps)) > 1:
             target = max(steps)
@@ -366,8 +351,7 @@ class ClientProtocol:
 
     def retire(self) -> Operation[None]:
         """Says that nobody need wait for this worker any longer: it trains no more."""
-        me, start = self._worker, self._incarnation
-        self._all((yield from self._ask_all(lambda view: Retire(me, start))), Retired)
+        self._all((yield from self._ask_all(lambda view: Retire())), Retired)
 
     # -- what server 0 decides for all ------------------------------------------------------------
 
@@ -375,11 +359,10 @@ class ClientProtocol:
         self, dataset: str, size: int, batch: int, count: int, *, resized: bool = False
     ) -> Operation[tuple[Span, ...]]:
         """Asks for the next examples; an answer that did not arrive is asked for again."""
-        me, start = self._worker, self._incarnation
         self._leases += 1
         number = self._leases
         answer = yield from self._ask_first(
-            lambda view: Lease(me, start, view, dataset, size, batch, count, number, resized)
+            lambda view: Lease(view, dataset, size, batch, count, number, resized)
         )
         return expect(answer, Leased).spans
 
@@ -413,9 +396,7 @@ class ClientProtocol:
 
     def share(self, topic: str, data: bytes) -> Operation[None]:
         """Leaves bytes for the other workers."""
-        me, start = self._worker, self._incarnation
-        payload = [memoryview(data)]
-        answer = yield from self._ask_first(lambda view: Share(me, start, topic), payload)
+        answer = yield from self._ask_first(lambda view: Share(topic), [memoryview(data)])
         expect(answer, Shared)
 
     def collect(self, topic: str) -> Operation[dict[int, bytes]]:

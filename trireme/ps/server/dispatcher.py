@@ -1,5 +1,10 @@
 """Who says what to a server, and where it goes: what of a server is more than its shard. Pure.
 
+The secret of a job proves that a process belongs to it, and the handshake which task it is. What
+comes over a connection is that task's: a worker's requests reach the shard with the worker and the
+incarnation of the handshake, and what another server says with its index. A message of another role
+is refused.
+
 Connections come in as they are, and are only told apart here; the server and the simulator, which
 own them, drive this same object.
 
@@ -23,6 +28,9 @@ from trireme.ps.messages import (
     Cut,
     Drain,
     Freeze,
+    FromAnyone,
+    FromServer,
+    FromWorker,
     LastPushes,
     Lease,
     Load,
@@ -39,8 +47,8 @@ from trireme.ps.messages import (
     StopJob,
     Thaw,
 )
-from trireme.ps.server.permissions import refusal
 from trireme.ps.shard.instructions import Instruction, Send
+from trireme.ps.shard.participants import Participant
 from trireme.ps.shard.shard import Shard
 from trireme.wire.handshake import Identity
 from trireme.wire.message import Message
@@ -87,18 +95,20 @@ class Dispatcher(Generic[_S]):
         self._newest: dict[Identity, int] = {}
         self._current: set[_S] = set()  # those in `_speaking`: quicker to look up
         self._requests: Mapping[type[Message], Callable[..., list[Instruction]]] = {
-            Attach: shard.attach,
-            Pull: shard.pull,
-            Lease: shard.lease,
             StopJob: shard.stop,
             SetEnd: shard.set_end,
             Collect: shard.collect,
             Drain: shard.drain,
-            Retire: shard.retire,
             Freeze: shard.freeze,
             Cut: shard.cut,
             Thaw: shard.thaw,
             Status: shard.status,
+        }
+        self._of_participants: Mapping[type[Message], Callable[..., list[Instruction]]] = {
+            Attach: shard.attach,
+            Pull: shard.pull,
+            Lease: shard.lease,
+            Retire: shard.retire,
         }
         self._with_payload: Mapping[type[Message], Callable[..., list[Instruction]]] = {
             Load: shard.load,
@@ -148,31 +158,34 @@ class Dispatcher(Generic[_S]):
         if link not in self._current:
             self._check_epoch(link.identity)
             superseded = self._supersede(link)
-        if (reason := refusal(link.identity, message)) is not None:
-            raise FrameError(reason)
-        if type(message) in self._words:
-            self._check_server(link, message)
+        _check_role(link.identity, message)
+        if isinstance(message, FromServer):
+            self._check_server(link)
         return superseded
 
     def happen(
-        self, now: float, route: object, message: Message, payload: Any = None
+        self, now: float, link: _S, route: object, message: Message, payload: Any = None
     ) -> list[Instruction]:
         """What was admitted happens to the shard.
 
         Args:
             now: the time.
+            link: over which it came: it belongs to the task at the other end.
             route: where the answer goes.
             message: what was said.
             payload: what came with it, as the shard wants it: gradients, tensors, bytes.
         """
+        kind, identity = type(message), link.identity
+        who = Participant(identity.index, identity.incarnation)
         if isinstance(message, Push):
-            return self._shard.push(now, route, message, payload)
-        kind = type(message)
-        if kind in self._with_payload:
-            return self._with_payload[kind](now, route, message, payload)
+            return self._shard.push(now, route, who, message, payload)
         if kind in self._words:
-            return self._words[kind](now, message)
-        return self._requests[kind](now, route, message)
+            return self._words[kind](now, identity.index, message)
+        if kind in self._requests:
+            return self._requests[kind](now, route, message)
+        if kind in self._of_participants:
+            return self._of_participants[kind](now, route, who, message)
+        return self._with_payload[kind](now, route, who, message, payload)
 
     def told(self, word: Send) -> _S | None:
         """Another server is to be told something; returns the connection to it, if there is one.
@@ -203,16 +216,16 @@ class Dispatcher(Generic[_S]):
             return
         raise FrameError(f"{identity.task} has not joined this start of the job")
 
-    def _check_server(self, link: _S, message: Any) -> None:
+    def _check_server(self, link: _S) -> None:
         """Checks that it is over this link that a server is talked to.
 
         Raises:
             FrameError: it is not.
         """
-        server = 0 if isinstance(message, (RoundClose, PushesCommitted)) else message.server
-        if self._servers.get(server) is not link:
+        if self._servers.get(link.identity.index) is not link:
             raise FrameError(
-                f"{link.identity.task} may not speak as ps:{server} over this connection"
+                f"{link.identity.task} may not speak as a server over this connection: only "
+                "connections of other servers to server 0 serve for that"
             )
 
     def _supersede(self, link: _S) -> _S | None:
@@ -229,3 +242,19 @@ class Dispatcher(Generic[_S]):
         if before is not None:
             self._current.discard(before)
         return before
+
+
+def _check_role(identity: Identity, message: Message) -> None:
+    """Checks that a task of this role may say a message to a server.
+
+    Raises:
+        FrameError: it may not.
+    """
+    if isinstance(message, FromAnyone):
+        return
+    kind = type(message).__name__
+    if not isinstance(message, (FromWorker, FromServer)):
+        raise FrameError(f"a server is not asked {kind}")
+    role = "worker" if isinstance(message, FromWorker) else "ps"
+    if identity.role != role:
+        raise FrameError(f"{identity.task} may not say {kind}: only a task of role {role} may")

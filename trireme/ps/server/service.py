@@ -190,7 +190,7 @@ class ShardHandler:
             data = bytearray().join(payload)
             what = torch.frombuffer(data, dtype=torch.uint8) if data else torch.empty(0)
         route = _Route(link, incoming.sequence, staging)
-        self._carry_out(self.dispatcher.happen(now, route, message, what))
+        self._carry_out(self.dispatcher.happen(now, link, route, message, what))
 
     def closed(self, link: Link, error: WireError | None) -> None:
         """A peer is gone: the coordinator says whether for good."""

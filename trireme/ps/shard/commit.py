@@ -26,11 +26,9 @@ import msgspec
 from trireme.ps.messages import PushesCommitted, PushesStaged
 from trireme.ps.shard.dedup import Pending
 from trireme.ps.shard.instructions import Send
+from trireme.ps.shard.participants import Participant
 
 __all__ = ["CommitFollower", "CommitLeader", "Commits"]
-
-Member = tuple[int, int]
-"""Whose push: a worker and its incarnation, which has one under way at most."""
 
 Entry = tuple[int, int, int, bool]
 """A decision: worker, incarnation, sequence, and whether the push is applied or came too late."""
@@ -84,7 +82,7 @@ class _Told(msgspec.Struct):
         view: the view it was last told of.
     """
 
-    staged: dict[int, Member]
+    staged: dict[int, tuple[int, int]]
     known: int = 0
     sent: int = 0
     view: int = -1
@@ -100,7 +98,7 @@ class CommitLeader:
     def __init__(self, servers: int) -> None:
         self._others = range(1, servers)
         self._told: dict[int, _Told] = {}
-        self._waiting: dict[Member, Pending] = {}
+        self._waiting: dict[Participant, Pending] = {}  # a worker has one push under way
         self._ready: deque[Pending] = deque()
         self._decided: tuple[Pending, bool] | None = None
         self._log: deque[Entry] = deque()  # the decisions that some server may not know
@@ -110,25 +108,26 @@ class CommitLeader:
     def staged(self) -> Sequence[Pending]:
         return [*self._ready, *self._waiting.values()]
 
-    def hear(self, message: PushesStaged) -> None:
+    def hear(self, server: int, message: PushesStaged) -> None:
         """Notes what another server has staged. What is said late, or twice, changes nothing.
 
         Nor does what no server of this job can say.
         """
-        if message.server not in self._others:
+        if server not in self._others:
             return
-        told = self._told.setdefault(message.server, _Told({}))
+        told = self._told.setdefault(server, _Told({}))
         told.known = max(told.known, min(message.known, self._first + len(self._log)))
         for worker, incarnation, sequence in message.pushes:
             newest = told.staged.get(worker, (0, 0))
             told.staged[worker] = max(newest, (incarnation, sequence))
-            pending = self._waiting.get((worker, incarnation))
+            owner = Participant(worker, incarnation)
+            pending = self._waiting.get(owner)
             if pending is not None and not self._lacking(pending):
-                self._ready.append(self._waiting.pop(pending.member))
+                self._ready.append(self._waiting.pop(owner))
 
     def add(self, pending: Pending) -> None:
         if self._lacking(pending):
-            self._waiting[pending.member] = pending
+            self._waiting[pending.owner] = pending
         else:
             self._ready.append(pending)
 
@@ -136,7 +135,7 @@ class CommitLeader:
         if pending in self._ready:
             self._ready.remove(pending)
         else:
-            self._waiting.pop(pending.member, None)
+            self._waiting.pop(pending.owner, None)
 
     @property
     def ready(self) -> Pending | None:
@@ -144,7 +143,7 @@ class CommitLeader:
 
     def decide(self, *, applied: bool) -> None:
         pending = self._ready.popleft()
-        self._log.append((*pending.member, pending.push.sequence, applied))
+        self._log.append((*pending.owner, pending.push.sequence, applied))
         self._decided = pending, applied
 
     @property
@@ -178,7 +177,7 @@ class CommitLeader:
 
     def _lacking(self, pending: Pending) -> list[int]:
         """Returns the servers that have not said that they have staged a push."""
-        worker, mine = pending.push.worker, (pending.push.incarnation, pending.push.sequence)
+        worker, mine = pending.owner.worker, (pending.owner.incarnation, pending.push.sequence)
         return [
             server
             for server in self._others
@@ -187,19 +186,14 @@ class CommitLeader:
 
 
 class CommitFollower:
-    """Any other server: says what it has staged, and does what server 0 decides.
+    """Any other server: says what it has staged, and does what server 0 decides."""
 
-    Args:
-        server: its index.
-    """
-
-    def __init__(self, server: int) -> None:
-        self._server = server
-        self._staged: dict[Member, Pending] = {}
+    def __init__(self) -> None:
+        self._staged: dict[Participant, Pending] = {}
         self._decided: deque[Entry] = deque()  # by server 0, and not yet here
         self._known = 0  # how many decisions of server 0 were heard of
         self._leader_view = 0
-        self._out: dict[Member, int] = {}  # whose worker is out, since which view
+        self._out: dict[Participant, int] = {}  # whose worker is out, since which view
         self._news = False
 
     @property
@@ -214,33 +208,33 @@ class CommitFollower:
         self._decided.extend(new)
         self._known += len(new)
         self._leader_view = max(self._leader_view, message.view)
-        for member, view in [*self._out.items()]:
-            self._forget(member, view)
+        for owner, view in [*self._out.items()]:
+            self._forget(owner, view)
 
     def _has(self, entry: Entry) -> bool:
         worker, incarnation, sequence, _ = entry
-        staged = self._staged.get((worker, incarnation))
+        staged = self._staged.get(Participant(worker, incarnation))
         return staged is not None and staged.push.sequence == sequence
 
     def add(self, pending: Pending) -> None:
-        self._staged[pending.member] = pending
+        self._staged[pending.owner] = pending
         self._news = True
 
     def drop(self, pending: Pending, view: int) -> None:
-        member = pending.member
-        self._out[member] = view
-        if not self._forget(member, view):  # in memory of its own: its worker may write again
+        owner = pending.owner
+        self._out[owner] = view
+        if not self._forget(owner, view):  # in memory of its own: its worker may write again
             gradients = pending.gradients.copy()
             kept = msgspec.structs.replace(pending, gradients=gradients, answered=True)
-            self._staged[member] = kept
+            self._staged[owner] = kept
 
-    def _forget(self, member: Member, view: int) -> bool:
+    def _forget(self, owner: Participant, view: int) -> bool:
         """Drops a push whose worker is out, if server 0 will never commit it."""
-        committed = any(entry[:2] == member for entry in self._decided)
+        committed = any(entry[:2] == owner for entry in self._decided)
         if self._leader_view < view or committed:
             return False
-        del self._out[member]
-        self._staged.pop(member, None)
+        del self._out[owner]
+        self._staged.pop(owner, None)
         return True
 
     @property
@@ -255,21 +249,21 @@ class CommitFollower:
         if not self._decided:
             return None
         worker, incarnation, sequence, applied = self._decided[0]
-        pending = self._staged[worker, incarnation]
+        pending = self._staged[Participant(worker, incarnation)]
         assert pending.push.sequence == sequence, f"push {sequence} of worker:{worker} is not here"
         return pending, applied
 
     def done(self) -> None:
-        member = self._decided.popleft()[:2]
-        del self._staged[member]
-        self._out.pop(member, None)
+        owner = Participant(*self._decided.popleft()[:2])
+        del self._staged[owner]
+        self._out.pop(owner, None)
 
     def tell(self, view: int) -> Sequence[Send]:
         if not self._news:
             return ()
         self._news = False
-        pushes = tuple((*m, pending.push.sequence) for m, pending in self._staged.items())
-        return [Send(0, PushesStaged(self._server, self._known, pushes))]
+        pushes = tuple((*who, pending.push.sequence) for who, pending in self._staged.items())
+        return [Send(0, PushesStaged(self._known, pushes))]
 
     def missing(self, pending: Pending) -> tuple[str, ...]:
         return ("ps:0",)

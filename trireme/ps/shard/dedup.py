@@ -13,6 +13,7 @@ import msgspec
 
 from trireme.ps.flat import PartBuffer
 from trireme.ps.messages import Applied, Push, Stale, WorkerProgress
+from trireme.ps.shard.participants import Participant
 
 __all__ = ["Pending", "PushTable", "WorkerRecord"]
 
@@ -21,6 +22,7 @@ class Pending(msgspec.Struct, eq=False):
     """A request whose answer is withheld.
 
     Attributes:
+        owner: whose it is.
         push: what was asked.
         route: where the answer goes; replaced when the worker comes back on a new connection.
         gradients: the update; not written by anybody until the answer is out.
@@ -29,16 +31,12 @@ class Pending(msgspec.Struct, eq=False):
             is out of the job.
     """
 
+    owner: Participant
     push: Push
     route: object
     gradients: PartBuffer
     since: float
     answered: bool = False
-
-    @property
-    def member(self) -> tuple[int, int]:
-        """Whose it is: the worker and its incarnation."""
-        return self.push.worker, self.push.incarnation
 
 
 @dataclass(slots=True)
@@ -80,33 +78,33 @@ class PushTable:
             record.clock = clock
         return record
 
-    def decide(self, push: Push, verdict: Applied | Stale) -> None:
+    def decide(self, owner: Participant, sequence: int, verdict: Applied | Stale) -> None:
         """Writes down what became of a push; of a start that was replaced, only counts it.
 
         Raises:
             AssertionError: the push is not the worker's next one, which would be a lost or a
                 doubled update.
         """
-        record = self.records[push.worker]
+        record = self.records[owner.worker]
         if isinstance(verdict, Applied):
             record.applied += 1
         else:
             record.stale += 1
-        if push.incarnation != record.incarnation:
+        if owner.incarnation != record.incarnation:
             return
-        assert push.sequence == record.sequence + 1, (
-            f"worker:{push.worker}: push {push.sequence} decided after {record.sequence}"
+        assert sequence == record.sequence + 1, (
+            f"worker:{owner.worker}: push {sequence} decided after {record.sequence}"
         )
-        record.sequence = push.sequence
-        record.verdicts[push.sequence] = verdict
+        record.sequence = sequence
+        record.verdicts[sequence] = verdict
         record.clock += 1
         record.pending = None
 
-    def forget_acknowledged(self, push: Push) -> None:
-        """Drops the answers that the worker says it has."""
-        verdicts = self.records[push.worker].verdicts
+    def forget_acknowledged(self, worker: int, acknowledged: int) -> None:
+        """Drops the answers that a worker says it has: those up to a sequence."""
+        verdicts = self.records[worker].verdicts
         for sequence in [*verdicts]:
-            if sequence <= push.acknowledged:
+            if sequence <= acknowledged:
                 del verdicts[sequence]
 
     def decided(self, workers: Iterable[int]) -> tuple[tuple[int, int], ...]:

@@ -26,7 +26,7 @@ class ExampleBook:
         self._restored: dict[str, list[tuple[int, int]]] = {}
         self._sizes: dict[str, int] = {}  # of the data sets of the checkpoint
         self._members: Sequence[int] = ()
-        self._answered: dict[int, tuple[Lease, tuple[Span, ...]]] = {}
+        self._answered: dict[int, tuple[int, tuple[Span, ...]]] = {}  # the last, and its number
         # What was finished and is not in the ledgers yet. Whatever looks at them settles first.
         self._finished: list[tuple[int, str, int, int]] = []
 
@@ -37,45 +37,45 @@ class ExampleBook:
         for ledger in self._ledgers.values():
             ledger.members(workers)
 
-    def lease(self, request: Lease) -> tuple[Span, ...]:
+    def lease(self, worker: int, request: Lease) -> tuple[Span, ...]:
         """Deals examples; to a repeat of a worker's last request the same ones.
 
         Raises:
             ValueError: another size than before, or what the ledger refuses.
         """
         self._settle()
-        last, answer = self._answered.get(request.worker, (None, ()))
-        if last is None or not request.number or last.number != request.number:
-            answer = self._deal(request)
-            self._answered[request.worker] = (request, answer)
+        last, answer = self._answered.get(worker, (0, ()))
+        if not request.number or last != request.number:
+            answer = self._deal(worker, request)
+            self._answered[worker] = (request.number, answer)
         return answer
 
-    def _deal(self, request: Lease) -> tuple[Span, ...]:
+    def _deal(self, worker: int, request: Lease) -> tuple[Span, ...]:
         ledger = self._ledgers.get(request.dataset)
         if ledger is None and len(self._ledgers) >= _MOST_DATASETS:
             raise ValueError(f"a job deals the examples of at most {_MOST_DATASETS} data sets")
         if ledger is None:
             ledger = Ledger(request.size, interleave=self.interleave)
             ledger.members(self._members)
-            ledger.restore(self._done_before(request))
+            ledger.restore(self._done_before(worker, request))
             self._restored.pop(request.dataset, None)
             self._ledgers[request.dataset] = ledger
         if ledger.size != request.size:
             raise ValueError(
-                f"worker:{request.worker} has {request.size} examples of {request.dataset!r} and "
+                f"worker:{worker} has {request.size} examples of {request.dataset!r} and "
                 f"others have {ledger.size}: every worker must load the same data"
             )
-        spans = ledger.lease(request.worker, request.batch, request.count)
+        spans = ledger.lease(worker, request.batch, request.count)
         return tuple(Span(request.dataset, start, stop) for start, stop in spans)
 
-    def _done_before(self, request: Lease) -> list[tuple[int, int]]:
+    def _done_before(self, worker: int, request: Lease) -> list[tuple[int, int]]:
         """Returns what the checkpoint has finished of a data set, in positions of today's size.
 
         Raises:
             ValueError: its size was another one, and it is not said that this is meant.
         """
         done = self._restored.get(request.dataset, [])
-        return resized(request.dataset, done, self._sizes.get(request.dataset), request)
+        return resized(worker, request, done, self._sizes.get(request.dataset))
 
     def senseless(self, spans: Iterable[Span]) -> str | None:
         """Returns why examples cannot be those of an update; None where they can.
@@ -150,17 +150,17 @@ class ExampleBook:
 
 
 def resized(
-    dataset: str, done: Sequence[tuple[int, int]], before: int | None, request: Lease
+    worker: int, request: Lease, done: Sequence[tuple[int, int]], before: int | None
 ) -> list[tuple[int, int]]:
     """Returns what is finished of a data set that may be of another size than it was.
 
     Where that is meant, the epochs that had begun count as finished, and the next one begins.
 
     Args:
-        dataset: its name.
+        worker: who asks for its examples.
+        request: how many it has, and whether another size is meant.
         done: finished positions, as ranges (start, stop).
         before: how many examples it had; None where that is not known.
-        request: how many it has, and whether another size is meant.
 
     Raises:
         ValueError: it has another size, and it is not said that this is meant.
@@ -169,8 +169,8 @@ def resized(
         return list(done)
     if not request.resized:
         raise ValueError(
-            f"the data set {dataset!r} had {before} examples in the checkpoint, and worker:"
-            f"{request.worker} has {request.size}: load the same data, or say that this is meant, "
+            f"the data set {request.dataset!r} had {before} examples in the checkpoint, and worker:"
+            f"{worker} has {request.size}: load the same data, or say that this is meant, "
             "session.loader(..., resized=True), to go on with the next epoch"
         )
     epochs = -(-max((stop for _, stop in done), default=0) // before)

@@ -11,11 +11,9 @@ from collections.abc import Sequence
 
 from trireme.ps.messages import LastPushes
 from trireme.ps.shard.instructions import Send
+from trireme.ps.shard.participants import Participant
 
 __all__ = ["HalfApplied"]
-
-Member = tuple[int, int]
-"""A worker and its incarnation."""
 
 
 class HalfApplied:
@@ -29,20 +27,19 @@ class HalfApplied:
     def __init__(self, server: int, servers: int) -> None:
         self._server = server
         self._views = dict.fromkeys(range(servers), 0)  # that each server has taken
-        self._last: dict[int, dict[Member, int]] = {index: {} for index in range(servers)}
-        self._since: dict[Member, int] = {}  # the first view without it
+        self._last: dict[int, dict[Participant, int]] = {index: {} for index in range(servers)}
+        self._since: dict[Participant, int] = {}  # the first view without it
 
-    def left(self, worker: int, incarnation: int, sequence: int, view: int) -> None:
+    def left(self, who: Participant, sequence: int, view: int) -> None:
         """A worker is out: this server takes no more pushes of it.
 
         Args:
-            worker: which.
-            incarnation: which start of it.
+            who: which start of which worker.
             sequence: its last push that is applied here; 0 for none.
             view: the number of the view without it.
         """
-        self._last[self._server][worker, incarnation] = sequence
-        self._since.setdefault((worker, incarnation), view)
+        self._last[self._server][who] = sequence
+        self._since.setdefault(who, view)
 
     def taken(self, view: int) -> Sequence[Send]:
         """This server has taken a view; returns what to tell server 0."""
@@ -50,19 +47,19 @@ class HalfApplied:
         if self._server == 0:
             return ()
         pushes = tuple(
-            (worker, incarnation, sequence, self._since[worker, incarnation])
-            for (worker, incarnation), sequence in self._last[self._server].items()
+            (*who, sequence, self._since[who]) for who, sequence in self._last[self._server].items()
         )
-        return [Send(0, LastPushes(self._server, view, pushes))]
+        return [Send(0, LastPushes(view, pushes))]
 
-    def hear(self, message: LastPushes) -> None:
+    def hear(self, server: int, message: LastPushes) -> None:
         """Notes what another server has. What is said late, or twice, changes nothing."""
-        if message.server not in self._views or message.server == self._server:
+        if server not in self._views or server == self._server:
             return
-        self._views[message.server] = max(self._views[message.server], message.view)
+        self._views[server] = max(self._views[server], message.view)
         for worker, incarnation, sequence, view in message.pushes:
-            self._last[message.server].setdefault((worker, incarnation), sequence)
-            self._since.setdefault((worker, incarnation), view)
+            who = Participant(worker, incarnation)
+            self._last[server].setdefault(who, sequence)
+            self._since.setdefault(who, view)
 
     @property
     def count(self) -> int:

@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from trireme.cluster.view import View
 
-__all__ = ["Participants"]
+__all__ = ["Participant", "Participants"]
+
+
+class Participant(NamedTuple):
+    """One start of a worker: who makes a request, as the handshake has proven it."""
+
+    worker: int
+    incarnation: int
 
 
 class Participants:
@@ -40,17 +49,22 @@ class Participants:
     def _count_live(self) -> None:
         self.live = {w: i for w, i in self.incarnations.items() if w not in self._retired}
 
-    def holds(self, worker: int, incarnation: int) -> bool:
+    def holds(self, who: Participant) -> bool:
         """Returns whether this start of a worker takes part."""
-        return self.incarnations.get(worker) == incarnation
+        return self.incarnations.get(who.worker) == who.incarnation
 
-    def fence(self, worker: int, incarnation: int, view: int) -> str | None:
-        """Returns why a request is fenced off; None when it is not."""
-        current = self.incarnations.get(worker)
+    def fence(self, who: Participant, view: int) -> str | None:
+        """Returns why a request is fenced off; None when it is not.
+
+        Args:
+            who: whose request it is.
+            view: the number of the view under which it was made.
+        """
+        current = self.incarnations.get(who.worker)
         if current is None:
-            return f"worker:{worker} is not in view {self.view.number}"
-        if incarnation != current:
-            return f"worker:{worker} was started anew: {current} has replaced {incarnation}"
+            return f"worker:{who.worker} is not in view {self.view.number}"
+        if who.incarnation != current:
+            return f"worker:{who.worker} was started anew: {current} has replaced {who.incarnation}"
         if view != self.view.number:
             return f"view {view} is not the present one, {self.view.number}"
         return None

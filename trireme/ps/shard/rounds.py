@@ -26,11 +26,9 @@ from trireme.ps.rule import Rule
 from trireme.ps.shard.dedup import Pending
 from trireme.ps.shard.instructions import Send
 from trireme.ps.shard.parameters import Contribution, Total, mean_of, squared_norm, total_of
+from trireme.ps.shard.participants import Participant
 
-__all__ = ["Decision", "Follower", "Judge", "Leader", "Member", "Round", "clip_factor"]
-
-Member = tuple[int, int]
-"""Whose update: a worker and its incarnation."""
+__all__ = ["Decision", "Follower", "Judge", "Leader", "Round", "clip_factor"]
 
 Live = Mapping[int, int]
 """The workers that still train, by index, with their incarnations."""
@@ -39,7 +37,7 @@ Live = Mapping[int, int]
 class Decision(msgspec.Struct, frozen=True):
     """How a round ends: whose updates make it, and what to multiply their mean by."""
 
-    members: tuple[Member, ...]
+    members: tuple[Participant, ...]
     scale: float
 
 
@@ -55,14 +53,14 @@ class Round:
 
     step: int
     spare: Callable[[], PartBuffer]
-    pending: dict[Member, Pending] = field(default_factory=dict)
-    _mean: tuple[tuple[Member, ...], PartBuffer | None] = ((), None)
+    pending: dict[Participant, Pending] = field(default_factory=dict)
+    _mean: tuple[tuple[Participant, ...], PartBuffer | None] = ((), None)
 
     def add(self, pending: Pending) -> None:
         """Takes an update."""
-        self.pending[pending.member] = pending
+        self.pending[pending.owner] = pending
 
-    def keep(self, member: Member) -> None:
+    def keep(self, member: Participant) -> None:
         """Keeps an update in memory of its own: its worker is out, and will write to it again."""
         pending = self.pending[member]
         self.pending[member] = msgspec.structs.replace(
@@ -70,11 +68,11 @@ class Round:
         )
         self._mean = (), None  # it may be that very memory
 
-    def held(self, live: Live) -> tuple[Member, ...]:
+    def held(self, live: Live) -> tuple[Participant, ...]:
         """Returns whose updates are here and count, by worker."""
-        return tuple(sorted([m for m in self.pending if live.get(m[0]) == m[1]]))
+        return tuple(sorted([m for m in self.pending if live.get(m.worker) == m.incarnation]))
 
-    def mean(self, members: tuple[Member, ...]) -> PartBuffer | None:
+    def mean(self, members: tuple[Participant, ...]) -> PartBuffer | None:
         """Returns the weighted mean of the members' gradients; None if they weigh nothing.
 
         It stays as it is until the mean of others is asked for, or an `update`.
@@ -84,7 +82,7 @@ class Round:
             self._mean = members, mean_of(parts, self.spare()) if parts else None
         return self._mean[1]
 
-    def _weighty(self, members: tuple[Member, ...]) -> list[Contribution]:
+    def _weighty(self, members: tuple[Participant, ...]) -> list[Contribution]:
         """Returns what those of the members' updates bring that weigh anything."""
         updates = [self.pending[member] for member in members]
         return [
@@ -112,7 +110,7 @@ class Round:
         self._mean = (), None
         return Total(scaled, absent=absent)
 
-    def absent(self, members: tuple[Member, ...]) -> tuple[int, ...]:
+    def absent(self, members: tuple[Participant, ...]) -> tuple[int, ...]:
         """Returns the parameters of which none of the members' updates has a gradient.
 
         What weighs nothing is not looked at.
@@ -123,7 +121,7 @@ class Round:
             return ()
         return tuple(sorted(set(absent[0]).intersection(*absent[1:])))
 
-    def square(self, members: tuple[Member, ...]) -> float:
+    def square(self, members: tuple[Participant, ...]) -> float:
         """Returns the squared L2 norm of this server's part of the members' mean gradient."""
         mean = self.mean(members)
         return 0.0 if mean is None else squared_norm(mean)
@@ -138,7 +136,7 @@ class Judge(Protocol):
     def judge(self, current: Round, live: Live) -> tuple[Sequence[Send], Decision | None]:
         """Returns what to tell other servers, and the decision once there is one."""
 
-    def drop(self, current: Round, member: Member) -> None:
+    def drop(self, current: Round, member: Participant) -> None:
         """A worker is out: its update is taken out of the round, if nobody counts on it."""
 
     def missing(self, current: Round, live: Live) -> tuple[str, ...]:
@@ -157,26 +155,27 @@ class Leader:
         self._rule = rule
         self._servers = servers
         self._heard: dict[int, RoundReady] = {}
-        self._proposed: tuple[Member, ...] = ()
+        self._proposed: tuple[Participant, ...] = ()
         self._told: RoundClose | None = None
 
     def begin(self) -> None:
         self._heard.clear()
         self._proposed = ()
 
-    def hear(self, step: int, message: RoundReady) -> list[Send]:
+    def hear(self, step: int, server: int, message: RoundReady) -> list[Send]:
         """Notes what another server holds; tells one that is behind what it has missed.
 
         Args:
             step: the step of the open round.
+            server: the other server.
             message: what it said.
         """
-        if not 0 < message.server < self._servers:
+        if not 0 < server < self._servers:
             return []  # a job has no such server
         if message.step == step:
-            self._heard[message.server] = message
+            self._heard[server] = message
         elif self._told is not None and message.step == self._told.step:
-            return [Send(message.server, self._told)]
+            return [Send(server, self._told)]
         return []
 
     def judge(self, current: Round, live: Live) -> tuple[list[Send], Decision | None]:
@@ -197,7 +196,7 @@ class Leader:
         square = current.square(members) + sum(squares)
         return self._close(current, Decision(members, clip_factor(square, self._rule.clip_norm)))
 
-    def drop(self, current: Round, member: Member) -> None:
+    def drop(self, current: Round, member: Participant) -> None:
         current.pending.pop(member, None)
 
     def missing(self, current: Round, live: Live) -> tuple[str, ...]:
@@ -205,7 +204,7 @@ class Leader:
         servers = (f"ps:{s}" for s in range(1, self._servers) if s not in self._heard)
         return workers or tuple(servers)
 
-    def _common(self, current: Round, live: Live) -> tuple[Member, ...]:
+    def _common(self, current: Round, live: Live) -> tuple[Participant, ...]:
         """Returns whose updates every server holds; nobody's while some have not said."""
         if len(self._heard) < self._servers - 1:
             return ()
@@ -214,7 +213,7 @@ class Leader:
             held = tuple(member for member in held if member in message.members)
         return held
 
-    def _propose(self, current: Round, members: tuple[Member, ...]) -> list[Send]:
+    def _propose(self, current: Round, members: tuple[Participant, ...]) -> list[Send]:
         if self._proposed == members:
             return []
         self._proposed = members
@@ -233,14 +232,12 @@ class Follower:
 
     Args:
         rule: when a round has enough updates, and whether it is clipped.
-        server: its index.
     """
 
-    def __init__(self, rule: Rule, server: int) -> None:
+    def __init__(self, rule: Rule) -> None:
         self._rule = rule
-        self._server = server
         self._said: RoundReady | None = None
-        self._proposed: tuple[Member, ...] = ()
+        self._proposed: tuple[Participant, ...] = ()
         self._decision: Decision | None = None
 
     def begin(self) -> None:
@@ -257,9 +254,9 @@ class Follower:
         if message.step != step:
             return
         if message.scale >= 0 or math.isnan(message.scale):
-            self._decision = Decision(message.members, message.scale)
+            self._decision = Decision(_members(message), message.scale)
         else:
-            self._proposed = message.members
+            self._proposed = _members(message)
 
     def judge(self, current: Round, live: Live) -> tuple[list[Send], Decision | None]:
         if self._decision is not None:
@@ -272,10 +269,10 @@ class Follower:
         if said is not None and (said.members, said.measured) == (held, measured):
             return [], None
         square = current.square(measured) if measured else 0.0
-        self._said = RoundReady(self._server, current.step, held, measured, square)
+        self._said = RoundReady(current.step, held, measured, square)
         return [Send(0, self._said)], None
 
-    def drop(self, current: Round, member: Member) -> None:
+    def drop(self, current: Round, member: Participant) -> None:
         if self._said is not None and member in self._said.members:
             current.keep(member)
         else:
@@ -285,11 +282,15 @@ class Follower:
         return _absent(current, live) or ("ps:0",)
 
 
+def _members(message: RoundClose) -> tuple[Participant, ...]:
+    return tuple(Participant(*pair) for pair in message.members)
+
+
 def _needed(rule: Rule, live: Collection[int]) -> int:
     return min(rule.aggregate, len(live)) if rule.aggregate else len(live)
 
 
-def _first(current: Round, members: Collection[Member], count: int) -> tuple[Member, ...]:
+def _first(current: Round, members: Collection[Participant], count: int) -> tuple[Participant, ...]:
     """Returns so many of the members, the first whose updates came here, by worker."""
     came = [member for member in current.pending if member in members]
     return tuple(sorted(came[:count]))

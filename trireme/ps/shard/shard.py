@@ -16,6 +16,9 @@ The server, the simulator, the tests and a lone process all drive this same obje
 After an event, once its instructions are carried out, `go_on` is called as long as something is
 `due`: what other servers must hear of before this one does it.
 
+Whoever drives the shard says who makes a request, or which server says something, as the handshake
+of the connection has proven it.
+
 A request is answered once, by one `Reply` to the route it came with. A push is decided once, by
 (worker, incarnation, sequence); its verdict is written down together with the change of the
 values, and a repeat gets the same verdict.
@@ -23,6 +26,7 @@ values, and a repeat gets the same verdict.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -93,7 +97,7 @@ from trireme.ps.shard.example_ledgers import ExampleBook
 from trireme.ps.shard.half_applied import HalfApplied
 from trireme.ps.shard.instructions import Instruction, Reply, Send
 from trireme.ps.shard.parameters import Tensors, Total, Values, ValuesFactory, make_values
-from trireme.ps.shard.participants import Participants
+from trireme.ps.shard.participants import Participant, Participants
 from trireme.ps.shard.rounds import Decision, Follower, Judge, Leader, Round
 from trireme.ps.shard.snapshot_barrier import SnapshotBarrier
 from trireme.ps.termination import Ending
@@ -117,6 +121,15 @@ class _Answer(msgspec.Struct, frozen=True):
     pending: Pending
     verdict: Verdict
     staleness: int
+
+
+class _WithheldPull(msgspec.Struct, frozen=True):
+    """A pull that is not answered yet: whose, where the answer goes, and since when it waits."""
+
+    owner: Participant
+    route: object
+    pull: Pull
+    since: float
 
 
 _Settings = tuple[Mapping[str, object], ...]
@@ -172,8 +185,8 @@ class Shard:
         # Whose answers are withheld, or due when the event under way is over.
         self._due: list[_Answer] = []
         self._withheld: dict[int, _Answer] = {}
-        self._unloaded: list[tuple[object, Pull, float]] = []
-        self._lagging: list[tuple[object, Pull, float]] = []  # and since when
+        self._unloaded: list[_WithheldPull] = []
+        self._lagging: list[_WithheldPull] = []
         self._draining: list[tuple[object, float]] = []
         self._noticed = 0.0
 
@@ -204,14 +217,14 @@ class Shard:
         answers = [self._withheld.pop(worker).pending] if worker in self._withheld else []
         if record.pending is not None:
             answers.append(record.pending)
-            if self._round.pending.get(record.pending.member) is record.pending:
-                self._judge.drop(self._round, record.pending.member)
+            if self._round.pending.get(record.pending.owner) is record.pending:
+                self._judge.drop(self._round, record.pending.owner)
             if self._commits is not None:
                 self._commits.drop(record.pending, self._participants.view.number)
             record.pending = None
         if self._half_applied is not None:
-            number = self._participants.view.number
-            self._half_applied.left(worker, record.incarnation, record.sequence, number)
+            who, number = Participant(worker, record.incarnation), self._participants.view.number
+            self._half_applied.left(who, record.sequence, number)
         self._ending.done(worker)
         self._examples.release(worker)
         return [self._fenced(pending) for pending in answers]
@@ -219,35 +232,31 @@ class Shard:
     def _fenced(self, pending: Pending) -> Reply:
         """Answers a push whose worker is out."""
         self.counters["fenced"] += 1
-        push = pending.push
-        reason = self._participants.fence(push.worker, push.incarnation, push.view)
+        reason = self._participants.fence(pending.owner, pending.push.view)
         verdict = FencedVerdict(self._participants.view.number, reason or "it was taken for lost")
         return Reply(pending.route, PushReply(verdict, self.step, 0, False))
 
     def _fence_pulls(self) -> list[Reply]:
         """Sends back who waits for first values, as the chief may be another; and who is out."""
-        out = [
-            entry
-            for entry in self._lagging
-            if not self._participants.holds(entry[1].worker, entry[1].incarnation)
-        ]
-        self._lagging = [entry for entry in self._lagging if entry not in out]
-        routes = [route for route, _, _ in (*self._unloaded, *out)]
-        self._unloaded = []
-        return [self._refused(route, "fenced", "the view has changed") for route in routes]
+        out = [each for each in self._lagging if not self._participants.holds(each.owner)]
+        self._lagging = [each for each in self._lagging if each not in out]
+        fenced, self._unloaded = [*self._unloaded, *out], []
+        return [self._refused(each.route, "fenced", "the view has changed") for each in fenced]
 
     def _refused(self, route: object, code: str, reason: str) -> Reply:
         return Reply(route, Refused(code, reason, self._participants.view.number))
 
     # -- what workers ask -----------------------------------------------------------------------
 
-    def attach(self, now: float, route: object, request: Attach) -> list[Instruction]:
+    def attach(
+        self, now: float, route: object, who: Participant, request: Attach
+    ) -> list[Instruction]:
         """A worker shows its model. The first creates the shard, the others must agree."""
-        reason = self._participants.fence(request.worker, request.incarnation, request.view)
+        reason = self._participants.fence(who, request.view)
         if reason is not None:
             return [self._refused(route, "fenced", reason)]
         try:
-            self._agree(request)
+            self._agree(f"worker:{who.worker}", request)
         except ModelMismatchError as error:
             return [self._refused(route, "mismatch", str(error))]
         except UnsupportedOptimizerError as error:
@@ -258,8 +267,7 @@ class Shard:
             return [self._refused(route, "rejected", f"the model cannot be made here: {error}")]
         return [Reply(route, Attached(self.loaded, self.step))]
 
-    def _agree(self, request: Attach) -> None:
-        task = f"worker:{request.worker}"
+    def _agree(self, task: str, request: Attach) -> None:
         layout = Layout(request.layout)
         servers = len(self._participants.view.servers) or layout.spec.servers
         if not self.server < layout.spec.servers == servers:
@@ -268,7 +276,7 @@ class Shard:
                 f"{servers}"
             )
         if self.layout is None:
-            self._create(request, layout)
+            self._create(task, request, layout)
             return
         self.layout.check_same(layout, whose=self._shown_by, others=task)
         if request.rule != self.rule:
@@ -282,7 +290,7 @@ class Shard:
                 f"{_listed(request.optimizer)} at {task}"
             )
 
-    def _create(self, request: Attach, layout: Layout) -> None:
+    def _create(self, task: str, request: Attach, layout: Layout) -> None:
         rule = request.rule
         rule.check()
         self._values = self._factory(layout, self.server, request.optimizer, rule.average)
@@ -290,7 +298,7 @@ class Shard:
         if codec is not None:
             self._publication = Publication(codec, layout, self.server, self._buffer)
         self.layout, self.rule, self._synchronous = layout, rule, rule.synchronous
-        self._optimizer, self._shown_by = request.optimizer, f"worker:{request.worker}"
+        self._optimizer, self._shown_by = request.optimizer, task
         self._settled = tuple(group.values for group in request.optimizer.groups)
         self._ending.synchronous = rule.synchronous
         self._ending.period = rule.period
@@ -301,15 +309,17 @@ class Shard:
             self._ending.set_last(self.step, rule.max_steps)
         self._examples.interleave = rule.synchronous and rule.aggregate == 0
         servers = layout.spec.servers
-        self._judge = Follower(rule, self.server) if self.server else Leader(rule, servers)
+        self._judge = Follower(rule) if self.server else Leader(rule, servers)
         if not rule.synchronous and servers > 1 and rule.uncommitted:
             self._half_applied = HalfApplied(self.server, servers)
         elif not rule.synchronous and servers > 1:
-            self._commits = CommitFollower(self.server) if self.server else CommitLeader(servers)
+            self._commits = CommitFollower() if self.server else CommitLeader(servers)
 
-    def load(self, now: float, route: object, request: Load, tensors: Tensors) -> list[Instruction]:
+    def load(
+        self, now: float, route: object, who: Participant, request: Load, tensors: Tensors
+    ) -> list[Instruction]:
         """The chief's first values, or a checkpoint's."""
-        reason = self._participants.fence(request.worker, request.incarnation, request.view)
+        reason = self._participants.fence(who, request.view)
         if reason is not None:
             return [self._refused(route, "fenced", reason)]
         if self._values is None:
@@ -335,64 +345,71 @@ class Shard:
         self._unloaded = []
         return [Reply(route, Loaded(self.step)), *self._catch_up()]
 
-    def pull(self, now: float, route: object, request: Pull) -> list[Instruction]:
+    def pull(self, now: float, route: object, who: Participant, request: Pull) -> list[Instruction]:
         """Asks for the values; withheld until they are loaded."""
-        reason = self._participants.fence(request.worker, request.incarnation, request.view)
+        reason = self._participants.fence(who, request.view)
         if reason is not None:
             return [self._refused(route, "fenced", reason)]
         # A worker waits for one answer at a time: it has given up those that it asked for before.
-        if not self.loaded:
-            mine = request.worker
-            self._unloaded = [each for each in self._unloaded if each[1].worker != mine]
-            self._unloaded.append((route, request, now))
-            return []
-        if self._lagging:
-            self._lagging = [each for each in self._lagging if each[1].worker != request.worker]
-        self._lagging.append((route, request, now))
-        return [*self._catch_up()]
+        withheld = self._lagging if self.loaded else self._unloaded
+        withheld[:] = [each for each in withheld if each.owner.worker != who.worker]
+        withheld.append(_WithheldPull(who, route, request, now))
+        return [*self._catch_up()] if self.loaded else []
 
-    def _pulled(self, route: object, request: Pull) -> Reply:
-        if request.train:
-            stop = not self._ending.grant(request.worker, self.step)
+    def _pulled(self, each: _WithheldPull) -> Reply:
+        if each.pull.train:
+            stop = not self._ending.grant(each.owner.worker, self.step)
         else:
             stop = self._ending.reached(self.step)
         values = self._buffer if self._publication is None else self._publication.published
-        return Reply(route, PullReply(self.step, stop), values.vectors)
+        return Reply(each.route, PullReply(self.step, stop), values.vectors)
 
     def push(
-        self, now: float, route: object, push: Push, gradients: PartBuffer
+        self, now: float, route: object, who: Participant, push: Push, gradients: PartBuffer
     ) -> list[Instruction]:
         """A worker's update. `gradients` must stay as they are until the answer is out."""
-        refusal = self._refuse(push)
+        refusal = self._refuse(who, push)
         if refusal is not None:
             self.counters[_COUNTERS[type(refusal)]] += 1
             return [Reply(route, PushReply(refusal, self.step, 0, False))]
-        record = self._table.records[push.worker]
-        self._table.forget_acknowledged(push)
+        record = self._table.records[who.worker]
+        self._table.forget_acknowledged(who.worker, push.acknowledged)
         if push.sequence <= record.sequence:
-            return self._repeat(route, push, record)
+            return self._repeat(route, who, push, record)
         if record.pending is not None:  # the worker came back while its answer is withheld
             record.pending.route = route
             return []
-        record.pending = Pending(push, route, gradients, now)
-        self._consider(record.pending)
+        pending = Pending(who, push, route, gradients, now)
+        if not self._synchronous and self._commits is None and self._barrier.token is None:
+            return self._decide_at_once(pending)
+        record.pending = pending
+        self._consider(pending)
         return self._proceed()
 
-    def _refuse(self, push: Push) -> Verdict | None:
-        reason = self._participants.fence(push.worker, push.incarnation, push.view)
+    def _decide_at_once(self, pending: Pending) -> list[Instruction]:
+        """Decides a push that waits for no other server; answers it, unless its worker waits."""
+        over, worker = self._ending.reached(self.step), pending.owner.worker
+        answer = self._decide_stale(pending) if over else self._apply_one(pending)
+        if not self._withheld and self._may_go_on(worker, self._highest_clock()):
+            return [self._answer(answer), *self._proceed()]
+        self._withheld[worker] = answer
+        return self._proceed()
+
+    def _refuse(self, who: Participant, push: Push) -> Verdict | None:
+        reason = self._participants.fence(who, push.view)
         if reason is not None:
             return FencedVerdict(self._participants.view.number, reason)
-        reason = self._senseless(push)
+        reason = self._senseless(who.worker, push)
         return None if reason is None else RejectedVerdict(reason)
 
-    def _senseless(self, push: Push) -> str | None:
+    def _senseless(self, worker: int, push: Push) -> str | None:
         """Returns why a push makes no sense; None when it does."""
-        record = self._table.records[push.worker]
+        record = self._table.records[worker]
         if not self.loaded:
             return "a push came before the values were loaded"
         if push.sequence > record.sequence + 1:
             return (
-                f"push {push.sequence} of worker:{push.worker} came after push {record.sequence}: "
+                f"push {push.sequence} of worker:{worker} came after push {record.sequence}: "
                 "the ones between are missing"
             )
         if not 0 <= push.weight < float("inf"):
@@ -418,9 +435,11 @@ class Shard:
             return f"a push names absent parameters that are not, ascending, among the {count}"
         return None
 
-    def _repeat(self, route: object, push: Push, record: WorkerRecord) -> list[Instruction]:
+    def _repeat(
+        self, route: object, who: Participant, push: Push, record: WorkerRecord
+    ) -> list[Instruction]:
         self.counters["duplicate"] += 1
-        withheld = self._withheld.get(push.worker)
+        withheld = self._withheld.get(who.worker)
         if withheld is not None and withheld.pending.push.sequence == push.sequence:
             withheld.pending.route = route
             return []
@@ -428,7 +447,7 @@ class Shard:
         if original is None:
             reason = f"push {push.sequence} was decided, and the worker said it knew how"
             return [Reply(route, PushReply(RejectedVerdict(reason), self.step, 0, False))]
-        pending = Pending(push, route, self._buffer, 0.0)
+        pending = Pending(who, push, route, self._buffer, 0.0)
         return [self._answer(_Answer(pending, Duplicate(original), 0))]
 
     # -- deciding -------------------------------------------------------------------------------
@@ -436,23 +455,22 @@ class Shard:
     def _consider(self, pending: Pending) -> None:
         """Decides a push at once, stages it, puts it into its round, or has it wait for a cut."""
         push = pending.push
-        if self._table.records[push.worker].pending is not pending:
+        if self._table.records[pending.owner.worker].pending is not pending:
             return  # it was held back, and its worker is out by now
         if self._commits is not None:
             self._commits.add(pending)
             return
-        if self._barrier.token is not None and self._barrier.holds(push):
+        if self._barrier.token is not None and self._barrier.holds(pending):
             self._barrier.later.append(pending)
-        elif self._ending.reached(self.step):
-            self._decide_stale(pending)
-        elif not self._synchronous:
-            self._apply_one(pending)
-        elif push.pulled < self.step:
-            self._decide_stale(pending)
-        else:
+        elif self._ending.reached(self.step) or (self._synchronous and push.pulled < self.step):
+            self._due.append(self._decide_stale(pending))
+        elif self._synchronous:
             self._round.add(pending)
+        else:
+            self._withheld[pending.owner.worker] = self._apply_one(pending)
 
-    def _apply_one(self, pending: Pending) -> None:
+    def _apply_one(self, pending: Pending) -> _Answer:
+        """Applies an update by itself; returns the answer."""
         assert self._values is not None
         push = pending.push
         staleness = self.step - push.pulled
@@ -462,39 +480,36 @@ class Shard:
         self._values.apply(update, push.hyper, self.step, push.steps)
         verdict = Applied(self.step)
         self._decide(pending, verdict)
-        if not pending.answered:
-            self._withheld[push.worker] = _Answer(pending, verdict, staleness)
+        return _Answer(pending, verdict, staleness)
 
     def _decide(self, pending: Pending, verdict: Applied | Stale) -> None:
-        push = pending.push
-        self._table.decide(push, verdict)
-        if self._participants.holds(push.worker, push.incarnation):
-            self._ending.done(push.worker)
+        owner, push = pending.owner, pending.push
+        self._table.decide(owner, push.sequence, verdict)
+        if self._participants.holds(owner):
+            self._ending.done(owner.worker)
         self.counters[_COUNTERS[type(verdict)]] += 1
         if isinstance(verdict, Applied):
-            self._examples.finish(push.worker, push.examples)
+            self._examples.finish(owner.worker, push.examples)
         else:
-            self._examples.give_back(push.worker, push.examples)
+            self._examples.give_back(owner.worker, push.examples)
 
-    def _decide_stale(self, pending: Pending) -> None:
+    def _decide_stale(self, pending: Pending) -> _Answer:
         verdict = Stale(self.step)
         self._decide(pending, verdict)
-        if not pending.answered:
-            self._due.append(_Answer(pending, verdict, self.step - pending.push.pulled))
+        return _Answer(pending, verdict, self.step - pending.push.pulled)
 
     def _commit(self, commits: Commits) -> Sequence[Send]:
         """Does what is decided of staged pushes, decides the next; returns what to tell others."""
         while (found := commits.decided) is not None:
             pending, applied = found
-            if self._barrier.stops_commit(pending.push, self.step):
+            if self._barrier.stops_commit(pending, self.step):
                 break
             commits.done()
-            if applied:
-                self._apply_one(pending)
-            else:
-                self._decide_stale(pending)
+            answer = self._apply_one(pending) if applied else self._decide_stale(pending)
+            if not pending.answered:
+                self._withheld[pending.owner.worker] = answer
         ready = commits.ready
-        self.due = ready is not None and not self._barrier.stops_commit(ready.push, self.step)
+        self.due = ready is not None and not self._barrier.stops_commit(ready, self.step)
         if self.due:  # the others are told first, and apply it when this server does
             commits.decide(applied=not self._ending.reached(self.step))
         return commits.tell(self._participants.view.number)
@@ -519,7 +534,7 @@ class Shard:
             pending = current.pending.pop(member)
             members.append(pending)
             steps = max(steps, pending.push.steps)
-        hyper = self._settings([pending.push for pending in members])
+        hyper = self._settings(members)
         self.step += steps
         self._values.apply(update, hyper, self.step, steps)
         if self._publication is not None:
@@ -533,15 +548,15 @@ class Shard:
                 self._due.append(_Answer(pending, Applied(self.step), 0))
         for _, pending in sorted(current.pending.items()):
             if not pending.answered:
-                self._decide_stale(pending)
+                self._due.append(self._decide_stale(pending))
 
-    def round_ready(self, now: float, message: RoundReady) -> list[Instruction]:
+    def round_ready(self, now: float, server: int, message: RoundReady) -> list[Instruction]:
         """At server 0: what another server holds."""
         if not isinstance(self._judge, Leader):
             return []
-        return [*self._judge.hear(self.step, message), *self._proceed()]
+        return [*self._judge.hear(self.step, server, message), *self._proceed()]
 
-    def round_close(self, now: float, message: RoundClose) -> list[Instruction]:
+    def round_close(self, now: float, server: int, message: RoundClose) -> list[Instruction]:
         """At the others: what server 0 has proposed or decided."""
         if not isinstance(self._judge, Follower):
             return []
@@ -550,24 +565,24 @@ class Shard:
         self._judge.hear(self.step, message)
         return self._proceed()
 
-    def staged(self, now: float, message: PushesStaged) -> list[Instruction]:
+    def staged(self, now: float, server: int, message: PushesStaged) -> list[Instruction]:
         """At server 0: which asynchronous pushes another server has."""
         if not isinstance(self._commits, CommitLeader):
             return []
-        self._commits.hear(message)
+        self._commits.hear(server, message)
         return self._proceed()
 
-    def committed(self, now: float, message: PushesCommitted) -> list[Instruction]:
+    def committed(self, now: float, server: int, message: PushesCommitted) -> list[Instruction]:
         """At the others: what server 0 has decided of them."""
         if not isinstance(self._commits, CommitFollower):
             return []
         self._commits.hear(message)
         return self._proceed()
 
-    def last_pushes(self, now: float, message: LastPushes) -> list[Instruction]:
+    def last_pushes(self, now: float, server: int, message: LastPushes) -> list[Instruction]:
         """At server 0: what another server has of workers that are out."""
         if self._half_applied is not None and self.server == 0:
-            self._half_applied.hear(message)
+            self._half_applied.hear(server, message)
             self.counters["half_applied"] = self._half_applied.count
         return []
 
@@ -575,24 +590,24 @@ class Shard:
         """Does what was `due` when the instructions before were carried out."""
         return self._proceed()
 
-    def _settings(self, pushes: Sequence[Push]) -> Sequence[GroupSpec] | None:
+    def _settings(self, members: Sequence[Pending]) -> Sequence[GroupSpec] | None:
         """Returns the hyper-parameters of a round, where they have changed: its first worker's.
 
         Where the others' are not the same, that is counted, and all are told.
         """
-        said = [push for push in pushes if push.hyper is not None]
-        if not said:
-            self._notice = ""
-            return None
-        first = said[0]
-        assert first.hyper is not None
-        before, self._settled = self._settled, tuple(group.values for group in first.hyper)
-        other = next((push for push in pushes if _settings_of(push, before) != self._settled), None)
         self._notice = ""
-        if other is not None:
-            self.counters["disagreements"] += 1
-            self._notice = _disagreement(first.worker, self._settled, other.worker, before, other)
-        return first.hyper
+        first = next((each for each in members if each.push.hyper is not None), None)
+        if first is None:
+            return None
+        before = self._settled
+        self._settled = _settings_of(first.push, before)
+        for other in members:
+            settings = _settings_of(other.push, before)
+            if settings != self._settled:
+                self.counters["disagreements"] += 1
+                self._notice = _disagreement(first.owner, self._settled, other.owner, settings)
+                break
+        return first.push.hyper
 
     # -- answering ------------------------------------------------------------------------------
 
@@ -624,7 +639,7 @@ class Shard:
 
     def _answer(self, answer: _Answer) -> Reply:
         push, route = answer.pending.push, answer.pending.route
-        stop = not self._ending.grant(push.worker, self.step)
+        stop = not self._ending.grant(answer.pending.owner.worker, self.step)
         since: int | None = None
         payload: Sequence[torch.Tensor] = self._buffer.vectors if push.pull else ()
         if self._publication is not None and push.pull:
@@ -633,29 +648,37 @@ class Shard:
         return Reply(route, message, payload)
 
     def _release(self) -> list[Reply]:
-        """Answers those that are not too far ahead, and of whom it is known if they go on."""
+        """Answers those that may go on. Each answer may leave one update less to the others."""
+        highest = self._highest_clock()
+        return [
+            self._answer(self._withheld.pop(worker))
+            for worker in tuple(self._withheld)
+            if self._may_go_on(worker, highest)
+        ]
+
+    def _highest_clock(self) -> float:
+        """Returns how many pushes a worker that is answered may have made: the staleness bound."""
         bound = self.rule.staleness
         if bound is None or self._ending.reached(self.step):
-            ready = list(self._withheld)
-        else:
-            most = self._table.slowest(self._participants.live) + bound
-            ready = [w for w in self._withheld if self._table.records[w].clock <= most]
-        out: list[Reply] = []
-        for worker in ready:
-            if not self._ending.undecided(worker, self.step):  # an answer may let its worker go on
-                out.append(self._answer(self._withheld.pop(worker)))
-        return out
+            return math.inf
+        return self._table.slowest(self._participants.live) + bound
+
+    def _may_go_on(self, worker: int, highest: float) -> bool:
+        """Returns whether a worker is not too far ahead, and it is known if it goes on."""
+        ahead = self._table.records[worker].clock > highest
+        return not ahead and not self._ending.undecided(worker, self.step)
 
     def _catch_up(self) -> list[Reply]:
         """Answers pulls for a step that is reached, of whom it is known if they go on."""
         out: list[Reply] = []
         lagging, self._lagging = self._lagging, []
-        for route, pull, since in lagging:
-            undecided = pull.train and self._ending.undecided(pull.worker, self.step)
+        for each in lagging:
+            pull, worker = each.pull, each.owner.worker
+            undecided = pull.train and self._ending.undecided(worker, self.step)
             if self.step < pull.at_least or undecided:
-                self._lagging.append((route, pull, since))
+                self._lagging.append(each)
             else:
-                out.append(self._pulled(route, pull))
+                out.append(self._pulled(each))
         return out
 
     # -- the end --------------------------------------------------------------------------------
@@ -682,20 +705,24 @@ class Shard:
         routes, self._draining = [route for route, _ in self._draining], []
         return [Reply(route, Stopping(self.step)) for route in routes]
 
-    def retire(self, now: float, route: object, request: Retire) -> list[Instruction]:
+    def retire(
+        self, now: float, route: object, who: Participant, request: Retire
+    ) -> list[Instruction]:
         """A worker trains no more, though it stays: nobody shall wait for its updates."""
-        if self._participants.holds(request.worker, request.incarnation):
-            self._participants.retire(request.worker)
-            self._ending.done(request.worker)
+        if self._participants.holds(who):
+            self._participants.retire(who.worker)
+            self._ending.done(who.worker)
         return [Reply(route, Retired()), *self._proceed()]
 
-    def lease(self, now: float, route: object, request: Lease) -> list[Instruction]:
+    def lease(
+        self, now: float, route: object, who: Participant, request: Lease
+    ) -> list[Instruction]:
         """Deals examples."""
-        reason = self._participants.fence(request.worker, request.incarnation, request.view)
+        reason = self._participants.fence(who, request.view)
         if reason is not None:
             return [self._refused(route, "fenced", reason)]
         try:
-            spans = self._examples.lease(request)
+            spans = self._examples.lease(who.worker, request)
         except ValueError as error:
             return [self._refused(route, "rejected", str(error))]
         return [Reply(route, Leased(spans))]
@@ -703,13 +730,13 @@ class Shard:
     # -- what workers tell each other -----------------------------------------------------------
 
     def share(
-        self, now: float, route: object, request: Share, payload: torch.Tensor
+        self, now: float, route: object, who: Participant, request: Share, payload: torch.Tensor
     ) -> list[Instruction]:
         """Keeps what a worker leaves for the others."""
-        if self._participants.holds(request.worker, request.incarnation):
+        if self._participants.holds(who):
             if request.topic not in self._shared and len(self._shared) >= _MOST_TOPICS:
                 return [self._refused(route, "rejected", f"workers share {_MOST_TOPICS} topics")]
-            self._shared.setdefault(request.topic, {})[request.worker] = payload
+            self._shared.setdefault(request.topic, {})[who.worker] = payload
         return [Reply(route, Shared())]
 
     def collect(self, now: float, route: object, request: Collect) -> list[Instruction]:
@@ -823,19 +850,19 @@ class Shard:
         """Yields who waits for an answer, with where it will go, why and for whom."""
         chief = self._participants.view.chief
         initialiser = () if chief is None else (f"worker:{chief}",)
-        for route, pull, since in self._unloaded:
-            notice = Waiting("its first values", initialiser, now - since)
-            yield route, Wait(pull.worker, notice)
+        for each in self._unloaded:
+            notice = Waiting("its first values", initialiser, now - each.since)
+            yield each.route, Wait(each.owner.worker, notice)
         training = tuple(f"worker:{worker}" for worker in sorted(self._participants.live))
-        for route, pull, since in self._lagging:
-            lacks = self.step < pull.at_least
-            reason = f"step {pull.at_least}" if lacks else "the last updates"
-            yield route, Wait(pull.worker, Waiting(reason, training, now - since))
+        for each in self._lagging:
+            at_least = each.pull.at_least
+            reason = f"step {at_least}" if self.step < at_least else "the last updates"
+            yield each.route, Wait(each.owner.worker, Waiting(reason, training, now - each.since))
         missing = self._judge.missing(self._round, self._participants.live)
         for pending in self._round.pending.values():
             if not pending.answered:
                 notice = Waiting(f"round {self._round.step + 1}", missing, now - pending.since)
-                yield pending.route, Wait(pending.push.worker, notice)
+                yield pending.route, Wait(pending.owner.worker, notice)
         if self._commits is not None:
             yield from self._staged_alone(self._commits, now)
         if self._withheld:
@@ -847,7 +874,7 @@ class Shard:
             if not pending.answered:
                 missing = commits.missing(pending)
                 notice = Waiting("a push to reach every server", missing, now - pending.since)
-                yield pending.route, Wait(pending.push.worker, notice)
+                yield pending.route, Wait(pending.owner.worker, notice)
 
     def _withheld_by_clock(self, now: float) -> Iterator[tuple[object, Wait]]:
         """Yields those who are too far ahead, or of whom it is not known if they go on."""
@@ -894,10 +921,10 @@ def _settings_of(push: Push, before: _Settings) -> _Settings:
 
 
 def _disagreement(
-    worker: int, settings: _Settings, other: int, before: _Settings, push: Push
+    first: Participant, settings: _Settings, other: Participant, others: _Settings
 ) -> str:
     """Says of what two workers of a round say different things."""
-    pairs = zip(settings, _settings_of(push, before), strict=True)
+    pairs = zip(settings, others, strict=True)
     name, mine, theirs = next(
         (name, group.get(name), another.get(name))
         for group, another in pairs
@@ -905,9 +932,9 @@ def _disagreement(
         if group.get(name) != another.get(name)
     )
     return (
-        f"the workers of a round disagree about {name}: it is {mine} at worker:{worker} and "
-        f"{theirs} at worker:{other}, and the first counts. Whoever changes it must do so alike in "
-        "every worker: let a session do it (scheduler=...), or go by global_step"
+        f"the workers of a round disagree about {name}: it is {mine} at worker:{first.worker} and "
+        f"{theirs} at worker:{other.worker}, and the first counts. Whoever changes it must do so "
+        "alike in every worker: let a session do it (scheduler=...), or go by global_step"
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trireme.ps.messages import Cut, Push
+from trireme.ps.messages import Cut
 from trireme.ps.shard.dedup import Pending
 
 __all__ = ["SnapshotBarrier"]
@@ -35,11 +35,13 @@ class SnapshotBarrier:
         """Holds back nothing more. What was held is still in `later`."""
         self.token, self.cut, self.route = None, None, None
 
-    def holds(self, push: Push) -> bool:
+    def holds(self, pending: Pending) -> bool:
         """Returns whether a push must wait."""
         if self.token is None:
             return False
-        return self.cut is None or push.sequence > dict(self.cut.decided).get(push.worker, 0)
+        if self.cut is None:
+            return True
+        return pending.push.sequence > dict(self.cut.decided).get(pending.owner.worker, 0)
 
     def stops_round(self, step: int) -> bool:
         """Returns whether the round on top of `step` must not be decided now."""
@@ -47,10 +49,10 @@ class SnapshotBarrier:
             return False
         return self.cut is None or step >= self.cut.step
 
-    def stops_commit(self, push: Push, step: int) -> bool:
+    def stops_commit(self, pending: Pending, step: int) -> bool:
         """Returns whether a push that every server has must not be decided now, on top of `step`.
 
         All servers decide in one order: whatever makes a step that the cut has is in it. What makes
         none, as it came too late, is known by its sequence.
         """
-        return self.token is not None and self.stops_round(step) and self.holds(push)
+        return self.token is not None and self.stops_round(step) and self.holds(pending)

@@ -248,7 +248,7 @@ class Collective(Backend):
     ) -> tuple[Span, ...]:
         ledger = self._ledgers.get(dataset)
         if ledger is None:
-            request = Lease(self._group.rank, 1, 1, dataset, size, batch, count, resized=resized)
+            request = Lease(1, dataset, size, batch, count, resized=resized)
             ledger = self._open(request)
         mine: list[Span] = []
         # Positions returned before a resume go to the first request: all request in one order.
@@ -272,7 +272,7 @@ class Collective(Backend):
                 )
         done = [(s.start, s.stop) for s in self._consumed if s.dataset == dataset]
         try:
-            done = resized(dataset, done, self._sizes.get(dataset), request)
+            done = resized(self._group.rank, request, done, self._sizes.get(dataset))
         except ValueError as error:
             raise Rejected(str(error)) from None
         ledger = Ledger(size, interleave=True)

@@ -48,6 +48,7 @@ from trireme.ps.results import PushResult
 from trireme.ps.rule import Average, Rule
 from trireme.ps.shard.instructions import Instruction, Reply
 from trireme.ps.shard.parameters import Tensors, Values
+from trireme.ps.shard.participants import Participant
 from trireme.ps.shard.shard import Shard
 from trireme.ps.snapshot import ModelState, assemble, disassemble, lacking
 from trireme.ps.termination import after_the_end
@@ -57,6 +58,9 @@ from trireme.wire.message import Message
 __all__ = ["Local"]
 
 _M = TypeVar("_M", bound=Message)
+
+_ALONE = Participant(0, 1)
+"""The only worker, in its only start."""
 
 
 class Local(Backend):
@@ -90,12 +94,12 @@ class Local(Backend):
     def start(
         self, optimizer: OptimizerSpec, rule: Rule, first: Callable[[], ModelState | None]
     ) -> None:
-        request = Attach(0, 1, 1, self._flat.layout.spec, optimizer, rule)
-        self._ask(self._shard.attach(self._now, None, request), Attached)
+        request = Attach(1, self._flat.layout.spec, optimizer, rule)
+        self._ask(self._shard.attach(self._now, None, _ALONE, request), Attached)
         state = first()
         assert state is not None, "a lone process is chief"
         self._load(state)
-        reply = self._ask(self._shard.pull(self._now, None, Pull(0, 1, 1, True)), PullReply)
+        reply = self._ask(self._shard.pull(self._now, None, _ALONE, Pull(1)), PullReply)
         self.step, self.stopping = reply.step, reply.stop
 
     def _load(self, state: ModelState) -> None:
@@ -103,8 +107,8 @@ class Local(Backend):
             restore_state(self._optimizer, self._flat.parameters, state.optimizer)
         tensors = disassemble(self._flat.layout, replace(state, optimizer={}), 0)
         specs = tuple(spec for spec, _ in tensors)
-        request = Load(0, 1, 1, state.step, specs, (), state.consumed, state.sizes)
-        self._ask(self._shard.load(self._now, None, request, tensors), Loaded)
+        request = Load(1, state.step, specs, (), state.consumed, state.sizes)
+        self._ask(self._shard.load(self._now, None, _ALONE, request, tensors), Loaded)
 
     def begin_exchange(self, update: Update) -> None:
         if self.stopping:
@@ -112,8 +116,9 @@ class Local(Backend):
         self._flat.collect_gradients()
         self._sequence += 1
         number, examples = self._sequence, tuple(update.examples)
-        push = Push(0, 1, 1, number, number - 1, self.step, update.weight, None, examples)
-        self._answer = self._ask(self._shard.push(0.0, None, push, self._gradients), PushReply)
+        push = Push(1, number, number - 1, self.step, update.weight, None, examples)
+        answer = self._shard.push(0.0, None, _ALONE, push, self._gradients)
+        self._answer = self._ask(answer, PushReply)
 
     def end_exchange(self) -> PushResult:
         reply = self._answer
@@ -125,8 +130,8 @@ class Local(Backend):
     def lease(
         self, dataset: str, size: int, batch: int, count: int, *, resized: bool = False
     ) -> tuple[Span, ...]:
-        request = Lease(0, 1, 1, dataset, size, batch, count, resized=resized)
-        return self._ask(self._shard.lease(self._now, None, request), Leased).spans
+        request = Lease(1, dataset, size, batch, count, resized=resized)
+        return self._ask(self._shard.lease(self._now, None, _ALONE, request), Leased).spans
 
     def stop(self, reason: str) -> int:
         return self._ask(self._shard.stop(self._now, None, StopJob(reason)), Stopping).step
