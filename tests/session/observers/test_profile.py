@@ -155,7 +155,7 @@ def test_parts_of_two_clocks_become_one_timeline() -> None:
         operators=(),
     )
     assert unpack(pack(worker)) == worker
-    with pytest.raises(ValueError, match="no part of a trace"):
+    with pytest.raises(ValueError, match="not a part of a trace"):
         unpack(b"something else")
     notes = (Note("Push", 1005.65, 1005.8, "worker:0"), Note("apply", 1005.7, 1005.75, step=7))
     events = merge([worker], [ServerPart(0, 0.0, notes)])["traceEvents"]

@@ -9,7 +9,6 @@ import torch
 from safetensors.torch import load as load_bytes
 from safetensors.torch import save as save_bytes
 
-from trireme.launch.environment.detect import TaskConfig
 from trireme.ps.module_names import named_buffers, state_of
 from trireme.session.training_setup import TrainingSetup
 
@@ -36,18 +35,16 @@ class Buffers:
     differ, and their mean is evaluated and saved.
 
     Args:
-        task: the identity of this process.
         setup: the model, and which of its parameters are trained.
         shared_bytes: the means by which workers share their buffers.
     """
 
-    def __init__(self, task: TaskConfig, setup: TrainingSetup, shared_bytes: SharedBytes) -> None:
-        self._task = task
+    def __init__(self, setup: TrainingSetup, shared_bytes: SharedBytes) -> None:
+        self._task = setup.settings.task
         self._setup = setup
         self._shared_bytes = shared_bytes
-        self._alone = (
-            not task.coordinator and setup.process_group is None
-        )  # this process is the whole job
+        # Whether this process is the whole job.
+        self._alone = not self._task.coordinator and setup.process_group is None
         self._last: dict[str, torch.Tensor] | None = None  # their mean, when training has ended
 
     # -- at the beginning ---------------------------------------------------------------------

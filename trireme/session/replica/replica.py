@@ -21,7 +21,7 @@ from trireme.session.replica.batch import examples_in, inputs_and_targets, move,
 from trireme.session.replica.model_loss import model_loss
 from trireme.session.result import Metric, StepResult
 
-__all__ = ["Loss", "Replica", "Trained", "named_groups"]
+__all__ = ["Loss", "Replica", "Trained", "clip", "named_groups", "scalar"]
 
 Loss = Callable[[Any, Any], Any]
 """(outputs, targets) -> the mean over the batch, as a scalar or as the entry `loss` of a dict."""
@@ -71,6 +71,28 @@ def named_groups(
                 )
         groups.append([(names[id(p)], p) for p in group["params"] if p.requires_grad])
     return groups
+
+
+def clip(trained: Trained, limit: float) -> None:
+    """Scales the gradients of parameters down to an L2 norm of at most `limit`."""
+    norm = trained.gradient_norm()
+    trained.scale_gradients(torch.clamp(limit / (norm + 1e-6), max=1.0))
+
+
+def scalar(loss: Any) -> torch.Tensor:
+    """Returns the loss that a loss function has returned, as one number.
+
+    Raises:
+        ConfigurationError: it is not a scalar tensor, nor a dict whose `loss` is one.
+    """
+    if isinstance(loss, dict):
+        loss = loss.get("loss")
+    if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+        raise ConfigurationError(
+            f"the loss is {type(loss).__name__}: it must be one number as a tensor, or a dict "
+            'whose "loss" is that'
+        )
+    return loss
 
 
 class Replica:
@@ -187,14 +209,7 @@ class Replica:
             plain = type(inputs) is torch.Tensor
             outputs = self.model(inputs) if plain else _call(self.model, inputs)
             loss = self._loss(outputs, targets)
-        if isinstance(loss, dict):
-            loss = loss.get("loss")
-        if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
-            raise ConfigurationError(
-                f"the loss is {type(loss).__name__}: it must be one number as a tensor, or a dict "
-                'whose "loss" is that'
-            )
-        plain = type(outputs) is torch.Tensor
+        loss, plain = scalar(loss), type(outputs) is torch.Tensor
         return loss, outputs.detach() if plain else map_tensors(outputs, torch.Tensor.detach)
 
     @property
@@ -210,11 +225,6 @@ class Replica:
             yield
         finally:
             self._loss = own
-
-    def clip(self, limit: float) -> None:
-        """Scales the gradient down to an L2 norm of at most `limit`."""
-        norm = self.flat.gradient_norm()
-        self.flat.scale_gradients(torch.clamp(limit / (norm + 1e-6), max=1.0))
 
     def _accumulate(self, batch: tuple[Any, Any]) -> StepResult:
         total = examples_in(batch)
