@@ -135,5 +135,5 @@ def test_a_pipeline_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     monkeypatch.setenv(TASK_VARIABLE, encode_task(task))
     model = torch.nn.Linear(2, 2)
-    with pytest.raises(ConfigurationError, match="distribute cannot make a pipeline"):
+    with pytest.raises(ConfigurationError, match="distribute cannot run a pipeline"):
         trireme.distribute(model, torch.optim.SGD(model.parameters()))

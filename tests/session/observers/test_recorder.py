@@ -10,7 +10,7 @@ import torch
 
 from trireme.launch.config.task_config import TaskConfig
 from trireme.ps.messages import Applied
-from trireme.session.observers.progress import SilentProgress
+from trireme.session.observers.progress import Progress
 from trireme.session.observers.recorder import Recorder
 from trireme.session.options import Options
 from trireme.session.result import StepResult
@@ -29,7 +29,7 @@ def worker_of(task: TaskConfig, run_dir: Path) -> Any:
             optimizer=optimizer,
             process_group=None,
         ),
-        progress=SilentProgress(),
+        progress=Progress(),
         global_step=0,
         lifecycle=SimpleNamespace(
             is_chief=False, servers=None, state="training", report=lambda status: None

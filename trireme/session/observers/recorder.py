@@ -442,5 +442,5 @@ def _journal(task: TaskConfig, run_dir: Path | None) -> RecordWriter | None:
 
 def _upper_bounds(histogram: Histogram) -> dict[str, float]:
     """Returns the cumulative counts of a histogram by upper bound, as text."""
-    samples = histogram.samples().items()
-    return {label[4:-1]: count for (suffix, label), count in samples if suffix == "_bucket"}
+    samples = histogram.samples()
+    return {labels["le"]: count for suffix, labels, count in samples if suffix == "_bucket"}
