@@ -9,9 +9,9 @@ from unittest import mock
 import torch
 from torch import nn
 from torch.utils.data import TensorDataset
-from trireme.launch.environment.here import task_here
 
 from tests.parity.spread import OPTIMIZERS, data_of, loss_of, model_of
+from trireme.launch.environment.current_task import current_task
 from trireme.session.options import Checkpoint
 from trireme.session.session import Session
 
@@ -76,7 +76,7 @@ def stop_at(step: int) -> int:
     with session:
         for batch in session.loader(data_of("MLP"), BATCH // 2, shuffle=False):
             session.step(batch)
-            if session.local_steps == step and task_here().rank == 1:
+            if session.local_steps == step and current_task().rank == 1:
                 session.stop("the test")
     return session.global_step
 

@@ -130,15 +130,12 @@ class ModelPart:
     def _cut_tensors(self, module: nn.Module) -> None:
         from trireme.parallel.tensor_parallel import tensor_parallel  # loads slowly
 
-        plan = self._config.tensor_plan
-        if self._process_group.mesh.pp == 1:
-            tensor_parallel(module, self._process_group.submesh("tp"), plan)
-            return
-        # A stage may have no layer to split, as long as another stage has one.
+        group = self._process_group
         try:
-            tensor_parallel(module, self._process_group.submesh("tp"), plan)
+            tensor_parallel(module, group.submesh("tp"), self._config.tensor_plan)
         except ConfigurationError as error:
-            if "no linear layer" not in str(error):
+            # A stage may have no layer to split, as long as another stage has one.
+            if group.mesh.pp == 1 or "no linear layer" not in str(error):
                 raise
 
     def pipeline(self, loss: Callable[[Any, Any], torch.Tensor]) -> Pipeline:

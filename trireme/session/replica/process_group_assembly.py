@@ -19,7 +19,7 @@ from trireme.mesh import Mesh
 from trireme.parallel.gradients import BucketedMean, EqualBatchMean, ListMean, ShardedMean
 from trireme.parallel.model_part import ModelPart
 from trireme.parallel.process_group import ProcessGroup, ProcessGroupConfig
-from trireme.parallel.reducer import NoMean, Reducer
+from trireme.parallel.reducer import Reducer
 from trireme.parallel.sharding import fill_local
 from trireme.ps.flat import FlatModel
 from trireme.ps.joint_optimizer import members
@@ -190,7 +190,7 @@ def _reducer(process_group: ProcessGroup, part: ModelPart, *, in_place: bool) ->
     if mesh.dp > 1 and mesh.fsdp == 1:
         return ListMean(process_group, [p for p in part.parameters.values() if p.requires_grad])
     if mesh.replicas == 1:
-        return NoMean()
+        return Reducer()
     if in_place:
         return EqualBatchMean(process_group)
     # A pipeline says itself when its last micro-batch has passed.
