@@ -10,7 +10,7 @@ import msgspec
 
 from trireme.launch.config.task_config import TaskConfig
 from trireme.mesh import Mesh
-from trireme.parallel.config import PartConfig
+from trireme.parallel.config import PipelineConfig
 from trireme.ps.rule import Rule
 from trireme.session.options import Options
 from trireme.strategies import SSP, Async, Collective, Strategy, choose
@@ -94,15 +94,14 @@ class Settings:
         return rule
 
     @property
-    def part(self) -> PartConfig:
-        """How a model is split."""
-        config = self.task.config
-        pipeline = self.options.pipeline
+    def pipeline(self) -> PipelineConfig:
+        """How a model is split into pipeline stages, and in which order they compute."""
+        config, pipeline = self.task.config, self.options.pipeline
         if config.schedule is not None:
             pipeline = replace(pipeline, schedule=config.schedule)
         if config.microbatches is not None:
             pipeline = replace(pipeline, microbatches=config.microbatches)
-        return PartConfig(pipeline, self.options.tensor_plan)
+        return pipeline
 
     @property
     def batches_per_step(self) -> int:

@@ -93,7 +93,8 @@ def assemble_together(
         _point(optimizer, names, dict(named_parameters(whole)))
     flat = FlatModel(named_groups(whole, optimizer), servers=servers, shared=shared)
     _check_same(task, process_group, flat)  # before parts of other shapes are cut
-    part = ModelPart(process_group, whole, settings.part, cut=cut)
+    plan = settings.options.tensor_plan
+    part = ModelPart(process_group, whole, settings.pipeline, plan, cut=cut)
     if not task.servers:
         _point(optimizer, names, part.parameters)
     reducer = _reducer(process_group, part, in_place=in_place)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import nn
@@ -21,6 +21,10 @@ from trireme.session.replica.batch import examples_in, inputs_and_targets, move,
 from trireme.session.replica.model_loss import model_loss
 from trireme.session.result import Metric, StepResult
 
+if TYPE_CHECKING:
+    from trireme.parallel.model_part import ModelPart
+    from trireme.ps.flat import FlatModel
+
 __all__ = ["Loss", "Replica", "Trained", "clip", "named_groups", "scalar"]
 
 Loss = Callable[[Any, Any], Any]
@@ -30,25 +34,8 @@ _OPERATOR = getattr(getattr(torch.ops.aten, "_backward", None), "default", None)
 """The operator that TorchScript compiles `backward()` to; None if this torch has none."""
 
 
-class Trained(Protocol):
-    """The trained parameters: a `FlatModel`, or a `ModelPart`."""
-
-    @property
-    def parameters(self) -> Mapping[str, nn.Parameter]:
-        """The parameters by their names in the model."""
-
-    @property
-    def device(self) -> torch.device:
-        """The device of the parameters."""
-
-    def zero_gradients(self) -> None:
-        """Zeroes or drops the gradients."""
-
-    def gradient_norm(self) -> torch.Tensor:
-        """Returns the L2 norm of all gradients."""
-
-    def scale_gradients(self, factor: torch.Tensor | float) -> None:
-        """Multiplies all gradients in place."""
+Trained: TypeAlias = "FlatModel | ModelPart"
+"""The trained parameters that a process computes with: of the whole model, or of a part of it."""
 
 
 def named_groups(
