@@ -9,36 +9,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from trireme.errors import (
-    AddressInUse,
-    AuthenticationError,
-    CheckpointError,
-    CheckpointLockLost,
-    ClusterError,
-    ConfigurationError,
-    ConnectionBroken,
-    ConnectionClosed,
-    ConnectionRefused,
-    ConnectTimeout,
-    DataError,
-    Fenced,
-    FrameError,
-    JobFailed,
-    ModelMismatchError,
-    NonFiniteError,
-    PeerClosed,
-    Rejected,
-    RolledBack,
-    ServerError,
-    StaleEpochError,
-    TaskClaimedError,
-    TriremeError,
-    UnsupportedOptimizerError,
-    UsageError,
-    WaitTimeout,
-    WireError,
-    WireTimeout,
-)
+from trireme import errors
+from trireme.errors import *  # noqa: F403  # errors.__all__ lists them
 
 if TYPE_CHECKING:
     from trireme.parallel.config import PipelineConfig
@@ -69,83 +41,48 @@ __version__ = "0.1.0.dev0"
 __all__ = [
     "FSDP",
     "SSP",
-    "AddressInUse",
     "AllReduce",
     "Applied",
     "Async",
-    "AuthenticationError",
     "Averaging",
     "Checkpoint",
-    "CheckpointError",
-    "CheckpointLockLost",
-    "ClusterError",
-    "ConfigurationError",
-    "ConnectTimeout",
-    "ConnectionBroken",
-    "ConnectionClosed",
-    "ConnectionRefused",
-    "DataError",
     "DiLoCo",
     "EarlyStopping",
-    "Fenced",
-    "FrameError",
     "Hook",
-    "JobFailed",
-    "ModelMismatchError",
-    "NonFiniteError",
-    "PeerClosed",
     "PipelineConfig",
     "PipelineParallel",
     "PipelineTrace",
     "Profile",
-    "Rejected",
-    "RolledBack",
-    "ServerError",
     "Session",
     "Stale",
-    "StaleEpochError",
     "StepResult",
     "Summaries",
     "Sync",
-    "TaskClaimedError",
     "TensorParallel",
-    "TriremeError",
-    "UnsupportedOptimizerError",
-    "UsageError",
-    "WaitTimeout",
-    "WireError",
-    "WireTimeout",
     "accuracy",
     "distribute",
     "model_loss",
 ]
+__all__ += errors.__all__
 
 _HOME = {
-    "AllReduce": "trireme.strategies",
-    "Applied": "trireme.ps.messages",
-    "Async": "trireme.strategies",
-    "Averaging": "trireme.strategies",
-    "Checkpoint": "trireme.session.options",
-    "DiLoCo": "trireme.strategies",
-    "EarlyStopping": "trireme.session.hooks",
-    "FSDP": "trireme.strategies",
-    "Hook": "trireme.session.hooks",
-    "PipelineConfig": "trireme.parallel.config",
-    "PipelineParallel": "trireme.strategies",
-    "PipelineTrace": "trireme.session.observers.pipeline_trace",
-    "Profile": "trireme.session.observers.profile",
-    "SSP": "trireme.strategies",
-    "Session": "trireme.session.session",
-    "Stale": "trireme.ps.messages",
-    "StepResult": "trireme.session.session",
-    "Summaries": "trireme.session.observers.summaries",
-    "Sync": "trireme.strategies",
-    "TensorParallel": "trireme.strategies",
-    "accuracy": "trireme.session.replica.evaluation",
-    "distribute": "trireme.session.distribute",
-    "model_loss": "trireme.session.replica.model_loss",
+    "trireme.parallel.config": ("PipelineConfig",),
+    "trireme.ps.messages": ("Applied", "Stale"),
+    "trireme.session.distribute": ("distribute",),
+    "trireme.session.hooks": ("EarlyStopping", "Hook"),
+    "trireme.session.observers.pipeline_trace": ("PipelineTrace",),
+    "trireme.session.observers.profile": ("Profile",),
+    "trireme.session.observers.summaries": ("Summaries",),
+    "trireme.session.options": ("Checkpoint",),
+    "trireme.session.replica.evaluation": ("accuracy",),
+    "trireme.session.replica.model_loss": ("model_loss",),
+    "trireme.session.session": ("Session", "StepResult"),
+    "trireme.strategies": (
+        *("FSDP", "SSP", "AllReduce", "Async", "Averaging", "DiLoCo"),
+        *("PipelineParallel", "Sync", "TensorParallel"),
+    ),
 }
-"""The module that defines each name that is imported when it is first accessed."""
+"""The names that are imported when they are first accessed, by the module that defines them."""
 
 _RENAMED = {
     "Pipeline": "PipelineParallel",
@@ -161,9 +98,9 @@ _SUBPACKAGES = frozenset({"data", "models", "ps"})
 def __getattr__(name: str) -> Any:
     if name in _SUBPACKAGES:
         return importlib.import_module(f"trireme.{name}")
-    home = _HOME.get(name)
     if name in _RENAMED:
         raise AttributeError(f"trireme.{name} has been renamed: use trireme.{_RENAMED[name]}")
+    home = next((module for module, names in _HOME.items() if name in names), None)
     if home is None:
         raise AttributeError(f"module 'trireme' has no attribute {name!r}")
     value = getattr(importlib.import_module(home), name)

@@ -40,37 +40,43 @@ COUNT_BUCKETS = (0.0, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 32.0, 64.0, 128.
 """Upper bounds for small counts, such as the staleness of a push."""
 
 _NAME = re.compile(r"trireme(_[a-z0-9]+)+")
-_ESCAPES = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
 
 
-class Counter:
-    """A value that only grows."""
+class Sample(NamedTuple):
+    """One number of a metric: its name with its suffix, its labels, its value."""
+
+    name: str
+    labels: dict[str, str]
+    value: float
+
+
+class _Number:
+    """A metric of one value."""
 
     __slots__ = ("value",)
 
     def __init__(self) -> None:
         self.value: float = 0
+
+    def samples(self) -> list[Sample]:
+        """Returns the value; its name and labels are those of the metric."""
+        return [Sample("", {}, self.value)]
+
+
+class Counter(_Number):
+    """A value that only grows."""
+
+    __slots__ = ()
 
     def increment(self, amount: float = 1) -> None:
         """Adds `amount`, which must not be negative (and is not checked, for speed)."""
         self.value += amount
 
-    def samples(self) -> dict[tuple[str, str], float]:
-        """Returns the values by (suffix of the name, further label)."""
-        return {("", ""): self.value}
 
-
-class Gauge:
+class Gauge(_Number):
     """A value that goes up and down. Assign to `value`."""
 
-    __slots__ = ("value",)
-
-    def __init__(self) -> None:
-        self.value: float = 0
-
-    def samples(self) -> dict[tuple[str, str], float]:
-        """Returns the values by (suffix of the name, further label)."""
-        return {("", ""): self.value}
+    __slots__ = ()
 
 
 class Histogram:
@@ -105,27 +111,21 @@ class Histogram:
         """The number of values."""
         return sum(self._counts)
 
-    def samples(self) -> dict[tuple[str, str], float]:
-        """Returns the values by (suffix of the name, further label); ranges are cumulative."""
+    def samples(self) -> list[Sample]:
+        """Returns the values by suffix of the name; those of ranges are cumulative."""
         totals = list(accumulate(self._counts))
         limits = [*map(repr, self.bounds), "+Inf"]
-        samples: dict[tuple[str, str], float] = {
-            ("_bucket", f'le="{limit}"'): total for limit, total in zip(limits, totals, strict=True)
-        }
-        return samples | {("_sum", ""): self.sum, ("_count", ""): totals[-1]}
+        ranges = zip(limits, totals, strict=True)
+        return [
+            *(Sample("_bucket", {"le": limit}, total) for limit, total in ranges),
+            Sample("_sum", {}, self.sum),
+            Sample("_count", {}, totals[-1]),
+        ]
 
 
 Metric = Counter | Gauge | Histogram
 _Labels = tuple[tuple[str, str], ...]
 _M = TypeVar("_M", Counter, Gauge, Histogram)
-
-
-class Sample(NamedTuple):
-    """One number of a metric: its name with its suffix, its labels, its value."""
-
-    name: str
-    labels: dict[str, str]
-    value: float
 
 
 class Family(NamedTuple):
@@ -214,19 +214,6 @@ class Registry:
         member = family.members.get(_key(labels))
         return 0 if member is None else member.value
 
-    def snapshot(self) -> dict[str, float]:
-        """Returns every value by its name in Prometheus' notation.
-
-        An example is `trireme_pushes_total{verdict="applied"}`. A histogram has several values:
-        `..._bucket{le="0.1"}`, `..._sum` and `..._count`.
-        """
-        return {
-            _sample_name(name + suffix, labels, further): value
-            for name, family in list(self._families.items())
-            for labels, member in list(family.members.items())
-            for (suffix, further), value in member.samples().items()
-        }
-
     def families(self) -> list[Family]:
         """Returns all metrics with their samples, for exporters.
 
@@ -238,17 +225,13 @@ class Registry:
                 family.kind,
                 family.help,
                 [
-                    Sample(name + suffix, {**dict(labels), **_unwritten(further)}, value)
+                    Sample(name + suffix, {**dict(labels), **further}, value)
                     for labels, member in list(family.members.items())
-                    for (suffix, further), value in member.samples().items()
+                    for suffix, further, value in member.samples()
                 ],
             )
             for name, family in list(self._families.items())
         ]
-
-    def describe(self) -> dict[str, tuple[str, str]]:
-        """Returns the kind (`counter`, `gauge`, `histogram`) and help text of each name."""
-        return {name: (item.kind, item.help) for name, item in list(self._families.items())}
 
     def _member(self, new: _M, name: str, help_text: str, labels: dict[str, object]) -> _M:
         with self._lock:
@@ -266,12 +249,6 @@ def _kind(metric: Metric) -> str:
     return type(metric).__name__.lower()
 
 
-def _unwritten(further: str) -> dict[str, str]:
-    """Converts a further label, written as `le="0.1"`, to a pair."""
-    name, _, value = further.partition("=")
-    return {name: value.strip('"')} if further else {}
-
-
 def _key(labels: dict[str, object]) -> _Labels:
     return tuple(sorted((label, str(value)) for label, value in labels.items()))
 
@@ -283,9 +260,3 @@ def _check_name(name: str, metric: Metric) -> None:
         )
     if name.endswith("_total") != isinstance(metric, Counter):
         raise ValueError(f"{name}: names of counters, and only those, end in _total")
-
-
-def _sample_name(name: str, labels: _Labels, further: str) -> str:
-    parts = [f'{label}="{value.translate(_ESCAPES)}"' for label, value in labels]
-    inner = ",".join([*parts, further] if further else parts)
-    return f"{name}{{{inner}}}" if inner else name

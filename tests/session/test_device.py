@@ -4,8 +4,9 @@ import pytest
 import torch
 
 from trireme.launch.config.task_config import TaskConfig
-from trireme.session.options import make_options
+from trireme.session.options import Options
 from trireme.session.replica.assembly import device_of
+from trireme.session.settings import Settings
 
 
 @pytest.fixture
@@ -15,7 +16,7 @@ def two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def chosen(task: TaskConfig, device: str | None = None) -> torch.device | None:
-    return device_of(task, make_options({} if device is None else {"device": device}))
+    return device_of(Settings(task, Options(device=device)))
 
 
 @pytest.mark.usefixtures("two_gpus")

@@ -64,7 +64,7 @@ def warnings(cluster: Cluster, change: Any) -> list[list[str]]:
 
     def program(session: Session) -> list[str]:
         lines: list[str] = []
-        with mock.patch.object(session.worker._progress, "warn", lines.append):
+        with mock.patch.object(session.worker.progress, "warn", lines.append):
             step = 0
             while not session.should_stop():
                 change(session, step)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
+from torch import Generator, Tensor
 from torch.nn import functional as F
 
 __all__ = [
@@ -34,9 +35,7 @@ __all__ = [
 class Transform(Protocol):
     """The interface of transforms of batches of images."""
 
-    def __call__(
-        self, images: torch.Tensor, generator: torch.Generator | None = None
-    ) -> torch.Tensor:
+    def __call__(self, images: Tensor, generator: Generator | None = None) -> Tensor:
         """Returns the new images; leaves `images` as they are.
 
         Raises:
@@ -50,9 +49,7 @@ class Compose:
 
     transforms: tuple[Transform, ...]
 
-    def __call__(
-        self, images: torch.Tensor, generator: torch.Generator | None = None
-    ) -> torch.Tensor:
+    def __call__(self, images: Tensor, generator: Generator | None = None) -> Tensor:
         for transform in self.transforms:
             images = transform(images, generator)
         return images
@@ -64,7 +61,7 @@ class OnInputs:
 
     transform: Transform
 
-    def __call__(self, batch: Any, generator: torch.Generator | None = None) -> tuple[Any, ...]:
+    def __call__(self, batch: Any, generator: Generator | None = None) -> tuple[Any, ...]:
         """Returns the batch with its first field transformed."""
         images, *rest = batch
         return (self.transform(images, generator), *rest)
@@ -82,9 +79,7 @@ class RandomCrop:
     size: int
     padding: int = 0
 
-    def __call__(
-        self, images: torch.Tensor, generator: torch.Generator | None = None
-    ) -> torch.Tensor:
+    def __call__(self, images: Tensor, generator: Generator | None = None) -> Tensor:
         if self.padding:
             images = F.pad(images, (self.padding,) * 4)
         count, _, height, width = images.shape
@@ -106,9 +101,7 @@ class CenterCrop:
 
     size: int
 
-    def __call__(
-        self, images: torch.Tensor, generator: torch.Generator | None = None
-    ) -> torch.Tensor:
+    def __call__(self, images: Tensor, generator: Generator | None = None) -> Tensor:
         height, width = images.shape[2:]
         _check_fits(self.size, height, width)
         top, left = (height - self.size) // 2, (width - self.size) // 2
@@ -119,9 +112,7 @@ class CenterCrop:
 class Flip:
     """Mirrors each image left to right with probability 1/2."""
 
-    def __call__(
-        self, images: torch.Tensor, generator: torch.Generator | None = None
-    ) -> torch.Tensor:
+    def __call__(self, images: Tensor, generator: Generator | None = None) -> Tensor:
         chosen = torch.rand(len(images), generator=_needed(generator)) < 0.5
         which = chosen.nonzero().squeeze(1)
         return images.index_copy(0, which, images.index_select(0, which).flip(3))
@@ -139,9 +130,7 @@ class Brightness:
 
     delta: float
 
-    def __call__(
-        self, images: torch.Tensor, generator: torch.Generator | None = None
-    ) -> torch.Tensor:
+    def __call__(self, images: Tensor, generator: Generator | None = None) -> Tensor:
         return _floating(images) + _uniform(len(images), -self.delta, self.delta, generator)
 
 
@@ -159,9 +148,7 @@ class Contrast:
     lower: float
     upper: float
 
-    def __call__(
-        self, images: torch.Tensor, generator: torch.Generator | None = None
-    ) -> torch.Tensor:
+    def __call__(self, images: Tensor, generator: Generator | None = None) -> Tensor:
         images = _floating(images)
         factor = _uniform(len(images), self.lower, self.upper, generator)
         mean = images.mean((2, 3), keepdim=True)
@@ -176,9 +163,7 @@ class Standardize:
     images of one colour finite.
     """
 
-    def __call__(
-        self, images: torch.Tensor, generator: torch.Generator | None = None
-    ) -> torch.Tensor:
+    def __call__(self, images: Tensor, generator: Generator | None = None) -> Tensor:
         images = _floating(images)
         count = images[0].numel() if len(images) else 1
         centered = images - images.mean((1, 2, 3), keepdim=True)
@@ -201,7 +186,7 @@ def evaluation(size: int) -> Compose:
     return Compose((CenterCrop(size), Standardize()))
 
 
-def _floating(images: torch.Tensor) -> torch.Tensor:
+def _floating(images: Tensor) -> Tensor:
     return images if images.is_floating_point() else images.to(torch.float32)
 
 
@@ -210,19 +195,17 @@ def _check_fits(size: int, height: int, width: int) -> None:
         raise ValueError(f"cannot cut {size}x{size} out of images of {height}x{width}")
 
 
-def _uniform(
-    count: int, low: float, high: float, generator: torch.Generator | None
-) -> torch.Tensor:
+def _uniform(count: int, low: float, high: float, generator: Generator | None) -> Tensor:
     """One number from [low, high) an image, shaped to be broadcast over it."""
     drawn = torch.rand(count, 1, 1, 1, generator=_needed(generator))
     return drawn.mul_(high - low).add_(low)
 
 
-def _integers(count: int, bound: int, generator: torch.Generator | None) -> torch.Tensor:
+def _integers(count: int, bound: int, generator: Generator | None) -> Tensor:
     return torch.randint(bound, (count,), generator=_needed(generator))
 
 
-def _needed(generator: torch.Generator | None) -> torch.Generator:
+def _needed(generator: Generator | None) -> Generator:
     # Drawing from torch's global generator instead would make a run depend on other draws.
     if generator is None:
         raise ValueError("a random transform needs a generator: f(images, generator)")

@@ -7,6 +7,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any, final
 
@@ -35,6 +36,7 @@ _TRANSFORMS = 0x7472616E  # keeps these streams apart from others derived from t
 
 
 @final
+@dataclass(slots=True, eq=False)
 class Batch:
     """A batch of examples, with their positions.
 
@@ -47,19 +49,12 @@ class Batch:
         dataset: the name of the data set whose positions they are.
     """
 
-    __slots__ = ("_examples", "data", "dataset", "spans")
-
-    def __init__(self, data: Any, spans: tuple[Span, ...], dataset: str = "") -> None:
-        self.data = data
-        self.spans = spans
-        self.dataset = dataset
-        examples = 0
-        for start, stop in spans:
-            examples += stop - start
-        self._examples = examples
+    data: Any
+    spans: tuple[Span, ...]
+    dataset: str = ""
 
     def __len__(self) -> int:
-        return self._examples
+        return sum(stop - start for start, stop in self.spans)
 
     def __iter__(self) -> Iterator[Any]:
         """Iterates over the fields; a batch that is one tensor or one mapping is the only one."""
@@ -69,7 +64,7 @@ class Batch:
         return self.data[key]
 
     def __repr__(self) -> str:
-        return f"Batch({self._examples} examples at {', '.join(map(str, self.spans))})"
+        return f"Batch({len(self)} examples at {', '.join(map(str, self.spans))})"
 
 
 class Loader:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from functools import lru_cache
 
 import torch
 
 from trireme.data.seeds import derive, permutation
 
 __all__ = ["Order"]
-
-_EPOCHS_KEPT = 2
 
 
 class Order:
@@ -40,7 +38,9 @@ class Order:
         self.size = size
         self.seed = seed
         self.shuffle = shuffle
-        self._epochs: OrderedDict[int, torch.Tensor] = OrderedDict()
+        # The last two are kept: a batch may cross their border, and spans that a lost worker gave
+        # back may belong to the epoch before.
+        self._epoch = lru_cache(maxsize=2)(self._build)
 
     def indices(self, start: int, stop: int) -> torch.Tensor:
         """Returns the examples at positions start to stop - 1: int64, shape (stop - start,).
@@ -52,37 +52,15 @@ class Order:
         """
         if not 0 <= start < stop:
             raise ValueError(f"[{start}, {stop}) is not a range of positions")
-        epoch, first = divmod(start, self.size)
-        count = stop - start
-        if first + count <= self.size:
-            return self._epoch(epoch)[first : first + count]
-        return torch.cat(self._pieces(epoch, first, count))
-
-    def _pieces(self, epoch: int, first: int, count: int) -> list[torch.Tensor]:
         pieces = []
-        while count > 0:
-            piece = self._epoch(epoch)[first : first + count]
-            pieces.append(piece)
-            count -= len(piece)
-            epoch, first = epoch + 1, 0
-        return pieces
-
-    def _epoch(self, epoch: int) -> torch.Tensor:
-        # The last two used are kept: a batch may cross their border, and spans that a lost worker
-        # gave back may belong to the epoch before.
-        if not self.shuffle:
-            epoch = 0
-        kept = self._epochs.get(epoch)
-        if kept is None:
-            kept = self._build(epoch)
-            if len(self._epochs) >= _EPOCHS_KEPT:
-                self._epochs.popitem(last=False)
-            self._epochs[epoch] = kept
-        elif len(self._epochs) > 1:
-            self._epochs.move_to_end(epoch)
-        return kept
+        while start < stop:
+            epoch, first = divmod(start, self.size)
+            pieces.append(self._epoch(epoch)[first : first + stop - start])
+            start += len(pieces[-1])
+        return torch.cat(pieces) if len(pieces) > 1 else pieces[0]
 
     def _build(self, epoch: int) -> torch.Tensor:
+        """Returns the examples of an epoch in their order."""
         if not self.shuffle:
             return torch.arange(self.size)
         return torch.from_numpy(permutation(self.size, derive(self.seed, epoch)))

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from trireme.errors import ConfigurationError
 from trireme.mesh import SCHEDULES
 
-__all__ = ["PartConfig", "PipelineConfig", "Plan", "stages_per_process"]
+__all__ = ["PipelineConfig", "Plan", "stages_per_process"]
 
 Plan = Mapping[str, str]
 """Pattern of a module's name -> how its matrix is split over the axis tp."""
@@ -67,16 +67,3 @@ class PipelineConfig:
 def stages_per_process(schedule: str) -> int:
     """Returns the number of stages that each process holds; interleaved schedules have two."""
     return 2 if schedule == "interleaved" else 1
-
-
-@dataclass(frozen=True)
-class PartConfig:
-    """How a model is split, besides the degrees of the mesh.
-
-    Attributes:
-        pipeline: stages and schedule.
-        tensor_plan: pattern of a module's name -> how its matrix is split; None derives a plan.
-    """
-
-    pipeline: PipelineConfig = field(default_factory=PipelineConfig)
-    tensor_plan: Plan | None = None

@@ -11,6 +11,7 @@ from torch import nn
 from trireme.errors import ConfigurationError
 from trireme.parallel.local_tensors import to_local
 from trireme.parallel.process_group import ProcessGroup, lost_peer
+from trireme.parallel.reducer import Reducer
 from trireme.ps.flat import FlatModel
 
 __all__ = ["BucketedMean", "EqualBatchMean", "ListMean", "ShardedMean"]
@@ -18,7 +19,7 @@ __all__ = ["BucketedMean", "EqualBatchMean", "ListMean", "ShardedMean"]
 BUCKET_BYTES = 4 << 20
 
 
-class _WeightedMean:
+class _WeightedMean(Reducer):
     """Weights the gradient of each replica by its number of examples."""
 
     def __init__(self, process_group: ProcessGroup) -> None:
@@ -62,11 +63,8 @@ class ShardedMean(_WeightedMean):
         for module in self._modules:
             module.set_requires_gradient_sync(now)
 
-    def finish(self) -> None:
-        pass
 
-
-class EqualBatchMean:
+class EqualBatchMean(Reducer):
     """The unweighted mean that FSDP computes in each backward pass of a program's own loop.
 
     Args:
@@ -96,12 +94,6 @@ class EqualBatchMean:
             return 1.0
 
         return factor
-
-    def begin(self) -> None:
-        pass
-
-    def finish(self) -> None:
-        pass
 
 
 class BucketedMean(_WeightedMean):
@@ -211,9 +203,6 @@ class ListMean(_WeightedMean):
     def __init__(self, process_group: ProcessGroup, parameters: Sequence[nn.Parameter]) -> None:
         super().__init__(process_group)
         self._parameters = parameters
-
-    def begin(self) -> None:
-        pass
 
     def finish(self) -> None:
         kinds: dict[torch.dtype, list[nn.Parameter]] = {}

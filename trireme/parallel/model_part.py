@@ -14,7 +14,7 @@ from safetensors.torch import save as save_bytes
 from torch import nn
 
 from trireme.errors import ConfigurationError
-from trireme.parallel.config import PartConfig, PipelineConfig, stages_per_process
+from trireme.parallel.config import PipelineConfig, Plan, stages_per_process
 from trireme.parallel.local_tensors import to_local
 from trireme.parallel.process_group import ProcessGroup
 from trireme.parallel.sharding import copies, fill_local, full_tensor, fully_sharded
@@ -44,7 +44,8 @@ class ModelPart:
         process_group: the processes.
         model: the whole model, on the device of this process, the same in all processes. It keeps
             the whole values, and shares its buffers with the part.
-        config: how the model is split.
+        pipeline: how it is split into stages.
+        plan: how matrices are split; None derives a plan.
         cut: the module that is split in place, a copy of `model` with which the program computes;
             None makes a copy.
 
@@ -61,12 +62,14 @@ class ModelPart:
         self,
         process_group: ProcessGroup,
         model: nn.Module,
-        config: PartConfig,
+        pipeline: PipelineConfig,
+        plan: Plan | None,
         *,
         cut: nn.Module | None = None,
     ) -> None:
         self._process_group = process_group
-        self._config = config
+        self._pipeline_config = pipeline
+        self._plan = plan
         self.device = process_group.device
         self.stages: list[tuple[int, Stage]] = []
         self.total_stages = 1
@@ -97,8 +100,8 @@ class ModelPart:
         self._processes = process_group.size // process_group.mesh.pp
 
     def _cut(self, model: nn.Module) -> None:
-        config, mesh = _one_piece_if_carried(model, self._config.pipeline), self._process_group.mesh
-        self._pipeline_config = config
+        config = self._pipeline_config = _one_piece_if_carried(model, self._pipeline_config)
+        mesh = self._process_group.mesh
         links = chain_of(model)
         total = mesh.pp * stages_per_process(config.schedule)
         if config.split is not None:
@@ -130,15 +133,12 @@ class ModelPart:
     def _cut_tensors(self, module: nn.Module) -> None:
         from trireme.parallel.tensor_parallel import tensor_parallel  # loads slowly
 
-        plan = self._config.tensor_plan
-        if self._process_group.mesh.pp == 1:
-            tensor_parallel(module, self._process_group.submesh("tp"), plan)
-            return
-        # A stage may have no layer to split, as long as another stage has one.
+        group = self._process_group
         try:
-            tensor_parallel(module, self._process_group.submesh("tp"), plan)
+            tensor_parallel(module, group.submesh("tp"), self._plan)
         except ConfigurationError as error:
-            if "no linear layer" not in str(error):
+            # A stage may have no layer to split, as long as another stage has one.
+            if group.mesh.pp == 1 or "no linear layer" not in str(error):
                 raise
 
     def pipeline(self, loss: Callable[[Any, Any], torch.Tensor]) -> Pipeline:

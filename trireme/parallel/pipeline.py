@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 import torch
+import torch.distributed as dist
 from torch.distributed.pipelining import (
     PipelineStage,
     Schedule1F1B,
@@ -115,8 +116,8 @@ class Pipeline:
             factor: the loss is multiplied by this number.
 
         Returns:
-            In the last process, the mean loss, and the outputs of the micro-batches with their
-            targets; in other processes, zero and an empty list.
+            The mean loss, and in the last process the outputs of the micro-batches with their
+            targets; in other processes an empty list.
 
         Raises:
             ConfigurationError: the batch cannot be split into micro-batches.
@@ -135,7 +136,9 @@ class Pipeline:
         # Shape inference before the first step calls the loss once more.
         seen = self._seen[-self._pieces :]
         mean = sum(value * size for _, _, value, size in seen) / examples
-        return torch.tensor(float(mean)), [(out, target) for out, target, _, _ in seen]
+        loss = torch.tensor(float(mean), device=self._process_group.device)
+        dist.all_reduce(loss, group=self._process_group.group("pp"))  # zero in other processes
+        return loss, [(out, target) for out, target, _, _ in seen]
 
     def _weighted(self, outputs: Any, targets: Any) -> torch.Tensor:
         """Returns the loss of a micro-batch, weighted by its share of the batch's examples."""

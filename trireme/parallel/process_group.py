@@ -71,6 +71,7 @@ class ProcessGroup:
         mesh: the degrees of parallelism.
         rank: the rank of this process, from 0; rank 0 is the chief.
         coordinates: the index of this process on each axis.
+        replicas: the processes that average gradients with this one; None for a single replica.
         votes: this process's requests for the end of the step, such as to stop or to save, as
             numbers; `vote` returns their sums over all processes.
 
@@ -86,31 +87,28 @@ class ProcessGroup:
         self.coordinates = config.mesh.coordinates(config.rank)
         self._config = config
         self._met_at = _rendezvous(config)
-        self._devices = self._make_mesh()
+        shape = tuple(getattr(self.mesh, axis) for axis in AXES)
+        self._devices = init_device_mesh(self.device.type, shape, mesh_dim_names=AXES)
         # The group of all messages besides the model's tensors: always between CPUs.
         self._control = dist.new_group(
             backend="gloo", timeout=timedelta(seconds=config.wait_seconds)
         )
-        self._replicas = self._replica_group()
+        self.replicas = self._replica_group()
         # A gloo thread that releases an operation takes Python's lock for its tensors. If the
         # interpreter ends at that moment, the process aborts: so the last operations are kept.
         self._recent: deque[object] = deque(maxlen=_RECENT)
         self.votes: Sequence[float] = ()
         self._vote_totals: Callable[[], list[float]] | None = None
 
-    def _make_mesh(self) -> DeviceMesh:
-        shape = tuple(getattr(self.mesh, axis) for axis in AXES)
-        return init_device_mesh(self.device.type, shape, mesh_dim_names=AXES)
-
     def _replica_group(self) -> dist.ProcessGroup | None:
         """Returns the processes that hold the same part of the model: along dp and fsdp."""
+        if self.mesh.replicas == 1:
+            return None
         mine: dist.ProcessGroup | None = None
         members: dict[tuple[int, int], list[int]] = {}
         for rank in range(self.mesh.size):
             coordinates = self.mesh.coordinates(rank)
             members.setdefault((coordinates["pp"], coordinates["tp"]), []).append(rank)
-        if self.mesh.replicas == 1:
-            return None
         for key, ranks in members.items():
             group = dist.new_group(ranks, timeout=timedelta(seconds=self._config.wait_seconds))
             if key == (self.coordinates["pp"], self.coordinates["tp"]):
@@ -154,11 +152,6 @@ class ProcessGroup:
     def first_of_stage(self) -> bool:
         """Whether this process is the first of those that hold its pipeline stage."""
         return all(self.coordinates[axis] == 0 for axis in AXES if axis != "pp")
-
-    @property
-    def replicas(self) -> dist.ProcessGroup | None:
-        """The processes that average gradients with this process; None for a single replica."""
-        return self._replicas
 
     def submesh(self, *axes: str) -> DeviceMesh:
         """Returns the submesh along the given axes that contains this process."""

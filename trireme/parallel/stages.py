@@ -19,6 +19,7 @@ __all__ = [
     "balance",
     "chain_of",
     "cut_at",
+    "is_chain",
     "measured_costs",
     "notes_of",
     "parameter_costs",
@@ -94,13 +95,18 @@ def notes_of(module: nn.Module) -> dict[str, dict[Any, Any]]:
     }
 
 
+def is_chain(module: nn.Module) -> bool:
+    """Returns whether a module is an `nn.Sequential`, which applies its children in turn."""
+    return isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward
+
+
 def chain_of(model: nn.Module) -> list[Link]:
     """Returns the layers of a model that is an `nn.Sequential`; nested ones are flattened.
 
     Raises:
         ConfigurationError: the model is not an `nn.Sequential`.
     """
-    if not isinstance(model, nn.Sequential) or type(model).forward is not nn.Sequential.forward:
+    if not is_chain(model):
         raise ConfigurationError(
             f"{type(model).__name__} cannot be split into pipeline stages: its layers must form "
             "a chain, so make it an nn.Sequential (of any modules, with any names); "
@@ -108,7 +114,7 @@ def chain_of(model: nn.Module) -> list[Link]:
         )
     links: list[Link] = []
     for name, child in model.named_children():
-        if isinstance(child, nn.Sequential) and type(child).forward is nn.Sequential.forward:
+        if is_chain(child):
             links += [(f"{name}.{deep}", layer) for deep, layer in chain_of(child)]
         else:
             links.append((name, child))

@@ -13,7 +13,9 @@ split with an element-wise layer between them need one sum in each pass.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from fnmatch import fnmatchcase
+from functools import partial
 
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -29,6 +31,7 @@ from trireme.errors import ConfigurationError
 from trireme.parallel.attention_heads import attentions, fused, linear_layers
 from trireme.parallel.config import Plan
 from trireme.parallel.sharding import tied
+from trireme.parallel.stages import Link, chain_of, is_chain
 
 __all__ = ["SPLITS", "derive", "resolve", "tensor_parallel"]
 
@@ -81,19 +84,11 @@ def tensor_parallel(module: nn.Module, mesh: DeviceMesh, plan: Plan | None = Non
     return parallelize_module(module, mesh, styles)
 
 
-def _column() -> ParallelStyle:
-    return ColwiseParallel()
-
-
-def _row() -> ParallelStyle:
-    return RowwiseParallel()
-
-
-def _gathered() -> ParallelStyle:
-    return ColwiseParallel(output_layouts=Replicate())
-
-
-_STYLES = {"column": _column, "row": _row, "gathered": _gathered}
+_STYLES: dict[str, Callable[[], ParallelStyle]] = {
+    "column": ColwiseParallel,
+    "row": RowwiseParallel,
+    "gathered": partial(ColwiseParallel, output_layouts=Replicate()),
+}
 
 
 def resolve(module: nn.Module, plan: Plan, size: int) -> dict[str, str]:
@@ -176,46 +171,19 @@ def derive(module: nn.Module, size: int) -> dict[str, str]:
     return chosen
 
 
-def _chains(module: nn.Module) -> list[list[tuple[str, nn.Module]]]:
+def _chains(module: nn.Module) -> list[list[Link]]:
     """Returns the chains of a model: lists of consecutive layers."""
-    if _is_chain(module):
-        flat: list[tuple[str, nn.Module]] = []
-        for name, child in _links(module):
-            flat.append((name, child))
-        inner = [
-            [(f"{name}.{deep}", layer) for deep, layer in chain]
-            for name, child in flat
-            for chain in _chains(child)
-        ]
-        return [flat, *inner]
-    return [
+    own = [chain_of(module)] if is_chain(module) else []
+    children = own[0] if own else module.named_children()
+    inner = [
         [(f"{name}.{deep}", layer) for deep, layer in chain]
-        for name, child in module.named_children()
+        for name, child in children
         for chain in _chains(child)
     ]
+    return own + inner
 
 
-def _is_chain(module: nn.Module) -> bool:
-    return isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward
-
-
-def _links(module: nn.Module) -> list[tuple[str, nn.Module]]:
-    """Returns the layers of a chain; chains inside it are flattened."""
-    links: list[tuple[str, nn.Module]] = []
-    for name, child in module.named_children():
-        if _is_chain(child):
-            links += [(f"{name}.{deep}", layer) for deep, layer in _links(child)]
-        else:
-            links.append((name, child))
-    return links
-
-
-def _pair(
-    chain: list[tuple[str, nn.Module]],
-    size: int,
-    chosen: dict[str, str],
-    several: frozenset[int],
-) -> None:
+def _pair(chain: list[Link], size: int, chosen: dict[str, str], several: frozenset[int]) -> None:
     """Chooses the split of each linear layer of a chain."""
     waiting: tuple[str, nn.Linear] | None = None  # a layer that becomes column or gathered
     for name, layer in chain:

@@ -28,20 +28,12 @@ class DataFeed:
         worker: the worker, which has joined its job.
         recorder: counts the time that the worker waits for batches.
         last_iteration: is told whenever the program's loop asks for the next batch.
-        batches_per_step: the number of batches in one global step.
     """
 
-    def __init__(
-        self,
-        worker: Worker,
-        recorder: Recorder,
-        last_iteration: LastIteration,
-        batches_per_step: int,
-    ) -> None:
+    def __init__(self, worker: Worker, recorder: Recorder, last_iteration: LastIteration) -> None:
         self._worker = worker
         self._recorder = recorder
         self._last_iteration = last_iteration
-        self._batches_per_step = batches_per_step
         self._since_update: list[Batch] = []  # the batches handed out since the last update
         self._loader: Loader | None = None  # the loader that is being iterated over
         # Positions that were leased and not handed out, by the data set's name and size.
@@ -60,7 +52,7 @@ class DataFeed:
         resized: bool,
     ) -> Iterator[Batch]:
         """Iterates over this worker's batches until training ends; see `Session.loader`."""
-        setup, backend = self._worker.setup, self._worker.backend
+        settings, backend = self._worker.setup.settings, self._worker.backend
         size = _size_of(dataset)
         if epochs is not None and not epochs > 0:
             raise ConfigurationError(f"epochs={epochs}: it must be above 0")
@@ -69,8 +61,8 @@ class DataFeed:
                 f"batch_size={batch_size}, workers={workers}: a batch has at least 1 example, and "
                 "workers is 0 or more"
             )
-        if epochs is not None and setup.rule.max_steps is None:
-            per_step = batch_size * self._batches_per_step
+        if epochs is not None and settings.max_steps is None:
+            per_step = batch_size * settings.batches_per_step
             backend.set_end(-(-int(epochs * size) // per_step))
 
         def source(count: int) -> list[tuple[int, int]]:
@@ -80,7 +72,7 @@ class DataFeed:
                 for span in backend.lease(name, size, batch_size, count, resized=resized)
             ]
 
-        order = Order(size, setup.options.seed, shuffle=shuffle)
+        order = Order(size, settings.options.seed, shuffle=shuffle)
         loader = Loader(
             dataset, order, source, batch_size=batch_size, transform=transform, workers=workers
         )

@@ -15,11 +15,10 @@ from trireme.launch.environment.current_task import current_task
 from trireme.parallel.local_tensors import called_modules
 from trireme.ps.joint_optimizer import members
 from trireme.session.distributed_loop import LoopJob, refuse_second
-from trireme.session.dry_run import describe
-from trireme.session.observers.progress import make_progress
+from trireme.session.dry_run import end_if_dry_run
 from trireme.session.options import OptionValues, make_options
 from trireme.session.replica.assembly import assemble
-from trireme.session.resolved_settings import mesh_of, rule_of
+from trireme.session.settings import Settings
 from trireme.session.stopping.should_stop import ShouldStop
 from trireme.session.worker import Worker
 
@@ -128,36 +127,27 @@ def distribute(
             f"distribute has no option {foreign[0]!r}: the program's own loop does "
             "this; `trireme.Session` has the option"
         )
-    chosen = make_options(options)
-    task = current_task()
-    rule = rule_of(task, chosen, max_steps)
-    if mesh_of(task, chosen).pp > 1:
+    settings = Settings.of(current_task(), make_options(options), run_dir, max_steps)
+    _ = settings.rule  # an invalid one is refused before anything is built
+    if settings.mesh.pp > 1:
         raise ConfigurationError(
             "distribute cannot run a pipeline in your own loop, which calls the whole model: "
             "use trireme.Session, or another strategy than pipeline and a mesh without pp"
         )
     module = _module_of(model)
     device = next((parameter.device for parameter in module.parameters()), None)
-    assembly = assemble(task, chosen, lambda: module, optimizer, in_place=True, device=device)
-    if task.dry_run:
-        print(describe(assembly.flat.layout, assembly.optimizer, rule, task))
-        raise SystemExit(0)
-    progress = make_progress(
-        task.display if assembly.shows_progress(task) else "none", max_steps=max_steps
-    )
-    directory = task.config.run_dir or run_dir
-    setup = assembly.setup(task, chosen, rule, Path(directory) if directory else None)
-    worker = Worker(task, setup, progress)
+    setup = assemble(settings, lambda: module, optimizer, in_place=True, device=device)
+    end_if_dry_run(setup)
+    worker = Worker(setup)
     worker.start()
-    if assembly.process_group is not None and assembly.process_group.mesh.tp > 1:
-        _share_random_state(assembly.process_group)
-        _check_first_batch(assembly.process_group, module)
-    clip_here = None if rule.clip_norm is not None else chosen.clip_norm
-    job = LoopJob(assembly, worker, clip_here)
+    if setup.process_group is not None and setup.process_group.mesh.tp > 1:
+        _share_random_state(setup.process_group)
+        _check_first_batch(setup.process_group, module)
+    job = LoopJob(worker)
     worker.lifecycle.enter("training")
     joined = [
         DistributedOptimizer(member, job, index)
-        for index, member in enumerate(members(assembly.optimizer))
+        for index, member in enumerate(members(setup.optimizer))
     ]
     if isinstance(optimizer, torch.optim.Optimizer):
         return joined[0]
@@ -220,12 +210,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
     @property
     def replica(self) -> int:
         """The index of this process's batch among the `replicas` of a step, from 0."""
-        return self._job.assembly.replica(self._worker.task)
+        return self._worker.setup.replica
 
     @property
     def replicas(self) -> int:
         """The number of batches that the job computes at a time."""
-        return self._job.assembly.replicas(self._worker.task)
+        return self._worker.setup.replicas
 
     def step(self, closure: Callable[[], Any] | None = None, *, examples: float = 1.0) -> Any:
         """Pushes the gradients and brings the new values into the model.

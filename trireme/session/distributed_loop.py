@@ -7,13 +7,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-import torch
-
 from trireme.errors import ConfigurationError
 from trireme.launch.process_setup.program_end import ProgramEnd
 from trireme.ps.joint_optimizer import JointOptimizer
-from trireme.session.replica.assembly import Assembly
 from trireme.session.replica.optimizer_choice import agree_on_optimizer
+from trireme.session.replica.replica import clip
 from trireme.session.stopping.last_iteration import LastIteration
 from trireme.session.stopping.signals import Signals
 from trireme.session.worker import Worker
@@ -29,18 +27,15 @@ class LoopJob:
     """A worker's part of a job whose loop is the program's own.
 
     Args:
-        assembly: what is trained.
         worker: the worker, which has started.
-        clip_here: the L2 norm that this worker's gradients are scaled down to; None for none.
     """
 
-    def __init__(self, assembly: Assembly, worker: Worker, clip_here: float | None) -> None:
-        self.assembly = assembly
+    def __init__(self, worker: Worker) -> None:
         self.worker = worker
-        self._clip_here = clip_here
-        self._of = assembly.parameters_of_each()
-        if assembly.part is None:
-            assembly.flat.keeps_views = False  # the loop may look at gradients, and change them
+        self._setup = worker.setup
+        self._of = self._setup.parameters_of_each()
+        if self._setup.part is None:
+            self._setup.flat.keeps_views = False  # the loop may look at gradients, and change them
         self.last_iteration = LastIteration()
         self._closed = False
         self._finished = False
@@ -76,7 +71,7 @@ class LoopJob:
                 other optimizers stay as they are.
             examples: the number of examples that the gradient is the mean of.
         """
-        joint = self.assembly.optimizer
+        joint = self._setup.optimizer
         if not isinstance(joint, JointOptimizer):
             self._update(examples)
             return
@@ -85,12 +80,11 @@ class LoopJob:
             self._update(examples)
 
     def _update(self, examples: float) -> None:
-        if self.assembly.reducer is not None:
-            self._make_mean(examples)
-        if self._clip_here is not None:
-            norm = self.assembly.trained.gradient_norm()
-            factor = torch.clamp(self._clip_here / (norm + 1e-6), max=1.0)
-            self.assembly.trained.scale_gradients(factor)
+        if self._setup.reducer is not None:
+            self._make_mean(self._setup.reducer, examples)
+        limit = self._setup.settings.clip_norm
+        if limit is not None:
+            clip(self._setup.trained, limit)
         self.worker.trainer.update(examples, ())
 
     @contextmanager
@@ -100,7 +94,7 @@ class LoopJob:
             p for index in range(len(self._of)) if index != optimizer for p in self._of[index]
         ]
         kept = [parameter.grad for parameter in others]
-        if self.assembly.part is None:  # the flat gradients are overwritten meanwhile
+        if self._setup.part is None:  # the flat gradients are overwritten meanwhile
             kept = [None if gradient is None else gradient.clone() for gradient in kept]
         for parameter in others:
             parameter.grad = None
@@ -118,23 +112,22 @@ class LoopJob:
             elif parameter.grad is not None:
                 parameter.grad.detach_().zero_()
 
-    def _make_mean(self, examples: float) -> None:
+    def _make_mean(self, reducer: Reducer, examples: float) -> None:
         """Averages the gradients of all processes that step together."""
-        assembly = self.assembly
-        assert assembly.reducer is not None
+        setup = self._setup
         self.worker.trainer.begin_step()
-        if assembly.part is None:
-            assembly.flat.gather_gradients()
-        factor = assembly.reducer.scale_factor(examples)()
-        agree_on_optimizer(assembly)
+        if setup.part is None:
+            setup.flat.gather_gradients()
+        factor = reducer.scale_factor(examples)()
+        agree_on_optimizer(setup)
         if factor != 1.0:
-            assembly.trained.scale_gradients(factor)
-        assembly.reducer.begin()
-        assembly.reducer.finish()
+            setup.trained.scale_gradients(factor)
+        reducer.begin()
+        reducer.finish()
 
     def save(self) -> None:
         """As `Session.save`."""
-        if self.worker.lifecycle.is_chief or self.assembly.process_group is not None:
+        if self.worker.lifecycle.is_chief or self._setup.process_group is not None:
             self.worker.checkpoints.save()
 
     # -- the end --------------------------------------------------------------------------------
@@ -166,8 +159,7 @@ class LoopJob:
         It takes part, without examples, in the step that the other processes may be making. With
         parameter servers the others may go on, and it takes part until they have ended too.
         """
-        assembly, worker = self.assembly, self.worker
-        process_group, reducer = assembly.process_group, assembly.reducer
+        worker, process_group, reducer = self.worker, self._setup.process_group, self._setup.reducer
         if process_group is None or reducer is None or process_group.mesh.sharded:
             return
         if worker.backend.together and not worker.should_stop:
@@ -185,14 +177,14 @@ class LoopJob:
             reducer: makes the mean of their gradients.
             weight: the number of examples that this process reports for its gradient.
         """
-        assembly, worker = self.assembly, self.worker
+        setup, worker = self._setup, self.worker
         worker.trainer.begin_step()
         if process_group.count(0.0)() == 0.0:
             process_group.vote()  # all loops have ended: there is no such step
             return False
-        agree_on_optimizer(assembly, takes_part=False)
-        assembly.flat.zero_gradients()
-        assembly.flat.gather_gradients()
+        agree_on_optimizer(setup, takes_part=False)
+        setup.flat.zero_gradients()
+        setup.flat.gather_gradients()
         reducer.begin()
         reducer.finish()
         worker.trainer.update(weight, ())

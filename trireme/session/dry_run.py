@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
-import torch
-
-from trireme.launch.environment.detect import TaskConfig
+from trireme.launch.config.task_config import TaskConfig
 from trireme.ps.joint_optimizer import members
-from trireme.ps.layout import Layout
 from trireme.ps.rule import Rule
+from trireme.session.training_setup import TrainingSetup
 
-__all__ = ["describe"]
+__all__ = ["describe", "end_if_dry_run"]
 
 
-def describe(layout: Layout, optimizer: torch.optim.Optimizer, rule: Rule, task: TaskConfig) -> str:
+def end_if_dry_run(setup: TrainingSetup) -> None:
+    """Prints the description and ends the program, where the launch requests a dry run.
+
+    Raises:
+        SystemExit: with status 0, for a dry run.
+    """
+    if setup.settings.task.dry_run:
+        print(describe(setup))
+        raise SystemExit(0)
+
+
+def describe(setup: TrainingSetup) -> str:
     """Returns the layout, the rule and the bytes of one step as readable lines."""
+    layout, optimizer = setup.flat.layout, setup.optimizer
+    task, rule = setup.settings.task, setup.settings.rule
     lines = [
         f"model: {layout.elements:,} parameters in {len(layout.spec.parameters)} tensors, "
         f"{_size(layout.bytes)}",

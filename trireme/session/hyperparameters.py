@@ -7,7 +7,6 @@ from typing import Any
 import torch
 
 from trireme.errors import ConfigurationError
-from trireme.launch.environment.detect import TaskConfig
 from trireme.ps.messages import GroupSpec
 from trireme.ps.optimizers import spec_of
 from trireme.session.observers.progress import Progress
@@ -25,7 +24,6 @@ class Hyperparameters:
     """The user's hyper-parameters, which each update brings to the servers when they change.
 
     Args:
-        task: the identity of this process.
         setup: what is trained, and by which optimizer.
         progress: is warned where the workers may disagree.
 
@@ -36,14 +34,14 @@ class Hyperparameters:
         ConfigurationError: a session cannot have that scheduler.
     """
 
-    def __init__(self, task: TaskConfig, setup: TrainingSetup, progress: Progress) -> None:
+    def __init__(self, setup: TrainingSetup, progress: Progress) -> None:
         self.scheduler = _scheduler(setup)
         # Counted here, as not every scheduler counts its steps.
         self._scheduled = getattr(self.scheduler, "last_epoch", 0)
         self._optimizer = setup.optimizer
         self._progress = progress
         self._warned = False
-        self._disagree = not setup.rule.synchronous and task.workers > 1
+        self._disagree = not setup.settings.rule.synchronous and setup.settings.task.workers > 1
         self._then: list[tuple[Any, ...]] = []
         self._groups: tuple[GroupSpec, ...] = ()
 
@@ -77,7 +75,7 @@ class Hyperparameters:
 
 
 def _scheduler(setup: TrainingSetup) -> Any:
-    make = setup.options.scheduler
+    make = setup.settings.options.scheduler
     if make is None:
         return None
     if isinstance(make, torch.optim.lr_scheduler.LRScheduler):

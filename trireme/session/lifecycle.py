@@ -17,7 +17,6 @@ from trireme.cluster.member import Member, MemberConfig
 from trireme.cluster.messages import Outcome
 from trireme.cluster.view import View
 from trireme.errors import Fenced, JobFailed, TriremeError, WireError
-from trireme.launch.environment.detect import TaskConfig
 from trireme.launch.exit_reason import describe
 from trireme.ps.client.client import ClientOptions
 from trireme.session.backends.base import Backend
@@ -45,11 +44,13 @@ class Lifecycle:
     """One worker's membership in its job, from joining to leaving.
 
     Args:
-        task: the identity of this process.
         setup: what is trained.
         progress: shows each state, and the tasks that the worker waits for.
 
     Attributes:
+        setup, progress: the arguments.
+        task: the identity of this process.
+        backend: applies the updates; set by `join`.
         state: the present state, such as `training`.
         member: the connection to the coordinator; None where there is no coordinator.
         servers: the backend, where it is connected to parameter servers.
@@ -59,8 +60,12 @@ class Lifecycle:
         exits: callbacks that run first when the worker leaves.
     """
 
-    def __init__(self, task: TaskConfig, setup: TrainingSetup, progress: Progress) -> None:
-        self.task = task
+    backend: Backend
+
+    def __init__(self, setup: TrainingSetup, progress: Progress) -> None:
+        self.setup = setup
+        self.progress = progress
+        self.task = setup.settings.task
         self.state = "new"
         self.member: Member | None = None
         self.servers: ParameterServer | None = None
@@ -68,9 +73,6 @@ class Lifecycle:
         self.draining = False
         self.left = False
         self.exits = ExitStack()
-        self._setup = setup
-        self._progress = progress
-        self._backend: Backend | None = None
         self._own_epoch = new_epoch()  # used where there is no coordinator
         self._interrupted: str | None = None
         self._chief_at_end: bool | None = None
@@ -83,20 +85,20 @@ class Lifecycle:
         Raises:
             TriremeError: this worker cannot take part.
         """
-        self._backend = self._joined()
-        return self._backend
+        self.backend = self._joined()
+        return self.backend
 
     def _joined(self) -> Backend:
-        setup, group = self._setup, self._setup.process_group
+        setup, group = self.setup, self.setup.process_group
         if group is not None and not self.task.servers:
             from trireme.session.backends.collective import Collective  # loads slowly
 
             return Collective(
                 group,
-                setup.part or setup.flat,
+                setup.trained,
                 setup.optimizer,
-                clip_norm=setup.options.clip_norm,
-                agree_on_skips=setup.options.nan == "skip",
+                clip_norm=setup.settings.options.clip_norm,
+                agree_on_skips=setup.settings.options.nan == "skip",
                 waiting=self._say_waiting,
             )
         if group is not None and not group.is_chief:
@@ -121,7 +123,7 @@ class Lifecycle:
         incarnation = self.member.join()
         self.enter("waiting for the cluster")
         self.member.wait_for_view(
-            timeout=self.task.config.join_timeout + 60.0, on_waiting=self._progress.waiting
+            timeout=self.task.config.join_timeout + 60.0, on_waiting=self.progress.waiting
         )
         options = ClientOptions(
             job=self.task.job,
@@ -139,7 +141,7 @@ class Lifecycle:
 
     def _connected(self, options: ClientOptions, member: Member) -> ParameterServer:
         """Returns the backend of a worker that has connections to servers."""
-        setup, flat = self._setup, self._setup.flat
+        setup, flat = self.setup, self.setup.flat
         if setup.process_group is not None:
             from trireme.session.backends.sharded_worker import Leader, LocalSgdLeader
 
@@ -155,28 +157,28 @@ class Lifecycle:
         """Returns what a worker of several processes brings together and hands out."""
         from trireme.session.backends.sharded_worker import Shards
 
-        setup = self._setup
-        return Shards(group, setup.part, setup.flat, skips=setup.options.nan == "skip")
+        setup = self.setup
+        return Shards(group, setup.part, setup.flat, skips=setup.settings.options.nan == "skip")
 
     def _say_waiting(self, reason: str, names: Sequence[str], seconds: float) -> None:
         if self.draining and self.task.name in names:
             raise Fenced(f"the servers wait for {self.task.name}, which has retired", 0)
         if seconds >= _WAIT_SHOWN:
-            self._progress.waiting_for_update(reason, names, seconds)
+            self.progress.waiting_for_update(reason, names, seconds)
 
-    def come_back(self, backend: Backend) -> None:
+    def come_back(self) -> None:
         """Waits until this worker is in the view again, under a new incarnation if it was given up.
 
         Raises:
             JobFailed: the job is over, or this worker has several processes.
             WaitTimeout: the coordinator did not accept the worker again.
         """
-        if self.member is None or not backend.comes_back:
+        if self.member is None or not self.backend.comes_back:
             raise JobFailed(
                 f"{self.task.name} was taken for lost, and a worker of several processes cannot "
                 "come back: --max-restarts starts it again"
             )
-        backend.come_back(self.member.wait_until_back(timeout=_REJOIN_SECONDS))
+        self.backend.come_back(self.member.wait_until_back(timeout=_REJOIN_SECONDS))
 
     # -- the worker's role -----------------------------------------------------------------------
 
@@ -197,7 +199,8 @@ class Lifecycle:
         """
         if self._chief_at_end is not None:
             return self._chief_at_end
-        if self._setup.process_group is not None and not self._setup.process_group.is_chief:
+        group = self.setup.process_group
+        if group is not None and not group.is_chief:
             return False
         if self.member is None:
             return True
@@ -247,7 +250,7 @@ class Lifecycle:
     def enter(self, state: str, detail: str = "") -> None:
         """Enters a state, shows it and reports it."""
         self.state = state
-        self._progress.state(state, detail)
+        self.progress.state(state, detail)
         if self.member is not None:
             self.member.report({"state": state})
 
@@ -276,9 +279,9 @@ class Lifecycle:
                 if not comes_back:
                     self.member.leave(outcome, reason, details)
                 self.member.close()
-            if self._backend is not None:
-                self._backend.close()
-            process_group = self._setup.process_group
+            if hasattr(self, "backend"):  # it has joined
+                self.backend.close()
+            process_group = self.setup.process_group
             if process_group is not None and outcome != "failed":
                 process_group.close(together=True)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -17,6 +18,7 @@ Metric = Callable[..., "torch.Tensor | float"]
 """(outputs, targets) -> a number, the mean over the batch."""
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class StepResult:
     """The result of one update. Values that would make a device wait are computed when read.
 
@@ -34,36 +36,16 @@ class StepResult:
         examples: the number of examples in the batch.
     """
 
-    __slots__ = (
-        "_loss",
-        "_metrics",
-        "_outputs",
-        "_values",
-        "examples",
-        "global_step",
-        "seconds",
-        "staleness",
-        "steps",
-        "verdict",
-    )
-
-    def __init__(
-        self,
-        loss: torch.Tensor,
-        outputs: list[tuple[object, object]],
-        metrics: Mapping[str, Metric],
-        examples: int,
-    ) -> None:
-        self._loss = loss
-        self._outputs = outputs
-        self._metrics = metrics
-        self._values: dict[str, float] | None = None
-        self.examples = examples
-        self.global_step = 0
-        self.verdict: Verdict | None = None
-        self.staleness = 0
-        self.steps = 0
-        self.seconds = 0.0
+    _loss: torch.Tensor
+    _outputs: list[tuple[object, object]]
+    _metrics: Mapping[str, Metric]
+    examples: int
+    global_step: int = 0
+    verdict: Verdict | None = None
+    staleness: int = 0
+    steps: int = 0
+    seconds: float = 0.0
+    _values: dict[str, float] | None = None
 
     @property
     def loss(self) -> float:

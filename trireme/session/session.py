@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, Unpack
@@ -17,13 +18,12 @@ from trireme.launch.config.task_config import TaskConfig
 from trireme.launch.environment.current_task import current_task
 from trireme.monitor.tensorboard.board import TensorBoard
 from trireme.session.data_feed import DataFeed
-from trireme.session.dry_run import describe
-from trireme.session.observers.progress import Progress, make_progress
+from trireme.session.dry_run import end_if_dry_run
 from trireme.session.observers.recorder import Recorder
 from trireme.session.options import Options, OptionValues, make_options
 from trireme.session.replica.assembly import (
-    Assembly,
     Computation,
+    Optimizers,
     assemble,
     build_model,
     computation_of,
@@ -32,18 +32,14 @@ from trireme.session.replica.consistent_values import adopt_final_values, consis
 from trireme.session.replica.evaluation import Transform, evaluate
 from trireme.session.replica.optimizer_choice import OptimizerChoice
 from trireme.session.replica.replica import Loss
-from trireme.session.resolved_settings import (
-    Optimizers,
-    rule_of,
-    updates_per_step,
-    with_profile,
-)
 from trireme.session.result import Metric, StepResult
+from trireme.session.settings import Settings
 from trireme.session.stepper import Stepper
 from trireme.session.stopping.last_iteration import LastIteration
 from trireme.session.stopping.should_stop import ShouldStop
 from trireme.session.stopping.signals import Signals
 from trireme.session.summary_methods import SummaryMethods
+from trireme.session.training_setup import TrainingSetup
 from trireme.session.worker import Worker
 
 if TYPE_CHECKING:
@@ -90,10 +86,10 @@ class Session(SummaryMethods):
         **options: Unpack[OptionValues],
     ) -> None:
         self.task: TaskConfig = current_task()
-        self.options: Options = with_profile(make_options(options), self.task)
+        self.options: Options = _with_profile(make_options(options), self.task)
         self.metrics = dict(metrics or {})
-        directory = self.task.config.run_dir or run_dir
-        self.run_dir = None if directory is None else Path(directory)
+        self._settings = Settings.of(self.task, self.options, run_dir, max_steps)
+        self.run_dir = self._settings.run_dir
         self.max_steps = max_steps
         self._make_model = model
         self._loss = loss
@@ -115,46 +111,24 @@ class Session(SummaryMethods):
         self._entered = True
         if self.options.deterministic:
             torch.use_deterministic_algorithms(True)
-        rule = rule_of(self.task, self.options, self.max_steps)
+        _ = self._settings.rule  # an invalid one is refused before anything is built
         self._build()
-        process_group = self._assembly.process_group
-        if self.task.dry_run:
-            print(describe(self._assembly.flat.layout, self.optimizer, rule, self.task))
-            raise SystemExit(0)
-        self._progress: Progress = make_progress(
-            self.task.display if self._assembly.shows_progress(self.task) else "none",
-            max_steps=self.max_steps,
-            log_every=self.options.log_every,
-        )
-        setup = self._assembly.setup(self.task, self.options, rule, self.run_dir)
-        self._joined = Worker(self.task, setup, self._progress)
+        end_if_dry_run(self._setup)
+        self._joined = Worker(self._setup)
         try:
             self.worker.start()
         except BaseException as error:
             self.worker.fail(error)
-            self._progress.close()
+            self.worker.progress.close()
             if isinstance(error, UsageError):  # the traceback through this package helps no user
                 raise error.with_traceback(None) from error.__cause__
             raise
-        self._recorder = Recorder(
-            self.worker,
-            self._progress,
-            self.run_dir,
-            self.options,
-            self.batches_per_step,
-            self.max_steps,
-            reports_metrics=process_group is None or process_group.reports_metrics,
-        )
-        self._feed = DataFeed(
-            self.worker, self._recorder, self._last_iteration, self.batches_per_step
-        )
+        self._recorder = Recorder(self.worker)
+        self._feed = DataFeed(self.worker, self._recorder, self._last_iteration)
         self._stepper = Stepper(
             self.worker,
-            self._assembly,
             self._computation.replica,
-            OptimizerChoice.of(self._assembly, self._make_optimizer),
-            self.options,
-            rule,
+            OptimizerChoice.of(self._setup, self._make_optimizer),
             self._feed,
             self._recorder,
         )
@@ -187,7 +161,7 @@ class Session(SummaryMethods):
             self._close(error)
         finally:
             self._handlers.restore()
-            self._progress.close()
+            self.worker.progress.close()
         if error is None and self.worker.lifecycle.interrupted is not None:
             raise SystemExit(130)
 
@@ -215,21 +189,17 @@ class Session(SummaryMethods):
 
     def _build(self) -> None:
         """Builds the model, the optimizer, the flat buffers and the computation of gradients."""
-        self._assembly: Assembly = assemble(
-            self.task,
-            self.options,
-            lambda: build_model(self._make_model, self.task, self.options),
-            self._make_optimizer,
+        settings = self._settings
+        self._setup: TrainingSetup = assemble(
+            settings, lambda: build_model(self._make_model, settings), self._make_optimizer
         )
-        self.model: nn.Module = self._assembly.model
-        self.optimizer: torch.optim.Optimizer = self._assembly.optimizer
+        self.model: nn.Module = self._setup.model
+        self.optimizer: torch.optim.Optimizer = self._setup.optimizer
         try:
-            self._computation: Computation = computation_of(
-                self._assembly, self._loss, self.options, self.metrics
-            )
+            self._computation: Computation = computation_of(self._setup, self._loss, self.metrics)
         except BaseException:
-            if self._assembly.process_group is not None:
-                self._assembly.process_group.close(together=False)
+            if self._setup.process_group is not None:
+                self._setup.process_group.close(together=False)
             raise
 
     @property
@@ -280,7 +250,7 @@ class Session(SummaryMethods):
     @property
     def holds_whole_model(self) -> bool:
         """Whether this process computes with the whole of `model`."""
-        return self._assembly.part is None
+        return self._setup.part is None
 
     @property
     def board(self) -> TensorBoard | None:
@@ -378,8 +348,7 @@ class Session(SummaryMethods):
     @property
     def batches_per_step(self) -> int:
         """The number of batches in one global step, such as those of a synchronous round."""
-        rule = rule_of(self.task, self.options, self.max_steps)
-        return updates_per_step(self.task, self.options, rule)
+        return self._settings.batches_per_step
 
     def step(
         self, batch: Any, *, optimizer: str | int | None = None, loss: Loss | None = None
@@ -434,7 +403,7 @@ class Session(SummaryMethods):
 
     def _announce_checkpoints(self) -> None:
         for path in self.worker.storage.take_completed():
-            self._recorder.checkpoint(path)
+            self._recorder.say(f"saved {path}")
             for hook in self.options.hooks:
                 hook.on_checkpoint(self, path)
 
@@ -448,8 +417,8 @@ class Session(SummaryMethods):
             self._recorder.training_ended()
             self.worker.trainer.finish()
             self._announce_checkpoints()
-            if self._assembly.part is not None:
-                adopt_final_values(self._assembly, self.worker)
+            if self._setup.part is not None:
+                adopt_final_values(self.worker)
 
     # -- evaluating and saving ------------------------------------------------------------------
 
@@ -473,10 +442,7 @@ class Session(SummaryMethods):
             transform: batch -> batch, such as a centre crop.
         """
         worker = self.worker
-        with (
-            worker.lifecycle.liveness.excused("it evaluates"),
-            consistent_values(self._assembly, worker),
-        ):
+        with worker.lifecycle.liveness.excused("it evaluates"), consistent_values(worker):
             results = evaluate(
                 self._computation.evaluator,
                 dataset,
@@ -495,5 +461,14 @@ class Session(SummaryMethods):
 
         Where processes hold the model together, all of them must call it.
         """
-        if self.is_chief or self._assembly.process_group is not None:
+        if self.is_chief or self._setup.process_group is not None:
             self.worker.checkpoints.save()
+
+
+def _with_profile(options: Options, task: TaskConfig) -> Options:
+    """Returns the options, with a hook for the trace that the launch requests."""
+    if task.config.profile is None:
+        return options
+    from trireme.session.observers.profile import Profile
+
+    return replace(options, hooks=(*options.hooks, Profile(task.config.profile)))

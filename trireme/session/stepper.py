@@ -12,14 +12,10 @@ import torch
 from trireme.data.seeds import derive
 from trireme.ps.messages import Stale
 from trireme.ps.results import PushResult
-from trireme.ps.rule import Rule
 from trireme.session.data_feed import DataFeed
 from trireme.session.observers.recorder import Recorder
-from trireme.session.options import Options
-from trireme.session.replica.assembly import Assembly
 from trireme.session.replica.optimizer_choice import OptimizerChoice, agree_on_optimizer, choose
-from trireme.session.replica.replica import Loss, Replica
-from trireme.session.resolved_settings import overlaps
+from trireme.session.replica.replica import Loss, Replica, clip
 from trireme.session.result import StepResult
 from trireme.session.worker import Worker
 
@@ -33,12 +29,8 @@ class Stepper:
 
     Args:
         worker: the worker, which has joined its job.
-        assembly: the model and its optimizer.
         replica: computes gradients.
         choice: which of several optimizers makes a step; None for one optimizer.
-        options: the session's options.
-        rule: the job's rule. This worker clips its own gradients where servers do not clip the
-            mean.
         data_feed: knows which examples a step is made from.
         recorder: counts the steps.
     """
@@ -46,34 +38,30 @@ class Stepper:
     def __init__(
         self,
         worker: Worker,
-        assembly: Assembly,
         replica: Replica,
         choice: OptimizerChoice | None,
-        options: Options,
-        rule: Rule,
         data_feed: DataFeed,
         recorder: Recorder,
     ) -> None:
+        setup = worker.setup
         self._worker = worker
-        self._assembly = assembly
         self._replica = replica
         self._choice = choice
-        self._options = options
-        self._clip_norm = None if rule.clip_norm is not None else options.clip_norm
+        self._options = setup.settings.options
+        self._clip_norm = setup.settings.clip_norm
         self._data_feed = data_feed
         self._recorder = recorder
-        task, process_group = worker.task, assembly.process_group
         self._overlaps = (
-            process_group is None
+            setup.process_group is None
             and choice is None  # backward also makes gradients that are not to be sent
-            and overlaps(task, options)
+            and setup.settings.overlaps
             and worker.backend.announces
         )
-        if process_group is None:
-            flat = assembly.flat
+        if setup.process_group is None:
+            flat = setup.flat
             flat.keeps_views = self._overlaps or flat.device.type != "cpu"  # GPU memory is scarce
-        self._replica_number = assembly.replica(task)
-        torch.manual_seed(derive(options.seed, _SEED_WORKER, self._replica_number))
+        self._replica_number = setup.replica
+        torch.manual_seed(derive(self._options.seed, _SEED_WORKER, self._replica_number))
 
     def choose(self, optimizer: str | int | None) -> None:
         """Chooses the optimizer that makes the next step; see `Session.step`.
@@ -99,7 +87,7 @@ class Stepper:
             torch.manual_seed(seed)
         trainer.begin_step()
         if self._choice is not None:
-            agree_on_optimizer(self._assembly)
+            agree_on_optimizer(self._worker.setup)
         spans = self._data_feed.spans_of(batch)
         begin = partial(trainer.begin_update, examples=spans) if self._overlaps else None
         if loss is None:
@@ -110,7 +98,7 @@ class Stepper:
         if self._choice is not None:
             self._choice.leave_out_others()
         if self._clip_norm is not None:
-            self._replica.clip(self._clip_norm)
+            clip(self._replica.flat, self._clip_norm)
         computed = time.monotonic()
         self._data_feed.updated()
         pushed = trainer.update(float(result.examples), spans, self._data_feed.prepare)

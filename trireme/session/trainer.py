@@ -13,13 +13,11 @@ from trireme.ps.optimizers import name_of, spec_of
 from trireme.ps.results import PushResult
 from trireme.ps.snapshot import ModelState
 from trireme.ps.termination import after_the_end
-from trireme.session.backends.base import Backend, Update
+from trireme.session.backends.base import Update
 from trireme.session.checkpoint.worker_checkpoints import WorkerCheckpoints
 from trireme.session.hyperparameters import Hyperparameters
 from trireme.session.lifecycle import Lifecycle
-from trireme.session.observers.progress import Progress
 from trireme.session.replica.frozen_parameters import FrozenParameters
-from trireme.session.training_setup import TrainingSetup
 
 __all__ = ["Trainer", "UpdateTimes"]
 
@@ -41,11 +39,8 @@ class Trainer:
 
     Args:
         lifecycle: the lifecycle of the worker, which has joined.
-        setup: what is trained.
-        backend: applies the updates.
         checkpoints: saves the job.
         hyper: the optimizer's hyper-parameters.
-        progress: is warned when the job had given this worker up.
 
     Attributes:
         rejoined: the number of times that this worker has rejoined the job; examples dealt to it
@@ -54,26 +49,21 @@ class Trainer:
     """
 
     def __init__(
-        self,
-        lifecycle: Lifecycle,
-        setup: TrainingSetup,
-        backend: Backend,
-        checkpoints: WorkerCheckpoints,
-        hyper: Hyperparameters,
-        progress: Progress,
+        self, lifecycle: Lifecycle, checkpoints: WorkerCheckpoints, hyper: Hyperparameters
     ) -> None:
+        setup = lifecycle.setup
         self.rejoined = 0
         self.update_times = UpdateTimes()
         self._lifecycle = lifecycle
         self._setup = setup
-        self._backend = backend
+        self._backend = lifecycle.backend
         self._checkpoints = checkpoints
         self._hyper = hyper
-        self._progress = progress
+        self._progress = lifecycle.progress
         self._frozen = FrozenParameters(setup.model, setup.optimizer)
         # Otherwise the servers do not run the user's optimizer.
         self._tells_hyper = lifecycle.member is not None and setup.outer is None
-        self._prefetches = setup.prefetch and setup.process_group is None
+        self._prefetches = setup.settings.prefetches and setup.process_group is None
         self._under_way = False  # an exchange whose result is not received yet
         self._stop_sent = False
 
@@ -86,7 +76,7 @@ class Trainer:
         """
         lifecycle, checkpoints = self._lifecycle, self._checkpoints
         while not self._start(lambda: checkpoints.first_state() if lifecycle.is_chief else None):
-            lifecycle.come_back(self._backend)
+            lifecycle.come_back()
         checkpoints.follow_view()
         checkpoints.take_first()
         if self._backend.stopping:
@@ -96,7 +86,7 @@ class Trainer:
     def _start(self, first: Callable[[], ModelState | None]) -> bool:
         """Receives the job's values; returns False where this worker must rejoin the job first."""
         try:
-            self._backend.start(self._optimizer_spec(), self._setup.rule, first)
+            self._backend.start(self._optimizer_spec(), self._setup.settings.rule, first)
         except Fenced:
             return False
         return True
@@ -259,10 +249,10 @@ class Trainer:
         """
         self._under_way = False
         backend = self._backend
-        self._lifecycle.come_back(backend)
+        self._lifecycle.come_back()
         steps = backend.pending_steps  # `start` resets it
         while not self._start(lambda: None):  # the job has given it up again
-            self._lifecycle.come_back(backend)
+            self._lifecycle.come_back()
         self._progress.warn("this worker was taken for lost and comes back")
         self.rejoined += 1
         return PushResult(Stale(backend.step), backend.step, 0, backend.stopping, steps)
@@ -298,7 +288,7 @@ class Trainer:
             finally:
                 self._lifecycle.draining = False
             try:
-                self._lifecycle.come_back(self._backend)
+                self._lifecycle.come_back()
                 self._retire()
             except (JobFailed, WaitTimeout):  # the job needs nothing more from this worker
                 self._progress.warn(

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from trireme.errors import TriremeError
-from trireme.launch.environment.detect import TaskConfig
 from trireme.session.backends.base import Backend
 from trireme.session.checkpoint.storage import Storage
 from trireme.session.checkpoint.worker_checkpoints import WorkerCheckpoints
 from trireme.session.hyperparameters import Hyperparameters
 from trireme.session.lifecycle import Lifecycle
-from trireme.session.observers.progress import Progress
+from trireme.session.observers.progress import make_progress
 from trireme.session.replica.buffers import Buffers
 from trireme.session.trainer import Trainer
 from trireme.session.training_setup import TrainingSetup
@@ -21,12 +20,12 @@ class Worker:
     """A worker's part in its job: connects lifecycle, training and checkpoints.
 
     Args:
-        task: the identity of this process.
         setup: what is trained.
-        progress: shows each state, and the tasks that the worker waits for.
 
     Attributes:
-        task, setup: the arguments.
+        setup: the argument.
+        task: the identity of this process.
+        progress: shows each state, and the tasks that the worker waits for.
         lifecycle, storage: parts of the worker.
         backend, buffers, checkpoints, trainer: further parts, once the worker has started.
 
@@ -39,14 +38,21 @@ class Worker:
     checkpoints: WorkerCheckpoints
     trainer: Trainer
 
-    def __init__(self, task: TaskConfig, setup: TrainingSetup, progress: Progress) -> None:
-        self.task = task
+    def __init__(self, setup: TrainingSetup) -> None:
+        settings = setup.settings
         self.setup = setup
-        self.lifecycle = Lifecycle(task, setup, progress)
-        self.storage = Storage(task, setup.run_dir, setup.options.checkpoint, progress)
+        self.task = settings.task
+        self.progress = make_progress(
+            self.task.display if setup.shows_progress else "none",
+            max_steps=settings.max_steps,
+            log_every=settings.options.log_every,
+        )
+        self.lifecycle = Lifecycle(setup, self.progress)
+        self.storage = Storage(
+            self.task, settings.run_dir, settings.options.checkpoint, self.progress
+        )
         self.lifecycle.exits.callback(self.storage.close)
-        self._hyper = Hyperparameters(task, setup, progress)
-        self._progress = progress
+        self._hyper = Hyperparameters(setup, self.progress)
 
     def start(self) -> None:
         """Joins the job, and receives the values of its initial or restored step.
@@ -54,20 +60,13 @@ class Worker:
         Raises:
             TriremeError: this worker cannot take part; the job is told why.
         """
-        lifecycle, setup, storage, progress = (
-            self.lifecycle,
-            self.setup,
-            self.storage,
-            self._progress,
-        )
+        lifecycle, storage = self.lifecycle, self.storage
         try:
             self.backend = lifecycle.join()
             storage.epoch = lifecycle.epoch
-            self.checkpoints = WorkerCheckpoints(lifecycle, setup, self.backend, storage, progress)
+            self.checkpoints = WorkerCheckpoints(lifecycle, storage)
             self.buffers = self.checkpoints.buffers
-            self.trainer = Trainer(
-                lifecycle, setup, self.backend, self.checkpoints, self._hyper, progress
-            )
+            self.trainer = Trainer(lifecycle, self.checkpoints, self._hyper)
             self.trainer.begin()
         except TriremeError as error:
             lifecycle.fail(error)
@@ -77,7 +76,7 @@ class Worker:
             raise
         storage.begin(self.global_step, restored=self.checkpoints.restored_from is not None)
         if self.task.servers and lifecycle.is_chief:
-            progress.message(storage.durability)
+            self.progress.message(storage.durability)
 
     @property
     def global_step(self) -> int:

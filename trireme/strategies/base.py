@@ -41,6 +41,12 @@ class Strategy(ABC):
                 f"strategy {self.name} with {workers} workers needs a parameter server: add --ps "
                 "1, or use --strategy allreduce"
             )
+        aggregate = self.rule().aggregate
+        if aggregate > workers:
+            raise ConfigurationError(
+                f"{self.name} with aggregate {aggregate} and {workers} workers: a round could "
+                f"never fill; give at most --aggregate {workers}"
+            )
 
     def outer(self, workers: int) -> Mapping[str, float | bool] | None:
         """Returns the servers' optimizer where workers push deltas, as arguments of SGD.

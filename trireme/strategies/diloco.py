@@ -52,19 +52,6 @@ class DiLoCo(Strategy):
         """Returns the rule: rounds of deltas."""
         return Rule(aggregate=self.aggregate or 0, staleness=0, every=self.every)
 
-    def check(self, *, workers: int, servers: int) -> None:
-        """Checks that a round can fill.
-
-        Raises:
-            ConfigurationError: there are fewer workers than a round needs deltas.
-        """
-        super().check(workers=workers, servers=servers)
-        if self.aggregate is not None and self.aggregate > workers:
-            raise ConfigurationError(
-                f"diloco with aggregate {self.aggregate} and {workers} workers: a round could "
-                f"never fill; give at most --aggregate {workers}"
-            )
-
     def outer(self, workers: int) -> Mapping[str, float | bool]:
         """Returns SGD with Nesterov momentum."""
         momentum = self.outer_momentum

@@ -37,16 +37,3 @@ class Sync(Strategy):
     def rule(self) -> Rule:
         """Returns the rule: rounds, and no update from an older one."""
         return Rule(aggregate=self.aggregate or 0, staleness=0)
-
-    def check(self, *, workers: int, servers: int) -> None:
-        """Checks that a round can fill.
-
-        Raises:
-            ConfigurationError: there are fewer workers than a round needs updates.
-        """
-        super().check(workers=workers, servers=servers)
-        if self.aggregate is not None and self.aggregate > workers:
-            raise ConfigurationError(
-                f"sync with aggregate {self.aggregate} and {workers} workers: a round could never "
-                f"fill; give at most --aggregate {workers}"
-            )

@@ -47,8 +47,8 @@ def test_saving_writes_and_prunes(tmp_path: Path) -> None:
     for step in (1, 2, 3):
         saver.submit(sample(step))
         saver.wait(SOON)
-    assert [step_of(path) for path in saver.saved()] == [1, 2, 3]
-    assert saver.saved() == []
+    assert [result.step for result in saver.results()] == [1, 2, 3]
+    assert saver.results() == []
     saver.close(SOON)
     assert [step_of(path) for path in list_checkpoints(tmp_path)] == [2, 3]
     assert_same(load(list_checkpoints(tmp_path)[-1]), sample(3))
@@ -94,9 +94,8 @@ def test_whoever_waits_is_told_that_the_newest_is_not_there(tmp_path: Path) -> N
     disk.let_go.release()
     with pytest.raises(CheckpointError, match="the disk is full"):
         saver.wait(SOON)
-    assert saver.has_news
-    assert [(f.step, f.written) for f in saver.failures()] == [(1, False)]
-    assert not saver.has_news
+    assert [(result.step, result.path) for result in saver.results()] == [(1, None)]
+    assert saver.results() == []
     with pytest.raises(CheckpointError, match="the disk is full"):
         saver.close(SOON)
 
@@ -113,7 +112,7 @@ def test_a_save_that_failed_does_not_hinder_the_next(tmp_path: Path) -> None:
             saver.wait(SOON)
     saver.close(SOON)
     assert disk.written == [2, 3]
-    assert [failure.step for failure in saver.failures()] == [1]
+    assert [result.step for result in saver.results() if result.error] == [1]
 
 
 def test_the_last_save_is_tried_again_while_the_disk_is_full(tmp_path: Path) -> None:
@@ -125,7 +124,7 @@ def test_the_last_save_is_tried_again_while_the_disk_is_full(tmp_path: Path) -> 
     saver.close(SOON)
     assert disk.written == [7]
     assert slept == [1.0, 2.0]
-    assert saver.failures() == []
+    assert [result.error for result in saver.results()] == [None]
 
 
 def test_the_last_save_fails_when_no_attempt_is_left(tmp_path: Path) -> None:
@@ -181,10 +180,9 @@ def test_a_failing_prune_does_not_deny_the_save(
     saver = Saver(tmp_path, Checkpoint(keep=1))
     saver.submit(sample(2))
     saver.wait(SOON)
-    assert [step_of(path) for path in saver.saved()] == [2]
-    (failure,) = saver.failures()
-    assert failure.written
-    assert "step-000000001 could not be deleted" in str(failure.error)
+    (result,) = saver.results()
+    assert result.path is not None and step_of(result.path) == 2
+    assert "step-000000001 could not be deleted" in str(result.error)
     saver.close(SOON)
 
 
@@ -206,7 +204,7 @@ def test_who_may_no_longer_write_neither_publishes_nor_prunes(tmp_path: Path) ->
     late.submit(sample(3))
     late.close(SOON)
     assert [step_of(path) for path in list_checkpoints(tmp_path)] == [1, 2, 3]
-    assert late.failures() == []
+    assert [result.error for result in late.results()] == [None]
 
 
 def test_after_a_failure_the_next_is_due_soon() -> None:

@@ -11,7 +11,7 @@ def test_phases_are_summed_counted_and_told() -> None:
     phases = Phases(SERVED, registry)
     phases.add(("push", 1.0, 1.5))
     before = dict(phases.totals)
-    phases.observer = lambda *span: told.append(span)
+    phases.observe(lambda *span: told.append(span))
     phases.add(("push", 2.0, 2.25))
     phases.add(("wait", 2.25, 3.25))
     assert phases.totals == {"data": 0.0, "compute": 0.0, "push": 0.75, "wait": 1.0}

@@ -10,20 +10,26 @@ import torch
 
 from trireme.launch.config.task_config import TaskConfig
 from trireme.ps.messages import Applied
-from trireme.session.observers.progress import SilentProgress
+from trireme.session.observers.progress import Progress
 from trireme.session.observers.recorder import Recorder
 from trireme.session.options import Options
 from trireme.session.result import StepResult
+from trireme.session.settings import Settings
 from trireme.session.trainer import UpdateTimes
 
 
-def worker_of(task: TaskConfig) -> Any:
+def worker_of(task: TaskConfig, run_dir: Path) -> Any:
     """A worker of a job with a server, not its chief yet."""
     parameter = torch.nn.Parameter(torch.zeros(1))
     optimizer = torch.optim.SGD([parameter], lr=0.1)
     return SimpleNamespace(
         task=task,
-        setup=SimpleNamespace(optimizer=optimizer),
+        setup=SimpleNamespace(
+            settings=Settings(task, Options(log_every=10), run_dir),
+            optimizer=optimizer,
+            process_group=None,
+        ),
+        progress=Progress(),
         global_step=0,
         lifecycle=SimpleNamespace(
             is_chief=False, servers=None, state="training", report=lambda status: None
@@ -43,8 +49,8 @@ def worker_of(task: TaskConfig) -> Any:
 def test_who_becomes_chief_tells_the_bytes_of_its_steps_since_the_last_record(
     tmp_path: Path,
 ) -> None:
-    worker = worker_of(TaskConfig(job="j", index=1, workers=2, servers=1))
-    recorder = Recorder(worker, SilentProgress(), tmp_path, Options(log_every=10), 1, None)
+    worker = worker_of(TaskConfig(job="j", index=1, workers=2, servers=1), tmp_path)
+    recorder = Recorder(worker)
     logged: list[dict[str, Any]] = []
     recorder.log = lambda values, run: logged.append(dict(values))  # type: ignore[method-assign]
     for step in range(1, 121):

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
 
@@ -14,9 +14,13 @@ from trireme.ps.rule import Rule
 from trireme.ps.snapshot import ModelState
 
 if TYPE_CHECKING:
+    from trireme.parallel.process_group import ProcessGroup
     from trireme.session.backends.local_optimizers import LocalOptimizers
 
-__all__ = ["Backend", "Update", "mean_by_name"]
+__all__ = ["Backend", "FirstState", "Update", "group_mean"]
+
+FirstState: TypeAlias = Callable[[], ModelState | None]
+"""Returns a job's first state in the chief, and None in other workers."""
 
 
 class Update(msgspec.Struct, frozen=True):
@@ -81,9 +85,7 @@ class Backend(ABC):
     # -- joining ----------------------------------------------------------------------------------
 
     @abstractmethod
-    def start(
-        self, optimizer: OptimizerSpec, rule: Rule, first: Callable[[], ModelState | None]
-    ) -> None:
+    def start(self, optimizer: OptimizerSpec, rule: Rule, first: FirstState) -> None:
         """Registers the model, the optimizer and the rule, and receives the job's values.
 
         Where no values are loaded yet, a worker that is not chief waits until the chief has loaded
@@ -248,10 +250,16 @@ class Backend(ABC):
         """Closes connections and threads. May be called again."""
 
 
-def mean_by_name(said: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    """Returns the mean of each number over the mappings that have it."""
+def group_mean(group: ProcessGroup, values: Mapping[str, float], counts: bool) -> dict[str, float]:
+    """Returns the mean of each number over the processes of a group that count.
+
+    Args:
+        group: the processes, which must all call this.
+        values: numbers by name.
+        counts: whether the numbers of this process count.
+    """
     named: dict[str, list[float]] = {}
-    for one in said:
-        for name, value in one.items():
+    for said in group.exchange(msgspec.msgpack.encode(dict(values) if counts else {})):
+        for name, value in msgspec.msgpack.decode(said, type=dict[str, float]).items():
             named.setdefault(name, []).append(value)
     return {name: sum(found) / len(found) for name, found in named.items()}

@@ -33,7 +33,7 @@ from trireme.ps.rule import Rule
 from trireme.ps.shard.example_ledgers import resized
 from trireme.ps.snapshot import ModelState, lacking
 from trireme.ps.termination import after_the_end
-from trireme.session.backends.base import Backend, Update, mean_by_name
+from trireme.session.backends.base import Backend, FirstState, Update, group_mean
 from trireme.session.replica.replica import Trained
 
 __all__ = ["Collective"]
@@ -55,14 +55,10 @@ class _Action(enum.IntEnum):
         return _WORDS[self]
 
 
-_WORDS = {
-    _Action.STEP: "makes a step",
-    _Action.VALUES: "evaluates",
-    _Action.STATE: "saves",
-    _Action.OPEN: "begins to read a data set",
-    _Action.MEAN: "records",
-    _Action.END: "ends its training",
-}
+_WORDS = (
+    *("makes a step", "evaluates", "saves"),
+    *("begins to read a data set", "records", "ends its training"),
+)
 
 
 class _Header(msgspec.Struct, frozen=True):
@@ -124,9 +120,7 @@ class Collective(Backend):
 
     # -- joining --------------------------------------------------------------------------------
 
-    def start(
-        self, optimizer: OptimizerSpec, rule: Rule, first: Callable[[], ModelState | None]
-    ) -> None:
+    def start(self, optimizer: OptimizerSpec, rule: Rule, first: FirstState) -> None:
         self._rule, self._end = rule, rule.max_steps
         self._take(self._hand_out(first()))
         self.stopping = self._end is not None and self.step >= self._end
@@ -311,9 +305,7 @@ class Collective(Backend):
 
     def mean(self, values: Mapping[str, float], *, counts: bool) -> dict[str, float]:
         self._agree(_Action.MEAN)
-        said = msgspec.msgpack.encode(dict(values) if counts else {})
-        everyone = self._group.exchange(said)
-        return mean_by_name([msgspec.msgpack.decode(d, type=dict[str, float]) for d in everyone])
+        return group_mean(self._group, values, counts)
 
     # -- states ---------------------------------------------------------------------------------
 

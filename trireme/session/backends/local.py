@@ -8,7 +8,7 @@ so that every `torch.optim` optimizer works.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TypeVar
 
@@ -52,7 +52,7 @@ from trireme.ps.shard.participants import Participant
 from trireme.ps.shard.shard import Shard
 from trireme.ps.snapshot import ModelState, assemble, disassemble, lacking
 from trireme.ps.termination import after_the_end
-from trireme.session.backends.base import Backend, Update
+from trireme.session.backends.base import Backend, FirstState, Update
 from trireme.wire.message import Message
 
 __all__ = ["Local"]
@@ -91,9 +91,7 @@ class Local(Backend):
         buffer = PartBuffer(layout, server, self._flat.values)
         return Values(layout, server, buffer, _UserOptimizer(self._optimizer), average)
 
-    def start(
-        self, optimizer: OptimizerSpec, rule: Rule, first: Callable[[], ModelState | None]
-    ) -> None:
+    def start(self, optimizer: OptimizerSpec, rule: Rule, first: FirstState) -> None:
         request = Attach(1, self._flat.layout.spec, optimizer, rule)
         self._ask(self._shard.attach(self._now, None, _ALONE, request), Attached)
         state = first()

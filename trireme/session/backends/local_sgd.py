@@ -10,7 +10,7 @@ Sources: McMahan et al., Communication-Efficient Learning of Deep Networks from 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -22,9 +22,8 @@ from trireme.ps.messages import OptimizerSpec, Span
 from trireme.ps.optimizers import check_optimizer
 from trireme.ps.results import PushResult
 from trireme.ps.rule import Rule
-from trireme.ps.snapshot import ModelState
 from trireme.ps.termination import after_the_end
-from trireme.session.backends.base import Update
+from trireme.session.backends.base import FirstState, Update
 from trireme.session.backends.local_optimizers import LocalOptimizers
 from trireme.session.backends.parameter_server import ParameterServer
 
@@ -114,9 +113,7 @@ class LocalSgd(ParameterServer):
     def pending_steps(self) -> int:
         return self._period.made
 
-    def start(
-        self, optimizer: OptimizerSpec, rule: Rule, first: Callable[[], ModelState | None]
-    ) -> None:
+    def start(self, optimizer: OptimizerSpec, rule: Rule, first: FirstState) -> None:
         self._rule = self.local_optimizers.rule = rule
         self._end = rule.max_steps if self._end is None else self._end
         super().start(optimizer, rule, first)

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from trireme.ps.client.client import Client
 from trireme.ps.messages import OptimizerSpec
 from trireme.ps.results import PushResult
 from trireme.ps.rule import Rule
-from trireme.ps.snapshot import ModelState
-from trireme.session.backends.base import Backend, Update
+from trireme.session.backends.base import Backend, FirstState, Update
 
 __all__ = ["ParameterServer"]
 
@@ -19,9 +16,7 @@ class ParameterServer(Client, Backend):
 
     comes_back = True
 
-    def start(
-        self, optimizer: OptimizerSpec, rule: Rule, first: Callable[[], ModelState | None]
-    ) -> None:
+    def start(self, optimizer: OptimizerSpec, rule: Rule, first: FirstState) -> None:
         loaded = self.attach(optimizer, rule)
         state = None if loaded else first()
         if state is not None:

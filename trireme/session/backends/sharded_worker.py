@@ -7,7 +7,7 @@ replicas inside, the update that is pushed is of the examples of all of them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -20,7 +20,7 @@ from trireme.ps.messages import OptimizerSpec, Span, Verdict
 from trireme.ps.results import PushResult
 from trireme.ps.rule import Rule
 from trireme.ps.snapshot import ModelState
-from trireme.session.backends.base import Backend, Update, mean_by_name
+from trireme.session.backends.base import Backend, FirstState, Update, group_mean
 from trireme.session.backends.local_sgd import LocalSgd
 from trireme.session.backends.parameter_server import ParameterServer
 
@@ -109,11 +109,6 @@ class Shards:
         """Returns this process's of the spans that its worker was dealt, as all others theirs."""
         return tuple(spans[self.group.replica :: self.replicas])
 
-    def mean(self, values: Mapping[str, float], *, counts: bool) -> dict[str, float]:
-        """As `Backend.mean`, over the processes of the worker."""
-        said = self.group.exchange(msgspec.msgpack.encode(dict(values) if counts else {}))
-        return mean_by_name([msgspec.msgpack.decode(each, type=dict[str, float]) for each in said])
-
     def gather(self) -> None:
         """Adds up each process's share of the gradient in the leader's flat vectors.
 
@@ -176,9 +171,7 @@ class Leader(ParameterServer):
         self._shards = shards
         self._undealt: dict[str, list[Span]] = {}  # too few for one batch a replica
 
-    def start(
-        self, optimizer: OptimizerSpec, rule: Rule, first: Callable[[], ModelState | None]
-    ) -> None:
+    def start(self, optimizer: OptimizerSpec, rule: Rule, first: FirstState) -> None:
         super().start(optimizer, rule, first)
         self._tell(None)
 
@@ -208,7 +201,7 @@ class Leader(ParameterServer):
         return self._shards.own(spans[:dealt])
 
     def mean(self, values: Mapping[str, float], *, counts: bool) -> dict[str, float]:
-        return self._shards.mean(values, counts=counts)
+        return group_mean(self._shards.group, values, counts)
 
     def drain(self) -> int:
         step = super().drain()
@@ -246,9 +239,7 @@ class Follower(Backend):
         self._completes = completes
         self._wants_stop: str | None = None
 
-    def start(
-        self, optimizer: OptimizerSpec, rule: Rule, first: Callable[[], ModelState | None]
-    ) -> None:
+    def start(self, optimizer: OptimizerSpec, rule: Rule, first: FirstState) -> None:
         self._hear()
 
     def begin_exchange(self, update: Update) -> None:
@@ -277,7 +268,7 @@ class Follower(Backend):
         return self._shards.own(msgspec.msgpack.decode(told, type=tuple[Span, ...]))
 
     def mean(self, values: Mapping[str, float], *, counts: bool) -> dict[str, float]:
-        return self._shards.mean(values, counts=counts)
+        return group_mean(self._shards.group, values, counts)
 
     def stop(self, reason: str) -> int:
         """Has the leader ask, with the next step; of one replica, the leader is asked too."""

@@ -20,6 +20,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import psutil
+
 from trireme.file_lock import try_lock
 
 __all__ = [
@@ -186,16 +188,6 @@ def _abandoned(path: Path, pid: int) -> bool:
     try:
         return try_lock(lock)
     except OSError:
-        return not _alive(pid)
+        return not psutil.pid_exists(pid)
     finally:
         os.close(lock)
-
-
-def _alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass
-    return True

@@ -11,7 +11,6 @@ import msgspec
 import torch
 
 from trireme.errors import CheckpointError, ConfigurationError, TriremeError
-from trireme.launch.environment.detect import TaskConfig
 from trireme.ps.joint_optimizer import members
 from trireme.ps.messages import OptimizerSpec, Span
 from trireme.ps.module_names import own_name, state_of
@@ -36,7 +35,6 @@ class Checkpointer:
     `WorkerCheckpoints` decides when a checkpoint is saved, and by which worker.
 
     Args:
-        task: the identity of this process.
         setup: what is trained.
         buffers: the buffers and frozen parameters of the model.
         progress: is warned of what a checkpoint lacks.
@@ -44,14 +42,8 @@ class Checkpointer:
     """
 
     def __init__(
-        self,
-        task: TaskConfig,
-        setup: TrainingSetup,
-        buffers: Buffers,
-        progress: Progress,
-        epoch: str,
+        self, setup: TrainingSetup, buffers: Buffers, progress: Progress, epoch: str
     ) -> None:
-        self._task = task
         self._setup = setup
         self._buffers = buffers
         self._progress = progress
@@ -66,7 +58,7 @@ class Checkpointer:
             CheckpointError: the named checkpoint cannot be read.
             ConfigurationError: the run directory has checkpoints that conflict with `resume`.
         """
-        resume, run_dir = self._setup.options.resume, self._setup.run_dir
+        resume, run_dir = self._setup.settings.options.resume, self._setup.settings.run_dir
         if resume not in ("auto", "never"):
             return self._named(Path(resume))
         if run_dir is None:
@@ -81,7 +73,7 @@ class Checkpointer:
         return latest(run_dir, self._say_damaged)
 
     def _named(self, path: Path) -> CheckpointData:
-        data, run_dir = load(path), self._setup.run_dir
+        data, run_dir = load(path), self._setup.settings.run_dir
         if run_dir is not None and any(step_of(p) > data.step for p in list_checkpoints(run_dir)):
             raise ConfigurationError(
                 f"{run_dir} has checkpoints newer than step {data.step} of {path}, and the next "
@@ -148,11 +140,12 @@ class Checkpointer:
 
     def _hand_out_local_state(self, data: CheckpointData, local: LocalOptimizers) -> None:
         """Shares with each worker the state of its optimizer."""
-        workers, then = range(self._task.workers), data.state.get("workers")
+        count, then = self._setup.settings.task.workers, data.state.get("workers")
+        workers = range(count)
         if data.state.get("applies", "gradients") == "gradients":
             # The servers ran the same optimizer before: every worker continues with its state.
             local.hand_out(data.step, {worker: dict(data.optimizer) for worker in workers})
-        elif then == self._task.workers:
+        elif then == count:
             states: dict[int, dict[str, torch.Tensor]] = {worker: {} for worker in workers}
             for name, tensor in data.local.items():
                 worker, _, key = name.partition("/")
@@ -161,7 +154,7 @@ class Checkpointer:
         else:
             self._progress.warn(
                 f"the checkpoint has the optimizers of {then} workers, and this job has "
-                f"{self._task.workers}: each worker's optimizer begins with fresh state"
+                f"{count}: each worker's optimizer begins with fresh state"
             )
 
     # -- describing -----------------------------------------------------------------------------
@@ -215,14 +208,14 @@ class Checkpointer:
 
     def _described(self) -> dict[str, Any]:
         """Returns a checkpoint's description of the job, as JSON values."""
-        task, setup = self._task, self._setup
+        setup, settings = self._setup, self._setup.settings
         return {
-            "job": task.job,
-            "seed": setup.options.seed,
-            "rule": msgspec.to_builtins(setup.rule),
+            "job": settings.task.job,
+            "seed": settings.options.seed,
+            "rule": msgspec.to_builtins(settings.rule),
             "applies": _applied(setup.outer),
-            "workers": task.workers,
-            "servers": task.servers,
+            "workers": settings.task.workers,
+            "servers": settings.task.servers,
             "optimizer": ", ".join(
                 name_of(each) or type(each).__name__ for each in members(setup.optimizer)
             ),
@@ -240,7 +233,7 @@ class Checkpointer:
             lost.append("the state of the workers' optimizers")
         if _has_state(setup):
             lost.append("the optimizer's state")
-        if setup.rule.average is not None:
+        if setup.settings.rule.average is not None:
             lost.append("the moving average")
         return (*lost, "the record of the examples used since the checkpoint before")
 

@@ -14,7 +14,7 @@ from trireme.session.checkpoint.format import CheckpointData, save
 from trireme.session.checkpoint.history import prune
 from trireme.session.options import Checkpoint
 
-__all__ = ["LAST_DELAYS", "FailedSave", "Saver", "Schedule"]
+__all__ = ["LAST_DELAYS", "SaveResult", "Saver", "Schedule"]
 
 _log = logging.getLogger(__name__)
 
@@ -67,25 +67,26 @@ class Schedule:
         self._retry_at = now + RETRY_SECONDS
 
 
-class FailedSave(NamedTuple):
-    """A save that failed, or whose deletion of old checkpoints failed.
+class SaveResult(NamedTuple):
+    """The result of a save.
 
     Attributes:
         step: the global step.
-        error: why.
-        written: whether the checkpoint itself is on the disk.
+        path: the directory of the checkpoint; None where it could not be written.
+        error: why it could not be written, or why old checkpoints could not be deleted after it;
+            None for no failure.
     """
 
     step: int
-    error: Exception
-    written: bool
+    path: Path | None
+    error: Exception | None
 
 
 class Saver:
     """Writes checkpoints on a thread of its own, one at a time, and deletes old ones.
 
     Where checkpoints are submitted faster than the disk takes them, the newest waits, and those in
-    between are dropped. `failures` returns saves that failed; later saves are tried nevertheless.
+    between are dropped. `results` returns how saves ended; after a failure later saves are tried.
     Only `wait` and `close` raise, if the last submitted checkpoint is not on the disk. A `Saver`
     must be closed: its thread ends with the process, and an unfinished write is lost.
 
@@ -95,9 +96,6 @@ class Saver:
         write: writes one checkpoint and returns its directory.
         allowed: raises where this process may no longer write to the directory.
         sleep: waits between the attempts of a last save.
-
-    Attributes:
-        has_news: whether `saved` or `failures` would return something; cheap to read.
     """
 
     def __init__(
@@ -109,7 +107,6 @@ class Saver:
         allowed: Callable[[], None] = lambda: None,
         sleep: Callable[[float], object] = time.sleep,
     ) -> None:
-        self.has_news = False
         self._run_dir = Path(run_dir)
         self._options = options
         self._write = write
@@ -120,8 +117,7 @@ class Saver:
         self._writing: int | None = None
         self._closed = False
         self._newest: Exception | None = None  # why the last save failed
-        self._saved: list[Path] = []
-        self._failures: list[FailedSave] = []
+        self._results: list[SaveResult] = []
         self._thread = threading.Thread(target=self._run, name="trireme-saver", daemon=True)
         self._thread.start()
 
@@ -143,19 +139,13 @@ class Saver:
             self._waiting = data, delays
             self._changed.notify_all()
 
-    def saved(self) -> list[Path]:
-        """Returns the checkpoints completed since the last call, oldest first."""
+    def results(self) -> list[SaveResult]:
+        """Returns the saves that ended since the last call, oldest first."""
+        if not self._results:
+            return []
         with self._changed:
-            completed, self._saved = self._saved, []
-            self.has_news = bool(self._failures)
-        return completed
-
-    def failures(self) -> list[FailedSave]:
-        """Returns the failed saves since the last call, oldest first."""
-        with self._changed:
-            failed, self._failures = self._failures, []
-            self.has_news = bool(self._saved)
-        return failed
+            ended, self._results = self._results, []
+        return ended
 
     def wait(self, timeout: float) -> None:
         """Waits until all submitted checkpoints are on the disk.
@@ -219,30 +209,28 @@ class Saver:
         for delay in (*delays, None):
             try:
                 path = self._write(self._run_dir, data)
-            except Exception as error:  # reported by `failures`, `wait` and `close`
+            except Exception as error:  # reported by `results`, `wait` and `close`
                 if delay is None or not isinstance(error.__cause__, OSError):
-                    self._note(FailedSave(data.step, error, written=False))
+                    self._note(SaveResult(data.step, None, error))
                     return error
                 _log.warning("%s; it is tried again in %g s", error, delay)
                 self._sleep(delay)
             else:
-                with self._changed:
-                    self._saved.append(path)
-                    self.has_news = True
-                self._prune(data.step, path)
+                self._note(SaveResult(data.step, path, self._prune(path)))
                 return None
         raise AssertionError("the last attempt returns")
 
-    def _prune(self, step: int, path: Path) -> None:
+    def _prune(self, path: Path) -> Exception | None:
+        """Deletes old checkpoints after one was written; returns the error if that fails."""
         keep, every = self._options.keep, self._options.keep_every_steps
         try:
             prune(self._run_dir, keep, every, good=path, allowed=self._allowed)
         except CheckpointLockLost:  # the present writer deletes old checkpoints
-            return
+            return None
         except Exception as error:  # the checkpoint itself is written
-            self._note(FailedSave(step, error, written=True))
+            return error
+        return None
 
-    def _note(self, failure: FailedSave) -> None:
+    def _note(self, result: SaveResult) -> None:
         with self._changed:
-            self._failures.append(failure)
-            self.has_news = True
+            self._results.append(result)

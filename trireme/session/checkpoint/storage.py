@@ -21,11 +21,10 @@ from trireme.session.checkpoint import (
     Schedule,
     checkpoint_directory,
     save,
-    step_of,
 )
 from trireme.session.checkpoint.atomic_directories import make_directory
 from trireme.session.checkpoint.run_lock import RunLock, read_writer, writer_here
-from trireme.session.checkpoint.saver import LAST_DELAYS, RETRY_SECONDS, FailedSave
+from trireme.session.checkpoint.saver import LAST_DELAYS, RETRY_SECONDS
 from trireme.session.observers.progress import Progress
 from trireme.session.options import Checkpoint
 
@@ -300,15 +299,18 @@ class Storage:
 
     def look(self) -> None:
         """Counts and reports the saves that ended since the last call; cheap if there are none."""
-        saver = self._saver
-        if saver is None or not saver.has_news:
-            return
-        for path in saver.saved():
-            self._completed.append(path)
-            self.saved += 1
-            self.newest = step_of(path)
-        for failure in saver.failures():
-            self._report_failure(failure)
+        for step, path, error in self._saver.results() if self._saver is not None else ():
+            if path is not None:
+                self._completed.append(path)
+                self.saved += 1
+                self.newest = step
+            if path is not None and error is not None:
+                self._progress.warn(f"step {step} is saved, but {error}")
+            elif isinstance(error, CheckpointLockLost):
+                self._saved_step = -1
+                self._progress.message(f"step {step} is not saved here: {error}")
+            elif error is not None:
+                self._warn_not_saved(step, error)
 
     def take_completed(self) -> list[Path]:
         """Returns the checkpoints that were completed since the last call."""
@@ -333,15 +335,6 @@ class Storage:
             self._saver = Saver(self.run_dir, self._options, write, allowed=self._allowed)
             self.saves = True
         return self._saver
-
-    def _report_failure(self, failure: FailedSave) -> None:
-        if failure.written:
-            self._progress.warn(f"step {failure.step} is saved, but {failure.error}")
-        elif isinstance(failure.error, CheckpointLockLost):
-            self._saved_step = -1
-            self._progress.message(f"step {failure.step} is not saved here: {failure.error}")
-        else:
-            self._warn_not_saved(failure.step, failure.error)
 
     def _warn_not_saved(self, step: int, error: Exception | None = None) -> None:
         """Warns that a step is not saved."""

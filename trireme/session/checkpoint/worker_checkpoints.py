@@ -9,15 +9,12 @@ from trireme.cluster.view import View
 from trireme.errors import JobFailed, WireError
 from trireme.launch.exit_reason import describe
 from trireme.ps.snapshot import ModelState
-from trireme.session.backends.base import Backend
 from trireme.session.checkpoint import CheckpointData
 from trireme.session.checkpoint.checkpointer import Checkpointer
 from trireme.session.checkpoint.rescue import LACKS, Rescue
 from trireme.session.checkpoint.storage import Storage
 from trireme.session.lifecycle import Lifecycle
-from trireme.session.observers.progress import Progress
 from trireme.session.replica.buffers import Buffers
-from trireme.session.training_setup import TrainingSetup
 
 __all__ = ["WorkerCheckpoints"]
 
@@ -27,10 +24,7 @@ class WorkerCheckpoints:
 
     Args:
         lifecycle: the worker's, which has joined.
-        setup: what is trained.
-        backend: applies updates, and provides snapshots.
         storage: writes checkpoints to the run directory.
-        progress: shows what is lost or begins anew.
 
     Attributes:
         buffers: the buffers and frozen parameters of the model.
@@ -39,24 +33,17 @@ class WorkerCheckpoints:
         last_step: the global step of this worker's values while training ends; None before.
     """
 
-    def __init__(
-        self,
-        lifecycle: Lifecycle,
-        setup: TrainingSetup,
-        backend: Backend,
-        storage: Storage,
-        progress: Progress,
-    ) -> None:
-        self.buffers = Buffers(lifecycle.task, setup, backend)
+    def __init__(self, lifecycle: Lifecycle, storage: Storage) -> None:
+        self.buffers = Buffers(lifecycle.setup, lifecycle.backend)
         self.restored_from: int | None = None
         self.last_step: int | None = None
         self._lifecycle = lifecycle
-        self._setup = setup
-        self._backend = backend
+        self._setup = lifecycle.setup
+        self._backend = lifecycle.backend
         self._storage = storage
-        self._progress = progress
+        self._progress = lifecycle.progress
         self._checkpointer = Checkpointer(
-            lifecycle.task, setup, self.buffers, progress, lifecycle.epoch
+            self._setup, self.buffers, self._progress, lifecycle.epoch
         )
         self._copied: CheckpointData | None = None  # not written yet: see `step_made`
         self._view: View | None = None  # the last view that was handled
@@ -153,9 +140,8 @@ class WorkerCheckpoints:
         self._write()
         with self._lifecycle.liveness.excused("it saves"):
             state = self._backend.snapshot(state=True)
-        if (
-            not self._storage.has(state.step) and self._lifecycle.is_chief
-        ):  # other workers only take part
+        known = self._storage.has(state.step)
+        if self._lifecycle.is_chief and not known:  # other workers only take part
             self._copied = self._checkpointer.checkpoint_of(state)
 
     def _write(self, *, last: bool = False) -> None:
@@ -178,7 +164,7 @@ class WorkerCheckpoints:
             CheckpointError: the checkpoint is not on the disk.
         """
         self.buffers.settle()
-        if self._lifecycle.is_chief and self._setup.run_dir is not None:
+        if self._lifecycle.is_chief and self._setup.settings.run_dir is not None:
             self._lifecycle.enter("saving")
             self._write()
             self._storage.settle(at_the_end=True)

@@ -31,7 +31,6 @@ class Phases:
 
     Attributes:
         add: adds a phase of a step, as a tuple with two readings of `time.monotonic`.
-        observer: called with each phase of each step; None for no observer.
     """
 
     def __init__(self, names: Sequence[str], registry: Registry) -> None:
@@ -56,13 +55,8 @@ class Phases:
         self.settle()
         return self._totals
 
-    @property
-    def observer(self) -> PhaseObserver | None:
-        """The observer of the phases that are added from now on."""
-        return self._observer
-
-    @observer.setter
-    def observer(self, observer: PhaseObserver | None) -> None:
+    def observe(self, observer: PhaseObserver | None) -> None:
+        """Sets the observer of the phases that are added from now on; None for no observer."""
         self.settle()
         self._observer = observer
 

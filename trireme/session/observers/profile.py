@@ -187,7 +187,7 @@ class _Tracing:
             trips = [self._connected.trace("start") for _ in range(1 + _ROUND_TRIPS)]
         self._offset, self.servers = _offsets(list(zip(*trips, strict=True)))
         self._profiler = _Profiler() if operators else None
-        self._recorder.phases.observer = self._saw
+        self._recorder.phases.observe(self._saw)
 
     def _saw(self, phase: str, began: float, ended: float) -> None:
         span = TraceSpan(phase, began, ended)
@@ -211,7 +211,7 @@ class _Tracing:
             self._pushes.append(PushSpan(push.began, push.ended, steps))
 
     def finish(self) -> WorkerPart:
-        self._recorder.phases.observer = None
+        self._recorder.phases.observe(None)
         operators = self._profiler.finish() if self._profiler is not None else ()
         return WorkerPart(
             task=self._task.name,

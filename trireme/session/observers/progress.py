@@ -11,26 +11,22 @@ from __future__ import annotations
 
 import logging
 import sys
-from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TextIO
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal, NamedTuple, TextIO
 
 from trireme.clock import Clock, MonotonicClock
-from trireme.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
+    from trireme.session.result import StepResult
+
 __all__ = [
     "LiveProgress",
-    "Measured",
     "PlainProgress",
     "Progress",
-    "ProgressOptions",
     "ProgressRow",
-    "SilentProgress",
     "make_progress",
     "summary_line",
 ]
@@ -44,18 +40,6 @@ _NAMES_SHOWN = 6
 _BAR_WIDTH = 20
 
 
-class Measured(Protocol):
-    """The results of a step, as in `StepResult`; read only if shown, as reading may be costly."""
-
-    @property
-    def loss(self) -> float:
-        """The step's loss."""
-
-    @property
-    def metrics(self) -> Mapping[str, float]:
-        """The step's metrics by name."""
-
-
 class ProgressRow(NamedTuple):
     """One step.
 
@@ -64,120 +48,77 @@ class ProgressRow(NamedTuple):
         global_step: the job's global step.
         examples: the number of examples seen so far, by this process or by the job; its growth
             gives the examples per second.
-        measured: the results of the step; None if they are unknown.
+        result: the result of the step, whose loss and metrics are read only if they are shown, as
+            reading may be costly; None if it is unknown.
     """
 
     step: int
     global_step: int
     examples: float
-    measured: Measured | None = None
+    result: StepResult | None = None
 
 
-@dataclass(frozen=True)
-class ProgressOptions:
-    """The options of all displays.
+class Progress:
+    """Displays the progress of a session; this class shows nothing, and logs warnings.
 
-    Attributes:
-        max_steps: the global step at which training ends; None if it is unknown.
-        log_every: the number of the worker's steps between two plain lines; where steps are slow, a
-            line is written every 30 seconds.
-
-    Raises:
-        ConfigurationError: `log_every` is below 1.
+    The methods are called from one thread.
     """
 
-    max_steps: int | None = None
-    log_every: int = 100
-
-    def __post_init__(self) -> None:
-        if self.log_every < 1:
-            raise ConfigurationError(f"log_every is {self.log_every}: it must be 1 or more")
-
-
-class Progress(ABC):
-    """Displays the progress of a session. Its methods are called from one thread."""
-
-    @abstractmethod
     def state(self, name: str, detail: str = "") -> None:
         """Shows a new state of the session, such as `restoring`, with a detail: `step 1200`."""
 
-    @abstractmethod
     def waiting(self, names: Sequence[str], seconds_left: float) -> None:
         """Shows the tasks that the cluster still waits for. May be called at any rate."""
 
-    @abstractmethod
     def waiting_for_update(self, reason: str, names: Sequence[str], seconds: float) -> None:
         """Shows that an answer is withheld for `seconds` so far, because of these tasks."""
 
-    @abstractmethod
     def step(self, row: ProgressRow) -> None:
         """Shows a step; called about ten times a second, and when a record is due.
 
         It takes a microsecond or two where nothing is shown.
         """
 
-    @abstractmethod
     def training_ended(self) -> None:
         """Ends the display of steps; messages and states may follow."""
 
-    @abstractmethod
     def message(self, text: str) -> None:
         """Shows a line of text."""
 
-    @abstractmethod
     def warn(self, text: str) -> None:
         """Shows a warning; a silent display logs it."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """Ends the display and restores the terminal. Closing twice does nothing."""
-
-
-class SilentProgress(Progress):
-    """Shows nothing."""
-
-    def state(self, name: str, detail: str = "") -> None:
-        pass
-
-    def waiting(self, names: Sequence[str], seconds_left: float) -> None:
-        pass
-
-    def waiting_for_update(self, reason: str, names: Sequence[str], seconds: float) -> None:
-        pass
-
-    def step(self, row: ProgressRow) -> None:
-        pass
-
-    def training_ended(self) -> None:
-        pass
-
-    def message(self, text: str) -> None:
-        pass
-
-    def warn(self, text: str) -> None:
         _log.warning(text)
 
     def close(self) -> None:
-        pass
+        """Ends the display and restores the terminal. Closing twice does nothing."""
 
 
 class PlainProgress(Progress):
     """Writes lines, for files, pipes and logs.
 
     Args:
-        options: the options of the display.
         stream: the output.
         clock: measures the examples per second.
+        max_steps: the global step at which training ends; None if it is unknown.
+        log_every: the number of the worker's steps between two lines; where steps are slow, a line
+            is written every 30 seconds.
         steps: whether to write lines for steps.
     """
 
     def __init__(
-        self, options: ProgressOptions, stream: TextIO, clock: Clock, *, steps: bool = True
+        self,
+        stream: TextIO,
+        clock: Clock,
+        *,
+        max_steps: int | None = None,
+        log_every: int = 100,
+        steps: bool = True,
     ) -> None:
-        self._steps = steps
-        self._options = options
         self._stream = stream
         self._clock = clock
+        self._max_steps = max_steps
+        self._log_every = log_every
+        self._steps = steps
         self._pace = _Pace()
         self._waiting_for: tuple[str, ...] = ()
         self._waiting_since = 0.0
@@ -202,13 +143,8 @@ class PlainProgress(Progress):
             return
         now = self._clock.now()
         silent = self._pace.elapsed(now, row.examples) >= _SILENCE_SECONDS
-        if silent or row.step % self._options.log_every == 0:
-            self.message(
-                _row_text(row, self._options.max_steps, self._pace.mark(now, row.examples))
-            )
-
-    def training_ended(self) -> None:
-        pass
+        if silent or row.step % self._log_every == 0:
+            self.message(_row_text(row, self._max_steps, self._pace.mark(now, row.examples)))
 
     def message(self, text: str) -> None:
         print(text, file=self._stream, flush=True)
@@ -216,25 +152,22 @@ class PlainProgress(Progress):
     def warn(self, text: str) -> None:
         self.message(f"warning: {text}")
 
-    def close(self) -> None:
-        pass
-
 
 class LiveProgress(Progress):
     """Updates one line of a terminal, below other output.
 
     Args:
-        options: the options of the display.
         console: the terminal.
         clock: measures the examples per second and the time left.
+        max_steps: the global step at which training ends; None if it is unknown.
     """
 
-    def __init__(self, options: ProgressOptions, console: Console, clock: Clock) -> None:
+    def __init__(self, console: Console, clock: Clock, *, max_steps: int | None = None) -> None:
         from rich.live import Live
 
         self._console = console
         self._clock = clock
-        self._max_steps = options.max_steps
+        self._max_steps = max_steps
         self._pace = _Pace()
         self._begun: tuple[float, int] | None = None
         self._last: ProgressRow | None = None
@@ -332,37 +265,34 @@ class _Pace:
 
 
 def make_progress(
-    mode: str,
+    mode: Literal["auto", "plain", "events", "none"],
     *,
     max_steps: int | None = None,
     log_every: int = 100,
     stream: TextIO | None = None,
-    clock: Clock | None = None,
 ) -> Progress:
     """Makes the display of a display mode.
 
     Args:
         mode: `auto` (live on a terminal, else plain), `plain`, `events` (plain, without the
             steps) or `none`.
-        max_steps: the global step at which training ends, where that is known.
-        log_every: every how many of the worker's steps a plain line is written.
+        max_steps: the global step at which training ends; None if it is unknown.
+        log_every: the number of the worker's steps between two plain lines.
         stream: the output; None for standard output.
-        clock: the clock; None for the machine's monotonic clock.
-
-    Raises:
-        ConfigurationError: there is no such mode, or `log_every` is below 1.
     """
-    if mode not in ("auto", "plain", "events", "none"):
-        raise ConfigurationError(f"display is {mode!r}: it is auto, plain, events or none")
     if mode == "none":
-        return SilentProgress()
-    options = ProgressOptions(max_steps, log_every)
+        return Progress()
     stream = stream or sys.stdout
-    clock = clock or MonotonicClock()
     console = _terminal(stream) if mode == "auto" else None
     if console is not None:
-        return LiveProgress(options, console, clock)
-    return PlainProgress(options, stream, clock, steps=mode != "events")
+        return LiveProgress(console, MonotonicClock(), max_steps=max_steps)
+    return PlainProgress(
+        stream,
+        MonotonicClock(),
+        max_steps=max_steps,
+        log_every=log_every,
+        steps=mode != "events",
+    )
 
 
 def _terminal(stream: TextIO) -> Console | None:
@@ -389,9 +319,9 @@ def summary_line(global_steps: int, seconds: float, examples: float) -> str:
 def _row_text(row: ProgressRow, max_steps: int | None, per_second: float | None) -> str:
     end = "" if max_steps is None else f"/{max_steps}"
     parts = [f"step {row.step} (global {row.global_step}{end})"]
-    if row.measured is not None:
-        parts.append(f"loss {row.measured.loss:.4g}")
-        parts += [f"{name} {value:.4g}" for name, value in row.measured.metrics.items()]
+    if row.result is not None:
+        parts.append(f"loss {row.result.loss:.4g}")
+        parts += [f"{name} {value:.4g}" for name, value in row.result.metrics.items()]
     if per_second is not None:
         parts.append(_pace_text(per_second))
     return " ".join(parts)

@@ -18,8 +18,7 @@ from trireme.monitor.records import Record, RecordWriter, begin_here, records_di
 from trireme.monitor.tensorboard.board import TensorBoard
 from trireme.ps.messages import Applied, Verdict
 from trireme.session.observers.phases import ALONE, SERVED, Phases
-from trireme.session.observers.progress import Progress, ProgressRow, summary_line
-from trireme.session.options import Options
+from trireme.session.observers.progress import ProgressRow, summary_line
 from trireme.session.result import StepResult
 from trireme.session.worker import Worker
 
@@ -45,13 +44,16 @@ _GAUGES = {
 }
 """The fields of a worker's status that are also gauges."""
 
+_PUSHES = "Pushes by verdict"
+_CHECKPOINTS = "Checkpoints by what became of them"
+
 
 class _Mark(NamedTuple):
     """The sums at one time, from which means over an interval are computed."""
 
     time: float
     steps: int
-    examples: int
+    examples: float
     staleness: int
     pushed: int
     pulled: int
@@ -67,93 +69,67 @@ class Recorder:
 
     Args:
         worker: the worker.
-        progress: shows lines.
-        run_dir: the directory of the curves; None for none.
-        options: the session's options.
-        updates_per_step: the number of workers' updates in one global step.
-        max_steps: the global step at which training ends; None if it is unknown.
-        reports_metrics: whether this process reports loss and metrics.
 
     Attributes:
         applied, stale: this worker's steps by the verdict of the push that they went into.
         skipped: the steps that made no update, because their loss was not finite.
+        registry: the worker's metrics.
+        phases: the durations of its steps.
     """
 
-    def __init__(
-        self,
-        worker: Worker,
-        progress: Progress,
-        run_dir: Path | None,
-        options: Options,
-        updates_per_step: int,
-        max_steps: int | None,
-        *,
-        reports_metrics: bool = True,
-    ) -> None:
-        self._reports_metrics = reports_metrics
+    def __init__(self, worker: Worker) -> None:
+        task, settings = worker.task, worker.setup.settings
+        process_group = worker.setup.process_group
         self.applied = 0
         self.stale = 0
         self.skipped = 0
-        self._in_a_row = 0  # consecutive skipped steps
         self._worker = worker
-        self._progress = progress
-        self._directory = None if run_dir is None else run_dir / "tensorboard"
-        self._options = options
-        self._updates_per_step = updates_per_step
-        self._max_steps = max_steps
+        self._settings = settings
+        self._progress = worker.progress
+        self._reports_metrics = process_group is None or process_group.reports_metrics
+        self._directory = None if settings.run_dir is None else settings.run_dir / "tensorboard"
         self._board: TensorBoard | None = None
         self._steps = 0
+        self._in_a_row = 0  # consecutive skipped steps
         self._last: StepResult | None = None
-        self._examples = 0
         self._first_step = worker.global_step
         self._began = time.monotonic()
         self._ended: float | None = None
         self._report_at = 0.0
+        self._show_at = 0.0
+        self._shown = 0  # the last step that was shown
+        self._staleness = 0
+        self._stalenesses: list[int] = []  # not in the histogram yet
         self.registry = Registry()
-        self._alone = not worker.task.servers and worker.task.processes == 1
+        self._alone = not task.servers and task.processes == 1
         self.phases = Phases(ALONE if self._alone else SERVED, self.registry)
         self._recorded = _Mark(self._began, 0, 0, 0, 0, 0, dict(self.phases.totals))
         self._reported = self._recorded
-        self._staleness = 0
-        self._stalenesses: list[int] = []  # not in the histogram yet
-        self._pushes_applied = self._pushes_stale = 0
-        self._show_at = 0.0
-        self._shown = 0  # the last step that was shown
-        self._staleness_histogram = self.registry.histogram(
-            "trireme_push_staleness", "Updates between a pull and its push", COUNT_BUCKETS
-        )
         self._process = psutil.Process()
-        self._gauges = {
-            name: self.registry.gauge(f"trireme_{name}", text) for name, text in _GAUGES.items()
-        }
-        task = worker.task
-        self._journal = _journal(task, run_dir)
+        self._journal = _journal(task, settings.run_dir)
         self._exposition = expose(
             self.registry, task.name, task.config.metrics_host, task.scrape_port
         )
         if self._exposition is not None:
-            progress.message(f"metrics: {self._exposition.address}")
-        self._count_applied = self.registry.counter(
-            "trireme_pushes_total", "Pushes by verdict", verdict="applied"
-        )
-        self._count_stale = self.registry.counter(
-            "trireme_pushes_total", "Pushes by verdict", verdict="stale"
-        )
-        self._count_pushed = self.registry.counter(
+            self._progress.message(f"metrics: {self._exposition.address}")
+        counter, pushes, checkpoints = self.registry.counter, _PUSHES, _CHECKPOINTS
+        self._pushes_applied = counter("trireme_pushes_total", pushes, verdict="applied")
+        self._pushes_stale = counter("trireme_pushes_total", pushes, verdict="stale")
+        self._examples = counter("trireme_examples_total", "Examples computed by this worker")
+        self._bytes_pushed = counter(
             "trireme_bytes_pushed_total", "Bytes of updates sent to the servers, as packed"
         )
-        self._count_pulled = self.registry.counter(
+        self._bytes_pulled = counter(
             "trireme_bytes_pulled_total", "Bytes of values received from the servers"
         )
-        self._count_examples = self.registry.counter(
-            "trireme_examples_total", "Examples computed by this worker"
+        self._saved = counter("trireme_checkpoints_total", checkpoints, outcome="saved")
+        self._unsaved = counter("trireme_checkpoints_total", checkpoints, outcome="failed")
+        self._staleness_histogram = self.registry.histogram(
+            "trireme_push_staleness", "Updates between a pull and its push", COUNT_BUCKETS
         )
-        self._count_saved = self.registry.counter(
-            "trireme_checkpoints_total", "Checkpoints by what became of them", outcome="saved"
-        )
-        self._count_unsaved = self.registry.counter(
-            "trireme_checkpoints_total", "Checkpoints by what became of them", outcome="failed"
-        )
+        self._gauges = {
+            name: self.registry.gauge(f"trireme_{name}", text) for name, text in _GAUGES.items()
+        }
 
     # -- each step ------------------------------------------------------------------------------
 
@@ -171,17 +147,17 @@ class Recorder:
         """
         self._steps += 1
         self._last = result
-        self._examples += result.examples
+        self._examples.increment(result.examples)
         if result.verdict is not None:
             self.count(result.verdict, result.steps)
         if result.examples:
             self._in_a_row = 0
-        elif self._options.nan == "skip":
+        elif self._settings.options.nan == "skip":
             self._skip(result)
         self._staleness += result.staleness
         self._stalenesses.append(result.staleness)
         self._add_phases(began, computed)
-        now, due = time.monotonic(), self._steps % self._options.log_every == 0
+        now, due = time.monotonic(), self._steps % self._settings.options.log_every == 0
         if due or now >= self._show_at:
             self._show_at = now + _SHOW_SECONDS
             self._show(result)
@@ -244,22 +220,18 @@ class Recorder:
         """Counts a push and its steps by verdict."""
         if isinstance(verdict, Applied):
             self.applied += steps
-            self._pushes_applied += 1
+            self._pushes_applied.increment()
         else:
             self.stale += steps
-            self._pushes_stale += 1
+            self._pushes_stale.increment()
 
     def _settle(self) -> None:
         """Updates the metrics from the counts; doing so at each step would cost more."""
         self.phases.settle()
-        stalenesses = self._stalenesses[:]
+        self._staleness_histogram.observe_all(self._stalenesses)
         self._stalenesses.clear()
-        self._staleness_histogram.observe_all(stalenesses)
-        self._count_examples.value = self._examples
-        self._count_applied.value = self._pushes_applied
-        self._count_stale.value = self._pushes_stale
-        self._count_saved.value = self._worker.storage.saved
-        self._count_unsaved.value = self._worker.storage.failed
+        self._saved.value = self._worker.storage.saved
+        self._unsaved.value = self._worker.storage.failed
 
     @property
     def job_examples(self) -> float:
@@ -270,11 +242,11 @@ class Recorder:
         if not self._steps:
             return 0.0
         steps = self._worker.global_step - self._first_step
-        return self._examples / self._steps * steps * self._updates_per_step
+        return self._examples.value / self._steps * steps * self._settings.batches_per_step
 
     def _mark(self) -> _Mark:
         pushed, pulled = self._worker.backend.bytes_sent, self._worker.backend.bytes_received
-        sums = (self._steps, self._examples, self._staleness, pushed, pulled)
+        sums = (self._steps, self._examples.value, self._staleness, pushed, pulled)
         return _Mark(time.monotonic(), *sums, dict(self.phases.totals))
 
     def _record(self, result: StepResult) -> None:
@@ -326,7 +298,7 @@ class Recorder:
         status: dict[str, float | str] = {
             "step": self._steps,
             "global_step": result.global_step,
-            "max_steps": self._max_steps or 0,
+            "max_steps": self._settings.max_steps or 0,
             "loss": result.loss,
             "examples_per_second": now.pace(before),
             "applied": self.applied,
@@ -342,7 +314,7 @@ class Recorder:
         for name, gauge in self._gauges.items():
             gauge.value = float(status[name])
         status["bytes_pushed"], status["bytes_pulled"] = now.pushed, now.pulled
-        self._count_pushed.value, self._count_pulled.value = now.pushed, now.pulled
+        self._bytes_pushed.value, self._bytes_pulled.value = now.pushed, now.pulled
         status |= self.phases.since(before.seconds, made)
         self._worker.lifecycle.report(status)
         if self._journal is not None:
@@ -392,10 +364,6 @@ class Recorder:
         """Shows a line."""
         self._progress.message(text)
 
-    def checkpoint(self, path: Path) -> None:
-        """Shows that a checkpoint was written."""
-        self._progress.message(f"saved {path}")
-
     @property
     def board(self) -> TensorBoard | None:
         """The TensorBoard writer, created on first access; None without a run directory."""
@@ -435,11 +403,8 @@ class Recorder:
         if not self._worker.lifecycle.is_chief:
             return
         steps = self._worker.global_step - self._first_step
-        begun, interrupted = (
-            self._worker.checkpoints.restored_from,
-            self._worker.lifecycle.interrupted,
-        )
-        if not steps and begun is not None and interrupted is None:
+        begun = self._worker.checkpoints.restored_from
+        if not steps and begun is not None and self._worker.lifecycle.interrupted is None:
             say(
                 f"nothing was left to do: step {begun} is the last one; continue with "
                 "more steps, or start again in another run directory"
@@ -477,5 +442,5 @@ def _journal(task: TaskConfig, run_dir: Path | None) -> RecordWriter | None:
 
 def _upper_bounds(histogram: Histogram) -> dict[str, float]:
     """Returns the cumulative counts of a histogram by upper bound, as text."""
-    samples = histogram.samples().items()
-    return {label[4:-1]: count for (suffix, label), count in samples if suffix == "_bucket"}
+    samples = histogram.samples()
+    return {labels["le"]: count for suffix, labels, count in samples if suffix == "_bucket"}

@@ -3,30 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Protocol
 
 import torch
 from safetensors.torch import load as load_bytes
 from safetensors.torch import save as save_bytes
 
-from trireme.launch.environment.detect import TaskConfig
 from trireme.ps.module_names import named_buffers, state_of
+from trireme.session.backends.base import Backend
 from trireme.session.training_setup import TrainingSetup
 
-__all__ = ["Buffers", "SharedBytes"]
+__all__ = ["Buffers"]
 
 _INITIAL = "initial"
 _BUFFERS = "buffers"
-
-
-class SharedBytes(Protocol):
-    """The interface by which workers share bytes with each other; any backend has it."""
-
-    def share(self, topic: str, data: bytes) -> None:
-        """Shares bytes with the other workers under a topic, in place of earlier ones."""
-
-    def collect(self, topic: str) -> dict[int, bytes]:
-        """Returns the bytes that each worker has shared under a topic."""
 
 
 class Buffers:
@@ -36,18 +25,16 @@ class Buffers:
     differ, and their mean is evaluated and saved.
 
     Args:
-        task: the identity of this process.
         setup: the model, and which of its parameters are trained.
-        shared_bytes: the means by which workers share their buffers.
+        backend: shares bytes between the workers.
     """
 
-    def __init__(self, task: TaskConfig, setup: TrainingSetup, shared_bytes: SharedBytes) -> None:
-        self._task = task
+    def __init__(self, setup: TrainingSetup, backend: Backend) -> None:
+        self._task = setup.settings.task
         self._setup = setup
-        self._shared_bytes = shared_bytes
-        self._alone = (
-            not task.coordinator and setup.process_group is None
-        )  # this process is the whole job
+        self._backend = backend
+        # Whether this process is the whole job.
+        self._alone = not self._task.coordinator and setup.process_group is None
         self._last: dict[str, torch.Tensor] | None = None  # their mean, when training has ended
 
     # -- at the beginning ---------------------------------------------------------------------
@@ -73,11 +60,11 @@ class Buffers:
 
     def hand_out(self) -> None:
         """Shares, as chief, the constants with which every worker begins."""
-        self._shared_bytes.share(_INITIAL, save_bytes(self.constants()))
+        self._backend.share(_INITIAL, save_bytes(self.constants()))
 
     def take(self) -> None:
         """Takes over the constants that the chief has shared."""
-        left = self._shared_bytes.collect(_INITIAL)
+        left = self._backend.collect(_INITIAL)
         if left:
             self.set_constants(load_bytes(left[min(left)]))
 
@@ -101,7 +88,7 @@ class Buffers:
             from trireme.parallel.model_part import join_stages, mean_over_replicas
 
             own = mean_over_replicas(process_group, join_stages(process_group, own))
-        self._shared_bytes.share(_BUFFERS, save_bytes(own))
+        self._backend.share(_BUFFERS, save_bytes(own))
 
     def average(self) -> dict[str, torch.Tensor]:
         """Returns the mean over the workers of each floating buffer, as they were last shared."""
@@ -110,7 +97,7 @@ class Buffers:
         everything = self._floating()
         if self._alone or not everything:
             return everything
-        shared = {w: load_bytes(data) for w, data in self._shared_bytes.collect(_BUFFERS).items()}
+        shared = {w: load_bytes(data) for w, data in self._backend.collect(_BUFFERS).items()}
         left = shared.get(self._task.index, {})
         # Of one replica this process's are newer; of several, what was left is the mean over them.
         several = self._task.servers > 0 and self._replicas > 1

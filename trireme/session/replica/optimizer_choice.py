@@ -8,8 +8,8 @@ from torch import nn
 
 from trireme.errors import ConfigurationError
 from trireme.ps.joint_optimizer import JointOptimizer
-from trireme.session.replica.assembly import Assembly
-from trireme.session.resolved_settings import Optimizers
+from trireme.session.replica.assembly import Optimizers
+from trireme.session.training_setup import TrainingSetup
 
 __all__ = ["OptimizerChoice", "agree_on_optimizer", "choose"]
 
@@ -34,13 +34,13 @@ class OptimizerChoice:
         self._parameters = parameters
 
     @classmethod
-    def of(cls, assembly: Assembly, given: Optimizers) -> OptimizerChoice | None:
+    def of(cls, setup: TrainingSetup, given: Optimizers) -> OptimizerChoice | None:
         """Returns the choice among a program's optimizers; None for a single optimizer."""
-        joint = assembly.optimizer
+        joint = setup.optimizer
         if not isinstance(joint, JointOptimizer):
             return None
         named = list(given) if isinstance(given, Mapping) else range(len(joint.optimizers))
-        return cls(joint, named, assembly.parameters_of_each())
+        return cls(joint, named, setup.parameters_of_each())
 
     @property
     def names(self) -> str:
@@ -87,17 +87,17 @@ def choose(choice: OptimizerChoice | None, name: str | int | None) -> None:
     choice.choose(name)
 
 
-def agree_on_optimizer(assembly: Assembly, *, takes_part: bool = True) -> None:
+def agree_on_optimizer(setup: TrainingSetup, *, takes_part: bool = True) -> None:
     """Checks that all processes that step together step the same one of several optimizers.
 
     Args:
-        assembly: what they train; nothing is checked for one process or one optimizer.
+        setup: what they train; nothing is checked for one process or one optimizer.
         takes_part: whether this process has chosen; otherwise it takes the others' choice.
 
     Raises:
         ConfigurationError: the processes have chosen different optimizers.
     """
-    joint, process_group = assembly.optimizer, assembly.process_group
+    joint, process_group = setup.optimizer, setup.process_group
     if not isinstance(joint, JointOptimizer) or process_group is None:
         return
     chosen = float(joint.chosen)

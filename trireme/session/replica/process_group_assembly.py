@@ -14,37 +14,38 @@ import msgspec
 import torch
 from torch import nn
 
-from trireme.launch.environment.detect import TaskConfig
+from trireme.launch.config.task_config import TaskConfig
 from trireme.mesh import Mesh
 from trireme.parallel.gradients import BucketedMean, EqualBatchMean, ListMean, ShardedMean
 from trireme.parallel.model_part import ModelPart
 from trireme.parallel.process_group import ProcessGroup, ProcessGroupConfig
-from trireme.parallel.reducer import NoMean, Reducer
+from trireme.parallel.reducer import Reducer
 from trireme.parallel.sharding import fill_local
 from trireme.ps.flat import FlatModel
 from trireme.ps.joint_optimizer import members
 from trireme.ps.layout import Layout
 from trireme.ps.messages import LayoutSpec
 from trireme.ps.module_names import named_parameters
-from trireme.session.options import Options
-from trireme.session.replica.assembly import Assembly, Computation
+from trireme.session.replica.assembly import Computation
 from trireme.session.replica.process_group_replica import PipelineReplica, ProcessGroupReplica
 from trireme.session.replica.replica import Loss, Replica, named_groups
-from trireme.session.resolved_settings import part_of
 from trireme.session.result import Metric
+from trireme.session.settings import Settings
+from trireme.session.training_setup import TrainingSetup
 
 __all__ = ["assemble_together", "compute_together", "meet"]
 
 
-def meet(task: TaskConfig, mesh: Mesh, device: torch.device) -> ProcessGroup:
+def meet(settings: Settings, device: torch.device) -> ProcessGroup:
     """Joins the processes that hold the model with this one, which computes on a device.
 
     Raises:
         TriremeError: the others did not come.
     """
+    task = settings.task
     return ProcessGroup(
         ProcessGroupConfig(
-            mesh=mesh,
+            mesh=settings.mesh,
             rank=task.rank,
             address=task.process_group,
             listen_fd=task.process_group_fd,
@@ -56,19 +57,17 @@ def meet(task: TaskConfig, mesh: Mesh, device: torch.device) -> ProcessGroup:
 
 
 def assemble_together(
-    task: TaskConfig,
-    options: Options,
+    settings: Settings,
     process_group: ProcessGroup,
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
     *,
     in_place: bool,
-) -> Assembly:
+) -> TrainingSetup:
     """Makes the buffers, and cuts the model, for one process of a process group.
 
     Args:
-        task: who this is.
-        options: the session's.
+        settings: what the launch and the program have chosen.
         process_group: the processes.
         model: whole, on its device.
         optimizer: over its parameters; its groups, and its state, are those of the part of the
@@ -79,7 +78,7 @@ def assemble_together(
         ConfigurationError: the model cannot be cut so.
         ModelMismatchError: this process has another model than the chief.
     """
-    names = _names(model, optimizer)
+    task, names = settings.task, _names(model, optimizer)
     servers = max(task.servers, 1)
     shared = task.servers > 0 and process_group.is_chief
     if not process_group.mesh.sharded:
@@ -87,44 +86,39 @@ def assemble_together(
         flat = FlatModel(groups, servers=servers, shared=shared, counted=True)
         _check_same(task, process_group, flat)
         mean = BucketedMean(process_group, flat)
-        return Assembly(model, optimizer, flat, process_group, reducer=mean)
+        return TrainingSetup(settings, model, optimizer, flat, process_group, reducer=mean)
     whole, cut = model, None
     if in_place:
         whole, cut = copy.deepcopy(model), model
         _point(optimizer, names, dict(named_parameters(whole)))
     flat = FlatModel(named_groups(whole, optimizer), servers=servers, shared=shared)
-    _check_same(
-        task, process_group, flat
-    )  # before parts are cut: those of other shapes would not fit
-    part = ModelPart(process_group, whole, part_of(task, options), cut=cut)
+    _check_same(task, process_group, flat)  # before parts of other shapes are cut
+    plan = settings.options.tensor_plan
+    part = ModelPart(process_group, whole, settings.pipeline, plan, cut=cut)
     if not task.servers:
         _point(optimizer, names, part.parameters)
     reducer = _reducer(process_group, part, in_place=in_place)
-    return Assembly(whole, optimizer, flat, process_group, part, reducer)
+    return TrainingSetup(settings, whole, optimizer, flat, process_group, part, reducer)
 
 
 def compute_together(
-    made: Assembly, loss: Loss, options: Options, metrics: Mapping[str, Metric]
+    setup: TrainingSetup, loss: Loss, metrics: Mapping[str, Metric]
 ) -> Computation:
-    """Returns what computes the gradients of an assembly of several processes.
+    """Returns the objects that compute the gradients of several processes and evaluate the model.
 
     Raises:
         ConfigurationError: an option has no meaning for a pipeline.
     """
-    process_group, part, reducer = made.process_group, made.part, made.reducer
-    assert process_group is not None and reducer is not None
+    options, part, reducer = setup.settings.options, setup.part, setup.reducer
+    assert reducer is not None
     if part is None:
-        replica = ProcessGroupReplica(
-            process_group, made.model, loss, made.flat, options, metrics, reducer
-        )
-        return Computation(replica, replica)
-    evaluator = Replica(made.model, loss, made.flat, options, metrics)
-    if process_group.mesh.pp > 1:
-        staged = PipelineReplica(process_group, part, loss, options, metrics, reducer)
+        whole = ProcessGroupReplica(setup.model, loss, setup.flat, options, metrics, reducer)
+        return Computation(whole, whole)
+    evaluator = Replica(setup.model, loss, setup.flat, options, metrics)
+    if setup.settings.mesh.pp > 1:
+        staged = PipelineReplica(part, loss, options, metrics, reducer)
         return Computation(staged, evaluator, staged.pipeline)
-    replica = ProcessGroupReplica(
-        process_group, part.modules[0], loss, part, options, metrics, reducer
-    )
+    replica = ProcessGroupReplica(part.modules[0], loss, part, options, metrics, reducer)
     return Computation(replica, evaluator)
 
 
@@ -197,7 +191,7 @@ def _reducer(process_group: ProcessGroup, part: ModelPart, *, in_place: bool) ->
     if mesh.dp > 1 and mesh.fsdp == 1:
         return ListMean(process_group, [p for p in part.parameters.values() if p.requires_grad])
     if mesh.replicas == 1:
-        return NoMean()
+        return Reducer()
     if in_place:
         return EqualBatchMean(process_group)
     # A pipeline says itself when its last micro-batch has passed.

@@ -6,48 +6,23 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from trireme.errors import ConfigurationError
 from trireme.parallel.model_part import ModelPart
-from trireme.parallel.process_group import ProcessGroup, lost_peer
+from trireme.parallel.process_group import lost_peer
 from trireme.parallel.reducer import Reducer
 from trireme.session.options import Options
 from trireme.session.replica.batch import examples_in
 from trireme.session.replica.model_loss import model_loss
-from trireme.session.replica.replica import Loss, Replica, Trained
+from trireme.session.replica.replica import Loss, Replica, scalar
 from trireme.session.result import Metric, StepResult
 
 __all__ = ["PipelineReplica", "ProcessGroupReplica"]
 
 
 class ProcessGroupReplica(Replica):
-    """Forward and backward in which other processes take part.
-
-    Args:
-        process_group: those processes.
-        model: what this process computes.
-        loss: see `Loss`.
-        trained: its parameters.
-        options: the session's.
-        metrics: by name.
-        reducer: makes the mean over the replicas.
-    """
-
-    def __init__(
-        self,
-        process_group: ProcessGroup,
-        model: nn.Module,
-        loss: Loss,
-        trained: Trained,
-        options: Options,
-        metrics: Mapping[str, Metric],
-        reducer: Reducer,
-    ) -> None:
-        super().__init__(model, loss, trained, options, metrics, reducer)
-        self._process_group = process_group
-        self._part = trained if isinstance(trained, ModelPart) else None
+    """Forward and backward in which other processes take part; see `Replica` for the arguments."""
 
     def backward(self, batch: Any, begin: Callable[[float], None] | None = None) -> StepResult:
         """As `Replica.backward`, with the mean over all replicas.
@@ -58,8 +33,8 @@ class ProcessGroupReplica(Replica):
         """
         with lost_peer():
             result = super().backward(batch, begin)
-        if self._part is not None and result.examples:
-            self._part.check_gradients()
+        if isinstance(self.flat, ModelPart) and result.examples:
+            self.flat.check_gradients()
         return result
 
 
@@ -67,7 +42,6 @@ class PipelineReplica(ProcessGroupReplica):
     """Stages through which micro-batches pass. The loss is known everywhere, outputs in the last.
 
     Args:
-        process_group: the processes.
         part: this one's stages.
         loss: see `Loss`.
         options: the session's.
@@ -80,7 +54,6 @@ class PipelineReplica(ProcessGroupReplica):
 
     def __init__(
         self,
-        process_group: ProcessGroup,
         part: ModelPart,
         loss: Loss,
         options: Options,
@@ -98,21 +71,12 @@ class PipelineReplica(ProcessGroupReplica):
                 "whole model: give the session a loss function of (outputs, targets), or use "
                 "--strategy fsdp"
             )
-        super().__init__(
-            process_group, nn.ModuleList(part.modules), loss, part, options, metrics, reducer
-        )
+        super().__init__(nn.ModuleList(part.modules), loss, part, options, metrics, reducer)
+        self._reducer: Reducer = reducer
         self.pipeline = part.pipeline(self._scalar)
 
     def _scalar(self, outputs: Any, targets: Any) -> torch.Tensor:
-        loss = self._loss(outputs, targets)
-        if isinstance(loss, dict):
-            loss = loss.get("loss")
-        if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
-            raise ConfigurationError(
-                f"the loss is {type(loss).__name__}: it must be one number as a tensor, or a dict "
-                'whose "loss" is that'
-            )
-        return loss
+        return scalar(self._loss(outputs, targets))
 
     def _compute(self, batch: tuple[Any, Any], begin: Callable[[float], None] | None) -> StepResult:
         inputs, targets = batch
@@ -121,10 +85,7 @@ class PipelineReplica(ProcessGroupReplica):
                 "a pipeline takes batches of one tensor of inputs and one of targets"
             )
         examples = examples_in(inputs)
-        assert self._reducer is not None
         share = self._reducer.scale_factor(examples)()
         with torch.autocast(self.flat.device.type, torch.bfloat16, enabled=self._autocast):
             loss, outputs = self.pipeline.step(inputs, targets, examples, share)
-        told = loss.to(self.flat.device)
-        dist.all_reduce(told, group=self._process_group.group("pp"))
-        return StepResult(told, list(outputs), self._metrics, examples)
+        return StepResult(loss, list(outputs), self._metrics, examples)

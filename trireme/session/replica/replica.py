@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import nn
@@ -21,7 +21,11 @@ from trireme.session.replica.batch import examples_in, inputs_and_targets, move,
 from trireme.session.replica.model_loss import model_loss
 from trireme.session.result import Metric, StepResult
 
-__all__ = ["Loss", "Replica", "Trained", "named_groups"]
+if TYPE_CHECKING:
+    from trireme.parallel.model_part import ModelPart
+    from trireme.ps.flat import FlatModel
+
+__all__ = ["Loss", "Replica", "Trained", "clip", "named_groups", "scalar"]
 
 Loss = Callable[[Any, Any], Any]
 """(outputs, targets) -> the mean over the batch, as a scalar or as the entry `loss` of a dict."""
@@ -30,25 +34,8 @@ _OPERATOR = getattr(getattr(torch.ops.aten, "_backward", None), "default", None)
 """The operator that TorchScript compiles `backward()` to; None if this torch has none."""
 
 
-class Trained(Protocol):
-    """The trained parameters: a `FlatModel`, or a `ModelPart`."""
-
-    @property
-    def parameters(self) -> Mapping[str, nn.Parameter]:
-        """The parameters by their names in the model."""
-
-    @property
-    def device(self) -> torch.device:
-        """The device of the parameters."""
-
-    def zero_gradients(self) -> None:
-        """Zeroes or drops the gradients."""
-
-    def gradient_norm(self) -> torch.Tensor:
-        """Returns the L2 norm of all gradients."""
-
-    def scale_gradients(self, factor: torch.Tensor | float) -> None:
-        """Multiplies all gradients in place."""
+Trained: TypeAlias = "FlatModel | ModelPart"
+"""The trained parameters that a process computes with: of the whole model, or of a part of it."""
 
 
 def named_groups(
@@ -71,6 +58,28 @@ def named_groups(
                 )
         groups.append([(names[id(p)], p) for p in group["params"] if p.requires_grad])
     return groups
+
+
+def clip(trained: Trained, limit: float) -> None:
+    """Scales the gradients of parameters down to an L2 norm of at most `limit`."""
+    norm = trained.gradient_norm()
+    trained.scale_gradients(torch.clamp(limit / (norm + 1e-6), max=1.0))
+
+
+def scalar(loss: Any) -> torch.Tensor:
+    """Returns the loss that a loss function has returned, as one number.
+
+    Raises:
+        ConfigurationError: it is not a scalar tensor, nor a dict whose `loss` is one.
+    """
+    if isinstance(loss, dict):
+        loss = loss.get("loss")
+    if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+        raise ConfigurationError(
+            f"the loss is {type(loss).__name__}: it must be one number as a tensor, or a dict "
+            'whose "loss" is that'
+        )
+    return loss
 
 
 class Replica:
@@ -187,14 +196,7 @@ class Replica:
             plain = type(inputs) is torch.Tensor
             outputs = self.model(inputs) if plain else _call(self.model, inputs)
             loss = self._loss(outputs, targets)
-        if isinstance(loss, dict):
-            loss = loss.get("loss")
-        if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
-            raise ConfigurationError(
-                f"the loss is {type(loss).__name__}: it must be one number as a tensor, or a dict "
-                'whose "loss" is that'
-            )
-        plain = type(outputs) is torch.Tensor
+        loss, plain = scalar(loss), type(outputs) is torch.Tensor
         return loss, outputs.detach() if plain else map_tensors(outputs, torch.Tensor.detach)
 
     @property
@@ -210,11 +212,6 @@ class Replica:
             yield
         finally:
             self._loss = own
-
-    def clip(self, limit: float) -> None:
-        """Scales the gradient down to an L2 norm of at most `limit`."""
-        norm = self.flat.gradient_norm()
-        self.flat.scale_gradients(torch.clamp(limit / (norm + 1e-6), max=1.0))
 
     def _accumulate(self, batch: tuple[Any, Any]) -> StepResult:
         total = examples_in(batch)

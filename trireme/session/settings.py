@@ -1,0 +1,137 @@
+"""The settings of a session: what the launch and the program have chosen, resolved."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+import msgspec
+
+from trireme.launch.config.task_config import TaskConfig
+from trireme.mesh import Mesh
+from trireme.parallel.config import PipelineConfig
+from trireme.ps.rule import Rule
+from trireme.session.options import Options
+from trireme.strategies import SSP, Async, Collective, Strategy, choose
+
+__all__ = ["Settings"]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the launch and the program have chosen for a job; the launch takes precedence.
+
+    Values that can be invalid are computed when they are first read, and raise
+    `ConfigurationError`.
+
+    Attributes:
+        task: the identity of this process, and the configuration of the launch.
+        options: the session's options.
+        run_dir: the directory of checkpoints and records; None for none.
+        max_steps: the global step at which training ends; None for no end.
+    """
+
+    task: TaskConfig
+    options: Options
+    run_dir: Path | None = None
+    max_steps: int | None = None
+
+    @classmethod
+    def of(
+        cls, task: TaskConfig, options: Options, run_dir: str | Path | None, max_steps: int | None
+    ) -> Settings:
+        """Returns the settings of a program's own arguments and of the launch."""
+        directory = task.config.run_dir or run_dir
+        return cls(task, options, None if directory is None else Path(directory), max_steps)
+
+    @cached_property
+    def strategy(self) -> Strategy:
+        """The strategy of the launch, else of the program, else the cluster's default.
+
+        Raises:
+            ConfigurationError: the name is unknown, or the strategy cannot run on this cluster.
+        """
+        task = self.task
+        return choose(
+            task.config, self.options.strategy, workers=task.workers, servers=task.servers
+        )
+
+    @cached_property
+    def mesh(self) -> Mesh:
+        """The degrees of parallelism of the processes that hold one model together.
+
+        Raises:
+            ConfigurationError: the degrees do not match the number of processes or the strategy.
+        """
+        inside = Mesh.parse(self.task.config.mesh)
+        if isinstance(self.strategy, Collective):
+            return self.strategy.mesh(inside, self.task.processes)
+        inside.check_processes(self.task.processes)
+        return inside
+
+    @cached_property
+    def rule(self) -> Rule:
+        """The rule that every worker of the job registers at its servers.
+
+        For a single worker without servers, each update is a step under every strategy.
+
+        Raises:
+            ConfigurationError: as `strategy`, or a value is out of range.
+        """
+        options, strategy = self.options, self.strategy
+        alone = self.task.servers == 0 and self.task.processes == 1
+        rule = Rule() if alone else strategy.rule()
+        rule = msgspec.structs.replace(
+            rule,
+            deterministic=options.deterministic,
+            clip_norm=options.clip_norm if rule.synchronous and rule.every is None else None,
+            average=options.ema_rule,
+            max_steps=self.max_steps,
+            codec=self.task.config.compress if self.task.servers else "none",
+        )
+        rule.check()
+        return rule
+
+    @property
+    def pipeline(self) -> PipelineConfig:
+        """How a model is split into pipeline stages, and in which order they compute."""
+        config, pipeline = self.task.config, self.options.pipeline
+        if config.schedule is not None:
+            pipeline = replace(pipeline, schedule=config.schedule)
+        if config.microbatches is not None:
+            pipeline = replace(pipeline, microbatches=config.microbatches)
+        return pipeline
+
+    @property
+    def batches_per_step(self) -> int:
+        """The number of batches in one global step, such as those of a synchronous round."""
+        rounds = self.task.servers and self.rule.synchronous
+        updates = (self.rule.aggregate or self.task.workers) if rounds else 1
+        return updates * self.mesh.replicas
+
+    @property
+    def prefetches(self) -> bool:
+        """Whether workers compute the next gradient while a push is under way."""
+        strategy = self.strategy
+        return self.task.servers > 0 and isinstance(strategy, Async | SSP) and strategy.prefetch
+
+    @property
+    def clip_norm(self) -> float | None:
+        """The L2 norm to which each worker scales its own gradients down; None for none.
+
+        In synchronous steps the mean gradient is clipped instead.
+        """
+        return None if self.rule.clip_norm is not None else self.options.clip_norm
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether gradients can be pushed while backward still computes others.
+
+        They cannot where a worker changes or accumulates gradients before the push, or applies them
+        itself. With prefetch there is no need to.
+        """
+        options = self.options
+        changes = self.clip_norm is not None or bool(options.l2) or options.accumulate > 1
+        keeps = changes or self.rule.every is not None or self.prefetches
+        return self.task.servers > 0 and not keeps
