@@ -25,8 +25,18 @@ PYTHONPATH = os.pathsep.join([str(ROOT / "tests" / "startup"), str(ROOT)])
 """For the processes that tests start."""
 
 
+@pytest.hookimpl(tryfirst=True)  # before tests are deselected by their markers
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Refuses names of tests that differ from process to process: several share one run."""
+    """Refuses names of tests that differ from process to process: several share one run.
+
+    Of a test with `@pytest.mark.thorough(but=(...))` the cases that are named stay in `make test`.
+    """
+    for item in items:
+        mark = item.get_closest_marker("thorough")
+        if mark is not None and any(
+            f"[{case}]" in item.name for case in mark.kwargs.get("but", ())
+        ):
+            item.own_markers = [each for each in item.own_markers if each.name != "thorough"]
     named = [item.nodeid for item in items if _ADDRESS.search(item.nodeid)]
     if named:
         raise pytest.UsageError(

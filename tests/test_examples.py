@@ -58,6 +58,7 @@ def test_the_demo_on_a_server_and_two_workers(tmp_path: Path) -> None:
     assert "curves: tensorboard --logdir run/tensorboard" in output
 
 
+@pytest.mark.thorough
 def test_a_job_that_has_ended_says_that_nothing_was_left_to_do(tmp_path: Path) -> None:
     command = (EXAMPLES / "digits.py", "--max-steps", "30", "--run-dir", "run")
     first = reached(run(tmp_path, *command))
@@ -76,6 +77,7 @@ def test_the_replicated_program(tmp_path: Path, mnist_dir: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.thorough
 def test_the_supervised_program(tmp_path: Path, mnist_dir: Path) -> None:
     output = run(
         tmp_path, EXAMPLES / "mnist_supervised.py", "--data-dir", mnist_dir, "--max-steps", "600"
@@ -85,6 +87,7 @@ def test_the_supervised_program(tmp_path: Path, mnist_dir: Path) -> None:
     assert (tmp_path / "runs/mnist_supervised/checkpoints/step-000000600").is_dir()
 
 
+@pytest.mark.thorough
 def test_the_program_with_summaries(tmp_path: Path, mnist_dir: Path) -> None:
     launch = ("-m", "trireme", "run", "--ps", "1", "--workers", "2", "--strategy", "sync")
     program = (EXAMPLES / "mnist_summaries.py", "--data", mnist_dir, "--max-steps", "200")
@@ -102,6 +105,7 @@ def test_the_program_with_summaries(tmp_path: Path, mnist_dir: Path) -> None:
     assert [path.name for path in profile.iterdir()] == ["worker_0.xplane.pb"]
 
 
+@pytest.mark.thorough
 def test_the_convolutional_program(tmp_path: Path, cifar_dir: Path) -> None:
     output = run(tmp_path, EXAMPLES / "cifar10.py", "--data-dir", cifar_dir, "--max-steps", "20")
     reached(output)
@@ -121,6 +125,7 @@ def perplexities(output: str) -> list[dict[str, float]]:
     return [{name: float(value) for name, value in part} for part in parts]
 
 
+@pytest.mark.thorough
 def test_the_recurrent_language_model_on_two_workers(tmp_path: Path) -> None:
     launch = ("-m", "trireme", "run", "--ps", "1", "--workers", "2", "--strategy", "sync")
     program = (EXAMPLES / "language_model.py", "--epochs", "2", "--width", "64")
@@ -131,6 +136,7 @@ def test_the_recurrent_language_model_on_two_workers(tmp_path: Path) -> None:
     assert len(re.findall(r"local steps: (\d+) applied", output)) == 2
 
 
+@pytest.mark.thorough
 def test_the_transformer_on_a_corpus_of_ones_own(tmp_path: Path) -> None:
     lines = "the cat sat on the mat\n" * 400 + "a dog did not\n" * 400
     for name in ("train.txt", "valid.txt", "test.txt"):

@@ -47,6 +47,7 @@ def test_the_verdicts_of_a_step_are_public() -> None:
     assert isinstance(trireme.Stale(3), trireme.Stale)
 
 
+@pytest.mark.thorough
 def test_subpackages_are_reached_without_an_import_of_their_own() -> None:
     code = "import trireme; print(trireme.data.__name__, trireme.models.__name__)"
     ended = subprocess.run(

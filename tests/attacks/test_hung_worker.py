@@ -40,6 +40,7 @@ def test_a_worker_that_hangs_over_the_end_does_not_hang_the_launcher(shell: Shel
     assert rows == [table(data)[0], table(data)[1]] and sum(rows) == STEPS
 
 
+@pytest.mark.thorough
 def test_a_worker_that_goes_on_after_the_end_does_not_fail_the_job(shell: Shell) -> None:
     running = start(shell, "1:5:before:hang")
     running.until(r"worker:0 \| finished")
@@ -50,6 +51,7 @@ def test_a_worker_that_goes_on_after_the_end_does_not_fail_the_job(shell: Shell)
     assert sum(updates(saved(shell, STEPS))) == STEPS
 
 
+@pytest.mark.thorough
 def test_a_worker_that_hangs_is_started_again_where_that_is_allowed(shell: Shell) -> None:
     running = start(shell, "1:5:before:hang", restarts=1, wait_for=9)
     ended = running.ended()
@@ -62,6 +64,7 @@ def test_a_worker_that_hangs_is_started_again_where_that_is_allowed(shell: Shell
     assert sum(stop - start for start, stop in consumed(data)) == STEPS * 4
 
 
+@pytest.mark.thorough
 def test_a_server_that_hangs_starts_the_job_again(shell: Shell) -> None:
     running = shell.start(
         *("run", "--ps", 1, "--workers", 1, "--max-restarts", 1, "--run-dir", "run"),
@@ -108,6 +111,7 @@ def was_hit(shell: Shell) -> bool:
     return (shell.directory / "out" / "died").exists()
 
 
+@pytest.mark.thorough(but=("SIGKILL",))
 @pytest.mark.parametrize("number", ["SIGSTOP", "SIGKILL"])
 def test_a_chief_that_did_not_save_the_end_fails_the_job(shell: Shell, number: str) -> None:
     ended = shell.run(

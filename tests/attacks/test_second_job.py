@@ -53,6 +53,7 @@ def refusals(ended: Ended) -> list[str]:
     return re.findall(r"worker:0 \(process \d+ on .*? writes to the run directory", ended.text)
 
 
+@pytest.mark.thorough(but=("run-run",))
 @pytest.mark.parametrize(
     ("first", "second"),
     [(BY_TRIREME, BY_TRIREME), (BY_TRIREME, BY_PYTHON), (BY_PYTHON, BY_TRIREME)],
@@ -83,6 +84,7 @@ def test_the_second_is_refused_by_name_and_the_first_goes_on(
         verify(path)
 
 
+@pytest.mark.thorough
 def test_who_was_killed_lets_the_next_one_in(shell: Shell) -> None:
     (shell.directory / "program.py").write_text(PROGRAM)
     shared = shell.directory / "shared"

@@ -48,6 +48,7 @@ except Exception as error:
 """
 
 
+@pytest.mark.thorough(but=("first-before", "second-after"))
 @pytest.mark.parametrize("moment", ["before", "after"])
 @pytest.mark.parametrize("successor", ["first", "second"])
 def test_a_chief_that_wakes_publishes_nothing(tmp_path: Path, moment: str, successor: str) -> None:

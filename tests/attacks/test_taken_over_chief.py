@@ -20,6 +20,7 @@ pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
 STEPS = 900
 
 
+@pytest.mark.thorough
 def test_a_chief_that_wakes_after_its_eviction_takes_part_again(shell: Shell) -> None:
     (port,) = free_ports(1)
     hosts = (f"--ps_hosts=127.0.0.1:{port}", "--worker_hosts=127.0.0.1:1,127.0.0.1:2")

@@ -75,6 +75,7 @@ def test_a_worker_killed_in_its_period_is_started_again_and_each_step_counts_onc
     assert rows_of(data)[1] >= EVERY / 2, "what it had exchanged before it died is kept"
 
 
+@pytest.mark.thorough
 def test_the_others_go_on_and_take_over_the_examples_of_an_unfinished_period(shell: Shell) -> None:
     steps = 30
     data = count(shell, steps, "|", "--fault", f"1:{EVERY + 5}:before:kill")
@@ -84,6 +85,7 @@ def test_the_others_go_on_and_take_over_the_examples_of_an_unfinished_period(she
     assert data.state["consumed"]["train"] == [[0, (steps + EVERY) * BATCH]]
 
 
+@pytest.mark.thorough(but=("1",))
 @pytest.mark.parametrize("servers", [1, 2])
 def test_nothing_counts_twice_in_int8_when_a_worker_dies_and_comes_back(
     shell: Shell, servers: int
@@ -110,6 +112,7 @@ def test_nothing_counts_twice_in_int8_when_a_worker_dies_and_comes_back(
     torch.testing.assert_close(published, data.model["rows"], rtol=0.02, atol=0)
 
 
+@pytest.mark.thorough
 def test_a_job_that_is_stopped_in_a_period_exchanges_it_saves_and_goes_on(shell: Shell) -> None:
     steps, stopped = 60, 21
     words = (
@@ -141,6 +144,7 @@ def test_a_job_that_is_stopped_in_a_period_exchanges_it_saves_and_goes_on(shell:
         assert report["applied"] == [step for step in (32, 48, 60) if step > at]
 
 
+@pytest.mark.thorough
 def test_a_run_says_how_many_bytes_it_took(shell: Shell) -> None:
     program = (PROGRAMS / "spread.py", "--out", "out/values", "--max-steps", 64)
     found = {}
@@ -159,6 +163,7 @@ def test_a_run_says_how_many_bytes_it_took(shell: Shell) -> None:
     assert found["diloco"][1] < size + 2 * size / 3.5, "the first pull is whole"
 
 
+@pytest.mark.thorough
 def test_int8_takes_a_four_hundredth_of_the_bytes_of_sync_both_ways(
     shell: Shell, mnist_dir: Path
 ) -> None:
@@ -180,6 +185,7 @@ def test_int8_takes_a_four_hundredth_of_the_bytes_of_sync_both_ways(
         assert pulled <= steps * size / 400, "the first pull, which is whole, is in it"
 
 
+@pytest.mark.thorough
 def test_workers_of_several_processes_train_by_themselves_too(shell: Shell) -> None:
     found = []
     for mesh in ((), ("--mesh", "pp=2")):

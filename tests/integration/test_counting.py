@@ -124,6 +124,7 @@ def test_backup_workers_count_what_came_too_late(shell: Shell) -> None:
     assert sum(stop - start for start, stop in consumed(data)) == 2 * steps * BATCH
 
 
+@pytest.mark.thorough(but=("('--strategy', 'sync', '--aggregate', 1)",))
 @pytest.mark.parametrize(
     "words",
     [
@@ -147,6 +148,7 @@ def test_a_worker_of_two_replicas_pushes_once_for_both(
     assert sum(stop - start for start, stop in consumed(data)) == steps * 2 * BATCH
 
 
+@pytest.mark.thorough(but=("--prefetch --transport tcp --compress bf16",))
 @pytest.mark.parametrize(
     "words",
     [

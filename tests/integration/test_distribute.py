@@ -15,6 +15,7 @@ pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
 LOOP = PROGRAMS / "loop.py"
 
 
+@pytest.mark.thorough(but=("command0-words0",))
 @pytest.mark.parametrize(
     ("command", "words"),
     [

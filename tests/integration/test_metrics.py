@@ -49,6 +49,7 @@ def test_every_task_of_a_job_can_be_scraped(shell: Shell) -> None:
     assert job.ended().status == 130
 
 
+@pytest.mark.thorough
 def test_nothing_is_served_unless_it_is_asked_for(shell: Shell) -> None:
     ended = shell.run("run", *TRAIN, "--max-steps", 3)
     assert ended.status == 0

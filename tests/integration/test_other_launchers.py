@@ -42,6 +42,7 @@ def test_torchrun_starts_the_demo_as_it_stands(shell: Shell) -> None:
     assert json.loads(state.read_text())["state"]["workers"] == 2
 
 
+@pytest.mark.thorough
 def test_after_torchrun_s_restart_it_goes_on_from_the_newest_checkpoint(shell: Shell) -> None:
     ended = shell.start(
         *("--nproc-per-node", 2, "--max-restarts", 1, *TRAIN),
@@ -55,6 +56,7 @@ def test_after_torchrun_s_restart_it_goes_on_from_the_newest_checkpoint(shell: S
     assert [report(shell, index)["global_step"] for index in range(2)] == [30, 30]
 
 
+@pytest.mark.thorough
 def test_the_others_end_soon_and_name_the_rank_that_is_gone(shell: Shell) -> None:
     ended = shell.start(
         *("--nproc-per-node", 2, *TRAIN, "--fault", "1:5:before:kill", "--max-steps", 100000),
@@ -91,6 +93,7 @@ def tensorflow(kind: str, index: int, **hosts: list[int]) -> dict[str, str]:
     return {"TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": kind, "index": index}})}
 
 
+@pytest.mark.thorough(but=("slurm",))
 @pytest.mark.parametrize("launcher", ["slurm", "mpi", "TF_CONFIG"])
 def test_processes_that_others_start_train_together(shell: Shell, launcher: str) -> None:
     (port,) = free_ports(1)
@@ -108,6 +111,7 @@ def test_processes_that_others_start_train_together(shell: Shell, launcher: str)
     assert json.loads(state.read_text())["state"]["workers"] == 2
 
 
+@pytest.mark.thorough
 def test_tf_config_with_servers_is_a_job_with_servers(shell: Shell) -> None:
     ports = free_ports(3)
     hosts = {"ps": ports[:1], "chief": ports[1:2], "worker": ports[2:]}
@@ -126,6 +130,7 @@ def test_variables_that_make_no_sense_are_one_line_and_status_2(shell: Shell) ->
     assert ended.err.count("\n") == 1
 
 
+@pytest.mark.thorough
 def test_a_port_that_is_taken_is_named(shell: Shell) -> None:
     with socket.create_server(("127.0.0.1", 0)) as holder:
         port = holder.getsockname()[1]

@@ -38,6 +38,7 @@ def result(shell: Shell, worker: int = 0) -> tuple[dict[str, Any], dict[str, tor
     )
 
 
+@pytest.mark.thorough(but=("allreduce",))
 @pytest.mark.parametrize("job", JOBS)
 def test_a_killed_process_ends_the_job_and_is_named(job: str, shell: Shell) -> None:
     ended = run(shell, job, *TRAIN, "--fault", "1:5:before:kill", "--max-steps", 10**6)
@@ -47,6 +48,7 @@ def test_a_killed_process_ends_the_job_and_is_named(job: str, shell: Shell) -> N
     assert ended.seconds < 60
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("job", ["allreduce", "pipeline"])
 def test_started_again_from_a_checkpoint_they_end_at_the_same_bits(
     job: str, shell: Shell, tmp_path: Path
@@ -90,6 +92,7 @@ def test_a_model_that_differs_is_refused_by_name(shell: Shell) -> None:
     assert "the models differ: parameter 0 is '0.weight' (32x20 float32" in report(ended)
 
 
+@pytest.mark.thorough(but=("ps over dp",))
 @pytest.mark.parametrize("job", ["pipeline", "ps over dp"])
 def test_asked_to_stop_they_agree_on_a_step_and_the_chief_saves(job: str, shell: Shell) -> None:
     ended = run(shell, job, *TRAIN, "--max-steps", 10**6, "--fault", "1:20:before:stop job")

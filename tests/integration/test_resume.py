@@ -59,6 +59,7 @@ def truncate_the_newest(run_dir: Path) -> Path:
     return path
 
 
+@pytest.mark.thorough
 def test_a_stopped_run_goes_on_to_the_very_bits_of_one_that_was_not(shell: Shell) -> None:
     assert train(shell, "whole").status == 0
     whole = saved(shell, "whole")

@@ -18,6 +18,7 @@ pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
 TRAIN = (PROGRAMS / "train.py", "--out", "out")
 
 
+@pytest.mark.thorough
 def test_a_stopped_worker_is_named_within_two_seconds_and_the_run_played_again(
     shell: Shell,
 ) -> None:

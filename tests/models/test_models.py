@@ -167,6 +167,7 @@ def accuracy(network: nn.Module, dataset: TensorDataset) -> float:
         return (network(inputs).argmax(1) == targets).float().mean().item()
 
 
+@pytest.mark.thorough(but=("<lambda>-0.001-1000-0.96",))
 @pytest.mark.parametrize(
     ("build", "rate", "steps", "wanted"),
     [(DigitsNetwork, 1e-3, 400, 0.98), (lambda: MLP(64, 100, 10), 1e-3, 1000, 0.96)],

@@ -47,6 +47,7 @@ def spread(way: str, case: str, optimizer: str = "sgd", **options: Any) -> list[
     return [{n: torch.from_numpy(v) for n, v in values.items()} for values in ran.values]
 
 
+@pytest.mark.thorough(but=tuple(f"MLP-{way}" for way in WAYS))
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("case", CASES)
 def test_every_way_equals_one_process(case: str, way: str, plain: Any) -> None:
@@ -57,6 +58,7 @@ def test_every_way_equals_one_process(case: str, way: str, plain: Any) -> None:
         assert difference(values, plain[key]) <= CLOSE
 
 
+@pytest.mark.thorough(but=("fsdp=2,tp=2",))
 @pytest.mark.parametrize("way", ["allreduce", "fsdp", "tensor", "fsdp=2,tp=2", "ps sync over tp=2"])
 def test_tied_weights_stay_one(way: str, plain: Any) -> None:
     wanted = plain.setdefault(("tied", "sgd", None), train_plain("tied weights"))
@@ -111,6 +113,9 @@ def test_what_cannot_be_spread_so_is_refused_by_name(case: str, way: str, reason
     assert said is not None and reason in said
 
 
+@pytest.mark.thorough(
+    but=("ps sync over dp=2,tp=2-unused", "pipeline zero-bubble-unused", "fsdp-unused")
+)
 @pytest.mark.parametrize("case", ABSENT)
 @pytest.mark.parametrize(
     "way",
@@ -142,6 +147,7 @@ def test_adamw_moves_no_unused_layer(way: str) -> None:
         assert torch.equal(values["2.unused.bias"], wanted["2.unused.bias"])
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("optimizer", ["decay", "adam"])
 @pytest.mark.parametrize("options", [{}, {"accumulate": 2}, {"clip_norm": 100.0}], ids=str)
 @pytest.mark.parametrize("way", ["allreduce", "ps sync over dp=2"])
@@ -169,6 +175,7 @@ def test_frozen_parameters_are_saved_and_a_job_goes_on_with_them(way: str, tmp_p
     assert (after["0.weight"] != before["0.weight"]).any()
 
 
+@pytest.mark.thorough(but=("tp=2,pp=2",))
 @pytest.mark.parametrize(
     "way",
     ["fsdp", "tensor", "dp=2,pp=2", "tp=2,pp=2", "fsdp=2,tp=2", "ps sync over dp=2,tp=2"],

@@ -64,11 +64,11 @@ def test_every_invariant_holds(mode: str, first: int) -> None:
             pytest.fail(f"{violation}\n{schedule}")
     # That nothing went wrong means little if little happened.
     for event in ("applied", "duplicate", "fenced", "crashed", "evictions", "broken", "cuts"):
-        assert counts[event] > 6, f"{event}: {counts}"
-    assert counts["resumed"] > 6
-    assert (counts["stale"] > 6) == (mode in ("backup", "clip"))
+        assert counts[event] > 2, f"{event}: {counts}"
+    assert counts["resumed"] > 2
+    assert (counts["stale"] > 2) == (mode in ("backup", "clip"))
     assert (counts["half-applied"] > 0) == (mode == "uncommitted")
-    assert (counts["clipped"] > 6) == (mode == "clip")
+    assert (counts["clipped"] > 2) == (mode == "clip")
 
 
 BUGS: list[tuple[str, Makers]] = [

@@ -246,6 +246,7 @@ def test_a_push_that_nobody_packed_ends_its_connection_with_one_clear_error(
     assert "Traceback" not in caplog.text
 
 
+@pytest.mark.thorough
 def test_a_server_that_listens_has_imported_what_optimizers_need() -> None:
     """Importing it takes seconds, in which the service's thread would answer nobody."""
     program = (

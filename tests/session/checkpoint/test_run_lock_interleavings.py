@@ -198,6 +198,7 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> dict[str, Play]:
     return playing
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("releases", [False], ids=["holds"])
 def test_no_chief_publishes_over_a_later_one_in_any_order_of_their_steps(
     tmp_path: Path, steps: dict[str, Play], releases: bool

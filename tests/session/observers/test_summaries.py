@@ -332,6 +332,7 @@ def test_without_a_run_directory_it_says_so(caplog: pytest.LogCaptureFixture) ->
     assert "Summaries record nothing" in caplog.text
 
 
+@pytest.mark.thorough
 def test_a_disk_that_fails_does_not_end_the_run(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
