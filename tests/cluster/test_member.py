@@ -19,7 +19,7 @@ from tests.cluster.harness import (
     Watched,
     new_address,
 )
-from trireme.cluster.control import query_status, request_stop
+from trireme.cluster.control import query_status
 from trireme.cluster.coordinator import Coordinator
 from trireme.cluster.membership import Policy
 from trireme.cluster.messages import MAX_DETAILS, JobOver, Leave
@@ -282,20 +282,6 @@ class TestStatus:
             assert time.monotonic() < deadline
         assert status == {"a": 0.5, "b": 3, "c": 1, "d": "x"}
         assert first.over is None
-
-    def test_a_stop_reaches_the_workers(self, host: Host, pair: tuple[Watched, Watched]) -> None:
-        first, second = pair
-        assert first.stop_requested is None
-        with LogEvent("asked to stop") as logged:
-            request_stop(host.address, JOB, SECRET, "enough")
-            logged.wait()
-        deadline = time.monotonic() + PATIENCE
-        while not (first.stop_requested == second.stop_requested == "enough"):
-            assert time.monotonic() < deadline
-        assert first.over is None
-        first.leave("interrupted", "stopped: enough")
-        second.leave("interrupted", "stopped: enough")
-        assert first.end().outcome == "interrupted"
 
     def test_the_thread_costs_next_to_nothing(self, address: str) -> None:
         with (

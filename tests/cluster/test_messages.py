@@ -34,7 +34,7 @@ TASK = TaskStatus("ps", 0, "live", "it joined", 1, "h", 7, "tcp://a:1", 0.5, {"s
         Leave("failed", "ValueError: x", "Traceback ..."),
         JobOver("failed", "worker:1", "ValueError: x", "Traceback ..."),
         JobOverHeard(),
-        ClusterStatus("running", "every task has come", 3, (), None, (TASK,)),
+        ClusterStatus("running", "every task has come", 3, (), (TASK,)),
     ],
 )
 def test_messages_come_back_as_they_were(message: Message) -> None:

@@ -90,7 +90,6 @@ def _ask_coordinator(record: JobRecord) -> dict[str, Any]:
         "reason": cluster.reason,
         "view": cluster.view,
         "missing": list(cluster.missing),
-        "stop": cluster.stop,
         "tasks": tasks,
     }
 

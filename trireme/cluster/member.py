@@ -89,11 +89,6 @@ class Member:
         if over is not None:
             raise JobFailed(f"the job is over, {over.outcome}: {over.reason}")
 
-    @property
-    def stop_requested(self) -> str | None:
-        """Why the job was asked to save and stop; None if it was not."""
-        return self._state.stop
-
     def subscribe(self, subscriber: Subscriber) -> None:
         """Registers a function to be called with every new `View`, and at last with the `JobOver`.
 

@@ -40,8 +40,6 @@ from trireme.cluster.messages import (
     Left,
     Outcome,
     Refused,
-    Stop,
-    StopRequested,
     clip_details,
 )
 from trireme.cluster.reconcile import lose_server, reconcile
@@ -136,8 +134,6 @@ def step(now: float, state: State, event: Event) -> Decision:
 def _receive(builder: DecisionBuilder, connection: int, message: Message) -> None:
     if isinstance(message, Join):
         _join(builder, connection, message)
-    elif isinstance(message, Stop):
-        _stop(builder, message.reason)
     else:
         task = builder.state.holder(connection)
         handler = _HANDLERS.get(type(message))
@@ -325,17 +321,6 @@ _HANDLERS: dict[type[Message], Callable[[DecisionBuilder, Task, int, Message], N
 
 
 # Other events ----------------------------------------------------------------------------------
-
-
-def _stop(builder: DecisionBuilder, reason: str) -> None:
-    state = builder.state
-    if state.over is not None or state.stop is not None:
-        return
-    builder.state = replace(state, stop=reason)
-    builder.add_reason(f"the job was asked to stop: {reason}")
-    for worker in state.of("worker"):
-        if worker.connection is not None:
-            builder.send(worker.connection, StopRequested(reason))
 
 
 def _drop_connection(builder: DecisionBuilder, connection: int, why: str) -> None:

@@ -1,7 +1,7 @@
 """The messages between tasks and the coordinator. Kinds 16 to 63.
 
-A task joins once per connection. After that both sides may send at any time. Only `StatusQuery` and
-`Stop` are requests whose reply carries the sequence of the request's frame.
+A task joins once per connection. After that both sides may send at any time. Only `StatusQuery` is
+a request whose reply carries the sequence of the request's frame.
 """
 
 from __future__ import annotations
@@ -32,8 +32,6 @@ __all__ = [
     "Refused",
     "StatusQuery",
     "StatusValue",
-    "Stop",
-    "StopRequested",
     "TaskState",
     "TaskStatus",
     "ViewChanged",
@@ -188,13 +186,6 @@ class WaitingFor(Message, frozen=True, array_like=True):
     deadline_seconds: float
 
 
-class StopRequested(Message, frozen=True, array_like=True):
-    """The job was asked to save and stop."""
-
-    kind: ClassVar[int] = 23
-    reason: str
-
-
 class Left(Message, frozen=True, array_like=True):
     """The answer to `Leave`."""
 
@@ -254,14 +245,13 @@ class TaskStatus(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ClusterStatus(Message, frozen=True, array_like=True):
-    """The answer to `StatusQuery` and to `Stop`.
+    """The answer to `StatusQuery`.
 
     Attributes:
         phase: the job's phase.
         reason: why it is in this phase.
         view: the number of the newest view; 0 before the first.
         missing: the names of the tasks that the job waits for.
-        stop: why the job was asked to stop; None if it was not.
         tasks: every task, servers first.
     """
 
@@ -270,15 +260,7 @@ class ClusterStatus(Message, frozen=True, array_like=True):
     reason: str
     view: int
     missing: tuple[str, ...]
-    stop: str | None
     tasks: tuple[TaskStatus, ...]
-
-
-class Stop(Message, frozen=True, array_like=True):
-    """Asks the job to save and stop. Answered by `ClusterStatus`."""
-
-    kind: ClassVar[int] = 34
-    reason: Line
 
 
 CLUSTER_MESSAGES: tuple[type[Message], ...] = (
@@ -289,13 +271,11 @@ CLUSTER_MESSAGES: tuple[type[Message], ...] = (
     HeartbeatHeard,
     ViewChanged,
     WaitingFor,
-    StopRequested,
     Leave,
     Left,
     JobOver,
     JobOverHeard,
     StatusQuery,
     ClusterStatus,
-    Stop,
 )
 CLUSTER_CATALOG = Catalog(CLUSTER_MESSAGES)

@@ -223,8 +223,6 @@ class Lifecycle:
     @property
     def interrupted(self) -> str | None:
         """Why the job was requested to stop before its end; None if it was not."""
-        if self._interrupted is None and self.member is not None:
-            return self.member.stop_requested
         return self._interrupted
 
     def interrupt(self, reason: str) -> None:
