@@ -61,10 +61,11 @@ def test_record_and_secret_are_private_and_the_secret_goes(tmp_path: Path) -> No
     for file in (directory.secret_file, tmp_path / "job.json"):
         assert file.stat().st_mode & 0o777 == 0o600
     assert directory.scratch.is_dir()
+    assert read_record(tmp_path) == RECORD
     directory.release()
     assert not directory.secret_file.exists()
     assert not directory.scratch.exists()
-    assert read_record(tmp_path) == RECORD
+    assert read_record(tmp_path).state == "lost"  # its end was not recorded
 
 
 def test_what_a_killed_launcher_left_is_removed(tmp_path: Path) -> None:

@@ -42,7 +42,8 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         job: its id.
-        state: `running`, `finished`, `failed` or `interrupted`.
+        state: `running`, `finished`, `failed` or `interrupted`; `lost` where the launcher was
+            killed before it could record the end.
         status: the launcher's exit status; None while it runs.
         host: the host that the launcher runs on.
         launcher: the launcher's process id.
@@ -183,7 +184,7 @@ def read_record(path: Path) -> JobRecord:
     """
     file = path / RECORD
     try:
-        return msgspec.json.decode(file.read_bytes(), type=JobRecord)
+        record = msgspec.json.decode(file.read_bytes(), type=JobRecord)
     except FileNotFoundError as error:
         raise ConfigurationError(
             f"no job was started in {path}: it has no {RECORD}. Give the directory that "
@@ -192,6 +193,9 @@ def read_record(path: Path) -> JobRecord:
         ) from error
     except (OSError, msgspec.MsgspecError) as error:
         raise ConfigurationError(f"{file} cannot be read: {error}") from error
+    if record.state == "running" and not is_running(path):
+        return msgspec.structs.replace(record, state="lost")
+    return record
 
 
 def _holder(path: Path) -> str:
