@@ -11,6 +11,7 @@ import random
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any, cast
 
 import msgspec
@@ -92,9 +93,9 @@ class FakeLink:
     closed: bool = False
     departing: bool = False
     context: Any = None
-    destination: Any = None
-    lending: Any = None
-    stream: Any = None
+    connection: Any = field(
+        default_factory=lambda: SimpleNamespace(destination=None, lending=None, stream=None)
+    )
 
     def offer(self, message: Message, payload: Sequence[Any] = (), *, sequence: int = 0) -> bool:
         list(payload)
@@ -138,9 +139,9 @@ class Victim:
             views: Sequence[memoryview] = ()
             data = bytes(payload) if isinstance(payload, int) else payload
             if data:
-                if link.destination is None:
+                if link.connection.destination is None:
                     raise FrameError("no payload here")
-                views = link.destination(message, len(data))
+                views = link.connection.destination(message, len(data))
                 for target in views:
                     target[:] = data[: target.nbytes]
                     data = data[target.nbytes :]
