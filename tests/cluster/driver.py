@@ -71,8 +71,8 @@ class Driver:
     def hang_up(self, connection: int) -> None:
         self.feed(Closed(connection, "the peer closed it"))
 
-    def leave(self, connection: int, outcome: Outcome, reason: str = "", details: str = "") -> None:
-        self.say(connection, Leave(outcome, reason, details))
+    def leave(self, connection: int, outcome: Outcome, reason: str = "") -> None:
+        self.say(connection, Leave(outcome, reason))
 
     def wait(self, seconds: float, *alive: int) -> None:
         """Lets time pass in steps of a heartbeat, which these connections send."""

@@ -22,7 +22,7 @@ from tests.cluster.harness import (
 from trireme.cluster.control import query_status
 from trireme.cluster.coordinator import Coordinator
 from trireme.cluster.membership import Policy
-from trireme.cluster.messages import MAX_DETAILS, JobOver, Leave
+from trireme.cluster.messages import MAX_LINE, JobOver, Leave
 from trireme.cluster.view import ServerEntry, View, WorkerEntry
 from trireme.errors import (
     AuthenticationError,
@@ -320,12 +320,11 @@ class TestLeaving:
         self, host: Host, pair: tuple[Watched, Watched]
     ) -> None:
         first, second = pair
-        traceback = "Traceback\n" + "x" * (2 * MAX_DETAILS) + "\nValueError: x"
-        assert second.leave("failed", "ValueError: x", traceback)
+        assert second.leave("failed", "ValueError: \udcff" + "x" * (2 * MAX_LINE))
         over = first.end()
         assert over == second.end() == first.over == host.coordinator.over
         assert (over.outcome, over.culprit) == ("failed", "worker:1")
-        assert over.details.endswith("ValueError: x") and len(over.details) == MAX_DETAILS
+        assert over.reason.endswith("ValueError: ?" + "x" * (MAX_LINE - 13))
         assert first.leave("failed", "because of the other")
         assert host.done.wait(PATIENCE)
         assert host.coordinator.over == over

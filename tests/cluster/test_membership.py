@@ -15,7 +15,6 @@ from trireme.cluster.membership import (
     step,
 )
 from trireme.cluster.messages import (
-    MAX_DETAILS,
     Heartbeat,
     HeartbeatHeard,
     JobOver,
@@ -411,33 +410,25 @@ class TestLeaving:
         job.leave(tasks["worker:1"], "finished")
         assert over(job).outcome == "finished"
 
-    def test_a_failure_ends_the_job_with_its_traceback_once(self) -> None:
+    def test_a_failure_ends_the_job_once(self) -> None:
         job = Driver()
         tasks = job.join_all()
-        job.leave(tasks["worker:1"], "failed", "ValueError: x", "Traceback one")
-        first = JobOver(
-            "failed", "worker:1", "worker:1 (pid 7 on h) failed: ValueError: x", "Traceback one"
-        )
+        job.leave(tasks["worker:1"], "failed", "ValueError: x")
+        first = JobOver("failed", "worker:1", "worker:1 (pid 7 on h) failed: ValueError: x")
         assert over(job) == first
         assert {c for c, m in job.sent if m == first} == set(tasks.values())
-        job.leave(tasks["worker:0"], "failed", "KeyError: y", "Traceback two")
+        job.leave(tasks["worker:0"], "failed", "KeyError: y")
         assert job.sent == [(tasks["worker:0"], Left())]
         assert over(job) == first
-
-    def test_long_details_are_cut(self) -> None:
-        job = Driver()
-        job.leave(job.join_all()["worker:1"], "failed", "x", "y" * (2 * MAX_DETAILS))
-        assert len(over(job).details) == MAX_DETAILS
 
     def test_a_worker_that_fails_because_a_server_went_is_not_the_culprit(self) -> None:
         job = Driver()
         tasks = job.join_all()
         job.hang_up(tasks["ps:0"])
         job.now += 0.25
-        job.leave(tasks["worker:1"], "failed", "PeerClosed: ps:0", "Traceback")
+        job.leave(tasks["worker:1"], "failed", "PeerClosed: ps:0")
         assert over(job).culprit == "ps:0"
         assert "worker:1" in over(job).reason and "PeerClosed: ps:0" in over(job).reason
-        assert over(job).details == "Traceback"
 
     def test_a_server_may_not_go_before_the_workers(self) -> None:
         for outcome, expected in (("finished", "failed"), ("interrupted", "interrupted")):
@@ -759,9 +750,9 @@ class TestFailures:
         job.now += 0.5
         job.hang_up(tasks["ps:0"])
         job.now += 0.5
-        job.leave(tasks["worker:0"], "failed", "no server", "Traceback")
+        job.leave(tasks["worker:0"], "failed", "no server")
         end = over(job)
-        assert (end.outcome, end.culprit, end.details) == ("failed", "ps:1", "Traceback")
+        assert (end.outcome, end.culprit) == ("failed", "ps:1")
         assert end.reason == (
             "ps:1 (pid 7 on h) went away: its connection closed (the peer closed it); 1.0 s later "
             "worker:0 (pid 7 on h) failed: no server"

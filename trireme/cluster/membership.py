@@ -40,7 +40,6 @@ from trireme.cluster.messages import (
     Left,
     Outcome,
     Refused,
-    clip_details,
 )
 from trireme.cluster.reconcile import lose_server, reconcile
 from trireme.cluster.spec import task_name
@@ -291,7 +290,6 @@ def _leave(builder: DecisionBuilder, task: Task, connection: int, message: Messa
 
 def _failure(builder: DecisionBuilder, task: Task, leave: Leave) -> JobOver:
     """Returns the job's end. A worker may have failed only because a server just went away."""
-    details = clip_details(leave.details)
     gone = [server for server in builder.state.of("ps") if server.state == "disconnected"]
     if task.role == "worker" and gone:
         first = min(gone, key=lambda server: server.since)
@@ -299,8 +297,8 @@ def _failure(builder: DecisionBuilder, task: Task, leave: Leave) -> JobOver:
             f"{first} went away: {first.reason}; {builder.now - first.since:.1f} s later {task} "
             f"failed: {leave.reason}"
         )
-        return JobOver("failed", first.name, reason, details)
-    return JobOver("failed", task.name, f"{task} failed: {leave.reason}", details)
+        return JobOver("failed", first.name, reason)
+    return JobOver("failed", task.name, f"{task} failed: {leave.reason}")
 
 
 def _end_confirmed(builder: DecisionBuilder, task: Task, connection: int, message: Message) -> None:

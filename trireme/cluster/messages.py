@@ -16,7 +16,7 @@ from trireme.wire.message import Catalog, Index, Message, Name, Number
 __all__ = [
     "CLUSTER_CATALOG",
     "CLUSTER_MESSAGES",
-    "MAX_DETAILS",
+    "MAX_LINE",
     "ClusterStatus",
     "Heartbeat",
     "HeartbeatHeard",
@@ -36,7 +36,6 @@ __all__ = [
     "TaskStatus",
     "ViewChanged",
     "WaitingFor",
-    "clip_details",
 ]
 
 Outcome = Literal["finished", "interrupted", "failed"]
@@ -61,22 +60,6 @@ Line = Annotated[str, msgspec.Meta(max_length=MAX_LINE)]
 
 StatusValue = float | Annotated[int, msgspec.Meta(ge=-(1 << 62), le=1 << 62)] | Line
 """A value in the status of a heartbeat."""
-
-MAX_DETAILS = 64 << 10
-"""The largest number of bytes (UTF-8) of a failure's details that are sent."""
-
-
-def clip_details(details: str) -> str:
-    """Cuts the details of a failure down to `MAX_DETAILS` bytes, keeping the end.
-
-    The end of a traceback names the error.
-    """
-    encoded = details.encode("utf-8", "replace")
-    if len(encoded) <= MAX_DETAILS:
-        return encoded.decode()
-    notice = f"[the first part of {len(encoded)} bytes is left out]\n"
-    kept = encoded[-(MAX_DETAILS - len(notice)) :]
-    return notice + kept.decode("utf-8", "ignore")
 
 
 # Task to coordinator ---------------------------------------------------------------------------
@@ -119,14 +102,12 @@ class Leave(Message, frozen=True, array_like=True):
 
     Attributes:
         outcome: how it ended.
-        reason: why, in a line; for `failed`, the error.
-        details: for `failed`, the traceback; at most `MAX_DETAILS` bytes.
+        reason: why; for `failed`, the error.
     """
 
     kind: ClassVar[int] = 24
     outcome: Outcome
-    reason: Annotated[str, msgspec.Meta(max_length=MAX_DETAILS)] = ""
-    details: Annotated[str, msgspec.Meta(max_length=MAX_DETAILS)] = ""
+    reason: Line = ""
 
 
 class JobOverHeard(Message, frozen=True, array_like=True):
@@ -199,14 +180,12 @@ class JobOver(Message, frozen=True, array_like=True):
         outcome: how it ended.
         culprit: the name of the task that failed first; "" for `finished`.
         reason: why, in a line.
-        details: the culprit's traceback; "" if there is none.
     """
 
     kind: ClassVar[int] = 26
     outcome: Outcome
     culprit: str
     reason: str
-    details: str = ""
 
 
 # Anybody to coordinator ------------------------------------------------------------------------
