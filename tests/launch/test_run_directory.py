@@ -95,7 +95,7 @@ def test_what_somebody_has_left_in_its_place_is_not_written_to(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An attacker who could foresee the name would have the secret written where they like."""
-    monkeypatch.setattr("trireme.launch.run_directory.secrets.token_hex", lambda size: "foreseen")
+    monkeypatch.setattr("trireme.atomic_file.secrets.token_hex", lambda size: "foreseen")
     claimed = claim(tmp_path / "run")
     trap = tmp_path / "elsewhere"
     (tmp_path / "run" / ".job.secret.foreseen").symlink_to(trap)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from trireme.atomic_file import write_atomically
 from trireme.cli.parser import COMMANDS
 from trireme.cluster.spec import ROLES, ClusterSpec, ClusterTask
 from trireme.errors import JobFailed, TriremeError, UsageError
@@ -358,9 +359,7 @@ def _recorder(task: TaskConfig) -> Callable[[Mapping[str, float | str], bool], N
 
 def _write_address(endpoint: _Endpoint, address: str) -> None:
     if endpoint.address_file is not None:
-        temporary = endpoint.address_file.with_name(f"{endpoint.address_file.name}.{os.getpid()}")
-        temporary.write_text(address + "\n", encoding="utf-8")
-        temporary.replace(endpoint.address_file)
+        write_atomically(endpoint.address_file, f"{address}\n".encode())
     print(f"{endpoint.name}listens on {address}", flush=True)
 
 
