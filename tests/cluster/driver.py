@@ -19,7 +19,6 @@ from trireme.cluster.membership import (
     step,
 )
 from trireme.cluster.messages import Heartbeat, Join, Leave, Outcome, ViewChanged
-from trireme.cluster.spec import parse_task_name
 from trireme.cluster.view import View
 from trireme.wire.message import Message
 
@@ -61,9 +60,9 @@ class Driver:
     def join(self, name: str, incarnation: int = 0, pid: int = 7, term: int = 0) -> int:
         """Joins over a new connection and returns its number."""
         connection = next(self._numbers)
-        role, index = parse_task_name(name)
+        role, _, index = name.partition(":")
         address = f"tcp://h:{index}" if role == "ps" else ""
-        self.say(connection, Join(role, index, incarnation, "h", pid, address, term))
+        self.say(connection, Join(role, int(index), incarnation, "h", pid, address, term))
         return connection
 
     def join_all(self) -> dict[str, int]:
@@ -72,8 +71,8 @@ class Driver:
     def hang_up(self, connection: int) -> None:
         self.feed(Closed(connection, "the peer closed it"))
 
-    def leave(self, connection: int, outcome: Outcome, reason: str = "", details: str = "") -> None:
-        self.say(connection, Leave(outcome, reason, details))
+    def leave(self, connection: int, outcome: Outcome, reason: str = "") -> None:
+        self.say(connection, Leave(outcome, reason))
 
     def wait(self, seconds: float, *alive: int) -> None:
         """Lets time pass in steps of a heartbeat, which these connections send."""

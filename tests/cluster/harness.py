@@ -15,7 +15,6 @@ from trireme.cluster.coordinator import Coordinator
 from trireme.cluster.member import Member, MemberConfig
 from trireme.cluster.membership import Policy
 from trireme.cluster.messages import CLUSTER_CATALOG, JobOver, Join, Joined
-from trireme.cluster.spec import parse_task_name
 from trireme.cluster.view import View
 from trireme.errors import WireError
 from trireme.wire.connection import Connection
@@ -141,12 +140,12 @@ class Watched(Member):
     """A member that has subscribed to its own news."""
 
     def __init__(self, address: str, name: str, **options: object) -> None:
-        role, index = parse_task_name(name)
+        role, _, index = name.partition(":")
         config = MemberConfig(
             coordinator=address,
             job=JOB,
             role=role,
-            index=index,
+            index=int(index),
             secret=SECRET,
             address="tcp://127.0.0.1:9" if role == "ps" else "",
             connect_timeout=PATIENCE,
@@ -197,8 +196,8 @@ class ByHand:
                 return message
 
     def join(self, name: str, incarnation: int = 0) -> int:
-        role, index = parse_task_name(name)
-        self.say(Join(role, index, incarnation, "by-hand", 1, ""))
+        role, _, index = name.partition(":")
+        self.say(Join(role, int(index), incarnation, "by-hand", 1, ""))
         return self.hear(Joined).incarnation
 
 

@@ -19,10 +19,10 @@ from tests.cluster.harness import (
     Watched,
     new_address,
 )
-from trireme.cluster.control import query_status, request_stop
+from trireme.cluster.control import query_status
 from trireme.cluster.coordinator import Coordinator
 from trireme.cluster.membership import Policy
-from trireme.cluster.messages import MAX_DETAILS, JobOver, Leave
+from trireme.cluster.messages import MAX_LINE, JobOver, Leave
 from trireme.cluster.view import ServerEntry, View, WorkerEntry
 from trireme.errors import (
     AuthenticationError,
@@ -283,20 +283,6 @@ class TestStatus:
         assert status == {"a": 0.5, "b": 3, "c": 1, "d": "x"}
         assert first.over is None
 
-    def test_a_stop_reaches_the_workers(self, host: Host, pair: tuple[Watched, Watched]) -> None:
-        first, second = pair
-        assert first.stop_requested is None
-        with LogEvent("asked to stop") as logged:
-            request_stop(host.address, JOB, SECRET, "enough")
-            logged.wait()
-        deadline = time.monotonic() + PATIENCE
-        while not (first.stop_requested == second.stop_requested == "enough"):
-            assert time.monotonic() < deadline
-        assert first.over is None
-        first.leave("interrupted", "stopped: enough")
-        second.leave("interrupted", "stopped: enough")
-        assert first.end().outcome == "interrupted"
-
     def test_the_thread_costs_next_to_nothing(self, address: str) -> None:
         with (
             Host(address, workers=1, heartbeat_interval=1.0) as host,
@@ -334,12 +320,11 @@ class TestLeaving:
         self, host: Host, pair: tuple[Watched, Watched]
     ) -> None:
         first, second = pair
-        traceback = "Traceback\n" + "x" * (2 * MAX_DETAILS) + "\nValueError: x"
-        assert second.leave("failed", "ValueError: x", traceback)
+        assert second.leave("failed", "ValueError: \udcff" + "x" * (2 * MAX_LINE))
         over = first.end()
         assert over == second.end() == first.over == host.coordinator.over
         assert (over.outcome, over.culprit) == ("failed", "worker:1")
-        assert over.details.endswith("ValueError: x") and len(over.details) == MAX_DETAILS
+        assert over.reason.endswith("ValueError: ?" + "x" * (MAX_LINE - 13))
         assert first.leave("failed", "because of the other")
         assert host.done.wait(PATIENCE)
         assert host.coordinator.over == over

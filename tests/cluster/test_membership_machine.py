@@ -26,9 +26,8 @@ from trireme.cluster.messages import (
     Leave,
     Left,
     Outcome,
-    Stop,
-    StopRequested,
     ViewChanged,
+    WaitingFor,
 )
 
 CHOICE = st.integers(0, 1_000)
@@ -47,22 +46,17 @@ class Membership(RuleBasedStateMachine):
         self.next_connection = 1
         self.told_view: dict[int, int] = {}
         self.told_over: dict[int, JobOver] = {}
-        self.told_stop: set[int] = set()
 
     @initialize(
         workers=st.integers(1, 3),
         servers=st.integers(0, 2),
-        strict=st.booleans(),
         wait_for_restart=st.sampled_from((0.0, 15.0)),
         formed=st.sampled_from((True, True, False)),
     )
-    def begin(
-        self, workers: int, servers: int, strict: bool, wait_for_restart: float, formed: bool
-    ) -> None:
+    def begin(self, workers: int, servers: int, wait_for_restart: float, formed: bool) -> None:
         self.job = Driver(
             workers,
             servers,
-            strict=strict,
             wait_for_restart=wait_for_restart,
             join_timeout=40.0,
         )
@@ -112,14 +106,9 @@ class Membership(RuleBasedStateMachine):
             assert Send(connection, Left()) in decision.instructions
 
     @precondition(lambda self: self.open)
-    @rule(which=CHOICE, message=st.sampled_from((JobOverHeard(), Left(), StopRequested("?"))))
-    def say_something_else(self, which: int, message: JobOverHeard | Left | StopRequested) -> None:
+    @rule(which=CHOICE, message=st.sampled_from((JobOverHeard(), Left(), WaitingFor((), 0.0))))
+    def say_something_else(self, which: int, message: JobOverHeard | Left | WaitingFor) -> None:
         self.feed(Received(self.pick(which), message))
-
-    @rule(chance=st.integers(0, 5))
-    def stop(self, chance: int) -> None:
-        if chance == 0:
-            self.feed(Received(0, Stop("enough")))
 
     @rule(seconds=st.sampled_from((0.1, 1.0, 2.5, 6.0, 12.0)), alive=st.integers(0, 31))
     def wait(self, seconds: float, alive: int) -> None:
@@ -186,8 +175,6 @@ class Membership(RuleBasedStateMachine):
             elif isinstance(message, JobOver):
                 assert connection not in self.told_over, "told twice"
                 self.told_over[connection] = message
-            elif isinstance(message, StopRequested):
-                self.told_stop.add(connection)
 
     @invariant()
     def a_view_holds_each_task_once_in_order(self) -> None:
@@ -207,10 +194,7 @@ class Membership(RuleBasedStateMachine):
             return
         there = {task.index: task.incarnation for task in state.of("worker") if task.active}
         viewed = {worker.index: worker.incarnation for worker in state.view.workers}
-        if state.policy.strict:
-            assert there.items() <= viewed.items()
-        else:
-            assert there == viewed
+        assert there == viewed
         assert all(server.active for server in state.of("ps"))
 
     @invariant()
@@ -232,15 +216,13 @@ class Membership(RuleBasedStateMachine):
                 assert self.told_over[task.connection] == state.over
             elif state.view is not None:
                 assert self.told_view[task.connection] == state.view.number
-            if state.over is None and state.stop is not None and task.role == "worker":
-                assert task.connection in self.told_stop
 
     @invariant()
     def the_job_ends_when_nobody_is_left_to_go_on(self) -> None:
         state = self.job.state
         workers = state.of("worker")
         if state.phase == "running" and not any(worker.active for worker in workers):
-            assert state.policy.restart_patience > 0
+            assert state.policy.wait_for_restart > 0
             assert any(worker.state == "lost" for worker in workers)  # the others have finished
         assert (state.over is not None) == (state.phase not in ("forming", "running"))
         assert state.over is None or state.over.outcome == state.phase
@@ -259,7 +241,7 @@ class Membership(RuleBasedStateMachine):
 
 def frozen(state: State) -> tuple[object, ...]:
     """What of a finished job must never change."""
-    return (state.phase, state.reason, state.view, state.over, state.over_since, state.stop)
+    return (state.phase, state.reason, state.view, state.over, state.over_since)
 
 
 TestMembership = Membership.TestCase

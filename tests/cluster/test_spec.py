@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from trireme.cluster.spec import ClusterSpec, parse_task_name, task_name
+from trireme.cluster.spec import ClusterSpec
 from trireme.errors import ConfigurationError
 
 
@@ -10,7 +10,6 @@ def test_classic_strings() -> None:
     spec = ClusterSpec.from_hosts("a:2222", "b:2223, c:2224")
     assert spec.ps == ("a:2222",)
     assert spec.worker == ("b:2223", "c:2224")
-    assert spec.tasks == ("ps:0", "worker:0", "worker:1")
     assert spec.address("worker", 1) == "c:2224"
 
 
@@ -23,30 +22,18 @@ def test_server_zero_hosts_the_coordinator_unless_one_is_named() -> None:
     assert ClusterSpec(("a:1",), ("b:2",), "a:1").coordinator_address == "a:1"
 
 
-def test_local_leaves_ports_to_the_system() -> None:
-    spec = ClusterSpec.local(servers=2, workers=3)
-    assert spec.ps == ("", "") and spec.worker == ("", "", "")
-    assert ClusterSpec.local(servers=0, workers=1) == ClusterSpec()
-
-
-@pytest.mark.parametrize(("servers", "workers"), [(-1, 1), (0, 0), (3, 0)])
-def test_local_refuses_impossible_counts(servers: int, workers: int) -> None:
-    with pytest.raises(ConfigurationError, match="at least 1 worker"):
-        ClusterSpec.local(servers=servers, workers=workers)
-
-
 @pytest.mark.parametrize(
     "address",
-    ["a", "a:", ":1", "a:0", "a:65536", "a:x", "a:-1", "a:²", "::1:22", "tcp://a:1", "a b/c:1"],
+    ["a", "a:", ":1", "a:0", "a:65536", "a:x", "a:-1", "a:²", "::1:22", "tcp://a:1", "a b/c:1", ""],
 )
 def test_addresses_that_make_no_sense_are_named(address: str) -> None:
     with pytest.raises(ConfigurationError, match="worker:1"):
-        ClusterSpec(worker=("a:1", address))
+        ClusterSpec(ps=(), worker=("a:1", address))
 
 
-@pytest.mark.parametrize("address", ["a:1", "10.0.0.1:65535", "[::1]:2222", ""])
+@pytest.mark.parametrize("address", ["a:1", "10.0.0.1:65535", "[::1]:2222"])
 def test_addresses_that_make_sense(address: str) -> None:
-    assert ClusterSpec(worker=(address,)).worker == (address,)
+    assert ClusterSpec(ps=(), worker=(address,)).worker == (address,)
 
 
 def test_an_address_given_twice_names_both() -> None:
@@ -87,14 +74,7 @@ def test_a_task_outside_the_cluster_is_told_how_many_there_are(
 
 def test_a_role_without_tasks() -> None:
     with pytest.raises(ConfigurationError, match="no ps at all"):
-        ClusterSpec.local(servers=0, workers=1).check_task("ps", 0)
-
-
-def test_names_of_tasks() -> None:
-    assert parse_task_name(task_name("worker", 12)) == ("worker", 12)
-    for name in ("worker", "worker:", "worker:-1", "chief:0", "worker:1:2", "worker:²", ":0"):
-        with pytest.raises(ConfigurationError, match="ROLE:INDEX"):
-            parse_task_name(name)
+        ClusterSpec.from_hosts("", "b:1").check_task("ps", 0)
 
 
 @pytest.mark.parametrize("option", ["ps_hosts", "worker_hosts"])

@@ -61,10 +61,11 @@ def test_record_and_secret_are_private_and_the_secret_goes(tmp_path: Path) -> No
     for file in (directory.secret_file, tmp_path / "job.json"):
         assert file.stat().st_mode & 0o777 == 0o600
     assert directory.scratch.is_dir()
+    assert read_record(tmp_path) == RECORD
     directory.release()
     assert not directory.secret_file.exists()
     assert not directory.scratch.exists()
-    assert read_record(tmp_path) == RECORD
+    assert read_record(tmp_path).state == "lost"  # its end was not recorded
 
 
 def test_what_a_killed_launcher_left_is_removed(tmp_path: Path) -> None:
@@ -94,7 +95,7 @@ def test_what_somebody_has_left_in_its_place_is_not_written_to(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An attacker who could foresee the name would have the secret written where they like."""
-    monkeypatch.setattr("trireme.launch.run_directory.secrets.token_hex", lambda size: "foreseen")
+    monkeypatch.setattr("trireme.atomic_file.secrets.token_hex", lambda size: "foreseen")
     claimed = claim(tmp_path / "run")
     trap = tmp_path / "elsewhere"
     (tmp_path / "run" / ".job.secret.foreseen").symlink_to(trap)

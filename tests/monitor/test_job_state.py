@@ -24,7 +24,7 @@ def task(role: str, index: int, quiet: float = 0.2, **status: float | str) -> Ta
 
 
 def picture(*tasks: TaskStatus, missing: tuple[str, ...] = ()) -> JobSnapshot:
-    status = ClusterStatus("running", "every task has come", 1, missing, None, tasks)
+    status = ClusterStatus("running", "every task has come", 1, missing, tasks)
     return from_cluster("digits.py", status, 12.5)
 
 

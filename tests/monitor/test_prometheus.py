@@ -90,7 +90,7 @@ def test_the_coordinator_counts_its_tasks_by_state() -> None:
         TaskStatus("worker", 0, "lost", "", 1, "here", 2, "", 12.0, {}),
         TaskStatus("worker", 1, "expected", "", 0, "", 0, "", -1.0, {}),
     )
-    metrics.take(ClusterStatus("running", "", 3, (), None, tasks))
+    metrics.take(ClusterStatus("running", "", 3, (), tasks))
     registry = metrics.registry
     assert registry.value("trireme_view") == 3
     assert registry.value("trireme_tasks", state="live") == 1

@@ -19,7 +19,7 @@ from trireme.cluster.membership import (
     everybody_told,
     initial_state,
 )
-from trireme.cluster.messages import Heartbeat, Stop
+from trireme.cluster.messages import Heartbeat
 from trireme.cluster.view import View
 from trireme.wire.message import Message
 
@@ -75,10 +75,6 @@ class Coordinator:
         self._feed(Tick())
         if not self.done:
             self._loop.after(_TICK_SECONDS, self.tick)
-
-    def stop(self, reason: str) -> None:
-        """Somebody who is no task asks the job to stop."""
-        self._feed(Received(next(self._numbers), Stop(reason)))
 
     def opened(self, wire: Wire, deliver: Callable[[Message], None]) -> int:
         """A process has connected; returns the number of the connection."""

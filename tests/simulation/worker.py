@@ -94,8 +94,6 @@ class Worker:
                 if not self._spans:
                     yield from self._lease()
                 yield from self._update()
-                if self.member.state.stop is not None and not protocol.stopping:
-                    yield from run(protocol.stop(self.member.state.stop))
             chief = self.member.view.chief == self.index
             yield from run(protocol.retire())
             if chief:

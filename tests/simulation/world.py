@@ -154,7 +154,7 @@ class World:
         if self.schedule.vanishing is not None:
             self._launch(self.schedule.vanishing, self._vanish)
         if self.schedule.stop_at is not None:
-            self.loop.at(self.schedule.stop_at, partial(self._coordinator.stop, "asked to"))
+            self._launch(self.schedule.stop_at, self._stop)
 
     def _launch(self, at: float, live: Callable[[Client], Process]) -> None:
         self._coming += 1
@@ -185,6 +185,9 @@ class World:
         with suppress(Rejected):
             yield from client.run(client.protocol.freeze(self.rng.getrandbits(53)))
         client.close()
+
+    def _stop(self, client: Client) -> Process:
+        yield from client.run(client.protocol.stop("asked to"))
 
     def _evict(self, worker: int) -> None:
         member = self._members.get(worker)
@@ -228,7 +231,7 @@ class World:
         self.checker.counts[how] += 1
         if how == "left":
             self._finished = True
-            worker.member.leave("finished" if worker.member.state.stop is None else "interrupted")
+            worker.member.leave("finished" if self.schedule.stop_at is None else "interrupted")
             del self._members[worker.index]
             return
         self.checker.lost.add((worker.index, worker.incarnation))

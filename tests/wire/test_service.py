@@ -76,7 +76,7 @@ def test_it_serves(address: str) -> None:
         ask(client, "again")
         link = handler.links.get(timeout=PATIENCE)
         assert link.identity == Identity(JOB, "worker:7")
-        assert link.peer in repr(link) and "worker:7" in repr(link)
+        assert link.connection.peer in repr(link) and "worker:7" in repr(link)
         client.close()
         gone, error = handler.closings.get(timeout=PATIENCE)
         assert gone is link
@@ -152,8 +152,8 @@ def test_payloads_go_where_the_handler_says() -> None:
 
     class InPlace(EchoHandler):
         def authenticated(self, link: Link) -> None:
-            assert link.destination is None
-            link.destination = lambda message, length: [memoryview(memory)[:length]]
+            assert link.connection.destination is None
+            link.connection.destination = lambda message, length: [memoryview(memory)[:length]]
 
     with running(InPlace()) as run, run.client() as client:
         ask(client, "in place", pattern(1000))
@@ -388,7 +388,7 @@ def test_a_link_that_is_closed_sends_what_was_offered_before() -> None:
     class Dismissive(EchoHandler):
         def received(self, link: Link, incoming: Incoming) -> None:
             link.offer(Echo("go"), [pattern(24 << 20)])
-            assert link.unsent > 0
+            assert link.connection.unsent > 0
             link.close()
             link.close()
             assert link.closed

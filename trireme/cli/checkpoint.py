@@ -8,6 +8,7 @@ from pathlib import Path
 
 from trireme.cli.parser import COMMANDS
 from trireme.errors import CheckpointError, UsageError
+from trireme.monitor.numbers import size
 from trireme.suggestion import suggestion
 
 __all__ = ["main"]
@@ -44,7 +45,7 @@ def _list(given: Namespace) -> int:
             print(f"{path.name}  DAMAGED: {error}")
             status = 1
         else:
-            print(f"{path.name}  {description.saved_at}  {_size(description.nbytes)}")
+            print(f"{path.name}  {description.saved_at}  {size(description.nbytes)}")
     return status
 
 
@@ -61,7 +62,7 @@ def _show(given: Namespace) -> int:
             print(f"  {title}: {len(tensors)} tensors")
         for name, (dtype, shape) in tensors.items():
             print(f"    {name}  {dtype} {list(shape)}")
-    print(f"  {_size(description.nbytes)} in all")
+    print(f"  {size(description.nbytes)} in all")
     return 0
 
 
@@ -116,12 +117,3 @@ def _chosen(given: Namespace) -> Path:
             return path
     steps = ", ".join(str(step_of(path)) for path in paths)
     raise CheckpointError(f"{given.run} has no checkpoint of step {given.step}; it has: {steps}")
-
-
-def _size(nbytes: int) -> str:
-    size = float(nbytes)
-    for unit in ("B", "KiB", "MiB"):
-        if size < 1024:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1024
-    return f"{size:.1f} GiB"

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import msgspec
-
 from trireme.cli.parser import COMMANDS
 from trireme.errors import CheckpointError, ConfigurationError
-from trireme.launch.run_directory import RECORD, is_running, read_record
+from trireme.launch.run_directory import RECORD, read_record
 from trireme.monitor.curves import read_curves
 from trireme.monitor.records import Start, read_starts
 from trireme.monitor.report import CheckpointRow, ReportData, page
@@ -40,11 +38,7 @@ def main(arguments: Sequence[str]) -> int:
 def _material(path: Path) -> ReportData:
     """Returns everything that a run has left."""
     record = read_record(path) if (path / RECORD).exists() else None
-    if record is not None and record.state == "running" and not is_running(path):
-        record = msgspec.structs.replace(record, state="lost")  # its launcher was killed
-    starts = read_starts(path)
-    if record is not None:
-        starts = [start for start in starts if start.begin.job == record.job]
+    starts = read_starts(path, None if record is None else record.job)
     home = _home(path, starts)
     curves = read_curves(home / "tensorboard")
     checkpoints = list(_checkpoints(home))

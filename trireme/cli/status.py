@@ -35,12 +35,9 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _status(path: Path, record: JobRecord, running: bool) -> dict[str, Any]:
-    state = record.state
-    if state == "running" and not running:
-        state = "lost"  # the launcher was killed before it could record the end
     until = time.time() if running else record.ended
     status: dict[str, Any] = {
-        "state": state,
+        "state": record.state,
         "status": record.status,
         "job": record.job,
         "command": list(record.command),
@@ -67,8 +64,8 @@ def _recorded(path: Path, record: JobRecord) -> dict[str, dict[str, Any]]:
     """Returns the last record of each task of a job, by the task's name."""
     return {
         start.begin.task: dict(start.records[-1].status)
-        for start in read_starts(path)
-        if start.begin.job == record.job and start.records
+        for start in read_starts(path, record.job)
+        if start.records
     }
 
 
@@ -90,7 +87,6 @@ def _ask_coordinator(record: JobRecord) -> dict[str, Any]:
         "reason": cluster.reason,
         "view": cluster.view,
         "missing": list(cluster.missing),
-        "stop": cluster.stop,
         "tasks": tasks,
     }
 

@@ -8,13 +8,15 @@ import os
 import time
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from trireme.atomic_file import write_atomically
 from trireme.cli.parser import COMMANDS
+from trireme.cluster.spec import ROLES, ClusterSpec, ClusterTask
 from trireme.errors import JobFailed, TriremeError, UsageError
 from trireme.job_config import TASK_OPTIONS
 from trireme.launch.command import LOOPBACK
@@ -26,10 +28,9 @@ from trireme.launch.environment.detect import (
     TaskConfig,
     detect,
     encode_task,
-    tf_options,
 )
-from trireme.launch.environment.manual import ManualOptions, ManualTask, manual_task
-from trireme.launch.environment.tf_config import TF_VARIABLE, TfTask, read_tf_config
+from trireme.launch.environment.manual import manual_task
+from trireme.launch.environment.tf_config import TF_VARIABLE, read_tf_config
 from trireme.launch.exit_reason import describe, write_exit_reason
 from trireme.launch.membership_report import LostTask, MembershipReport, MembershipReportWriter
 from trireme.launch.process_setup.allocator import keep_freed_memory
@@ -47,8 +48,6 @@ if TYPE_CHECKING:
     from trireme.cluster.state import Policy
 
 __all__ = ["main"]
-
-_ROLES = ("ps", "worker", "coordinator")
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,11 +87,6 @@ def main(arguments: Sequence[str]) -> int:
 
 def _launched(given: argparse.Namespace, task: TaskConfig, program: Sequence[str]) -> int:
     """Runs a task whose launcher has put its configuration into the environment."""
-    exit_reason = _path(given.outcome_file)
-    if task.config.strategy == "sync" or (task.processes > 1 and not task.servers):
-        take_turns()
-    if task.role == "worker":
-        return run_script(check_script(program[0]), program[1:], exit_reason=exit_reason)
     endpoint = _Endpoint(
         name="",
         listen=f"tcp://{given.listen_host or LOOPBACK}:0",
@@ -100,6 +94,49 @@ def _launched(given: argparse.Namespace, task: TaskConfig, program: Sequence[str
         address_file=_path(given.address_file),
         membership_report_file=_path(given.attendance_file),
     )
+    return _run(task, program, endpoint, _path(given.outcome_file))
+
+
+def _by_hand(given: argparse.Namespace, program: Sequence[str]) -> int:
+    _expand_classic(given)
+    file = read_file(given.config, Path.cwd())
+    config = read_config(vars(given), os.environ, file, TASK_OPTIONS)
+    named = _tf_task(given) or _flagged_task(given)
+    manual = manual_task(named, config, os.environ, _path(given.secret_file))
+    task = manual.task
+    check_together(task.config, task.servers)
+    choose(task.config, workers=task.workers, servers=task.servers)
+    threads, variables = thread_variables(os.environ, manual.neighbours)
+    task = msgspec.structs.replace(task, threads=threads)
+    endpoint = _Endpoint(
+        name=f"{task.name} ",
+        listen=manual.listen,
+        hosts_coordinator=manual.hosts_coordinator,
+        address_file=_path(given.address_file),
+    )
+    with secret_descriptor(task.secret, task.job) as secret:
+        _export(os.environ, variables, task, secret)
+        return _run(task, program, endpoint)
+
+
+def _run(
+    task: TaskConfig, program: Sequence[str], endpoint: _Endpoint, exit_reason: Path | None = None
+) -> int:
+    """Runs a task to its end.
+
+    Args:
+        task: the task.
+        program: the user's program and its arguments, for a worker.
+        endpoint: where a server or a coordinator listens.
+        exit_reason: the file for the reason of a failure, which a launcher reads.
+    """
+    if task.config.strategy == "sync" or (task.processes > 1 and not task.servers):
+        take_turns()
+    if task.role == "worker":
+        if not program:
+            raise UsageError(f"{task.name} needs a program: add SCRIPT [ARGS...] at the end")
+        script, name = check_script(program[0]), endpoint.name.strip()
+        return run_script(script, program[1:], task=name, exit_reason=exit_reason)
     logging.basicConfig(level=logging.WARNING, format=f"{endpoint.name}%(message)s")
     try:
         over = _serve(task, endpoint)
@@ -110,40 +147,6 @@ def _launched(given: argparse.Namespace, task: TaskConfig, program: Sequence[str
     if over is not None and over.outcome == "failed" and exit_reason is not None:
         write_exit_reason(exit_reason, describe(JobFailed(_describe_end(over))))
     return _print_end(endpoint, over)
-
-
-def _by_hand(given: argparse.Namespace, program: Sequence[str]) -> int:
-    _expand_classic(given)
-    file = read_file(given.config, Path.cwd())
-    config = read_config(vars(given), os.environ, file, TASK_OPTIONS)
-    manual = manual_task(_manual_options(given), config, os.environ)
-    task = manual.task
-    check_together(task.config, task.servers)
-    choose(task.config, workers=task.workers, servers=task.servers)
-    threads, variables = thread_variables(os.environ, manual.neighbours)
-    task = msgspec.structs.replace(task, threads=threads)
-    with secret_descriptor(task.secret, task.job) as secret:
-        _export(os.environ, variables, task, secret)
-        return _start_by_hand(given, manual, task, program)
-
-
-def _start_by_hand(
-    given: argparse.Namespace, manual: ManualTask, task: TaskConfig, program: Sequence[str]
-) -> int:
-    if task.config.strategy == "sync" or (task.processes > 1 and not task.servers):
-        take_turns()
-    if task.role == "worker":
-        if not program:
-            raise UsageError(f"{task.name} needs a program: add SCRIPT [ARGS...] at the end")
-        return run_script(check_script(program[0]), program[1:], task=task.name)
-    endpoint = _Endpoint(
-        name=f"{task.name} ",
-        listen=manual.listen,
-        hosts_coordinator=manual.hosts_coordinator,
-        address_file=_path(given.address_file),
-    )
-    logging.basicConfig(level=logging.WARNING, format=f"{endpoint.name}%(message)s")
-    return _print_end(endpoint, _serve(task, endpoint))
 
 
 # Classic spellings -------------------------------------------------------------------------------
@@ -164,32 +167,28 @@ def _expand_classic(given: argparse.Namespace) -> None:
             given.strategy = "sync"
 
 
-def _manual_options(given: argparse.Namespace) -> ManualOptions:
-    tf = _tf_task(given)
-    if tf is not None:
-        return replace(tf_options(tf), secret_file=_path(given.secret_file))
+def _flagged_task(given: argparse.Namespace) -> ClusterTask:
+    """Returns the task that the classic flags name.
+
+    Raises:
+        UsageError: a flag is missing or wrong.
+    """
     for name in ("job_name", "ps_hosts", "worker_hosts"):
         if getattr(given, name) is None:
             raise UsageError(
                 f"--{name.replace('_', '-')} is missing: every task needs --job-name, "
                 "--task-index, --ps-hosts and --worker-hosts"
             )
-    if given.job_name not in _ROLES:
+    if given.job_name not in ROLES:
         raise UsageError(
-            f"--job-name is {given.job_name!r}{suggestion(given.job_name, _ROLES)}; the roles are: "
-            f"{', '.join(_ROLES)}"
+            f"--job-name is {given.job_name!r}{suggestion(given.job_name, ROLES)}; the roles are: "
+            f"{', '.join(ROLES)}"
         )
-    return ManualOptions(
-        role=given.job_name,
-        index=_index(given.task_index),
-        ps_hosts=given.ps_hosts,
-        worker_hosts=given.worker_hosts,
-        coordinator=given.coordinator,
-        secret_file=_path(given.secret_file),
-    )
+    cluster = ClusterSpec.from_hosts(given.ps_hosts, given.worker_hosts, given.coordinator)
+    return ClusterTask(given.job_name, _index(given.task_index), cluster)
 
 
-def _tf_task(given: argparse.Namespace) -> TfTask | None:
+def _tf_task(given: argparse.Namespace) -> ClusterTask | None:
     """Returns the task of `TF_CONFIG`; None if a flag names a task.
 
     Raises:
@@ -198,7 +197,7 @@ def _tf_task(given: argparse.Namespace) -> TfTask | None:
     flags = (given.job_name, given.task_index, given.ps_hosts, given.worker_hosts)
     text = os.environ.get(TF_VARIABLE, "")
     tf = read_tf_config(text) if text.strip() and flags == (None,) * len(flags) else None
-    if tf is not None and not tf.ps:
+    if tf is not None and not tf.cluster.ps:
         raise UsageError(
             f"{TF_VARIABLE} names no parameter server, so every task is the program itself: start "
             'it by `python SCRIPT`, or name the servers under "ps"'
@@ -360,9 +359,7 @@ def _recorder(task: TaskConfig) -> Callable[[Mapping[str, float | str], bool], N
 
 def _write_address(endpoint: _Endpoint, address: str) -> None:
     if endpoint.address_file is not None:
-        temporary = endpoint.address_file.with_name(f"{endpoint.address_file.name}.{os.getpid()}")
-        temporary.write_text(address + "\n", encoding="utf-8")
-        temporary.replace(endpoint.address_file)
+        write_atomically(endpoint.address_file, f"{address}\n".encode())
     print(f"{endpoint.name}listens on {address}", flush=True)
 
 

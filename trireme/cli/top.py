@@ -11,7 +11,7 @@ from pathlib import Path
 from trireme.cli.parser import COMMANDS
 from trireme.errors import ConfigurationError, TriremeError, UsageError
 from trireme.launch.config.secret import read_secret
-from trireme.launch.run_directory import RECORD, JobRecord, is_running, read_record
+from trireme.launch.run_directory import RECORD, is_running, read_record
 from trireme.monitor.job_state import JobSnapshot, from_cluster, from_records, span_of
 from trireme.monitor.records import Start, read_starts
 
@@ -93,7 +93,7 @@ def _now(path: Path) -> JobSnapshot:
     record = read_record(path)
     if record.state != "running":  # it has just ended, or the next job has just begun
         return _last(path)
-    title, seconds = _title(path, record), time.time() - record.started
+    title, seconds = " ".join(record.command), time.time() - record.started
     if record.coordinator:
         from trireme.cluster.control import query_status
 
@@ -104,14 +104,13 @@ def _now(path: Path) -> JobSnapshot:
             note = f"the coordinator does not answer: {error}"
             return JobSnapshot(title, "running", seconds, (), note=note)
         return from_cluster(title, status, seconds)
-    starts = [start for start in read_starts(path) if start.begin.job == record.job]
+    starts = read_starts(path, record.job)
     return from_records(title, "running", starts, time.time())
 
 
 def _replay(path: Path, speed: float | None, pause: float) -> Iterator[JobSnapshot]:
     """Yields pictures from the records, from the beginning to the end."""
-    starts, record = _past(path)
-    title, phase = _title(path, record), _phase(record)
+    title, phase, starts = _past(path)
     began, ended = span_of(starts)
     speed = speed or max(1.0, (ended - began) / _REPLAY_SECONDS)
     if sys.stdout.isatty():
@@ -125,29 +124,18 @@ def _replay(path: Path, speed: float | None, pause: float) -> Iterator[JobSnapsh
 
 def _last(path: Path) -> JobSnapshot:
     """Returns the picture of a job that has just ended."""
-    starts, record = _past(path)
-    return from_records(_title(path, record), _phase(record), starts, math.inf)
+    return from_records(*_past(path), math.inf)
 
 
-def _past(path: Path) -> tuple[list[Start], JobRecord | None]:
-    """Returns the records of a job, and the job's own record if it had a launcher."""
+def _past(path: Path) -> tuple[str, str, list[Start]]:
+    """Returns the title of a job that has ended, how it ended, and its records."""
     record = read_record(path) if (path / RECORD).exists() else None
-    starts = read_starts(path)
+    starts = read_starts(path, None if record is None else record.job)
     if record is not None:
-        starts = [start for start in starts if start.begin.job == record.job]
-    if not starts and record is None:
+        return " ".join(record.command), record.state, starts
+    if not starts:
         raise ConfigurationError(
             f"nothing was run in {path}: it has neither {RECORD} nor records of tasks. Give the "
             "directory that `trireme run` named, or the program's run_dir"
         )
-    return starts, record
-
-
-def _title(path: Path, record: JobRecord | None) -> str:
-    return " ".join(record.command) if record is not None else str(path)
-
-
-def _phase(record: JobRecord | None) -> str:
-    if record is None:
-        return "recorded"
-    return "lost" if record.state == "running" else record.state
+    return str(path), "recorded", starts

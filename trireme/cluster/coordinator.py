@@ -32,7 +32,6 @@ from trireme.cluster.messages import (
     Join,
     Leave,
     StatusQuery,
-    Stop,
 )
 from trireme.cluster.spec import task_name
 from trireme.errors import FrameError, WireError
@@ -116,11 +115,11 @@ class Coordinator:
             _check_identity(link, message)
         if isinstance(message, Leave):
             link.departing = True
-        if not isinstance(message, StatusQuery):
-            self._handle(Received(self._connections[link], message))
-        if isinstance(message, StatusQuery | Stop):
+        if isinstance(message, StatusQuery):
             status = cluster_status(self._clock.now(), self._state)
             link.offer(status, sequence=incoming.sequence)
+        else:
+            self._handle(Received(self._connections[link], message))
 
     def closed(self, link: Link, error: WireError | None) -> None:
         connection = self._connections.pop(link)

@@ -12,7 +12,7 @@ from typing import Self
 from trireme.cluster.member_loop import MemberLoop
 from trireme.cluster.member_protocol import MemberConfig
 from trireme.cluster.member_state import MemberState, Subscriber
-from trireme.cluster.messages import JobOver, Leave, Outcome, StatusValue, WaitingFor, clip_details
+from trireme.cluster.messages import MAX_LINE, JobOver, Leave, Outcome, StatusValue, WaitingFor
 from trireme.cluster.view import View, WorkerEntry
 from trireme.errors import ClusterError, JobFailed, WaitTimeout
 
@@ -88,11 +88,6 @@ class Member:
         over = self._state.over
         if over is not None:
             raise JobFailed(f"the job is over, {over.outcome}: {over.reason}")
-
-    @property
-    def stop_requested(self) -> str | None:
-        """Why the job was asked to save and stop; None if it was not."""
-        return self._state.stop
 
     def subscribe(self, subscriber: Subscriber) -> None:
         """Registers a function to be called with every new `View`, and at last with the `JobOver`.
@@ -231,9 +226,7 @@ class Member:
             )
         return state.incarnation
 
-    def leave(
-        self, outcome: Outcome, reason: str = "", details: str = "", *, timeout: float = 5.0
-    ) -> bool:
+    def leave(self, outcome: Outcome, reason: str = "", *, timeout: float = 5.0) -> bool:
         """Reports that this task ends, and how; blocks until the coordinator has received it.
 
         If the job is over already nothing is sent. Until `close`, a member that has left still
@@ -241,8 +234,7 @@ class Member:
 
         Args:
             outcome: `failed` ends the job for everybody, with this task as the culprit.
-            reason: in a line.
-            details: such as a traceback. Of one above `MAX_DETAILS` bytes only the end is sent.
+            reason: why. Of one above `MAX_LINE` characters only the beginning is sent.
             timeout: in seconds.
 
         Returns:
@@ -251,7 +243,8 @@ class Member:
         state = self._state
         with state.change():
             if state.leaving is None:
-                state.leaving = Leave(outcome, clip_details(reason), clip_details(details))
+                text = reason.encode("utf-8", "replace").decode()  # what is no text cannot be sent
+                state.leaving = Leave(outcome, text[:MAX_LINE])
         self._wake()
         state.wait_until(
             lambda: state.left or state.over is not None or state.ended or not state.incarnation,

@@ -25,7 +25,6 @@ from trireme.cluster.messages import (
     Joined,
     Left,
     Refused,
-    StopRequested,
     ViewChanged,
     WaitingFor,
 )
@@ -157,9 +156,6 @@ class MemberProtocol:
         elif isinstance(message, WaitingFor):
             with state.change():
                 state.waiting = (message, now + message.deadline_seconds)
-        elif isinstance(message, StopRequested):
-            with state.change():
-                state.stop = message.reason
         elif isinstance(message, Left):
             with state.change():
                 state.left = True

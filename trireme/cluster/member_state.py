@@ -29,7 +29,6 @@ class MemberState:
         view: the newest view; None before the first.
         over: how the job ended, as far as this task knows; None before that.
         confirmed: whether `over` came from the coordinator; False if this task concluded it.
-        stop: why the job was asked to stop; None if it was not.
         waiting: the tasks that the job waits for, and until when (`time.monotonic`); None if it
             waits for none.
         failure: why this task could not join; None if it could, or is still trying.
@@ -47,7 +46,6 @@ class MemberState:
         self.view: View | None = None
         self.over: JobOver | None = None
         self.confirmed = False
-        self.stop: str | None = None
         self.waiting: tuple[WaitingFor, float] | None = None
         self.failure: Exception | None = None
         self.leaving: Leave | None = None

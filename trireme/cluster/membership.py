@@ -40,9 +40,6 @@ from trireme.cluster.messages import (
     Left,
     Outcome,
     Refused,
-    Stop,
-    StopRequested,
-    clip_details,
 )
 from trireme.cluster.reconcile import lose_server, reconcile
 from trireme.cluster.spec import task_name
@@ -136,8 +133,6 @@ def step(now: float, state: State, event: Event) -> Decision:
 def _receive(builder: DecisionBuilder, connection: int, message: Message) -> None:
     if isinstance(message, Join):
         _join(builder, connection, message)
-    elif isinstance(message, Stop):
-        _stop(builder, message.reason)
     else:
         task = builder.state.holder(connection)
         handler = _HANDLERS.get(type(message))
@@ -295,7 +290,6 @@ def _leave(builder: DecisionBuilder, task: Task, connection: int, message: Messa
 
 def _failure(builder: DecisionBuilder, task: Task, leave: Leave) -> JobOver:
     """Returns the job's end. A worker may have failed only because a server just went away."""
-    details = clip_details(leave.details)
     gone = [server for server in builder.state.of("ps") if server.state == "disconnected"]
     if task.role == "worker" and gone:
         first = min(gone, key=lambda server: server.since)
@@ -303,8 +297,8 @@ def _failure(builder: DecisionBuilder, task: Task, leave: Leave) -> JobOver:
             f"{first} went away: {first.reason}; {builder.now - first.since:.1f} s later {task} "
             f"failed: {leave.reason}"
         )
-        return JobOver("failed", first.name, reason, details)
-    return JobOver("failed", task.name, f"{task} failed: {leave.reason}", details)
+        return JobOver("failed", first.name, reason)
+    return JobOver("failed", task.name, f"{task} failed: {leave.reason}")
 
 
 def _end_confirmed(builder: DecisionBuilder, task: Task, connection: int, message: Message) -> None:
@@ -325,17 +319,6 @@ _HANDLERS: dict[type[Message], Callable[[DecisionBuilder, Task, int, Message], N
 
 
 # Other events ----------------------------------------------------------------------------------
-
-
-def _stop(builder: DecisionBuilder, reason: str) -> None:
-    state = builder.state
-    if state.over is not None or state.stop is not None:
-        return
-    builder.state = replace(state, stop=reason)
-    builder.add_reason(f"the job was asked to stop: {reason}")
-    for worker in state.of("worker"):
-        if worker.connection is not None:
-            builder.send(worker.connection, StopRequested(reason))
 
 
 def _drop_connection(builder: DecisionBuilder, connection: int, why: str) -> None:

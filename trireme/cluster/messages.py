@@ -1,7 +1,7 @@
 """The messages between tasks and the coordinator. Kinds 16 to 63.
 
-A task joins once per connection. After that both sides may send at any time. Only `StatusQuery` and
-`Stop` are requests whose reply carries the sequence of the request's frame.
+A task joins once per connection. After that both sides may send at any time. Only `StatusQuery` is
+a request whose reply carries the sequence of the request's frame.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from trireme.wire.message import Catalog, Index, Message, Name, Number
 __all__ = [
     "CLUSTER_CATALOG",
     "CLUSTER_MESSAGES",
-    "MAX_DETAILS",
+    "MAX_LINE",
     "ClusterStatus",
     "Heartbeat",
     "HeartbeatHeard",
@@ -32,13 +32,10 @@ __all__ = [
     "Refused",
     "StatusQuery",
     "StatusValue",
-    "Stop",
-    "StopRequested",
     "TaskState",
     "TaskStatus",
     "ViewChanged",
     "WaitingFor",
-    "clip_details",
 ]
 
 Outcome = Literal["finished", "interrupted", "failed"]
@@ -63,22 +60,6 @@ Line = Annotated[str, msgspec.Meta(max_length=MAX_LINE)]
 
 StatusValue = float | Annotated[int, msgspec.Meta(ge=-(1 << 62), le=1 << 62)] | Line
 """A value in the status of a heartbeat."""
-
-MAX_DETAILS = 64 << 10
-"""The largest number of bytes (UTF-8) of a failure's details that are sent."""
-
-
-def clip_details(details: str) -> str:
-    """Cuts the details of a failure down to `MAX_DETAILS` bytes, keeping the end.
-
-    The end of a traceback names the error.
-    """
-    encoded = details.encode("utf-8", "replace")
-    if len(encoded) <= MAX_DETAILS:
-        return encoded.decode()
-    notice = f"[the first part of {len(encoded)} bytes is left out]\n"
-    kept = encoded[-(MAX_DETAILS - len(notice)) :]
-    return notice + kept.decode("utf-8", "ignore")
 
 
 # Task to coordinator ---------------------------------------------------------------------------
@@ -121,14 +102,12 @@ class Leave(Message, frozen=True, array_like=True):
 
     Attributes:
         outcome: how it ended.
-        reason: why, in a line; for `failed`, the error.
-        details: for `failed`, the traceback; at most `MAX_DETAILS` bytes.
+        reason: why; for `failed`, the error.
     """
 
     kind: ClassVar[int] = 24
     outcome: Outcome
-    reason: Annotated[str, msgspec.Meta(max_length=MAX_DETAILS)] = ""
-    details: Annotated[str, msgspec.Meta(max_length=MAX_DETAILS)] = ""
+    reason: Line = ""
 
 
 class JobOverHeard(Message, frozen=True, array_like=True):
@@ -188,13 +167,6 @@ class WaitingFor(Message, frozen=True, array_like=True):
     deadline_seconds: float
 
 
-class StopRequested(Message, frozen=True, array_like=True):
-    """The job was asked to save and stop."""
-
-    kind: ClassVar[int] = 23
-    reason: str
-
-
 class Left(Message, frozen=True, array_like=True):
     """The answer to `Leave`."""
 
@@ -208,14 +180,12 @@ class JobOver(Message, frozen=True, array_like=True):
         outcome: how it ended.
         culprit: the name of the task that failed first; "" for `finished`.
         reason: why, in a line.
-        details: the culprit's traceback; "" if there is none.
     """
 
     kind: ClassVar[int] = 26
     outcome: Outcome
     culprit: str
     reason: str
-    details: str = ""
 
 
 # Anybody to coordinator ------------------------------------------------------------------------
@@ -254,14 +224,13 @@ class TaskStatus(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ClusterStatus(Message, frozen=True, array_like=True):
-    """The answer to `StatusQuery` and to `Stop`.
+    """The answer to `StatusQuery`.
 
     Attributes:
         phase: the job's phase.
         reason: why it is in this phase.
         view: the number of the newest view; 0 before the first.
         missing: the names of the tasks that the job waits for.
-        stop: why the job was asked to stop; None if it was not.
         tasks: every task, servers first.
     """
 
@@ -270,15 +239,7 @@ class ClusterStatus(Message, frozen=True, array_like=True):
     reason: str
     view: int
     missing: tuple[str, ...]
-    stop: str | None
     tasks: tuple[TaskStatus, ...]
-
-
-class Stop(Message, frozen=True, array_like=True):
-    """Asks the job to save and stop. Answered by `ClusterStatus`."""
-
-    kind: ClassVar[int] = 34
-    reason: Line
 
 
 CLUSTER_MESSAGES: tuple[type[Message], ...] = (
@@ -289,13 +250,11 @@ CLUSTER_MESSAGES: tuple[type[Message], ...] = (
     HeartbeatHeard,
     ViewChanged,
     WaitingFor,
-    StopRequested,
     Leave,
     Left,
     JobOver,
     JobOverHeard,
     StatusQuery,
     ClusterStatus,
-    Stop,
 )
 CLUSTER_CATALOG = Catalog(CLUSTER_MESSAGES)

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from trireme.cluster import progress
 from trireme.cluster.decision import DecisionBuilder
-from trireme.cluster.messages import JobOver, StopRequested, ViewChanged, WaitingFor
+from trireme.cluster.messages import JobOver, ViewChanged, WaitingFor
 from trireme.cluster.state import Task, missing
 from trireme.cluster.view import ServerEntry, View, WorkerEntry, first_view
 
@@ -72,10 +72,7 @@ def _lose(builder: DecisionBuilder, task: Task, why: str) -> None:
 
 def _form(builder: DecisionBuilder) -> None:
     state = builder.state
-    if state.stop is not None:
-        reason = f"the job was stopped before all its tasks had come: {state.stop}"
-        builder.end(JobOver("interrupted", "", reason))
-    elif all(task.state == "live" for task in state.tasks.values()):
+    if all(task.state == "live" for task in state.tasks.values()):
         reason = "every task has come"
         builder.state = replace(state, phase="running", reason=reason)
         builder.add_reason(reason)
@@ -94,24 +91,11 @@ def _end_if_due(builder: DecisionBuilder) -> None:
     left = [worker for worker in workers if worker.state == "left"]
     lost = [worker for worker in workers if worker.state == "lost"]
     if any(worker.active for worker in workers):
-        _end_if_strict(builder, lost)
-    elif left:
+        return
+    if left:
         _end_by_leaving(builder, left, lost)
     elif builder.state.phase == "running":
         _end_by_loss(builder, lost)
-
-
-def _end_if_strict(builder: DecisionBuilder, lost: list[Task]) -> None:
-    policy = builder.state.policy
-    if not policy.strict or builder.state.phase != "running":
-        return
-    for worker in lost:
-        if builder.now - worker.since >= policy.restart_patience:
-            reason = (
-                f"{worker} was lost: {worker.reason}; no new process took its place within "
-                f"{policy.restart_patience:.0f} s, and this strict job does not go on without it"
-            )
-            builder.end(JobOver("failed", worker.name, reason))
 
 
 def _end_by_leaving(builder: DecisionBuilder, left: list[Task], lost: list[Task]) -> None:
@@ -145,12 +129,8 @@ def _chief_lost_at_the_end(left: list[Task], lost: list[Task]) -> Task | None:
 
 def _end_by_loss(builder: DecisionBuilder, lost: list[Task]) -> None:
     first = min(lost, key=lambda worker: (worker.since, worker.heard))
-    if builder.state.stop is not None:
-        reason = f"the job was stopped while no worker was left: {builder.state.stop}"
-        builder.end(JobOver("interrupted", first.name, reason))
-    elif (
-        builder.now - max(worker.since for worker in lost) >= builder.state.policy.restart_patience
-    ):
+    last = max(worker.since for worker in lost)
+    if builder.now - last >= builder.state.policy.wait_for_restart:
         who = "the only worker" if len(lost) == 1 else f"all {len(lost)} workers were lost, first"
         reason = f"{who} {first}: {first.reason}"
         builder.end(JobOver("failed", first.name, reason))
@@ -163,9 +143,7 @@ def _renew_view(builder: DecisionBuilder) -> bool:
         ServerEntry(task.index, task.incarnation, task.address) for task in state.of("ps")
     )
     workers = tuple(
-        WorkerEntry(task.index, task.incarnation)
-        for task in state.of("worker")
-        if task.active or (state.policy.strict and task.state == "lost")
+        WorkerEntry(task.index, task.incarnation) for task in state.of("worker") if task.active
     )
     if state.view and (state.view.servers, state.view.workers) == (servers, workers):
         return False
@@ -185,7 +163,7 @@ def _notify_waiting(builder: DecisionBuilder) -> None:
     if state.phase == "forming":
         deadline = state.started + state.policy.join_timeout
     else:
-        deadline = min(task.since for task in absent) + state.policy.restart_patience
+        deadline = min(task.since for task in absent) + state.policy.wait_for_restart
     names = tuple(task.name for task in absent)
     builder.state = replace(state, noticed=builder.now)
     builder.add_reason(f"waiting for {', '.join(names)}, {deadline - builder.now:.0f} s more")
@@ -197,8 +175,5 @@ def _inform_newcomer(builder: DecisionBuilder, connection: int, *, knows_view: b
     state = builder.state
     if state.over is not None:
         builder.send(connection, state.over)
-        return
-    if state.view is not None and not knows_view:
+    elif state.view is not None and not knows_view:
         builder.send(connection, ViewChanged(state.view))
-    if state.stop is not None:
-        builder.send(connection, StopRequested(state.stop))

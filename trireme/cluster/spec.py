@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from trireme.errors import ConfigurationError
 
-__all__ = ["ROLES", "ClusterSpec", "is_loopback", "parse_task_name", "task_name"]
+__all__ = ["ROLES", "ClusterSpec", "ClusterTask", "is_loopback", "task_name"]
 
 ROLES = ("coordinator", "ps", "worker")
 
@@ -16,21 +16,6 @@ ROLES = ("coordinator", "ps", "worker")
 def task_name(role: str, index: int) -> str:
     """Returns a task's name, such as `ps:0`."""
     return f"{role}:{index}"
-
-
-def parse_task_name(name: str) -> tuple[str, int]:
-    """Splits a task's name into its role and index.
-
-    Raises:
-        ConfigurationError: the text is not the name of a task.
-    """
-    role, colon, digits = name.partition(":")
-    if role not in ROLES or not colon or not (digits.isascii() and digits.isdigit()):
-        raise ConfigurationError(
-            f"{name!r} is not a task: write ROLE:INDEX, such as worker:1, with a role of "
-            f"{', '.join(ROLES)}"
-        )
-    return role, int(digits)
 
 
 def is_loopback(address: str) -> bool:
@@ -49,8 +34,7 @@ class ClusterSpec:
     """The tasks of a job and their addresses.
 
     Attributes:
-        ps: the addresses of the parameter servers as `host:port`, by index; "" for a port of the
-            system's choice.
+        ps: the addresses of the parameter servers as `host:port`, by index.
         worker: the addresses of the workers, likewise. Workers do not listen yet, so that only
             their number matters.
         coordinator: the coordinator's address; None where `ps:0` hosts it on its own port.
@@ -59,8 +43,8 @@ class ClusterSpec:
         ConfigurationError: no worker, an address that is not `host:port`, or one given twice.
     """
 
-    ps: tuple[str, ...] = ()
-    worker: tuple[str, ...] = ("",)
+    ps: tuple[str, ...]
+    worker: tuple[str, ...]
     coordinator: str | None = None
 
     def __post_init__(self) -> None:
@@ -75,8 +59,6 @@ class ClusterSpec:
 
     @staticmethod
     def _claim(holders: dict[str, str], name: str, address: str) -> None:
-        if not address:
-            return
         _check_address(name, address)
         if address in holders:
             raise ConfigurationError(
@@ -100,27 +82,6 @@ class ClusterSpec:
             coordinator=coordinator or None,
         )
 
-    @classmethod
-    def local(cls, *, servers: int, workers: int) -> ClusterSpec:
-        """Returns a cluster on this host in which the system chooses every port.
-
-        Raises:
-            ConfigurationError: `workers` is below 1 or `servers` below 0.
-        """
-        if servers < 0 or workers < 1:
-            raise ConfigurationError(
-                f"{workers} workers and {servers} parameter servers: a cluster has at least "
-                "1 worker and 0 servers"
-            )
-        return cls(ps=("",) * servers, worker=("",) * workers)
-
-    @property
-    def tasks(self) -> tuple[str, ...]:
-        """The names of all servers and workers, servers first."""
-        return tuple(task_name("ps", index) for index in range(len(self.ps))) + tuple(
-            task_name("worker", index) for index in range(len(self.worker))
-        )
-
     @property
     def coordinator_address(self) -> str:
         """The coordinator's address: its own, else that of `ps:0`; "" if there is neither."""
@@ -129,7 +90,7 @@ class ClusterSpec:
         return self.ps[0] if self.ps else ""
 
     def address(self, role: str, index: int) -> str:
-        """Returns the `host:port` of a task; "" where the system chooses.
+        """Returns the `host:port` of a task.
 
         Raises:
             ConfigurationError: the cluster has no such task.
@@ -158,6 +119,15 @@ class ClusterSpec:
                 f"{there_are if count else f'no {role} at all'}: correct the task's index, or "
                 f"name its host in the list of {role} hosts"
             )
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterTask:
+    """One task of a cluster: its role, its index among the tasks of this role, and the cluster."""
+
+    role: str
+    index: int
+    cluster: ClusterSpec
 
 
 def _split_hosts(option: str, text: str) -> tuple[str, ...]:

@@ -45,11 +45,8 @@ class Policy:
             is lost.
         end_grace: how long the coordinator stays to inform every task that the job is over.
         notice_interval: how often the tasks are informed which ones the job waits for.
-        strict: whether a lost worker stays in the view and the others wait for it. If not, the
-            view goes on without it.
         wait_for_restart: how long the job waits for the new process of a lost worker before it
-            fails, because all workers are lost or because it is strict. 0 where nothing starts
-            one; a strict job then waits `join_timeout` for somebody to start it.
+            fails, because all workers are lost. 0 where nothing starts one.
         progress_timeout: how long a worker that lives may make no step, without an excuse, before
             it is lost; 0 for ever. See `trireme.cluster.progress`.
 
@@ -65,7 +62,6 @@ class Policy:
     reconnect_grace: float = 2.0
     end_grace: float = 5.0
     notice_interval: float = 5.0
-    strict: bool = False
     wait_for_restart: float = 0.0
     progress_timeout: float = 600.0
 
@@ -86,11 +82,6 @@ class Policy:
                 f"heartbeat_timeout is {self.heartbeat_timeout}: it must be above "
                 f"heartbeat_interval, which is {self.heartbeat_interval}"
             )
-
-    @property
-    def restart_patience(self) -> float:
-        """How long the job waits for the new process of a lost worker where it needs one."""
-        return self.wait_for_restart or (self.join_timeout if self.strict else 0.0)
 
 
 class Task(msgspec.Struct, frozen=True):
@@ -161,7 +152,6 @@ class State(msgspec.Struct, frozen=True):
         over: the message that informs every task of the job's end; None before it.
         over_since: when the job ended.
         noticed: when the tasks were last informed which ones the job waits for.
-        stop: why the job was asked to stop; None if it was not.
     """
 
     policy: Policy
@@ -175,7 +165,6 @@ class State(msgspec.Struct, frozen=True):
     over: JobOver | None = None
     over_since: float = 0.0
     noticed: float = 0.0
-    stop: str | None = None
 
     def of(self, role: str) -> list[Task]:
         """Returns the tasks of a role, by index."""
@@ -200,15 +189,13 @@ def initial_state(now: float, policy: Policy, epoch: str = "", term: int = 1) ->
 def missing(state: State) -> list[Task]:
     """Returns the tasks that the job waits for.
 
-    While it forms, these are all tasks that are not live. Later they are the lost workers, if the
-    job is strict or no worker is left.
+    While it forms, these are all tasks that are not live. Later they are the lost workers, if no
+    worker is left.
     """
     if state.phase == "forming":
         return [task for task in state.tasks.values() if task.state != "live"]
     workers = state.of("worker")
-    if state.phase != "running" or (
-        not state.policy.strict and any(worker.active for worker in workers)
-    ):
+    if state.phase != "running" or any(worker.active for worker in workers):
         return []
     return [worker for worker in workers if worker.state == "lost"]
 
@@ -231,7 +218,6 @@ def cluster_status(now: float, state: State) -> ClusterStatus:
         reason=state.reason,
         view=state.view.number if state.view else 0,
         missing=tuple(task.name for task in missing(state)),
-        stop=state.stop,
         tasks=tuple(_task_status(now, task) for task in state.tasks.values()),
     )
 

@@ -1,16 +1,21 @@
-"""The command line that starts one task, and the files that it writes for its launcher."""
+"""How one task is started: its command line, what it inherits, the files that it writes."""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import socket
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
+
+from trireme.launch.config.secret import secret_descriptor
 from trireme.launch.config.task_config import TaskConfig
 
-__all__ = ["LOOPBACK", "CommandBuilder", "TaskFiles", "task_command"]
+__all__ = ["LOOPBACK", "CommandBuilder", "TaskFiles", "inherited", "task_command"]
 
 LOOPBACK = "127.0.0.1"
 
@@ -59,3 +64,33 @@ def task_command(
         command += ["--address-file", str(files.address)]
         command += ["--attendance-file", str(files.membership_report)]
     return command
+
+
+@contextlib.contextmanager
+def inherited(config: TaskConfig, host: str = LOOPBACK) -> Iterator[tuple[TaskConfig, list[int]]]:
+    """Gives the descriptors that a task inherits, and its configuration, which names them.
+
+    One holds its secret. For rank 0 of a process group another one listens, so that no other
+    process can take the port at which the group meets.
+
+    Args:
+        config: the task.
+        host: the address of this machine at which a process group meets.
+    """
+    fds = []
+    with contextlib.ExitStack() as stack:
+        if config.group is not None and config.rank == 0:
+            family = socket.AF_INET6 if ":" in host else socket.AF_INET
+            address = (host.strip("[]"), 0)
+            listener = stack.enter_context(socket.create_server(address, family=family))
+            fds.append(listener.fileno())
+            config = msgspec.structs.replace(
+                config,
+                process_group=f"{host}:{listener.getsockname()[1]}",
+                process_group_fd=listener.fileno(),
+            )
+        secret = stack.enter_context(secret_descriptor(config.secret, config.job))
+        if secret is not None:
+            fds.append(secret)
+            config = msgspec.structs.replace(config, secret="", secret_fd=secret)
+        yield config, fds

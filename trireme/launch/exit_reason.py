@@ -7,7 +7,6 @@ only because another one failed.
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 import signal
 import time
@@ -16,6 +15,7 @@ from typing import Literal
 
 import msgspec
 
+from trireme.atomic_file import write_atomically
 from trireme.errors import (
     ConnectionBroken,
     ConnectionRefused,
@@ -142,17 +142,9 @@ def _kind(error: TriremeError) -> Kind:
 
 
 def write_exit_reason(path: Path, reason: ExitReason) -> None:
-    """Writes a reason so that a reader sees all of it or nothing.
-
-    If that fails, as on a full disk, the launcher uses the exit status.
-    """
-    temporary = path.with_name(f"{path.name}.{os.getpid()}")
-    try:
-        temporary.write_bytes(msgspec.json.encode(reason))
-        temporary.replace(path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
+    """Writes a reason. If that fails, as on a full disk, the launcher uses the exit status."""
+    with contextlib.suppress(OSError):
+        write_atomically(path, msgspec.json.encode(reason))
 
 
 def read_exit_reason(path: Path) -> ExitReason | None:

@@ -10,13 +10,11 @@ from __future__ import annotations
 import contextlib
 import os
 import selectors
-import socket
-from collections.abc import Sequence
 
 import msgspec
 
-from trireme.launch.command import CommandBuilder, TaskFiles, task_command
-from trireme.launch.config.secret import SECRET_VARIABLE, secret_descriptor
+from trireme.launch.command import CommandBuilder, TaskFiles, inherited, task_command
+from trireme.launch.config.secret import SECRET_VARIABLE
 from trireme.launch.config.task_config import TASK_VARIABLE, TaskConfig, encode_task
 from trireme.launch.console import Console
 from trireme.launch.exit_reason import describe_status, read_exit_reason
@@ -111,12 +109,10 @@ class _LocalEngine:
             file.unlink(missing_ok=True)
         if config.role == "coordinator":
             self._coordinator = ""
-        with contextlib.ExitStack() as stack:
-            config, fds = self._assign_process_group(config, stack)
-            secret = stack.enter_context(secret_descriptor(config.secret, config.job))
-            if secret is not None:
-                config = msgspec.structs.replace(config, secret="", secret_fd=secret)
-                fds = (*fds, secret)
+        if config.group is not None and config.rank:  # rank 0 was started first
+            address = self._process_group_addresses[config.group]
+            config = msgspec.structs.replace(config, process_group=address)
+        with inherited(config) as (config, fds):
             process = TaskProcess(
                 name,
                 self._build_command(config, files, self._job.program),
@@ -126,6 +122,8 @@ class _LocalEngine:
                 warn=lambda text: self._console.say(text, alarm=True),
                 pass_fds=fds,
             )
+        if config.group is not None:
+            self._process_group_addresses[config.group] = config.process_group
         self._processes[name] = process
         self.pids[name] = process.pid
         for pipe in process.pipes:
@@ -159,28 +157,6 @@ class _LocalEngine:
         if membership_report is not None:
             events.append(MembershipReported(membership_report))
         return events + ended
-
-    def _assign_process_group(
-        self, config: TaskConfig, stack: contextlib.ExitStack
-    ) -> tuple[TaskConfig, Sequence[int]]:
-        """Gives a worker process the address of its process group.
-
-        Rank 0 is started first and inherits the socket, so that no other process can take the port.
-        """
-        if config.role != "worker" or config.processes == 1:
-            return config, ()
-        process_group = config.index if config.servers else 0
-        if config.rank:
-            return msgspec.structs.replace(
-                config, process_group=self._process_group_addresses[process_group]
-            ), ()
-        listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
-        self._process_group_addresses[process_group] = f"127.0.0.1:{listener.getsockname()[1]}"
-        fd = listener.fileno()
-        config = msgspec.structs.replace(
-            config, process_group=self._process_group_addresses[process_group], process_group_fd=fd
-        )
-        return config, (fd,)
 
     def _files(self, name: str) -> TaskFiles:
         # A program may change its working directory before it fails.

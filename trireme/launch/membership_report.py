@@ -14,6 +14,8 @@ from pathlib import Path
 
 import msgspec
 
+from trireme.atomic_file import write_atomically
+
 __all__ = ["LostTask", "MembershipReport", "MembershipReportReader", "MembershipReportWriter"]
 
 TOUCH_SECONDS = 1.0
@@ -94,14 +96,10 @@ class MembershipReportWriter:
                 self._written = None  # the file is gone, perhaps with its directory
 
     def _write(self, content: bytes) -> None:
-        temporary = self._path.with_name(f"{self._path.name}.{os.getpid()}")
         self._path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            temporary.write_bytes(content)
-            temporary.replace(self._path)
+            write_atomically(self._path, content)
         except OSError:
-            with contextlib.suppress(OSError):
-                temporary.unlink()
             with self._path.open("r+b") as file:  # on a full disk the file's own room is enough
                 file.write(content)
                 file.truncate()

@@ -6,8 +6,6 @@ other process has to guess from a process id whether the job still runs.
 
 from __future__ import annotations
 
-import os
-import secrets
 import shutil
 import time
 from contextlib import suppress
@@ -17,6 +15,7 @@ from typing import IO, Any
 
 import msgspec
 
+from trireme.atomic_file import PRIVATE, write_atomically
 from trireme.errors import ConfigurationError
 from trireme.file_lock import is_locked, try_lock
 
@@ -42,7 +41,8 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         job: its id.
-        state: `running`, `finished`, `failed` or `interrupted`.
+        state: `running`, `finished`, `failed` or `interrupted`; `lost` where the launcher was
+            killed before it could record the end.
         status: the launcher's exit status; None while it runs.
         host: the host that the launcher runs on.
         launcher: the launcher's process id.
@@ -98,12 +98,12 @@ class RunDirectory:
 
     def write_secret(self, secret: str) -> None:
         """Writes the secret so that only this user can read it."""
-        _write_private(self.secret_file, secret.encode() + b"\n")
+        write_atomically(self.secret_file, secret.encode() + b"\n", PRIVATE)
 
     def write_record(self, record: JobRecord) -> None:
         """Replaces `job.json`."""
         text = msgspec.json.format(msgspec.json.encode(record), indent=2)
-        _write_private(self.path / RECORD, text + b"\n")
+        write_atomically(self.path / RECORD, text + b"\n", PRIVATE)
 
     def release(self) -> None:
         """Removes the secret and the temporary files, and releases the lock."""
@@ -183,7 +183,7 @@ def read_record(path: Path) -> JobRecord:
     """
     file = path / RECORD
     try:
-        return msgspec.json.decode(file.read_bytes(), type=JobRecord)
+        record = msgspec.json.decode(file.read_bytes(), type=JobRecord)
     except FileNotFoundError as error:
         raise ConfigurationError(
             f"no job was started in {path}: it has no {RECORD}. Give the directory that "
@@ -192,6 +192,9 @@ def read_record(path: Path) -> JobRecord:
         ) from error
     except (OSError, msgspec.MsgspecError) as error:
         raise ConfigurationError(f"{file} cannot be read: {error}") from error
+    if record.state == "running" and not is_running(path):
+        return msgspec.structs.replace(record, state="lost")
+    return record
 
 
 def _holder(path: Path) -> str:
@@ -200,21 +203,3 @@ def _holder(path: Path) -> str:
     except ConfigurationError:
         return ""
     return f" (process {record.launcher} on {record.host}: {' '.join(record.command)})"
-
-
-def _write_private(path: Path, content: bytes) -> None:
-    """Replaces a file so that a reader sees all of it or nothing, and no other user can read it.
-
-    The temporary file has an unpredictable name and must not exist before, so that another user
-    cannot have left a file or a link there.
-    """
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    handle = os.open(temporary, flags, 0o600)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-        temporary.replace(path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise

@@ -8,8 +8,9 @@ from html import escape
 from itertools import pairwise
 
 from trireme.monitor.curves import Points, smoothed, thinned
+from trireme.monitor.numbers import number
 
-__all__ = ["bar_chart", "line_chart", "number", "stacked_bars"]
+__all__ = ["bar_chart", "line_chart", "stacked_bars"]
 
 _WIDTH, _HEIGHT = 380, 220
 _LEFT, _RIGHT, _TOP, _BOTTOM = 46, 18, 10, 34
@@ -113,13 +114,6 @@ def stacked_bars(
             f"<i>{total}</i></div>"
         )
     return "".join(lines) + _key(names, [colours[name] for name in names])
-
-
-def number(value: float) -> str:
-    """Returns a number with three significant digits and separated thousands."""
-    if value == int(value) and abs(value) < 1e15:
-        return f"{int(value):,}"
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
 def _is_noisy(points: Points) -> bool:

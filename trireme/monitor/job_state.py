@@ -9,6 +9,7 @@ from statistics import median
 from trireme.cluster.messages import ClusterStatus, StatusValue
 from trireme.cluster.progress import STUCK
 from trireme.cluster.spec import task_name
+from trireme.monitor.numbers import number_of
 from trireme.monitor.records import Start
 
 __all__ = [
@@ -60,8 +61,7 @@ class TaskSnapshot:
 
     def number(self, name: str) -> float:
         """Returns a number of its status; 0 if there is none."""
-        value = self.status.get(name, 0.0)
-        return float(value) if isinstance(value, (int, float)) else 0.0
+        return number_of(self.status, name)
 
     def phases(self) -> dict[str, float]:
         """Returns the mean seconds of its newest steps, by phase."""

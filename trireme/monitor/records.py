@@ -26,6 +26,8 @@ from typing import IO
 
 import msgspec
 
+from trireme.cluster.messages import StatusValue
+
 __all__ = [
     "Begin",
     "Record",
@@ -40,9 +42,6 @@ _log = logging.getLogger(__name__)
 
 _FIRST_SECONDS = 0.5
 _SHARE = 0.001
-
-StatusValue = float | int | str
-"""A value of a status, as in heartbeats."""
 
 
 class Begin(msgspec.Struct, frozen=True, kw_only=True, tag="begin", tag_field="line"):
@@ -166,20 +165,23 @@ class RecordWriter:
             self._file = None
 
 
-def read_starts(run_dir: Path) -> list[Start]:
-    """Returns the records of a run directory's newest job, by task and time.
+def read_starts(run_dir: Path, job: str | None = None) -> list[Start]:
+    """Returns the records of a job, by task and time.
 
     Damaged lines, such as the last line of a killed task, are skipped.
+
+    Args:
+        run_dir: the run directory.
+        job: the job's id; None for the newest job with records.
     """
     starts = [
         start
         for path in sorted(records_directory(run_dir).glob("*.jsonl"))
         for start in _starts_of(path)
     ]
-    newest = max(starts, key=lambda start: start.begin.time, default=None)
-    if newest is None:
-        return []
-    ours = [start for start in starts if start.begin.job == newest.begin.job]
+    if job is None and starts:
+        job = max(starts, key=lambda start: start.begin.time).begin.job
+    ours = [start for start in starts if start.begin.job == job]
     return sorted(ours, key=lambda start: (_order(start.begin.task), start.begin.time))
 
 

@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from html import escape
 
 from trireme.launch.run_directory import JobRecord
-from trireme.monitor.charts import bar_chart, line_chart, number, stacked_bars
+from trireme.monitor.charts import bar_chart, line_chart, stacked_bars
 from trireme.monitor.curves import Curves, Points
 from trireme.monitor.job_state import PHASES
+from trireme.monitor.numbers import number, number_of, size
 from trireme.monitor.records import Start
 from trireme.monitor.worker_totals import WorkerTotals, paces, slowest, staleness_of, worker_totals
 
@@ -79,7 +80,7 @@ def _summary(material: ReportData, workers: Sequence[WorkerTotals]) -> str:
     tiles = "".join(
         f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in facts
     )
-    state = _state(material.record)
+    state = "" if material.record is None else material.record.state
     badge = f' <span class="badge {escape(state)}">{escape(state)}</span>' if state else ""
     command = ""
     if material.record is not None:
@@ -93,7 +94,8 @@ def _summary(material: ReportData, workers: Sequence[WorkerTotals]) -> str:
 def _facts(material: ReportData, workers: Sequence[WorkerTotals]) -> Iterator[tuple[str, str]]:
     """Yields the most important facts: pairs (name, value)."""
     record = material.record
-    steps = [_last_number(start, "global_step") for start in material.starts]
+    last = [start.records[-1].status for start in material.starts if start.records]
+    steps = [number_of(status, "global_step") for status in last]
     if steps:
         yield "global step", number(max(steps))
     if record is not None and record.ended is not None:
@@ -183,7 +185,7 @@ def _workers(workers: Sequence[WorkerTotals]) -> str:
             number(worker.stale),
             number(round(worker.pace)),
             f"{worker.own:.3g}",
-            _size(worker.memory),
+            size(worker.memory),
         )
         for worker in workers
     ]
@@ -211,7 +213,7 @@ def _configuration(record: JobRecord | None) -> str:
 def _checkpoints(rows: Sequence[CheckpointRow]) -> str:
     if not rows:
         return ""
-    cells = [(row.name, row.saved_at, _size(row.nbytes), row.damage) for row in rows]
+    cells = [(row.name, row.saved_at, size(row.nbytes), row.damage) for row in rows]
     head = ("checkpoint", "saved", "size", "damage")
     if not any(row.damage for row in rows):
         head, cells = head[:3], [each[:3] for each in cells]  # type: ignore[assignment, misc]
@@ -260,32 +262,12 @@ def _table(
     )
 
 
-def _state(record: JobRecord | None) -> str:
-    if record is None:
-        return ""
-    return record.state
-
-
-def _last_number(start: Start, name: str) -> float:
-    status: Mapping[str, float | int | str] = start.records[-1].status if start.records else {}
-    value = status.get(name, 0.0)
-    return float(value) if isinstance(value, (int, float)) else 0.0
-
-
 def _duration(seconds: float) -> str:
     if seconds < 60:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
-
-
-def _size(nbytes: float) -> str:
-    for unit in ("B", "KiB", "MiB"):
-        if nbytes < 1024:
-            return f"{nbytes:.0f} {unit}" if unit == "B" else f"{nbytes:.1f} {unit}"
-        nbytes /= 1024
-    return f"{nbytes:.1f} GiB"
 
 
 _PAGE = """<!DOCTYPE html>

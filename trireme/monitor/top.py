@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from trireme.monitor.job_state import SILENT_SECONDS, JobSnapshot, TaskSnapshot, findings
+from trireme.monitor.numbers import size
 
 __all__ = ["line", "render"]
 
@@ -147,11 +148,4 @@ def _whole(task: TaskSnapshot, name: str) -> str:
 
 
 def _size(task: TaskSnapshot, name: str) -> str:
-    if name not in task.status:
-        return ""
-    size = task.number(name)
-    for unit in ("B", "KiB", "MiB"):
-        if size < 1024:
-            return f"{size:.0f} {unit}"
-        size /= 1024
-    return f"{size:.1f} GiB"
+    return size(task.number(name)) if name in task.status else ""

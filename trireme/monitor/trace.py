@@ -16,6 +16,7 @@ from typing import Any
 
 import msgspec
 
+from trireme.atomic_file import write_atomically
 from trireme.ps.server.trace import Note
 
 __all__ = [
@@ -135,9 +136,7 @@ def merge(workers: Sequence[WorkerPart], servers: Sequence[ServerPart] = ()) -> 
 def write_trace(path: Path, trace: dict[str, Any]) -> None:
     """Writes a gzipped trace atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f".{path.name}")
-    beside.write_bytes(gzip.compress(msgspec.json.encode(trace), 6))
-    beside.replace(path)
+    write_atomically(path, gzip.compress(msgspec.json.encode(trace), 6))
 
 
 def _meanwhile(workers: Sequence[WorkerPart], server: ServerPart) -> ServerPart:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from trireme.monitor.curves import Points
 from trireme.monitor.job_state import PHASES
+from trireme.monitor.numbers import number_of
 from trireme.monitor.records import Record, Start
 
 __all__ = ["WorkerTotals", "paces", "slowest", "staleness_of", "worker_totals"]
@@ -76,12 +77,12 @@ def _totals(name: str, starts: Sequence[Start]) -> WorkerTotals:
         name=name,
         host=starts[-1].begin.host,
         starts=len(starts),
-        steps=int(sum(_number(record, "step") for record in last)),
-        applied=int(sum(_number(record, "applied") for record in last)),
-        stale=int(sum(_number(record, "stale") for record in last)),
+        steps=int(sum(number_of(record.status, "step") for record in last)),
+        applied=int(sum(number_of(record.status, "applied") for record in last)),
+        stale=int(sum(number_of(record.status, "stale") for record in last)),
         seconds=seconds,
         pace=sum(paces) / max(len(paces), 1),
-        memory=max(_number(record, "memory_bytes") for record in everything),
+        memory=max(number_of(record.status, "memory_bytes") for record in everything),
     )
 
 
@@ -122,8 +123,8 @@ def _pace_points(records: Iterable[Record]) -> list[tuple[float, float]]:
     """Yields pairs (time, examples per second), without records of very short intervals."""
     points, before = [], math.inf
     for record in records:
-        if _number(record, "step") > 1 and record.time - before >= _LEAST_SECONDS:
-            points.append((record.time, _number(record, "examples_per_second")))
+        if number_of(record.status, "step") > 1 and record.time - before >= _LEAST_SECONDS:
+            points.append((record.time, number_of(record.status, "examples_per_second")))
         before = record.time
     return points
 
@@ -133,8 +134,3 @@ def _range(low: float, high: float) -> str:
     if high == float("inf"):
         return f"{first}+"
     return str(first) if first == int(high) else f"{first}-{int(high)}"
-
-
-def _number(record: Record, name: str) -> float:
-    value = record.status.get(name, 0.0)
-    return float(value) if isinstance(value, (int, float)) else 0.0

@@ -6,9 +6,7 @@ joining -> waiting for the cluster -> initialising or restoring -> training -> s
 
 from __future__ import annotations
 
-import io
 import logging
-import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
@@ -226,8 +224,6 @@ class Lifecycle:
     @property
     def interrupted(self) -> str | None:
         """Why the job was requested to stop before its end; None if it was not."""
-        if self._interrupted is None and self.member is not None:
-            return self.member.stop_requested
         return self._interrupted
 
     def interrupt(self, reason: str) -> None:
@@ -256,15 +252,12 @@ class Lifecycle:
 
     # -- leaving --------------------------------------------------------------------------------
 
-    def leave(
-        self, outcome: Outcome, reason: str = "", details: str = "", *, comes_back: bool = False
-    ) -> None:
+    def leave(self, outcome: Outcome, reason: str = "", *, comes_back: bool = False) -> None:
         """Ends this worker's part in the job. Only the first call has an effect.
 
         Args:
             outcome: how the worker ended.
             reason: why.
-            details: further text that helps to find the cause, such as a traceback.
             comes_back: whether the launcher starts this worker again; the job is not told then.
         """
         if self.left:
@@ -277,7 +270,7 @@ class Lifecycle:
         finally:
             if self.member is not None:
                 if not comes_back:
-                    self.member.leave(outcome, reason, details)
+                    self.member.leave(outcome, reason)
                 self.member.close()
             if hasattr(self, "backend"):  # it has joined
                 self.backend.close()
@@ -291,11 +284,9 @@ class Lifecycle:
         Where the launcher will start the worker again, it only closes the connection, and the job
         continues without this incarnation.
         """
-        text = io.StringIO()
-        traceback.print_exception(error, file=text)
         reason = f"{type(error).__name__}: {error}".strip()
         comes_back = self.task.restarts_left > 0 and describe(error).worth_a_restart
         try:
-            self.leave("failed", reason, text.getvalue(), comes_back=comes_back)
+            self.leave("failed", reason, comes_back=comes_back)
         except TriremeError as another:
             _log.warning("while failing: %s", another)

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from trireme.monitor.tensorboard.board import TensorBoard
+from trireme.monitor.tensorboard.forward_tracer import graph_of
 
 __all__ = ["SummaryMethods"]
 
@@ -53,43 +54,82 @@ class SummaryMethods(ABC):
             board.scalars(self.global_step, {**(values or {}), **named}, run)
 
     def image(self, name: str, image: Any, **options: Any) -> None:
-        """Records an image (channels, height, width), or several; see `TensorBoard.image`."""
-        if (board := self.board) is not None:
-            board.image(name, image, self.global_step, **options)
+        """Records an image, or a grid of them.
+
+        Args:
+            name: the tag under which TensorBoard shows it.
+            image: a tensor or array (channels, height, width), or four-dimensional for several;
+                floats in [0, 1] or bytes. `dataformats` says other orders, such as "HW".
+            options: the run, as `run=`, and those of `SummaryWriter.add_image` or `add_images`.
+        """
+        self._record("add_images" if image.ndim == 4 else "add_image", name, image, options)
 
     def histogram(self, name: str, values: Any, **options: Any) -> None:
-        """Records how the values of a tensor are distributed."""
-        if (board := self.board) is not None:
-            board.histogram(name, values, self.global_step, **options)
+        """Records how the values of a tensor are distributed (`SummaryWriter.add_histogram`)."""
+        self._record("add_histogram", name, values, options)
 
     def audio(self, name: str, sound: Any, **options: Any) -> None:
-        """Records a sound: values in [-1, 1] of shape (1, time)."""
-        if (board := self.board) is not None:
-            board.audio(name, sound, self.global_step, **options)
+        """Records a sound: values in [-1, 1] of shape (1, time) (`SummaryWriter.add_audio`)."""
+        self._record("add_audio", name, sound, options)
 
     def text(self, name: str, text: str, **options: Any) -> None:
-        """Records a text in Markdown."""
-        if (board := self.board) is not None:
-            board.text(name, text, self.global_step, **options)
-
-    def embedding(self, name: str, matrix: Any, **options: Any) -> None:
-        """Records points (number, dimension) for the projector."""
-        if (board := self.board) is not None:
-            board.embedding(name, matrix, self.global_step, **options)
+        """Records a text in Markdown (`SummaryWriter.add_text`)."""
+        self._record("add_text", name, text, options)
 
     def pr_curve(
         self, name: str, predictions: torch.Tensor, *, labels: torch.Tensor, **options: Any
     ) -> None:
-        """Records precision and recall by threshold; see `TensorBoard.pr_curve`."""
-        if (board := self.board) is not None:
-            board.pr_curve(name, predictions, self.global_step, labels=labels, **options)
+        """Records precision and recall by threshold (`SummaryWriter.add_pr_curve`).
 
-    def figure(self, name: str, figure: Any, **options: Any) -> None:
-        """Records a matplotlib figure."""
-        if (board := self.board) is not None:
-            board.figure(name, figure, self.global_step, **options)
+        Args:
+            name: the tag under which TensorBoard shows it.
+            predictions: for each example, how likely it is to be of the class, in [0, 1].
+            labels: for each example, whether it is.
+            options: the run, as `run=`, and those of `SummaryWriter.add_pr_curve`.
+        """
+        self._record("add_pr_curve", name, (labels, predictions), options)
 
-    def graph(self, example: Any, **options: Any) -> None:
-        """Records the model's graph, traced with an example of its inputs."""
+    def embedding(self, name: str, matrix: Any, *, run: str = "train", **options: Any) -> None:
+        """Records points (number, dimension) for the projector (`SummaryWriter.add_embedding`).
+
+        The options are `metadata`, a label for each point, and `label_img`, an image for each.
+        """
         if (board := self.board) is not None:
-            board.graph(self.model, example, **options)
+            step = self.global_step
+            board.write_now(
+                name,
+                lambda w: w.add_embedding(matrix, tag=name, global_step=step, **options),
+                run,
+            )
+
+    def figure(self, name: str, figure: Any, *, run: str = "train", **options: Any) -> None:
+        """Records one or several figures of matplotlib (`SummaryWriter.add_figure`)."""
+        if (board := self.board) is not None:
+            step = self.global_step
+            board.write_now(
+                name,
+                lambda w: w.add_figure(name, figure, step, **options),
+                run,
+            )
+
+    def graph(self, example: Any, *, run: str = "train") -> None:
+        """Records what the model computes from example inputs, with shapes and devices.
+
+        The model computes once, in evaluation mode and without gradients.
+
+        Args:
+            example: a tensor, a tuple of arguments, or a dict of keyword arguments.
+            run: the name of the run.
+        """
+        if (board := self.board) is not None:
+            from trireme.monitor.tensorboard.events import add_graph  # loads slowly
+
+            board.write_now(
+                f"the graph of {type(self.model).__name__}",
+                lambda writer: add_graph(writer, graph_of(self.model, example)),
+                run,
+            )
+
+    def _record(self, method: str, name: str, values: Any, options: dict[str, Any]) -> None:
+        if (board := self.board) is not None:
+            board.record(method, name, values, self.global_step, **options)

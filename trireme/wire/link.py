@@ -8,12 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from trireme.errors import AuthenticationError, ConnectionBroken, FrameError, WireError
 from trireme.wire.connection import Connection
-from trireme.wire.frame_reader import Destination
 from trireme.wire.handshake import HANDSHAKE_TIMEOUT, Identity, ServerHandshake
 from trireme.wire.message import Message
 from trireme.wire.polling import READABLE, WRITABLE
-from trireme.wire.shared_buffers import Lending
-from trireme.wire.transport import Stream
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -50,6 +47,7 @@ class Link:
 
     Attributes:
         identity: the identity that the peer has proven.
+        connection: the connection, of which a handler may set `destination` and `lending`.
         context: an object of the handler that serves this peer; the service never uses it.
         opened_here: whether this process opened the connection, and not the peer.
         departing: whether the peer has announced that it leaves. It need not read what is still
@@ -63,49 +61,16 @@ class Link:
         self.opened_here = opened_here
         self.context: Any = None
         self.departing = False
-        self._connection = connection
+        self.connection = connection
         self._owner = owner
 
     def __repr__(self) -> str:
-        return f"<Link to {self.identity.task} at {self.peer}>"
-
-    @property
-    def peer(self) -> str:
-        """The address of the other end, for messages."""
-        return self._connection.peer
-
-    @property
-    def unsent(self) -> int:
-        """How many offered bytes have not gone out yet."""
-        return self._connection.unsent
+        return f"<Link to {self.identity.task} at {self.connection.peer}>"
 
     @property
     def closed(self) -> bool:
         """Whether this link is closed or closing."""
         return self._owner.over
-
-    @property
-    def destination(self) -> Destination | None:
-        """The memory for payloads; see `Connection.destination`. May be replaced at any time."""
-        return self._connection.destination
-
-    @destination.setter
-    def destination(self, destination: Destination | None) -> None:
-        self._connection.destination = destination
-
-    @property
-    def stream(self) -> Stream:
-        """The stream, for features that only one transport has."""
-        return self._connection.stream
-
-    @property
-    def lending(self) -> Lending | None:
-        """Memory that both sides share; see `Connection.lending`."""
-        return self._connection.lending
-
-    @lending.setter
-    def lending(self, lending: Lending | None) -> None:
-        self._connection.lending = lending
 
     def offer(self, message: Message, payload: Iterable[Buffer] = (), *, sequence: int = 0) -> bool:
         """Sends without blocking; see `Connection.offer`. The service sends the rest later.

@@ -12,14 +12,19 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from trireme.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-__all__ = ["Listener", "Stream", "Transport", "connect", "listen"]
+__all__ = ["Listener", "Stream", "connect", "listen"]
+
+_SCHEMES = ("tcp", "shm", "memory")
+"""Each is the name of a module in `trireme.wire.transports`, with a `connect` and a `listen` of the
+address without its scheme."""
 
 
 class Stream(ABC):
@@ -106,40 +111,29 @@ class Listener(ABC):
         """Stops listening and frees the address. Accepted streams stay open. May be repeated."""
 
 
-class Transport(Protocol):
-    """The functions of a transport's module. `rest` is the address without `scheme://`."""
-
-    def connect(self, rest: str, *, timeout: float) -> Stream:
-        """See `trireme.wire.transport.connect`."""
-
-    def listen(self, rest: str, *, allow_plaintext: bool) -> Listener:
-        """See `trireme.wire.transport.listen`."""
-
-
-def connect(address: str, *, timeout: float, tls: object = None) -> Stream:
+def connect(address: str, *, timeout: float) -> Stream:
     """Connects to a listener, trying once.
 
     Args:
         address: such as `tcp://10.0.0.5:2222`.
         timeout: in seconds, over all addresses that a name resolves to.
-        tls: not supported yet: must be None.
 
     Raises:
-        ConfigurationError: the address is malformed or its scheme unknown, or `tls` is given.
+        ConfigurationError: the address is malformed or its scheme unknown.
         ConnectTimeout: no answer came in time, or the host is unreachable.
         ConnectionRefused: the host answered that nothing listens there.
         WireError: the system refuses to open another connection.
     """
-    transport, rest = _resolve(address, tls)
-    return transport.connect(rest, timeout=timeout)
+    transport, rest = _resolve(address)
+    stream: Stream = transport.connect(rest, timeout=timeout)
+    return stream
 
 
-def listen(address: str, *, tls: object = None, allow_plaintext: bool = False) -> Listener:
+def listen(address: str, *, allow_plaintext: bool = False) -> Listener:
     """Listens at an address; port 0 or an empty name leaves the choice to the system.
 
     Args:
         address: such as `tcp://127.0.0.1:0`.
-        tls: not supported yet: must be None.
         allow_plaintext: whether an address that other hosts can reach may be served without TLS,
             because the network is trusted. Everybody on the path can then read and change what is
             sent; the job's secret only keeps unauthenticated processes from joining.
@@ -150,42 +144,26 @@ def listen(address: str, *, tls: object = None, allow_plaintext: bool = False) -
         AddressInUse: another process listens there.
         WireError: the system refuses to open another socket.
     """
-    transport, rest = _resolve(address, tls)
-    return transport.listen(rest, allow_plaintext=allow_plaintext)
+    transport, rest = _resolve(address)
+    listener: Listener = transport.listen(rest, allow_plaintext=allow_plaintext)
+    return listener
 
 
-def _resolve(address: str, tls: object) -> tuple[Transport, str]:
+def _resolve(address: str) -> tuple[Any, str]:
     scheme, separator, rest = address.partition("://")
     if not separator:
         raise ConfigurationError(
             f"the address {address!r} has no scheme: write it as tcp://host:port"
         )
-    if tls is not None or scheme == "tls":
+    if scheme == "tls":
         raise ConfigurationError(
             f"TLS was asked for {address!r}, and this release has none yet: use tcp:// on "
             "loopback or, where you trust the network, with plaintext allowed"
         )
-    transport = _transport(scheme)
-    if transport is None:
+    if scheme not in _SCHEMES:
         raise ConfigurationError(
             f"the address {address!r} has an unknown scheme {scheme!r}: there are tcp://host:port, "
             "shm://name and memory://name"
         )
-    return transport, rest
-
-
-def _transport(scheme: str) -> Transport | None:
     # Imported here because each transport imports the interfaces above.
-    if scheme == "tcp":
-        from trireme.wire.transports import tcp
-
-        return tcp
-    if scheme == "shm":
-        from trireme.wire.transports import shm
-
-        return shm
-    if scheme == "memory":
-        from trireme.wire.transports import memory
-
-        return memory
-    return None
+    return import_module(f"trireme.wire.transports.{scheme}"), rest

@@ -1,19 +1,36 @@
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 
+from trireme.cluster.spec import ClusterSpec, ClusterTask
 from trireme.errors import ConfigurationError
 from trireme.launch.config.sources import read_config
-from trireme.launch.environment.manual import ManualOptions, ManualTask, manual_task
-
-LOCAL = ManualOptions("ps", 0, "127.0.0.1:2222,localhost:2223", "localhost:1,[::1]:2,127.0.0.2:3")
+from trireme.launch.environment.manual import ManualTask, manual_task
 
 
-def mean(options: ManualOptions, home: Path, **given: str) -> ManualTask:
-    return manual_task(options, read_config(given, {}, None), {"XDG_CONFIG_HOME": str(home)})
+@dataclass(frozen=True)
+class Flags:
+    """The classic flags."""
+
+    role: str = "ps"
+    index: int = 0
+    ps_hosts: str = "127.0.0.1:2222,localhost:2223"
+    worker_hosts: str = "localhost:1,[::1]:2,127.0.0.2:3"
+    coordinator: str | None = None
+    secret_file: Path | None = None
+
+
+LOCAL = Flags()
+
+
+def mean(flags: Flags, home: Path, **given: str) -> ManualTask:
+    cluster = ClusterSpec.from_hosts(flags.ps_hosts, flags.worker_hosts, flags.coordinator)
+    named = ClusterTask(flags.role, flags.index, cluster)
+    config = read_config(given, {}, None)
+    return manual_task(named, config, {"XDG_CONFIG_HOME": str(home)}, flags.secret_file)
 
 
 def test_server_zero_hosts_the_coordinator(tmp_path: Path) -> None:
@@ -59,9 +76,7 @@ def test_a_coordinator_of_its_own(tmp_path: Path) -> None:
         (replace(LOCAL, worker_hosts="node7:2222"), "--secret-file"),
     ],
 )
-def test_what_names_no_task_is_refused(
-    tmp_path: Path, options: ManualOptions, message: str
-) -> None:
+def test_what_names_no_task_is_refused(tmp_path: Path, options: Flags, message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         mean(options, tmp_path)
 

@@ -4,8 +4,9 @@ import json
 
 import pytest
 
+from trireme.cluster.spec import ClusterSpec, ClusterTask
 from trireme.errors import ConfigurationError
-from trireme.launch.environment.tf_config import TfTask, read_tf_config
+from trireme.launch.environment.tf_config import read_tf_config
 
 CLUSTER = {"chief": ["a:1"], "worker": ["b:1", "c:1"], "ps": ["d:1"]}
 
@@ -15,10 +16,10 @@ def config(cluster: object, kind: object = "worker", index: object = 0) -> str:
 
 
 def test_the_chief_is_the_first_worker() -> None:
-    workers = ("a:1", "b:1", "c:1")
-    assert read_tf_config(config(CLUSTER, "chief")) == TfTask("worker", 0, workers, ("d:1",))
-    assert read_tf_config(config(CLUSTER, "worker", "1")) == TfTask("worker", 2, workers, ("d:1",))
-    assert read_tf_config(config(CLUSTER, "ps")) == TfTask("ps", 0, workers, ("d:1",))
+    cluster = ClusterSpec(ps=("d:1",), worker=("a:1", "b:1", "c:1"))
+    assert read_tf_config(config(CLUSTER, "chief")) == ClusterTask("worker", 0, cluster)
+    assert read_tf_config(config(CLUSTER, "worker", "1")) == ClusterTask("worker", 2, cluster)
+    assert read_tf_config(config(CLUSTER, "ps")) == ClusterTask("ps", 0, cluster)
 
 
 @pytest.mark.parametrize("text", ["{}", '{"environment": "cloud"}', config({}), config({"ps": []})])
@@ -48,7 +49,7 @@ def test_no_cluster_is_no_task(text: str) -> None:
         (config({**CLUSTER, "master": ["z:1"]}), "has 2 chiefs"),
         (config({"worker": ["a:1", "a:1"]}), "both have the address a:1"),
         (config({"worker": ["a"]}), "write host:port"),
-        (config({"worker": [""]}), "empty address"),
+        (config({"worker": [""]}), "write host:port"),
     ],
 )
 def test_what_is_wrong_is_named(text: str, message: str) -> None:

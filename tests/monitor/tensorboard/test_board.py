@@ -19,6 +19,7 @@ from torch import nn
 
 from trireme.errors import ConfigurationError
 from trireme.monitor.tensorboard.board import TensorBoard
+from trireme.session.summary_methods import SummaryMethods
 
 
 def read(directory: Path, run: str = "train") -> EventAccumulator:
@@ -31,6 +32,22 @@ def read(directory: Path, run: str = "train") -> EventAccumulator:
 
 def curve(directory: Path, name: str, run: str = "train") -> list[tuple[int, float]]:
     return [(event.step, event.value) for event in read(directory, run).Scalars(name)]
+
+
+class Methods(SummaryMethods):
+    """The methods that log at a step."""
+
+    def __init__(self, board: TensorBoard, step: int) -> None:
+        self._board = board
+        self._step = step
+
+    @property
+    def board(self) -> TensorBoard:
+        return self._board
+
+    @property
+    def global_step(self) -> int:
+        return self._step
 
 
 def test_scalars_in_runs_of_their_own(tmp_path: Path) -> None:
@@ -63,8 +80,8 @@ def test_values_are_those_of_the_call(tmp_path: Path) -> None:
     weights = torch.ones(4)
     numbers = np.ones(4)
     board.scalars(1, {"loss": loss})
-    board.histogram("weights", weights, 1)
-    board.histogram("numbers", numbers, 1)
+    board.record("add_histogram", "weights", weights, 1)
+    board.record("add_histogram", "numbers", numbers, 1)
     loss.zero_()
     weights.zero_()
     numbers[:] = 0
@@ -134,14 +151,15 @@ def test_a_run_that_begins_anew_hides_what_was_there(
 
 def test_images_histograms_audio_text(tmp_path: Path) -> None:
     board = TensorBoard(tmp_path)
-    board.image("digit", torch.rand(1, 8, 8), 3)
-    board.image("flat", torch.rand(8, 8), 3, dataformats="HW")
-    board.image("grid", torch.rand(4, 1, 8, 8), 3)
-    board.histogram("weights", torch.randn(100), 3)
-    board.audio("tone", torch.sin(torch.arange(800.0)).reshape(1, -1), 3, sample_rate=8000)
-    board.text("note", "a *word*", 3)
+    methods = Methods(board, 3)
+    methods.image("digit", torch.rand(1, 8, 8))
+    methods.image("flat", torch.rand(8, 8), dataformats="HW")
+    methods.image("grid", torch.rand(4, 1, 8, 8))
+    methods.histogram("weights", torch.randn(100))
+    methods.audio("tone", torch.sin(torch.arange(800.0)).reshape(1, -1), sample_rate=8000)
+    methods.text("note", "a *word*")
     likely, truth = torch.tensor([0.1, 0.9, 0.8]), torch.tensor([0, 1, 0])
-    board.pr_curve("curve", likely, 3, labels=truth, num_thresholds=11)
+    methods.pr_curve("curve", likely, labels=truth, num_thresholds=11)
     likely.zero_()
     board.close()
     events = read(tmp_path)
@@ -158,8 +176,10 @@ def test_images_histograms_audio_text(tmp_path: Path) -> None:
 
 def test_embeddings_and_graphs(tmp_path: Path) -> None:
     board = TensorBoard(tmp_path)
-    board.embedding("digits", torch.rand(5, 3), 2, metadata=list("abcde"))
-    board.graph(nn.Sequential(nn.Linear(3, 2), nn.ReLU()), torch.rand(1, 3))
+    methods = Methods(board, 2)
+    methods.embedding("digits", torch.rand(5, 3), metadata=list("abcde"))
+    methods.model = nn.Sequential(nn.Linear(3, 2), nn.ReLU())
+    methods.graph(torch.rand(1, 3))
     board.close()
     assert (tmp_path / "train" / "00002" / "digits" / "metadata.tsv").read_text() == "\n".join(
         [*"abcde", ""]
@@ -183,7 +203,7 @@ def test_figures_are_drawn_before_the_call_returns(
 
     monkeypatch.setattr("torch.utils.tensorboard.writer.figure_to_image", to_image)
     board = TensorBoard(tmp_path)
-    board.figure("plot", "a figure", 4)
+    Methods(board, 4).figure("plot", "a figure")
     assert drawn == [("a figure", threading.get_ident())]
     board.close()
     assert [event.step for event in read(tmp_path).Images("plot")] == [4]
@@ -194,8 +214,8 @@ def test_what_cannot_be_shown_is_named_and_the_rest_goes_on(
 ) -> None:
     board = TensorBoard(tmp_path)
     with caplog.at_level(logging.WARNING):
-        board.image("crooked", torch.rand(2, 3), 1)
-        board.embedding("flat", torch.rand(2), 1)
+        Methods(board, 1).image("crooked", torch.rand(2, 3))
+        Methods(board, 1).embedding("flat", torch.rand(2))
         board.scalars(1, {"vector": torch.zeros(3)})
         board.scalars(1, {"loss": 1.0}, run="../elsewhere")
         board.scalars(1, {"loss": 2.0})
@@ -214,7 +234,7 @@ def test_a_failing_disk_stops_the_summaries_not_the_run(
     with caplog.at_level(logging.WARNING):
         for step in range(5):
             board.scalars(step, {"loss": 1.0})
-        board.histogram("weights", torch.ones(3), 1)
+        board.record("add_histogram", "weights", torch.ones(3), 1)
         board.close()
     assert len(caplog.messages) == 1
     assert "nothing more is written" in caplog.messages[0]
@@ -229,7 +249,7 @@ def test_closing_ends_the_threads_and_logging_later_does_nothing(tmp_path: Path)
     board.close()
     assert threading.active_count() == before
     board.scalars(2, {"loss": 1.0})
-    board.histogram("weights", torch.ones(3), 2)
+    board.record("add_histogram", "weights", torch.ones(3), 2)
     assert curve(tmp_path, "loss") == [(1, 1.0)]
 
 

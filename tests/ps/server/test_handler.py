@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -34,8 +35,7 @@ class FakeLink:
     sent: list[Message] = field(default_factory=list)
     closed: bool = False
     context: Any = None
-    destination: Any = None
-    lending: Any = None
+    connection: Any = field(default_factory=lambda: SimpleNamespace(destination=None, lending=None))
     opened_here: bool = True
 
     def offer(self, message: Message, payload: Sequence[Any] = (), *, sequence: int = 0) -> bool:
@@ -114,7 +114,7 @@ def test_a_server_repeats_its_last_word_over_a_new_connection() -> None:
     load = Load(1, 0, (tensor,), (), ())
     server.hear(worker, load, [memoryview(bytearray(part.bytes))])
     push = Push(1, 1, 0, 0, 1.0)
-    server.hear(worker, push, worker.destination(push, part.bytes))
+    server.hear(worker, push, worker.connection.destination(push, part.bytes))
     said = RoundReady(0, ((0, 1),), (), 0.0)
     assert leader.sent == [said]
     assert server.link("ps:0").sent == [said]
@@ -132,7 +132,7 @@ def test_a_server_that_calls_the_coordinator_is_not_talked_to_as_a_server() -> N
     load = Load(1, 0, (tensor,), (), ())
     server.hear(worker, load, [memoryview(bytearray(part.bytes))])
     push = Push(1, 1, 0, 0, 1.0)
-    server.hear(worker, push, worker.destination(push, part.bytes))
+    server.hear(worker, push, worker.connection.destination(push, part.bytes))
     server.hear(other, RoundReady(0, ((0, 1),), (), 0.0))
     assert [type(message) for message in other.sent] == [RoundClose]
     assert not member.sent
@@ -154,7 +154,7 @@ def test_a_load_is_measured_before_it_is_received() -> None:
     def room(*tensors: TensorSpec) -> int:
         load = Load(1, 0, tensors, (), ())
         length = sum(SIZES[spec.dtype] * (1 if spec.group >= 0 else 16) for spec in tensors)
-        return sum(view.nbytes for view in worker.destination(load, length))
+        return sum(view.nbytes for view in worker.connection.destination(load, length))
 
     assert room(*(TensorSpec(name, name, "float32", 0, 16) for name in SIZES)) == 16 * 28
     assert room(*(TensorSpec(name, name, "float32", 0, 16, 0) for name in SIZES)) == 28
@@ -162,4 +162,4 @@ def test_a_load_is_measured_before_it_is_received() -> None:
     assert room(*scalars) == 8000, "more than values take"
     for senseless in (TensorSpec("x", "str", "float32", 0, 16), TensorSpec("x", "bool", "x", 2, 1)):
         with pytest.raises(FrameError, match="a tensor of a load makes no sense: TensorSpec"):
-            worker.destination(Load(1, 0, (senseless,), (), ()), 16)
+            worker.connection.destination(Load(1, 0, (senseless,), (), ()), 16)

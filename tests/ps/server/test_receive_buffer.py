@@ -52,14 +52,18 @@ def test_memory_that_is_lent_leaves_no_descriptor(
     worker.pass_descriptor(memory.fileno())
     worker.write([b"!"])
     server.read_into([memoryview(bytearray(8))])
-    link = SimpleNamespace(identity=Identity("job", "worker:0", 0), stream=server, lending=None)
+    connection = SimpleNamespace(stream=server, lending=None)
+    link = SimpleNamespace(identity=Identity("job", "worker:0", 0), connection=connection)
     receive_buffer = ReceiveBuffer(0, lambda: None, lambda: Rule())
     assert receive_buffer.borrow(cast(Link, link), message) == accepted
-    assert (link.lending is not None) == accepted
+    assert (connection.lending is not None) == accepted
     if accepted:
         memory.view[64:72] = b"gradient"
-        assert bytes(link.lending.incoming[1]) == b"gradient"
+        assert bytes(connection.lending.incoming[1]) == b"gradient"
     worker.close()
     server.close()
-    del link  # what it looks at stays mapped until then, and a mapping has a descriptor of its own
+    del (
+        link,
+        connection,
+    )  # what it looks at stays mapped until then, and a mapping has a descriptor of its own
     assert open_descriptors() == before

@@ -99,6 +99,13 @@ class TaskConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         return 1 + self.servers + self.index * together + (self.rank if self.servers else 0)
 
     @property
+    def group(self) -> int | None:
+        """The number of this process's group in the job; None for a process alone."""
+        if self.role != "worker" or self.processes == 1:
+            return None
+        return self.index if self.servers else 0
+
+    @property
     def scrape_port(self) -> int | None:
         """The port that serves this task's metrics; 0 for any port, None for none."""
         first = self.config.metrics_port

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import msgspec
 
+from trireme.cluster.spec import ClusterTask
 from trireme.errors import ConfigurationError
 from trireme.job_config import OPTIONS, TASK_OPTIONS, JobConfig, Option
 from trireme.launch.config.consistency import check_together
@@ -27,7 +28,7 @@ from trireme.launch.config.task_config import (
     encode_task,
     fresh_job,
 )
-from trireme.launch.environment.manual import ManualOptions, manual_task
+from trireme.launch.environment.manual import manual_task
 from trireme.launch.environment.process_launchers import (
     TORCHRUN,
     LaunchedProcess,
@@ -35,7 +36,6 @@ from trireme.launch.environment.process_launchers import (
 )
 from trireme.launch.environment.tf_config import (
     TF_VARIABLE,
-    TfTask,
     read_tf_config,
     tf_launched_process,
 )
@@ -48,7 +48,6 @@ __all__ = [
     "detect",
     "encode_task",
     "fresh_job",
-    "tf_options",
 ]
 
 _log = logging.getLogger(__name__)
@@ -75,7 +74,7 @@ def detect(environ: Mapping[str, str] | None = None, directory: Path | None = No
     process = find_launched_process(environ, TORCHRUN)
     tf = read_tf_config(environ[TF_VARIABLE]) if environ.get(TF_VARIABLE, "").strip() else None
     if process is None and tf is not None:
-        if tf.ps:
+        if tf.cluster.ps:
             return _server_task(tf, _read(environ, directory, TASK_OPTIONS), environ)
         process = tf_launched_process(tf)
     process = process or find_launched_process(environ)
@@ -135,19 +134,9 @@ def _process_group_task(
     )
 
 
-def _server_task(tf: TfTask, config: JobConfig, environ: Mapping[str, str]) -> TaskConfig:
+def _server_task(tf: ClusterTask, config: JobConfig, environ: Mapping[str, str]) -> TaskConfig:
     """Returns a task of a cluster with parameter servers, as if it was started by hand."""
-    manual = manual_task(tf_options(tf), config, environ)
-    check_together(config, len(tf.ps))
+    manual = manual_task(tf, config, environ)
+    check_together(config, manual.task.servers)
     threads, _ = thread_variables(environ, manual.neighbours)
     return msgspec.structs.replace(manual.task, threads=threads)
-
-
-def tf_options(tf: TfTask) -> ManualOptions:
-    """Returns the classic flags of a task of `TF_CONFIG`; `ps:0` hosts the coordinator."""
-    return ManualOptions(
-        role=tf.role,
-        index=tf.index,
-        ps_hosts=",".join(tf.ps),
-        worker_hosts=",".join(tf.workers),
-    )

@@ -6,17 +6,15 @@ Pure. TensorFlow's chief becomes worker 0, and its workers follow.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
 
 import msgspec
 
-from trireme.cluster.spec import ClusterSpec
+from trireme.cluster.spec import ClusterSpec, ClusterTask
 from trireme.errors import ConfigurationError
 from trireme.launch.environment.process_launchers import LaunchedProcess
 from trireme.suggestion import suggestion
 
-__all__ = ["TF_VARIABLE", "TfTask", "read_tf_config", "tf_launched_process"]
+__all__ = ["TF_VARIABLE", "read_tf_config", "tf_launched_process"]
 
 TF_VARIABLE = "TF_CONFIG"
 
@@ -34,25 +32,10 @@ class _Config(msgspec.Struct):
     task: _Task = msgspec.field(default_factory=_Task)
 
 
-@dataclass(frozen=True, slots=True)
-class TfTask:
-    """One task of the cluster, in Trireme's terms.
-
-    Attributes:
-        role: the task's role.
-        index: its index among the tasks of this role.
-        workers: the addresses of the workers, `host:port`, the chief's first.
-        ps: the addresses of the parameter servers.
-    """
-
-    role: Literal["worker", "ps"]
-    index: int
-    workers: tuple[str, ...]
-    ps: tuple[str, ...]
-
-
-def read_tf_config(text: str) -> TfTask | None:
+def read_tf_config(text: str) -> ClusterTask | None:
     """Returns the task that `TF_CONFIG` describes; None if it names no cluster.
+
+    The chief is the first of its workers.
 
     Raises:
         ConfigurationError: it is not JSON, has a task of an unknown type, or lacks this task in
@@ -74,18 +57,16 @@ def read_tf_config(text: str) -> TfTask | None:
     if len(chiefs) > 1:
         raise _wrong(f"has {len(chiefs)} chiefs", "name one, and the others as workers")
     workers = (*chiefs, *config.cluster.get("worker", []))
-    ps = tuple(config.cluster.get("ps", []))
     role, index = _which(config, chiefs)
     try:
-        ClusterSpec(ps=ps, worker=workers).check_task(role, index)
+        cluster = ClusterSpec(ps=tuple(config.cluster.get("ps", [])), worker=workers)
+        cluster.check_task(role, index)
     except ConfigurationError as error:
         raise _wrong(f"makes no cluster: {error}", "the chief counts as worker:0") from error
-    if not all((*workers, *ps)):
-        raise _wrong("has an empty address", "write host:port for every task")
-    return TfTask(role, index, workers, ps)
+    return ClusterTask(role, index, cluster)
 
 
-def _which(config: _Config, chiefs: Sequence[str]) -> tuple[Literal["worker", "ps"], int]:
+def _which(config: _Config, chiefs: Sequence[str]) -> tuple[str, int]:
     kind, index = config.task.type, config.task.index
     if not kind:
         raise _wrong("has a cluster and no task", 'add "task": {"type": "worker", "index": 0}')
@@ -112,9 +93,9 @@ def _wrong(what: str, do: str) -> ConfigurationError:
     return ConfigurationError(f"{TF_VARIABLE} {what}: {do}; or unset it to run this process alone")
 
 
-def tf_launched_process(task: TfTask) -> LaunchedProcess:
+def tf_launched_process(task: ClusterTask) -> LaunchedProcess:
     """Returns a worker of a cluster without servers; they meet at the first one's address."""
-    hosts = [address.rpartition(":")[0] for address in task.workers]
+    hosts = [address.rpartition(":")[0] for address in task.cluster.worker]
     mine = hosts[task.index]
     return LaunchedProcess(
         launcher=TF_VARIABLE,
@@ -122,5 +103,5 @@ def tf_launched_process(task: TfTask) -> LaunchedProcess:
         size=len(hosts),
         local_rank=hosts[: task.index].count(mine),
         local_size=hosts.count(mine),
-        address=task.workers[0] if len(hosts) > 1 else "",
+        address=task.cluster.worker[0] if len(hosts) > 1 else "",
     )

@@ -6,11 +6,9 @@ its agent.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import selectors
 import signal
-import socket
 import sys
 import tempfile
 import threading
@@ -20,10 +18,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
-
-from trireme.launch.command import TaskFiles, task_command
-from trireme.launch.config.secret import secret_descriptor
+from trireme.launch.command import TaskFiles, inherited, task_command
 from trireme.launch.config.task_config import TASK_VARIABLE, decode_task, encode_task
 from trireme.launch.exit_reason import ExitReason, describe_status, read_exit_reason
 from trireme.launch.membership_report import MembershipReport, MembershipReportReader
@@ -146,11 +141,6 @@ def host_identity() -> str:
         return f"{boot}/{os.stat('/proc/self/ns/net').st_ino}"
     except OSError:
         return os.uname().nodename
-
-
-def _listen_at(host: str) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    return socket.create_server((host.strip("[]"), 0), family=family)
 
 
 class TaskAgent:
@@ -290,21 +280,8 @@ class TaskAgent:
             self._conclude(process, status, files.exit_reason)
 
     def _spawn(self, request: StartRequest, files: TaskFiles) -> tuple[TaskProcess, str]:
-        config = decode_task(request.task)
-        with self._changed, contextlib.ExitStack() as stack:
-            fds = []
-            if config.role == "worker" and config.processes > 1 and config.rank == 0:
-                # No other process can take a port that the task inherits.
-                listener = stack.enter_context(_listen_at(request.host))
-                fds = [listener.fileno()]
-                process_group = f"{request.host}:{listener.getsockname()[1]}"
-                config = msgspec.structs.replace(
-                    config, process_group=process_group, process_group_fd=fds[0]
-                )
-            secret = stack.enter_context(secret_descriptor(config.secret, config.job))
-            if secret is not None:
-                config = msgspec.structs.replace(config, secret="", secret_fd=secret)
-                fds = [*fds, secret]
+        task = decode_task(request.task)
+        with self._changed, inherited(task, request.host) as (config, fds):
             if self._reaper is None:
                 self._reaper = OrphanReaper()
             set_here = {TASK_VARIABLE: encode_task(config), "PYTHONUNBUFFERED": "1"}

@@ -273,7 +273,7 @@ class _Engine:
 
     def _send_start(self, task: _Task, agent: Agent, config: TaskConfig) -> None:
         """Has an agent start its task. Rank 0 of a process group starts before the other ranks."""
-        process_group = _process_group(config)
+        process_group = config.group
         if process_group is not None and config.rank:
             if process_group not in self._process_group_addresses:
                 self._waiting_for_rank_0[task.name] = (task, agent, config)
@@ -310,7 +310,7 @@ class _Engine:
         if process_group is not None and started.process_group:
             self._process_group_addresses[process_group] = started.process_group
             for name, (waiting, its_agent, config) in list(self._waiting_for_rank_0.items()):
-                if _process_group(config) == process_group:
+                if config.group == process_group:
                     del self._waiting_for_rank_0[name]
                     self._send_start(waiting, its_agent, config)
 
@@ -405,13 +405,6 @@ class _Engine:
         # A full socket has woken the launcher already; with a closed one the engine has ended.
         with contextlib.suppress(OSError):
             self._wakeup_writer.send(b"!")
-
-
-def _process_group(config: TaskConfig) -> int | None:
-    """Returns the number of a task's process group; None if the task is alone."""
-    if config.role != "worker" or config.processes == 1:
-        return None
-    return config.index if config.servers else 0
 
 
 def _own_variables(environ: Mapping[str, str]) -> dict[str, str]:

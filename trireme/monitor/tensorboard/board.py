@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from trireme.errors import ConfigurationError
-from trireme.monitor.tensorboard.forward_tracer import graph_of
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -42,9 +41,9 @@ _Task = Callable[[], object]
 class TensorBoard:
     """Writes summaries on a thread of its own.
 
-    Scalars, images, histograms, audio and text cost the caller only a copy of the values: the
-    thread moves them to the CPU and encodes them. Embeddings, graphs and figures read objects that
-    the caller continues to use, and are written before the call returns.
+    `scalars` and `record` cost the caller only a copy of the values: the thread moves them to the
+    CPU and encodes them. What reads objects that the caller continues to use, such as figures, is
+    written by `write_now`.
 
     Args:
         directory: the parent of the runs' directories.
@@ -90,101 +89,38 @@ class TensorBoard:
 
         self._put(", ".join(values), write)
 
-    def image(self, name: str, image: Any, step: int, run: str = "train", **options: Any) -> None:
-        """Logs an image, or a grid of them.
+    def record(
+        self, method: str, name: str, values: Any, step: int, run: str = "train", **options: Any
+    ) -> None:
+        """Logs a copy of values by a method of `SummaryWriter`.
 
         Args:
+            method: the method, such as `add_image`.
             name: the tag under which TensorBoard shows it.
-            image: a tensor or array (channels, height, width), or four-dimensional for several;
-                floats in [0, 1] or bytes. `dataformats` says other orders, such as "HW".
+            values: the method's values: one, or a tuple of several.
             step: the global step.
             run: the name of the run.
-            options: of `SummaryWriter.add_image` or `add_images`.
+            options: the method's options.
         """
-        method = "add_images" if image.ndim == 4 else "add_image"
-        self._later(run, method, name, image, step, options)
-
-    def histogram(
-        self, name: str, values: Any, step: int, run: str = "train", **options: Any
-    ) -> None:
-        """Logs how the values of a tensor are distributed (`SummaryWriter.add_histogram`)."""
-        self._later(run, "add_histogram", name, values, step, options)
-
-    def audio(self, name: str, sound: Any, step: int, run: str = "train", **options: Any) -> None:
-        """Logs a sound: values in [-1, 1] of shape (1, time) (`SummaryWriter.add_audio`)."""
-        self._later(run, "add_audio", name, sound, step, options)
-
-    def text(self, name: str, text: str, step: int, run: str = "train", **options: Any) -> None:
-        """Logs a text in Markdown (`SummaryWriter.add_text`)."""
-        self._later(run, "add_text", name, text, step, options)
-
-    def embedding(
-        self, name: str, matrix: Any, step: int, run: str = "train", **options: Any
-    ) -> None:
-        """Logs points (number, dimension) for the projector (`SummaryWriter.add_embedding`).
-
-        The options are `metadata`, a label for each point, and `label_img`, an image for each.
-        """
+        if self._failed or not self._large_values.acquire(timeout=_PATIENCE_SECONDS):
+            self._give_up(f"{self._directory} does not keep up with what is logged")
+            return
+        copies = [_copy(value) for value in (values if isinstance(values, tuple) else (values,))]
+        options = {"walltime": time.time(), **options}
 
         def write() -> None:
-            writer: Any = self._writer(run)
-            writer.add_embedding(matrix, tag=name, global_step=step, **options)
+            try:
+                getattr(self._writer(run), method)(name, *copies, step, **options)
+            finally:
+                self._large_values.release()
 
-        self._try(name, write)
+        self._put(name, write)
 
-    def figure(self, name: str, figure: Any, step: int, run: str = "train", **options: Any) -> None:
-        """Logs one or several figures of matplotlib (`SummaryWriter.add_figure`)."""
-
-        def write() -> None:
-            writer: Any = self._writer(run)
-            writer.add_figure(name, figure, global_step=step, **options)
-
-        self._try(name, write)
-
-    def pr_curve(
-        self,
-        name: str,
-        predictions: torch.Tensor,
-        step: int,
-        run: str = "train",
-        *,
-        labels: torch.Tensor,
-        **options: Any,
+    def write_now(
+        self, name: str, write: Callable[[SummaryWriter], object], run: str = "train"
     ) -> None:
-        """Logs precision and recall by threshold (`SummaryWriter.add_pr_curve`).
-
-        Args:
-            name: the tag under which TensorBoard shows it.
-            predictions: for each example, how likely it is to be of the class, in [0, 1].
-            step: the global step.
-            run: the name of the run.
-            labels: for each example, whether it is.
-            options: of `SummaryWriter.add_pr_curve`.
-        """
-        predictions, labels = _copy(predictions), _copy(labels)
-
-        def write(writer: Any) -> None:
-            writer.add_pr_curve(name, labels.cpu(), predictions.cpu(), step, **options)
-
-        self.submit(name, write, run)
-
-    def graph(self, model: torch.nn.Module, inputs: Any, run: str = "train") -> None:
-        """Logs what a model computes from example inputs, by module scope, with shapes and devices.
-
-        The model computes once, in evaluation mode and without gradients.
-
-        Args:
-            model: which.
-            inputs: a tensor, a tuple of arguments, or a dict of keyword arguments.
-            run: the name of the run.
-        """
-
-        def write() -> None:
-            from trireme.monitor.tensorboard import events
-
-            events.add_graph(self._writer(run), graph_of(model, inputs))
-
-        self._try(f"the graph of {type(model).__name__}", write)
+        """Calls a function with the writer of a run, before this call returns; see `submit`."""
+        self._try(name, lambda: write(self._writer(run)))
 
     def submit(
         self, name: str, write: Callable[[SummaryWriter], object], run: str = "train"
@@ -232,23 +168,6 @@ class TensorBoard:
             pass
         if self._thread.is_alive():
             self._give_up(f"{self._directory} did not take it within {timeout:g} s")
-
-    def _later(
-        self, run: str, method: str, name: str, value: Any, step: int, options: dict[str, Any]
-    ) -> None:
-        if self._failed or not self._large_values.acquire(timeout=_PATIENCE_SECONDS):
-            self._give_up(f"{self._directory} does not keep up with what is logged")
-            return
-        value = _copy(value)
-        options = {"walltime": time.time(), **options}
-
-        def write() -> None:
-            try:
-                getattr(self._writer(run), method)(name, value, step, **options)
-            finally:
-                self._large_values.release()
-
-        self._put(name, write)
 
     def _put(self, name: str, task: _Task) -> bool:
         if self._failed or not self._thread.is_alive():

@@ -99,7 +99,8 @@ class ReceiveBuffer:
         """
         staging = link.context
         if not isinstance(staging, Staging) or staging.views is not payload:
-            if link.lending is None or payload is not link.lending.incoming:
+            lending = link.connection.lending
+            if lending is None or payload is not lending.incoming:
                 raise FrameError(f"{link.identity.task} pushed without a payload")
             staging = link.context = Staging(self._lent_buffer(link, payload), payload)
         staging.busy = True
@@ -109,7 +110,8 @@ class ReceiveBuffer:
 
     def borrow(self, link: Link, message: LendMemory) -> bool:
         """Maps memory that a worker of this host lends; returns whether it can be used."""
-        descriptor = link.stream.take_descriptor() if isinstance(link.stream, ShmStream) else None
+        stream = link.connection.stream
+        descriptor = stream.take_descriptor() if isinstance(stream, ShmStream) else None
         if descriptor is None:
             return False
         try:
@@ -119,7 +121,7 @@ class ReceiveBuffer:
         except WireError as error:
             _log.warning("%s lends memory that cannot be used: %s", link.identity.task, error)
             return False
-        link.lending = Lending.of_borrower(outbound, inbound)
+        link.connection.lending = Lending.of_borrower(outbound, inbound)
         return True
 
     def _known(self, link: Link) -> Layout:

@@ -133,7 +133,7 @@ class ShardHandler:
 
     def authenticated(self, link: Link) -> None:
         """A peer has proven itself: payloads of its pushes go to memory of their own."""
-        link.destination = lambda message, length: self._place(link, message, length)
+        link.connection.destination = lambda message, length: self._place(link, message, length)
         word = self.dispatcher.opened(link)
         if word is not None:
             link.offer(word)

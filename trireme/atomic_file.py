@@ -1,0 +1,38 @@
+"""Files that are replaced as a whole: a reader sees all of the old content or of the new."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from pathlib import Path
+
+__all__ = ["PRIVATE", "write_atomically"]
+
+PRIVATE = 0o600
+"""The mode of a file that no other user can read."""
+
+
+def write_atomically(path: Path, content: bytes, mode: int = 0o666) -> None:
+    """Replaces a file, or creates it.
+
+    The temporary file beside it has an unpredictable name and must not exist before, so that
+    another user cannot have left a file or a link there.
+
+    Args:
+        path: the file.
+        content: its new content.
+        mode: its mode, which the umask limits.
+
+    Raises:
+        OSError: it cannot be written; then the old file stays, and no temporary one.
+    """
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    handle = os.open(temporary, flags, mode)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+        temporary.replace(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
