@@ -13,8 +13,8 @@ import pytest
 
 from tests.descriptors import open_descriptors
 from trireme.ps.messages import LendMemory
-from trireme.ps.rule import Rule
 from trireme.ps.server.receive_buffer import ReceiveBuffer
+from trireme.ps.shard.state import ShardState
 from trireme.wire.handshake import Identity
 from trireme.wire.service import Link
 from trireme.wire.shared_memory import SharedMemory
@@ -53,7 +53,7 @@ def test_memory_that_is_lent_leaves_no_descriptor(
     worker.write([b"!"])
     server.read_into([memoryview(bytearray(8))])
     link = SimpleNamespace(identity=Identity("job", "worker:0", 0), stream=server, lending=None)
-    receive_buffer = ReceiveBuffer(0, lambda: None, lambda: Rule())
+    receive_buffer = ReceiveBuffer(ShardState(0))
     assert receive_buffer.borrow(cast(Link, link), message) == accepted
     assert (link.lending is not None) == accepted
     if accepted:

@@ -15,31 +15,27 @@ from trireme.ps.messages import (
     Collect,
     Collected,
     FencedVerdict,
-    Frozen,
     GroupSpec,
     Lease,
     Leased,
     OptimizerSpec,
     PullReply,
-    PushesCommitted,
-    PushesStaged,
     PushReply,
     Refused,
     RejectedVerdict,
     Retire,
     Retired,
-    RoundClose,
-    RoundReady,
     Share,
     Shared,
     Span,
     Stopping,
-    Thawed,
     Waiting,
 )
 from trireme.ps.rule import Rule
+from trireme.ps.server_messages import PushesCommitted, PushesStaged, RoundClose, RoundReady
 from trireme.ps.shard.participants import Participant
 from trireme.ps.shard.shard import FREEZE_SECONDS, NOTICE_SECONDS, Shard
+from trireme.ps.snapshot_messages import Frozen, Thawed
 from trireme.wire.message import Message
 
 BOUND = Rule(aggregate=1, staleness=2)
@@ -58,10 +54,11 @@ def gradients(bench: Bench, value: float = 1.0) -> PartBuffer:
 
 def test_a_shard_begins_with_nothing() -> None:
     shard = Shard(3)
-    assert (shard.server, shard.step, shard.loaded, shard.layout) == (3, 0, False, None)
-    assert shard.rule == Rule()
+    state = shard.state
+    assert (shard.server, state.step, state.loaded, state.layout) == (3, 0, False, None)
+    assert shard.state.rule == Rule()
     assert (shard.waits(0.0), shard.lags(), shard.tick(0.0)) == ((), {}, [])
-    assert shard.counters == {}
+    assert shard.state.counters == {}
 
 
 # Refusals --------------------------------------------------------------------------------------
@@ -96,7 +93,7 @@ def test_values_that_cannot_be_loaded_are_refused_where_they_came_from() -> None
     ((route, refused),) = told(bench.load(1, count=8))
     assert route == "load 1"
     assert isinstance(refused, Refused) and refused.code == "rejected"
-    assert not bench.shard.loaded
+    assert not bench.shard.state.loaded
     bench.load(step=7)
     assert told(bench.attach(1)) == [("attach 1", Attached(True, 7))]
 
@@ -166,8 +163,8 @@ def test_examples_that_are_in_the_values_are_held_by_nobody() -> None:
     bench = Bench()
     (mine,), (yours,) = bench.lease(0), bench.lease(1)
     bench.push(0, 1, examples=(mine,))
-    assert bench.shard._examples.consumed() == (mine,)
-    held = bench.shard._examples._ledgers["d"]._held
+    assert bench.shard.state.examples.consumed() == (mine,)
+    held = bench.shard.state.examples._ledgers["d"]._held
     assert list(held[1].within(0, 100)) == [(yours.start, yours.stop)]
     assert not list(held[0].within(0, 100))
 
@@ -234,11 +231,11 @@ def test_what_servers_tell_each_other_is_heard_by_whom_it_is_for() -> None:
     for bench in (leader, follower):
         bench.push(0)
         bench.push(1)
-        assert bench.shard.step == 0
+        assert bench.shard.state.step == 0
     both = ((0, 1), (1, 1))
     leader.shard.round_ready(leader.now, 1, RoundReady(0, both, (), 0.0))
     follower.shard.round_close(follower.now, 0, RoundClose(0, both, 1.0))
-    assert (leader.shard.step, follower.shard.step) == (1, 1)
+    assert (leader.shard.state.step, follower.shard.state.step) == (1, 1)
     assert leader.counters["rounds"] == follower.counters["rounds"] == 1.0
 
 
@@ -250,7 +247,7 @@ def test_what_servers_tell_each_other_of_pushes_is_heard_by_whom_it_is_for() -> 
             assert bench.shard.staged(bench.now, 1, staged) == []
         if bench is not follower:
             assert bench.shard.committed(bench.now, 0, committed) == []
-        assert bench.shard.step == 0
+        assert bench.shard.state.step == 0
 
 
 def test_who_is_out_is_not_answered_again_when_its_push_is_committed() -> None:
@@ -261,7 +258,7 @@ def test_who_is_out_is_not_answered_again_when_its_push_is_committed() -> None:
     committed = PushesCommitted(0, ((1, 1, 1, True),), 1)
     out = told(bench.shard.committed(bench.now, 0, committed))
     assert [route for route, _ in out if str(route).startswith("push")] == []
-    assert bench.shard.step == 1
+    assert bench.shard.state.step == 1
     assert bench.shard.waits(bench.now) == ()
 
 
@@ -426,7 +423,7 @@ def test_what_is_left_is_the_newest_of_each_worker_of_now() -> None:
 def test_only_so_many_topics_are_kept_and_the_known_ones_go_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("trireme.ps.shard.shard._MOST_TOPICS", 1)
+    monkeypatch.setattr("trireme.ps.shard.shared_topics._MOST_TOPICS", 1)
     bench = Bench()
     for topic, answer in (
         ("t", Shared()),

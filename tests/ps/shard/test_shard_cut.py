@@ -12,16 +12,15 @@ from tests.ps.bench import (
 )
 from trireme.ps.messages import (
     FencedVerdict,
-    Frozen,
     GroupSpec,
     OptimizerSpec,
     PushReply,
     Refused,
-    RoundClose,
-    Thawed,
     WorkerProgress,
 )
+from trireme.ps.server_messages import RoundClose
 from trireme.ps.shard.shard import FREEZE_SECONDS
+from trireme.ps.snapshot_messages import Frozen, Thawed
 
 A, B = (0, 1), (1, 1)
 
@@ -39,7 +38,7 @@ def test_a_frozen_shard_decides_nothing() -> None:
     assert told(bench.freeze()) == [("freeze 7", Frozen(1, ((0, 1), (1, 0)), 1))]
     assert bench.push(0, 2) == []
     assert bench.push(1, 1) == []
-    assert bench.shard.step == 1
+    assert bench.shard.state.step == 1
     assert told(bench.freeze()) == [("freeze 7", Frozen(1, ((0, 1), (1, 0)), 1))], "a repeat"
 
 
@@ -80,7 +79,7 @@ def test_a_round_that_other_servers_have_closed_is_closed_here_too() -> None:
     assert bench.shard.round_close(bench.now, 0, RoundClose(0, (A, B), 1.0)) == []
     message, numbers = snapshot_of(bench.cut(1, (0, 1), (1, 1)))
     assert message.step == 1
-    assert bench.shard.step == 1
+    assert bench.shard.state.step == 1
     assert numbers in ([97.0], [])
 
 
@@ -115,7 +114,7 @@ def test_one_cut_at_a_time() -> None:
     assert refused.code == "busy"
     assert told(bench.thaw(8)) == [("thaw 8", Thawed())]
     bench.push(0)
-    assert bench.shard.step == 0, "still frozen"
+    assert bench.shard.state.step == 0, "still frozen"
 
 
 def test_a_thaw_lets_go() -> None:

@@ -19,12 +19,11 @@ from trireme.ps.messages import (
     GroupSpec,
     PushReply,
     Retired,
-    RoundClose,
-    RoundReady,
     Stale,
     WorkerProgress,
 )
 from trireme.ps.rule import Average, Rule
+from trireme.ps.server_messages import RoundClose, RoundReady
 
 A, B, C = (0, 1), (1, 1), (2, 1)
 
@@ -170,7 +169,7 @@ def test_a_round_of_updates_that_are_not_here_is_not_believed() -> None:
     bench.push(0, 1, 2.0)
     assert bench.shard.round_close(bench.now, 0, RoundClose(0, (A, B), 1.0)) == []
     assert sent(bench.push(1, 1, 4.0)) == [(0, RoundReady(0, (A, B), (), 0.0))]
-    assert bench.shard.step == 0
+    assert bench.shard.state.step == 0
     assert bench.shard.round_close(bench.now, 0, RoundClose(0, (A, B), 1.0)) != []
 
 

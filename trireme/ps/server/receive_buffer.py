@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -13,7 +13,7 @@ from trireme.ps.compression import Unpacker
 from trireme.ps.flat import PartBuffer, dtype_of
 from trireme.ps.layout import Layout
 from trireme.ps.messages import LendMemory
-from trireme.ps.rule import Rule
+from trireme.ps.shard.state import ShardState
 from trireme.wire.codec import make_codec
 from trireme.wire.service import Link
 from trireme.wire.shared_buffers import Lending
@@ -46,17 +46,12 @@ class ReceiveBuffer:
     """Takes gradients in, link by link.
 
     Args:
-        server: of which server's part they are.
-        layout: says what lies where; None before the first worker has shown its model.
-        rule: says what they are packed with.
+        state: the shard's, which says what lies where, and what gradients are packed with.
     """
 
-    def __init__(
-        self, server: int, layout: Callable[[], Layout | None], rule: Callable[[], Rule]
-    ) -> None:
-        self._server = server
-        self._layout = layout
-        self._rule = rule
+    def __init__(self, state: ShardState) -> None:
+        self._state = state
+        self._server = state.server
 
     def place(self, link: Link, length: int, order: Sequence[int] = ()) -> Sequence[memoryview]:
         """Returns where a gradient is received: memory that nobody else uses.
@@ -77,7 +72,7 @@ class ReceiveBuffer:
                 raise FrameError(
                     f"no memory for a push of {link.identity.task}: {error}"
                 ) from error
-            rule = self._rule()
+            rule = self._state.rule
             codec, deflates = make_codec(rule.codec), rule.deflates
             unpacker = None if codec is None else Unpacker(codec, gradients, deflates=deflates)
             staging = link.context = Staging(gradients, (), unpacker)
@@ -123,7 +118,7 @@ class ReceiveBuffer:
         return True
 
     def _known(self, link: Link) -> Layout:
-        layout = self._layout()
+        layout = self._state.layout
         if layout is None:
             raise FrameError(f"{link.identity.task} pushed before it showed its model")
         return layout

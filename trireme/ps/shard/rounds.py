@@ -21,12 +21,18 @@ from typing import Protocol
 import msgspec
 
 from trireme.ps.flat import PartBuffer
-from trireme.ps.messages import RoundClose, RoundReady
 from trireme.ps.rule import Rule
+from trireme.ps.server_messages import RoundClose, RoundReady
 from trireme.ps.shard.dedup import Pending
 from trireme.ps.shard.instructions import Send
-from trireme.ps.shard.parameters import Contribution, Total, mean_of, squared_norm, total_of
 from trireme.ps.shard.participants import Participant
+from trireme.ps.shard.values.gradient_sums import (
+    Contribution,
+    Total,
+    mean_of,
+    squared_norm,
+    total_of,
+)
 
 __all__ = ["Decision", "Follower", "Judge", "Leader", "Round", "clip_factor"]
 

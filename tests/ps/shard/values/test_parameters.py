@@ -12,18 +12,12 @@ from hypothesis import strategies as st
 from trireme.errors import Rejected
 from trireme.ps.flat import PartBuffer, as_bytes
 from trireme.ps.layout import Layout
-from trireme.ps.messages import GroupSpec, OptimizerSpec, ParameterSpec, TensorSpec
-from trireme.ps.rule import Average
-from trireme.ps.shard.parameters import (
-    Contribution,
-    Tensors,
-    Total,
-    Values,
-    make_values,
-    mean_of,
-    squared_norm,
-    tensors_from,
-)
+from trireme.ps.messages import GroupSpec, OptimizerSpec, ParameterSpec
+from trireme.ps.rule import Average, Rule
+from trireme.ps.shard.values.gradient_sums import Contribution, Total, mean_of, squared_norm
+from trireme.ps.shard.values.parameters import Values, make_values
+from trireme.ps.shard.values.snapshot_tensors import Tensors, tensors_from
+from trireme.ps.snapshot_messages import TensorSpec
 
 PARAMETERS = [
     ParameterSpec("a", (40,), "float32", 0),
@@ -58,8 +52,8 @@ def whole(layout: Layout, start: float = 0.0) -> Tensors:
 def values_of(
     optimizer: OptimizerSpec = PLAIN, average: Average | None = None, layout: Layout | None = None
 ) -> Values:
-    values = make_values(layout or layout_of(), 0, optimizer, average)
-    values.load(whole(layout_of()))
+    values = make_values(layout or layout_of(), 0, optimizer, Rule(average=average))
+    values.load(0, whole(layout_of()))
     return values
 
 
@@ -116,14 +110,14 @@ def test_a_copy_of_some_servers_is_loaded_by_others(counts: tuple[int, int]) -> 
     old, average = layout_of(before), Average(0.5)
     copied: list[tuple[TensorSpec, torch.Tensor]] = []
     for server in range(before):
-        values = make_values(old, server, MOMENTUM, average)
-        values.load(whole(old))
+        values = make_values(old, server, MOMENTUM, Rule(average=average))
+        values.load(0, whole(old))
         values.apply(Total(buffer_of(3.0, old, server)), None, step=1)
         copied += values.copy(state=True)
     new = layout_of(after)
-    loaded = [make_values(new, server, MOMENTUM, average) for server in range(after)]
+    loaded = [make_values(new, server, MOMENTUM, Rule(average=average)) for server in range(after)]
     for server, values in enumerate(loaded):
-        values.load(copied)
+        values.load(0, copied)
         values.apply(Total(buffer_of(3.0, new, server)), None, step=2)
     reference = values_of(MOMENTUM, average)
     for step in (1, 2):
@@ -145,7 +139,7 @@ def joined(tensors: Tensors, key: str, vector: str) -> torch.Tensor:
 def test_values_that_do_not_cover_the_part_are_refused(missing: int) -> None:
     tensors = [entry for index, entry in enumerate(whole(layout_of())) if index != missing]
     with pytest.raises(Rejected, match="the values to load cover"):
-        make_values(layout_of(), 0, PLAIN, None).load(tensors)
+        make_values(layout_of(), 0, PLAIN, Rule()).load(0, tensors)
 
 
 # Means -----------------------------------------------------------------------------------------
@@ -194,8 +188,8 @@ def payload_of(tensors: Tensors) -> list[memoryview]:
 
 
 def test_a_payload_becomes_tensors_again() -> None:
-    values = make_values(layout_of(), 0, OptimizerSpec("Adam", PLAIN.groups), None)
-    values.load(whole(layout_of()))
+    values = make_values(layout_of(), 0, OptimizerSpec("Adam", PLAIN.groups), Rule())
+    values.load(0, whole(layout_of()))
     values.apply(Total(buffer_of(1.0)), None, step=1)
     copied = values.copy(state=True)
     assert any(spec.group >= 0 for spec, _ in copied), "Adam counts steps"
