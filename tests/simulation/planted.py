@@ -15,7 +15,7 @@ import msgspec
 from trireme.ps.client.lanes import Lanes, Request
 from trireme.ps.client.protocol import ClientProtocol
 from trireme.ps.flat import PartBuffer
-from trireme.ps.messages import Applied, Lease, Push, Retire, Retired, Span, WorkerProgress
+from trireme.ps.messages import Applied, Done, Lease, Push, Retire, Span, WorkerProgress
 from trireme.ps.server.dispatcher import Dispatcher
 from trireme.ps.server_messages import PushesStaged, RoundClose, RoundReady
 from trireme.ps.shard.answers import Answer, Answers
@@ -495,7 +495,7 @@ class WaitsForTheRetired(Shard):
     def retire(
         self, now: float, route: object, who: Participant, request: Retire
     ) -> list[Instruction]:
-        return [Reply(route, Retired())]
+        return [Reply(route, Done())]
 
 
 class _KeepsTheLost(PushDecider):

@@ -26,6 +26,7 @@ __all__ = [
     "Attached",
     "Collect",
     "Collected",
+    "Done",
     "Drain",
     "Duplicate",
     "FencedVerdict",
@@ -48,11 +49,9 @@ __all__ = [
     "Refused",
     "RejectedVerdict",
     "Retire",
-    "Retired",
     "ServerStatus",
     "SetEnd",
     "Share",
-    "Shared",
     "Span",
     "Stale",
     "Status",
@@ -323,6 +322,12 @@ class Refused(Message, frozen=True, array_like=True):
     view: Number
 
 
+class Done(Message, frozen=True, array_like=True):
+    """The answer to a request that asks for nothing: it is done."""
+
+    kind: ClassVar[int] = 95
+
+
 class Lease(FromWorker, frozen=True, array_like=True):
     """Asks server 0 for the next examples of a data set: `count` batches of `batch` examples.
 
@@ -377,15 +382,12 @@ class Drain(FromWorker, frozen=True, array_like=True):
 
 
 class Retire(FromWorker, frozen=True, array_like=True):
-    """A worker says that it trains no more, though it stays: nobody shall wait for its updates."""
+    """A worker says that it trains no more, though it stays: nobody shall wait for its updates.
+
+    Answered by `Done`.
+    """
 
     kind: ClassVar[int] = 78
-
-
-class Retired(Message, frozen=True, array_like=True):
-    """The answer to `Retire`."""
-
-    kind: ClassVar[int] = 79
 
 
 # What workers tell each other through server 0 --------------------------------------------------
@@ -394,17 +396,11 @@ class Retired(Message, frozen=True, array_like=True):
 class Share(FromWorker, frozen=True, array_like=True):
     """A worker leaves something for the others, by topic; its last replaces the one before.
 
-    Payload: bytes that the server does not look at. Answered by `Shared`.
+    Payload: bytes that the server does not look at. Answered by `Done`.
     """
 
     kind: ClassVar[int] = 88
     topic: Name
-
-
-class Shared(Message, frozen=True, array_like=True):
-    """The answer to `Share`."""
-
-    kind: ClassVar[int] = 89
 
 
 class Collect(FromWorker, frozen=True, array_like=True):

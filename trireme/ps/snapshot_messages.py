@@ -22,7 +22,6 @@ __all__ = [
     "Snapshot",
     "TensorSpec",
     "Thaw",
-    "Thawed",
 ]
 
 Count = Annotated[int, msgspec.Meta(ge=1, le=1 << 53)]
@@ -105,16 +104,10 @@ class Snapshot(Message, frozen=True, array_like=True):
 
 
 class Thaw(FromWorker, frozen=True, array_like=True):
-    """Gives up a `Freeze`. Answered by `Thawed`."""
+    """Gives up a `Freeze`. Answered by `Done`."""
 
     kind: ClassVar[int] = 84
     token: Number
-
-
-class Thawed(Message, frozen=True, array_like=True):
-    """The answer to `Thaw`."""
-
-    kind: ClassVar[int] = 85
 
 
 class Load(FromWorker, frozen=True, array_like=True):

@@ -26,6 +26,7 @@ from trireme.ps.messages import (
     Attached,
     Collect,
     Collected,
+    Done,
     Duplicate,
     FencedVerdict,
     GroupSpec,
@@ -37,7 +38,6 @@ from trireme.ps.messages import (
     RejectedVerdict,
     ServerStatus,
     Share,
-    Shared,
     Span,
     Status,
     Verdict,
@@ -532,7 +532,7 @@ def test_workers_leave_each_other_bytes() -> None:
     def leave(worker: int, incarnation: int, *data: int) -> None:
         who, payload = Participant(worker, incarnation), torch.tensor(data, dtype=torch.uint8)
         out = bench.shard.share(bench.now, "s", who, Share("topic"), payload)
-        assert told(out) == [("s", Shared())]
+        assert told(out) == [("s", Done())]
 
     leave(1, 1, 5, 6)
     leave(0, 1, 7)

@@ -14,6 +14,7 @@ from trireme.ps.messages import (
     Attached,
     Collect,
     Collected,
+    Done,
     FencedVerdict,
     GroupSpec,
     Lease,
@@ -24,9 +25,7 @@ from trireme.ps.messages import (
     Refused,
     RejectedVerdict,
     Retire,
-    Retired,
     Share,
-    Shared,
     Span,
     Stopping,
     Waiting,
@@ -35,7 +34,7 @@ from trireme.ps.rule import Rule
 from trireme.ps.server_messages import PushesCommitted, PushesStaged, RoundClose, RoundReady
 from trireme.ps.shard.participants import Participant
 from trireme.ps.shard.shard import FREEZE_SECONDS, NOTICE_SECONDS, Shard
-from trireme.ps.snapshot_messages import Frozen, Thawed
+from trireme.ps.snapshot_messages import Frozen
 from trireme.wire.message import Message
 
 BOUND = Rule(aggregate=1, staleness=2)
@@ -214,7 +213,7 @@ def test_who_retires_is_answered_and_only_its_own_start_counts() -> None:
     bench = Bench(SYNC)
     bench.push(1)
     other = bench.shard.retire(bench.now, "r", Participant(0, 2), Retire())
-    assert told(other) == [("r", Retired())]
+    assert told(other) == [("r", Done())]
     assert bench.shard.lags() == {0: 0, 1: 0}, "it was another start of it"
     assert [route for route, _ in told(bench.retire(0))] == ["retire 0", "push 1.1"]
     assert bench.shard.lags() == {1: 0}
@@ -270,7 +269,7 @@ def test_who_waits_at_the_end_is_answered_where_it_asked() -> None:
     assert told(late.set_end(2)) == [("end", Stopping(2))]
     assert told(late.drain()) == []
     late.retire(0)
-    assert told(late.retire(1)) == [("retire 1", Retired()), ("drain", Stopping(0))]
+    assert told(late.retire(1)) == [("retire 1", Done()), ("drain", Stopping(0))]
     assert told(late.drain()) == [("drain", Stopping(0))], "nobody is waited for twice"
 
 
@@ -309,7 +308,7 @@ def test_a_cut_that_is_given_up_is_answered_where_it_was_asked_for() -> None:
     def given_up(reason: str, view_number: int = 1) -> Refused:
         return Refused("busy", f"the cut was given up: {reason}", view_number)
 
-    assert told(bench.thaw()) == [("thaw 7", Thawed()), ("cut 7", given_up("it was taken back"))]
+    assert told(bench.thaw()) == [("thaw 7", Done()), ("cut 7", given_up("it was taken back"))]
     bench.freeze()
     bench.cut(9, (0, 5))
     late = bench.shard.tick(bench.now + FREEZE_SECONDS + 1.0)
@@ -326,7 +325,7 @@ def test_what_cannot_be_frozen_is_answered_where_it_was_asked_for() -> None:
     assert told(empty.freeze()) == [("freeze 7", Refused("rejected", "no values are loaded", 1))]
     bench = Bench()
     assert told(bench.freeze(1)) == [("freeze 1", Frozen(0, ((0, 0), (1, 0)), 1))]
-    assert told(bench.thaw(2)) == [("thaw 2", Thawed())]
+    assert told(bench.thaw(2)) == [("thaw 2", Done())]
     assert told(bench.freeze(2)) == [("freeze 2", Refused("busy", "another cut is under way", 1))]
 
 
@@ -410,10 +409,10 @@ def test_what_is_left_is_the_newest_of_each_worker_of_now() -> None:
         (reply,) = bench.shard.collect(bench.now, "collect", Collect(topic))
         return reply.message, [bytes(t.numpy()) for t in reply.payload]  # type: ignore[union-attr]
 
-    assert share(1, 1, b"one") == [("share", Shared())]
-    assert share(0, 1, b"zero!") == [("share", Shared())]
-    assert share(0, 2, b"of another start") == [("share", Shared())]
-    assert share(7, 1, b"of nobody") == [("share", Shared())]
+    assert share(1, 1, b"one") == [("share", Done())]
+    assert share(0, 1, b"zero!") == [("share", Done())]
+    assert share(0, 2, b"of another start") == [("share", Done())]
+    assert share(7, 1, b"of nobody") == [("share", Done())]
     assert collect() == (Collected((0, 1), (5, 3)), [b"zero!", b"one"])
     share(1, 1, b"newer")
     assert collect() == (Collected((0, 1), (5, 5)), [b"zero!", b"newer"])
@@ -426,9 +425,9 @@ def test_only_so_many_topics_are_kept_and_the_known_ones_go_on(
     monkeypatch.setattr("trireme.ps.shard.shared_topics._MOST_TOPICS", 1)
     bench = Bench()
     for topic, answer in (
-        ("t", Shared()),
+        ("t", Done()),
         ("u", Refused("rejected", "workers share 1 topics", 1)),
-        ("t", Shared()),
+        ("t", Done()),
     ):
         out = bench.shard.share(bench.now, "share", Participant(0, 1), Share(topic), torch.empty(0))
         assert told(out) == [("share", answer)]

@@ -11,6 +11,7 @@ from tests.ps.bench import (
     told,
 )
 from trireme.ps.messages import (
+    Done,
     FencedVerdict,
     GroupSpec,
     OptimizerSpec,
@@ -20,7 +21,7 @@ from trireme.ps.messages import (
 )
 from trireme.ps.server_messages import RoundClose
 from trireme.ps.shard.shard import FREEZE_SECONDS
-from trireme.ps.snapshot_messages import Frozen, Thawed
+from trireme.ps.snapshot_messages import Frozen
 
 A, B = (0, 1), (1, 1)
 
@@ -112,7 +113,7 @@ def test_one_cut_at_a_time() -> None:
     ((_, refused),) = told(bench.cut(0, token=8))
     assert isinstance(refused, Refused)
     assert refused.code == "busy"
-    assert told(bench.thaw(8)) == [("thaw 8", Thawed())]
+    assert told(bench.thaw(8)) == [("thaw 8", Done())]
     bench.push(0)
     assert bench.shard.state.step == 0, "still frozen"
 
@@ -121,7 +122,7 @@ def test_a_thaw_lets_go() -> None:
     bench = Bench()
     bench.freeze()
     bench.push(0)
-    assert told(bench.thaw()) == [("thaw 7", Thawed()), ("push 0.1", applied(1))]
+    assert told(bench.thaw()) == [("thaw 7", Done()), ("push 0.1", applied(1))]
     assert told(bench.freeze(8))[0][0] == "freeze 8"
 
 

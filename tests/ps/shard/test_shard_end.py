@@ -9,7 +9,7 @@ from tests.ps.bench import (
     applied,
     told,
 )
-from trireme.ps.messages import PullReply, PushReply, Retired, Stale, Stopping
+from trireme.ps.messages import Done, PullReply, PushReply, Stale, Stopping
 from trireme.ps.rule import Rule
 from trireme.ps.server_messages import PushesCommitted, PushesStaged
 
@@ -101,5 +101,5 @@ def test_a_drain_waits_until_nobody_trains() -> None:
     assert bench.drain() == []
     bench.retire(0)
     assert told(bench.view(0, 1)) == []
-    assert told(bench.retire(1)) == [("retire 1", Retired()), ("drain", Stopping(0))]
+    assert told(bench.retire(1)) == [("retire 1", Done()), ("drain", Stopping(0))]
     assert told(bench.drain()) == [("drain", Stopping(0))]

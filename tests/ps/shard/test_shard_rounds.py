@@ -14,11 +14,11 @@ from tests.ps.bench import (
     told,
 )
 from trireme.ps.messages import (
+    Done,
     Duplicate,
     FencedVerdict,
     GroupSpec,
     PushReply,
-    Retired,
     Stale,
     WorkerProgress,
 )
@@ -114,7 +114,7 @@ def test_a_worker_that_was_started_anew_takes_its_own_place() -> None:
 def test_who_has_retired_is_not_waited_for() -> None:
     bench = Bench(SYNC)
     bench.push(0, 1, 2.0)
-    assert told(bench.retire(1)) == [("retire 1", Retired()), ("push 0.1", applied(1))]
+    assert told(bench.retire(1)) == [("retire 1", Done()), ("push 0.1", applied(1))]
 
 
 def test_a_large_mean_is_clipped_and_a_small_one_is_not() -> None:

@@ -29,6 +29,7 @@ from trireme.ps.messages import (
     Attached,
     Collect,
     Collected,
+    Done,
     Drain,
     GroupSpec,
     LayoutSpec,
@@ -41,11 +42,9 @@ from trireme.ps.messages import (
     PushReply,
     Refused,
     Retire,
-    Retired,
     ServerStatus,
     SetEnd,
     Share,
-    Shared,
     Span,
     Stale,
     Status,
@@ -65,7 +64,6 @@ from trireme.ps.snapshot_messages import (
     Snapshot,
     TensorSpec,
     Thaw,
-    Thawed,
 )
 from trireme.ps.termination import after_the_end
 from trireme.wire.message import Message
@@ -331,7 +329,7 @@ class ClientProtocol:
 
     def retire(self) -> Operation[None]:
         """Says that nobody need wait for this worker any longer: it trains no more."""
-        self._all((yield from self._ask_all(lambda view: Retire())), Retired)
+        self._all((yield from self._ask_all(lambda view: Retire())), Done)
 
     # -- what server 0 decides for all ------------------------------------------------------------
 
@@ -377,7 +375,7 @@ class ClientProtocol:
     def share(self, topic: str, data: bytes) -> Operation[None]:
         """Leaves bytes for the other workers."""
         answer = yield from self._ask_first(lambda view: Share(topic), [memoryview(data)])
-        expect(answer, Shared)
+        expect(answer, Done)
 
     def collect(self, topic: str) -> Operation[dict[int, bytes]]:
         """Asks for what each worker has left under a topic."""
@@ -450,7 +448,7 @@ class ClientProtocol:
     def _thaw(self, token: int, count: int) -> Operation[None]:
         thaw = Request(lambda view: Thaw(token))
         for answer in (yield Ask(dict.fromkeys(range(count), thaw))).values():
-            expect(answer, Thawed)
+            expect(answer, Done)
 
     # -- inside -----------------------------------------------------------------------------------
 

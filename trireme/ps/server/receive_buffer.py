@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from trireme.errors import FrameError, WireError
-from trireme.ps.compression import Unpacker
+from trireme.ps.compression import Packed
 from trireme.ps.flat import PartBuffer, dtype_of
 from trireme.ps.layout import Layout
 from trireme.ps.messages import LendMemory
@@ -32,13 +32,13 @@ class Staging:
     Attributes:
         gradients: what the shard is given.
         views: where they are received, in the order in which they come.
-        unpacker: makes `gradients` of what was received; None where that is the same memory.
+        packed: makes `gradients` of what was received; None where that is the same memory.
         busy: whether the shard still needs them.
     """
 
     gradients: PartBuffer
     views: Sequence[memoryview]
-    unpacker: Unpacker | None = None
+    packed: Packed | None = None
     busy: bool = False
 
 
@@ -74,11 +74,11 @@ class ReceiveBuffer:
                 ) from error
             rule = self._state.rule
             codec, deflates = make_codec(rule.codec), rule.deflates
-            unpacker = None if codec is None else Unpacker(codec, gradients, deflates=deflates)
-            staging = link.context = Staging(gradients, (), unpacker)
-        unpacker = staging.unpacker
-        expected = (unpacker or staging.gradients).nbytes
-        if length != expected and (unpacker is None or not unpacker.fits(length)):
+            packed = None if codec is None else Packed(codec, gradients, deflates=deflates)
+            staging = link.context = Staging(gradients, (), packed)
+        packed = staging.packed
+        expected = (packed or staging.gradients).nbytes
+        if length != expected and (packed is None or not packed.fits(length)):
             raise FrameError(
                 f"{link.identity.task} pushed {length} bytes where this server's part has "
                 f"{expected}"
@@ -98,8 +98,8 @@ class ReceiveBuffer:
                 raise FrameError(f"{link.identity.task} pushed without a payload")
             staging = link.context = Staging(self._lent_buffer(link, payload), payload)
         staging.busy = True
-        if staging.unpacker is not None:
-            staging.unpacker.unpack()
+        if staging.packed is not None:
+            staging.packed.unpack()
         return staging
 
     def borrow(self, link: Link, message: LendMemory) -> bool:
@@ -146,10 +146,10 @@ def _in_order(
     Raises:
         FrameError: it is no order of all chunks, or what comes is packed and has none.
     """
-    if staging.unpacker is not None:
+    if staging.packed is not None:
         if order:
             raise FrameError(f"{task} pushed packed gradients in chunks")
-        return staging.unpacker.place(length)
+        return staging.packed.place(length)
     if not order:
         return staging.gradients.views
     chunks = staging.gradients.chunk_views

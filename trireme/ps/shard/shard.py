@@ -44,6 +44,7 @@ from trireme.ps.messages import (
     Attached,
     Collect,
     Collected,
+    Done,
     Drain,
     Duplicate,
     FencedVerdict,
@@ -55,11 +56,9 @@ from trireme.ps.messages import (
     Refused,
     RejectedVerdict,
     Retire,
-    Retired,
     ServerStatus,
     SetEnd,
     Share,
-    Shared,
     Status,
     StopJob,
     Stopping,
@@ -83,7 +82,7 @@ from trireme.ps.shard.shared_topics import SharedTopics
 from trireme.ps.shard.state import ShardState
 from trireme.ps.shard.values.parameters import ValuesFactory, make_values
 from trireme.ps.shard.values.snapshot_tensors import Tensors
-from trireme.ps.snapshot_messages import Cut, Freeze, Frozen, Load, Loaded, Snapshot, Thaw, Thawed
+from trireme.ps.snapshot_messages import Cut, Freeze, Frozen, Load, Loaded, Snapshot, Thaw
 
 __all__ = ["FREEZE_SECONDS", "NOTICE_SECONDS", "Shard"]
 
@@ -374,7 +373,7 @@ class Shard:
         if self.state.participants.holds(who):
             self.state.participants.retire(who.worker)
             self.state.ending.done(who.worker)
-        return [Reply(route, Retired()), *self._proceed()]
+        return [Reply(route, Done()), *self._proceed()]
 
     # -- what workers tell each other -----------------------------------------------------------
 
@@ -387,7 +386,7 @@ class Shard:
                 self._topics.put(request.topic, who.worker, payload)
             except ValueError as error:
                 return [self._refused(route, "rejected", str(error))]
-        return [Reply(route, Shared())]
+        return [Reply(route, Done())]
 
     def collect(self, now: float, route: object, request: Collect) -> list[Instruction]:
         """Answers what workers have left under a topic, by worker."""
@@ -421,7 +420,7 @@ class Shard:
 
     def thaw(self, now: float, route: object, request: Thaw) -> list[Instruction]:
         """Gives up a cut."""
-        out: list[Instruction] = [Reply(route, Thawed())]
+        out: list[Instruction] = [Reply(route, Done())]
         if self.state.barrier.token == request.token:
             out += self._abandon_cut("it was taken back")
         return [*out, *self._proceed()]

@@ -14,7 +14,7 @@ from trireme.ps.flat import PartBuffer, as_bytes
 from trireme.ps.layout import Layout
 from trireme.ps.messages import GroupSpec, OptimizerSpec, ParameterSpec
 from trireme.ps.rule import Average, Rule
-from trireme.ps.shard.values.gradient_sums import Contribution, Total, mean_of, squared_norm
+from trireme.ps.shard.values.gradient_sums import Total, squared_norm, total_of
 from trireme.ps.shard.values.parameters import Values, make_values
 from trireme.ps.shard.values.snapshot_tensors import Tensors, tensors_from
 from trireme.ps.snapshot_messages import TensorSpec
@@ -145,26 +145,28 @@ def test_values_that_do_not_cover_the_part_are_refused(missing: int) -> None:
 # Means -----------------------------------------------------------------------------------------
 
 
-def singles(weights: Sequence[float], gradients: Sequence[PartBuffer]) -> list[Contribution]:
-    return [Contribution(w, each) for w, each in zip(weights, gradients, strict=True)]
+def mean_of(
+    weights: Sequence[float], gradients: Sequence[PartBuffer], out: PartBuffer
+) -> PartBuffer:
+    return total_of(weights, gradients, out).mean()
 
 
 def test_one_gradient_is_its_own_mean_without_a_copy() -> None:
     gradient, out = buffer_of(3.0), buffer_of(0.0)
-    assert mean_of(singles((2.5,), (gradient,)), out) is gradient
+    assert mean_of((2.5,), (gradient,), out) is gradient
     assert all((vector == 3.0).all() for vector in gradient.vectors)
 
 
 def test_equal_weights_keep_whole_numbers_exact() -> None:
     gradients = [buffer_of(v) for v in (3.0, 6.0, 15.0)]
-    mean = mean_of(singles((0.1, 0.1, 0.1), gradients), buffer_of(77.0))
+    mean = mean_of((0.1, 0.1, 0.1), gradients, buffer_of(77.0))
     assert all((vector == 8.0).all() for vector in mean.vectors)
 
 
 @given(weights=st.lists(st.sampled_from([1.0, 2.0, 4.0, 12.0]), min_size=2, max_size=6))
 def test_the_mean_is_weighted_and_leaves_the_gradients_alone(weights: Sequence[float]) -> None:
     gradients = [buffer_of(float(10 * i + 1)) for i in range(len(weights))]
-    mean = mean_of(singles(weights, gradients), buffer_of(float("nan")))
+    mean = mean_of(weights, gradients, buffer_of(float("nan")))
     expected = sum(w * (10 * i + 1) for i, w in enumerate(weights)) / sum(weights)
     for vector in mean.vectors:
         torch.testing.assert_close(vector, torch.full_like(vector, expected), rtol=1e-6, atol=0)

@@ -9,19 +9,7 @@ import torch
 
 from trireme.ps.flat import PartBuffer
 
-__all__ = ["Contribution", "Total", "mean_of", "squared_norm", "total_of"]
-
-
-class Contribution(msgspec.Struct, frozen=True):
-    """What one update brings to a mean.
-
-    Attributes:
-        weight: how much it counts; above zero.
-        gradients: the gradient.
-    """
-
-    weight: float
-    gradients: PartBuffer
+__all__ = ["Total", "squared_norm", "total_of"]
 
 
 class Total(msgspec.Struct, frozen=True):
@@ -38,41 +26,37 @@ class Total(msgspec.Struct, frozen=True):
     divisor: float = 1.0
     absent: tuple[int, ...] = ()
 
-
-def mean_of(contributions: Sequence[Contribution], out: PartBuffer) -> PartBuffer:
-    """Returns the weighted mean of gradients, added in the given order.
-
-    Equal weights are added as they are and divided once, so that integers stay exact. A single
-    gradient is returned itself, without a copy; else the mean is written to `out`.
-
-    Args:
-        contributions: at least one.
-        out: where the mean goes.
-    """
-    total = total_of(contributions, out)
-    if total.divisor != 1.0:
-        for target in total.gradients.vectors:
-            target.div_(total.divisor)
-    return total.gradients
+    def mean(self) -> PartBuffer:
+        """Divides the sum in place; returns it."""
+        if self.divisor != 1.0:
+            for vector in self.gradients.vectors:
+                vector.div_(self.divisor)
+        return self.gradients
 
 
 def total_of(
-    contributions: Sequence[Contribution], out: PartBuffer, absent: tuple[int, ...] = ()
+    weights: Sequence[float],
+    gradients: Sequence[PartBuffer],
+    out: PartBuffer,
+    absent: tuple[int, ...] = (),
 ) -> Total:
-    """Returns what `mean_of` returns, but not divided yet: an optimizer can do that on its way.
+    """Returns the weighted sum of gradients, added in the given order.
+
+    Equal weights are added as they are and divided by their number, so that integers stay exact. A
+    single gradient is returned itself, without a copy; else the sum is written to `out`.
 
     Args:
-        contributions: as for `mean_of`.
+        weights: how much each gradient counts; above zero.
+        gradients: at least one.
         out: where the sum goes.
         absent: the parameters of which none of them has a gradient.
     """
-    if len(contributions) == 1:
-        return Total(contributions[0].gradients, absent=absent)
-    weights = [each.weight for each in contributions]
+    if len(gradients) == 1:
+        return Total(gradients[0], absent=absent)
     equal = len(set(weights)) == 1
     factors = [1.0] * len(weights) if equal else weights
     for position, target in enumerate(out.vectors):
-        first, second, *others = [each.gradients.vectors[position] for each in contributions]
+        first, second, *others = [each.vectors[position] for each in gradients]
         if factors[0] == 1.0:  # one pass over the first two
             torch.add(first, second, alpha=factors[1], out=target)
         else:
