@@ -301,9 +301,9 @@ def test_uncommitted_server_0_counts_the_push_that_a_lost_worker_left_on_some_se
     for server in (0, 1, 2):
         servers.view(server, 2, (0, 1))
     leader = servers.benches[0].shard
-    assert leader.counters["half_applied"] == 0
+    assert leader.state.counters["half_applied"] == 0
     servers.deliver()
-    assert leader.counters["half_applied"] == 1
+    assert leader.state.counters["half_applied"] == 1
     assert [bench.shard.state.step for bench in servers.benches] == [1, 2, 1]
 
 
