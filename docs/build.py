@@ -29,6 +29,7 @@ from trireme.cluster import view as cluster_view
 from trireme.job_config import OPTIONS
 from trireme.ps import messages as ps_messages
 from trireme.ps import rule as ps_rule
+from trireme.ps import server_messages, snapshot_messages
 from trireme.wire import handshake
 from trireme.wire.message import Message
 
@@ -217,11 +218,11 @@ def first_sentence(path: Path) -> str:
 # The messages ----------------------------------------------------------------------------------
 
 CONVERSATIONS = (
-    ("The handshake", handshake),
-    ("Tasks and the coordinator", cluster_messages),
-    ("Workers and parameter servers", ps_messages),
+    ("The handshake", (handshake,)),
+    ("Tasks and the coordinator", (cluster_messages,)),
+    ("Workers and parameter servers", (ps_messages, snapshot_messages, server_messages)),
 )
-VALUE_MODULES = (cluster_view, cluster_messages, ps_rule, ps_messages)
+VALUE_MODULES = (cluster_view, cluster_messages, ps_rule, ps_messages, snapshot_messages)
 CHOICES = ("Outcome", "Phase", "TaskState", "Refusal")
 """Names that the cluster's messages give to a choice of words."""
 
@@ -229,9 +230,10 @@ CHOICES = ("Outcome", "Phase", "TaskState", "Refusal")
 def messages() -> str:
     """Returns a section for each conversation with its messages, and one for their values."""
     parts: list[str] = []
-    for title, module in CONVERSATIONS:
+    for title, modules in CONVERSATIONS:
         parts += [f"## {title}", ""]
-        found = [kind for kind in structs_of(module) if issubclass(kind, Message) and kind.kind]
+        structs = [kind for module in modules for kind in structs_of(module)]
+        found = [kind for kind in structs if issubclass(kind, Message) and kind.kind]
         for message in sorted(found, key=lambda message: message.kind):
             parts += struct_section(message, f"{message.kind} {message.__name__}")
     parts += ["## Values inside messages", "", *choices(), ""]

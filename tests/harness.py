@@ -36,7 +36,7 @@ from trireme.cluster.state import Policy
 from trireme.job_config import JobConfig
 from trireme.launch.environment.detect import TASK_VARIABLE, TaskConfig, encode_task
 from trireme.ps.server.service import ServerConfig, serve
-from trireme.ps.shard.segment_optimizer import load_optimizers
+from trireme.ps.shard.values.segment_optimizer import load_optimizers
 from trireme.session.session import Session
 from trireme.wire.service import Service
 from trireme.wire.transport import listen

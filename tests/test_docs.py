@@ -15,7 +15,7 @@ import pytest
 
 from trireme.cli.parser import COMMANDS
 from trireme.cluster.messages import CLUSTER_MESSAGES
-from trireme.ps.messages import PS_MESSAGES
+from trireme.ps.catalog import PS_MESSAGES
 from trireme.strategies import BUILT, PLANNED
 from trireme.wire.handshake import Challenge, Denied, Hello, Proof, Welcome
 

@@ -32,47 +32,38 @@ from trireme.cluster.messages import (
 from trireme.cluster.state import Policy
 from trireme.cluster.view import ServerEntry, View, WorkerEntry
 from trireme.errors import FrameError
+from trireme.ps.catalog import PS_CATALOG, PS_MESSAGES
 from trireme.ps.messages import (
-    PS_CATALOG,
-    PS_MESSAGES,
     Applied,
     Attach,
     Attached,
     Collect,
-    Cut,
     Drain,
-    Freeze,
     FromServer,
     FromWorker,
     GroupSpec,
     Lease,
     Leased,
     LendMemory,
-    Load,
-    Loaded,
     Pull,
     PullReply,
     Push,
-    PushesCommitted,
-    PushesStaged,
     PushReply,
     Refused,
     Retire,
-    RoundClose,
-    RoundReady,
     ServerStatus,
     SetEnd,
     Share,
     Span,
     Status,
     StopJob,
-    TensorSpec,
-    Thaw,
     Trace,
     WorkerProgress,
 )
 from trireme.ps.rule import Average, Rule
 from trireme.ps.server.service import ShardHandler
+from trireme.ps.server_messages import PushesCommitted, PushesStaged, RoundClose, RoundReady
+from trireme.ps.snapshot_messages import Cut, Freeze, Load, Loaded, TensorSpec, Thaw
 from trireme.wire.frame_reader import Incoming
 from trireme.wire.handshake import Denied, Hello, Identity, ServerHandshake
 from trireme.wire.message import Catalog, Message

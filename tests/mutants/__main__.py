@@ -34,10 +34,13 @@ CORE = (
     *(
         f"trireme/ps/shard/{name}.py"
         for name in (
+            "answers",
             "commit",
             "dedup",
             "example_ledgers",
             "participants",
+            "push_checks",
+            "push_decider",
             "rounds",
             "shard",
             "snapshot_barrier",

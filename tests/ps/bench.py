@@ -13,13 +13,10 @@ from trireme.ps.layout import Layout
 from trireme.ps.messages import (
     Applied,
     Attach,
-    Cut,
     Drain,
-    Freeze,
     GroupSpec,
     Lease,
     Leased,
-    Load,
     OptimizerSpec,
     ParameterSpec,
     Pull,
@@ -28,18 +25,16 @@ from trireme.ps.messages import (
     PushReply,
     Retire,
     SetEnd,
-    Snapshot,
     Span,
     Status,
     StopJob,
-    TensorSpec,
-    Thaw,
     WorkerProgress,
 )
 from trireme.ps.rule import Rule
 from trireme.ps.shard.instructions import Instruction, Reply, Send
 from trireme.ps.shard.participants import Participant
 from trireme.ps.shard.shard import Shard
+from trireme.ps.snapshot_messages import Cut, Freeze, Load, Snapshot, TensorSpec, Thaw
 from trireme.wire.message import Message
 
 PARAMETER = ParameterSpec("w", (16,), "float32", 0)
@@ -168,7 +163,7 @@ class Bench:
         fields = {
             "view": self.view_number,
             "acknowledged": sequence - 1,
-            "pulled": self.shard.step if pulled is None else pulled,
+            "pulled": self.shard.state.step if pulled is None else pulled,
             "weight": 1.0,
             **changed,
         }
@@ -230,11 +225,11 @@ class Bench:
 
     @property
     def first(self) -> int:
-        return min(self.shard._participants.incarnations)
+        return min(self.shard.state.participants.incarnations)
 
     @property
     def incarnation(self) -> int:
-        return self.shard._participants.incarnations[self.first]
+        return self.shard.state.participants.incarnations[self.first]
 
     @property
     def table(self) -> tuple[WorkerProgress, ...]:

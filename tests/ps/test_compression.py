@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from trireme.errors import FrameError
 from trireme.ps.client.residuals import Residuals
-from trireme.ps.compression import Packed, Packer, Unpacker
+from trireme.ps.compression import Packed, Packer
 from trireme.ps.flat import PartBuffer
 from trireme.ps.layout import Layout
 from trireme.ps.messages import ParameterSpec
@@ -37,7 +37,7 @@ def sent(views: object) -> bytes:
 
 
 def receive(data: bytes, target: PartBuffer) -> None:
-    unpacker = Unpacker(BlockInt8(), target, deflates=True)
+    unpacker = Packed(BlockInt8(), target, deflates=True)
     assert unpacker.fits(len(data))
     rest = memoryview(data)
     for view in unpacker.place(len(data)):
@@ -88,14 +88,14 @@ def test_what_is_sent_does_not_change_with_the_next() -> None:
 
 @pytest.mark.parametrize("deflates", [False, True])
 def test_more_bytes_than_the_packed_form_has_never_fit(deflates: bool) -> None:
-    unpacker = Unpacker(BlockInt8(), buffer(), deflates=deflates)
+    unpacker = Packed(BlockInt8(), buffer(), deflates=deflates)
     assert unpacker.fits(unpacker.nbytes)
     assert not unpacker.fits(unpacker.nbytes + 1)
     assert unpacker.fits(unpacker.nbytes - 1) == deflates
     assert not unpacker.fits(0)
 
 
-PACKED = Unpacker(BlockInt8(), buffer(), deflates=True).nbytes
+PACKED = Packed(BlockInt8(), buffer(), deflates=True).nbytes
 
 
 def test_what_was_deflated_whole_is_taken() -> None:

@@ -9,9 +9,10 @@ from torch import nn
 from trireme.errors import ConfigurationError
 from trireme.ps.joint_optimizer import JointOptimizer
 from trireme.ps.layout import Layout
-from trireme.ps.messages import ParameterSpec, Snapshot, TensorSpec
+from trireme.ps.messages import ParameterSpec
 from trireme.ps.optimizer_state import state_names
 from trireme.ps.snapshot import assemble
+from trireme.ps.snapshot_messages import Snapshot, TensorSpec
 
 
 def test_states_are_named_as_the_optimizer_counts_its_parameters() -> None:

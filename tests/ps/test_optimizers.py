@@ -11,9 +11,10 @@ import torch
 from trireme.errors import ConfigurationError, Rejected, UnsupportedOptimizerError
 from trireme.ps.flat import PartBuffer, dtype_of
 from trireme.ps.layout import Layout
-from trireme.ps.messages import GroupSpec, OptimizerSpec, ParameterSpec, TensorSpec
+from trireme.ps.messages import GroupSpec, OptimizerSpec, ParameterSpec
 from trireme.ps.optimizers import OPTIMIZERS, groups_of, misfit, spec_of
-from trireme.ps.shard.segment_optimizer import SegmentOptimizer
+from trireme.ps.shard.values.segment_optimizer import SegmentOptimizer
+from trireme.ps.snapshot_messages import TensorSpec
 
 Hyper = dict[str, Any]
 State = list[tuple[TensorSpec, torch.Tensor]]

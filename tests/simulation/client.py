@@ -21,8 +21,8 @@ from tests.simulation.server import Link, Route, Server
 from trireme.cluster.view import View
 from trireme.errors import Fenced, PeerClosed, Rejected, TriremeError, WaitTimeout
 from trireme.ps.client.lanes import Instruction, Lanes, Request, Transmit
-from trireme.ps.client.protocol import PUBLISH, Ask, ClientProtocol, Operation, Pause, Update
-from trireme.ps.messages import PullReply, PushReply
+from trireme.ps.client.protocol import PUBLISH, Ask, ClientProtocol, Operation, Pause
+from trireme.ps.messages import PullReply, Push, PushReply
 from trireme.wire.handshake import Identity
 from trireme.wire.message import Message
 
@@ -107,22 +107,22 @@ class Client:
         except TriremeError as error:
             raise Violation(f"{self.name}: {type(error).__name__}: {error}") from error
 
-    def announce(self, update: Update, servers: Sequence[int]) -> None:
+    def announce(self, update: Push, servers: Sequence[int]) -> None:
         """A push begins to leave; only who is connected has it early."""
         self._drop_begun()
         for server in servers:
             if self._links[server] is not None:
                 sequence = self.lanes.announce(server)
-                message = update.message(server, self._view().number)
+                message = self.protocol.message(update, server, self._view().number)
                 self._begun[server] = Transmit(server, sequence, message, ())
 
-    def push(self, update: Update, parts: dict[int, Sequence[torch.Tensor]]) -> None:
+    def push(self, update: Push, parts: dict[int, Sequence[torch.Tensor]]) -> None:
         """Sends a push, server by server; what of it has left early is completed if it may be."""
         sent: dict[int, Transmit] = {}
         if self.protocol.announced is not None and self.protocol.completes(update):
             sent = {s: self._begun.pop(s) for s in parts if s in self._begun and self._links[s]}
         self._drop_begun()
-        requests = {s: Request(partial(update.message, s), parts[s]) for s in parts}
+        requests = {s: Request(partial(self.protocol.message, update, s), parts[s]) for s in parts}
         self.lanes.view = self._view()
         self._follow(self.lanes.ask(self._network.loop.now, requests, sent=sent))
         for server, order in sent.items():

@@ -12,8 +12,9 @@ import torch
 from trireme.cluster.view import View
 from trireme.ps.flat import PartBuffer
 from trireme.ps.layout import Layout
-from trireme.ps.messages import Applied, GroupSpec, Push, Span, Stale, TensorSpec
-from trireme.ps.shard.segment_optimizer import PartOptimizer
+from trireme.ps.messages import Applied, GroupSpec, Push, Span, Stale
+from trireme.ps.shard.values.segment_optimizer import PartOptimizer
+from trireme.ps.snapshot_messages import TensorSpec
 from trireme.wire.handshake import Identity
 
 __all__ = ["Account", "Made", "PushId", "Vectors", "Violation", "Watched", "push_id"]

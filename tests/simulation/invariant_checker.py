@@ -33,11 +33,8 @@ from trireme.ps.messages import (
     Applied,
     Duplicate,
     FencedVerdict,
-    Freeze,
     Lease,
     Leased,
-    Load,
-    Loaded,
     OptimizerSpec,
     Pull,
     PullReply,
@@ -46,21 +43,20 @@ from trireme.ps.messages import (
     Refused,
     RejectedVerdict,
     Retire,
-    Snapshot,
     Span,
     Stale,
     StopJob,
     Stopping,
-    TensorSpec,
     Verdict,
     Waiting,
     WorkerProgress,
 )
-from trireme.ps.rule import Average
+from trireme.ps.rule import Rule
 from trireme.ps.shard.instructions import Reply
-from trireme.ps.shard.parameters import Values
-from trireme.ps.shard.segment_optimizer import SegmentOptimizer
+from trireme.ps.shard.values.parameters import Values
+from trireme.ps.shard.values.segment_optimizer import SegmentOptimizer
 from trireme.ps.snapshot import ModelState
+from trireme.ps.snapshot_messages import Freeze, Load, Loaded, Snapshot, TensorSpec
 from trireme.wire.handshake import Identity
 
 __all__ = ["InvariantChecker"]
@@ -99,12 +95,12 @@ class InvariantChecker:
         self._loading: tuple[Load, Sequence[tuple[TensorSpec, torch.Tensor]]] | None = None
 
     def make_values(
-        self, layout: Layout, server: int, optimizer: OptimizerSpec, average: Average | None
+        self, layout: Layout, server: int, optimizer: OptimizerSpec, rule: Rule
     ) -> Values:
         """Makes a server's values, with an optimizer that is watched."""
         buffer = PartBuffer(layout, server)
         inner = SegmentOptimizer(optimizer, layout, server, buffer)
-        return Values(layout, server, buffer, Watched(inner, self.accounts[server]), average)
+        return Values(layout, server, buffer, Watched(inner, self.accounts[server]), rule)
 
     # -- what workers do --------------------------------------------------------------------------
 

@@ -9,8 +9,9 @@ import torch
 
 from tests.simulation.expected_values import Vectors
 from trireme.ps.layout import Layout
-from trireme.ps.messages import GroupSpec, OptimizerSpec, ParameterSpec, TensorSpec
+from trireme.ps.messages import GroupSpec, OptimizerSpec, ParameterSpec
 from trireme.ps.snapshot import ModelState, disassemble
+from trireme.ps.snapshot_messages import TensorSpec
 
 __all__ = ["Model"]
 

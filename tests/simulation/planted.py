@@ -13,35 +13,28 @@ from typing import Any
 import msgspec
 
 from trireme.ps.client.lanes import Lanes, Request
-from trireme.ps.client.protocol import ClientProtocol, Update
+from trireme.ps.client.protocol import ClientProtocol
 from trireme.ps.flat import PartBuffer
-from trireme.ps.layout import Layout
-from trireme.ps.messages import (
-    Applied,
-    Attach,
-    Cut,
-    Lease,
-    Load,
-    Push,
-    PushesStaged,
-    Retire,
-    Retired,
-    RoundClose,
-    RoundReady,
-    Span,
-    WorkerProgress,
-)
+from trireme.ps.messages import Applied, Done, Lease, Push, Retire, Span, WorkerProgress
 from trireme.ps.server.dispatcher import Dispatcher
+from trireme.ps.server_messages import PushesStaged, RoundClose, RoundReady
+from trireme.ps.shard.answers import Answer, Answers
 from trireme.ps.shard.commit import CommitFollower, CommitLeader
 from trireme.ps.shard.dedup import Pending, PushTable, WorkerRecord
 from trireme.ps.shard.example_ledgers import ExampleBook
 from trireme.ps.shard.half_applied import HalfApplied
 from trireme.ps.shard.instructions import Instruction, Reply, Send
-from trireme.ps.shard.parameters import Tensors, Total, ValuesFactory, make_values
+from trireme.ps.shard.model_agreement import ShownModel
 from trireme.ps.shard.participants import Participant
+from trireme.ps.shard.push_decider import PushDecider
 from trireme.ps.shard.rounds import Decision, Follower, Leader, Live, Round
-from trireme.ps.shard.shard import Shard, _Answer
+from trireme.ps.shard.shard import Shard
 from trireme.ps.shard.snapshot_barrier import SnapshotBarrier
+from trireme.ps.shard.state import ShardState
+from trireme.ps.shard.values.gradient_sums import Total
+from trireme.ps.shard.values.parameters import ValuesFactory, make_values
+from trireme.ps.shard.values.snapshot_tensors import Tensors
+from trireme.ps.snapshot_messages import Cut, Load
 from trireme.ps.termination import Ending
 from trireme.wire.handshake import Identity
 
@@ -52,40 +45,81 @@ class AppliesRepeats(Shard):
     def push(
         self, now: float, route: object, who: Participant, push: Push, gradients: PartBuffer
     ) -> list[Instruction]:
-        record = self._table.records.get(who.worker)
+        record = self.state.table.records.get(who.worker)
         if record is not None and push.sequence == record.sequence:
             record.sequence -= 1
         return super().push(now, route, who, push, gradients)
 
 
-class AnswersFirst(Shard):
-    """A push is answered when it has come, and applied at the next tick."""
+class _WithParts(Shard):
+    """A shard some of whose parts are replaced."""
+
+    book: type[ExampleBook] = ExampleBook
+    hold: type[SnapshotBarrier] = SnapshotBarrier
+    table: type[PushTable] = PushTable
+    ending: type[Ending] = Ending
+    answers: type[Answers] = Answers
+    decider: type[PushDecider] = PushDecider
+    leader: type[Leader] = Leader
+    follower: type[Follower] = Follower
+    commit_leader: type[CommitLeader] = CommitLeader
+    commit_follower: type[CommitFollower] = CommitFollower
 
     def __init__(self, server: int, factory: ValuesFactory = make_values) -> None:
         super().__init__(server, factory)
+        self.state.examples = self.book()
+        self.state.barrier = self.hold()
+        self.state.table = self.table()
+        self.state.ending = self.ending(decides=server == 0)
+        self._answers = self.answers(self.state)
+        self._decider = self.decider(self.state, self._answers)
+
+    def _create(self, shown: ShownModel) -> None:
+        super()._create(shown)
+        rule, servers, decider = shown.rule, shown.layout.spec.servers, self._decider
+        decider._judge = self.follower(rule) if self.server else self.leader(rule, servers)
+        if decider._commits is not None:
+            decider._commits = (
+                self.commit_follower() if self.server else self.commit_leader(servers)
+            )
+
+
+class _AppliesLater(PushDecider):
+    def __init__(self, state: ShardState, answers: Answers) -> None:
+        super().__init__(state, answers)
         self.postponed: list[Pending] = []
 
-    def _apply_one(self, pending: Pending) -> _Answer:
+    def _apply_one(self, pending: Pending) -> Answer:
         self.postponed.append(msgspec.structs.replace(pending, gradients=pending.gradients.copy()))
-        self.step += 1
-        self._decide(pending, Applied(self.step))
-        return _Answer(pending, Applied(self.step), 0)
+        self._state.step += 1
+        return self._decide(pending, Applied(self._state.step), 0)
+
+
+class AnswersFirst(_WithParts):
+    """A push is answered when it has come, and applied at the next tick."""
+
+    decider = _AppliesLater
 
     def tick(self, now: float) -> list[Instruction]:
-        for pending in self.postponed:
-            assert self._values is not None
-            self._values.apply(Total(pending.gradients), None, self.step)
-        self.postponed.clear()
+        assert isinstance(self._decider, _AppliesLater)
+        for pending in self._decider.postponed:
+            assert self.state.values is not None
+            self.state.values.apply(Total(pending.gradients), None, self.state.step)
+        self._decider.postponed.clear()
         return super().tick(now)
 
 
-class AppliesStale(Shard):
+class _TakesStale(PushDecider):
+    def consider(self, pending: Pending) -> None:
+        if pending.push.pulled < self._state.step:
+            pending.push = msgspec.structs.replace(pending.push, pulled=self._state.step)
+        super().consider(pending)
+
+
+class AppliesStale(_WithParts):
     """An update for a closed round goes into the open one."""
 
-    def _consider(self, pending: Pending) -> None:
-        if pending.push.pulled < self.step:
-            pending.push = msgspec.structs.replace(pending.push, pulled=self.step)
-        super()._consider(pending)
+    decider = _TakesStale
 
 
 class IgnoresFence(Shard):
@@ -93,9 +127,9 @@ class IgnoresFence(Shard):
 
     def __init__(self, server: int, factory: ValuesFactory = make_values) -> None:
         super().__init__(server, factory)
-        fence = self._participants.fence
-        self._participants.fence = lambda who, view: (  # type: ignore[method-assign]
-            None if who.worker in self._table.records else fence(who, view)
+        fence = self.state.participants.fence
+        self.state.participants.fence = lambda who, view: (  # type: ignore[method-assign]
+            None if who.worker in self.state.table.records else fence(who, view)
         )
 
 
@@ -107,48 +141,24 @@ class AnswersNobodyDropped(Shard):
         return []
 
 
-class RunsAhead(Shard):
-    """Nobody is ever too far ahead."""
-
+class _HoldsNobodyBack(Answers):
     def _highest_clock(self) -> float:
         return math.inf
+
+
+class RunsAhead(_WithParts):
+    """Nobody is ever too far ahead."""
+
+    answers = _HoldsNobodyBack
 
 
 class NamesOldStep(Shard):
     """Answers are made before all is done that an event leads to."""
 
     def _proceed(self) -> list[Instruction]:
-        due, self._due = self._due, []
-        early = [self._answer(answer) for answer in due]
+        due, self._answers.due = self._answers.due, []
+        early = [self._answers.reply(answer) for answer in due]
         return [*early, *super()._proceed()]
-
-
-class _WithParts(Shard):
-    """A shard some of whose collaborators are replaced."""
-
-    book: type[ExampleBook] = ExampleBook
-    hold: type[SnapshotBarrier] = SnapshotBarrier
-    table: type[PushTable] = PushTable
-    ending: type[Ending] = Ending
-    leader: type[Leader] = Leader
-    follower: type[Follower] = Follower
-    commit_leader: type[CommitLeader] = CommitLeader
-    commit_follower: type[CommitFollower] = CommitFollower
-
-    def __init__(self, server: int, factory: ValuesFactory = make_values) -> None:
-        super().__init__(server, factory)
-        self._examples = self.book()
-        self._barrier = self.hold()
-        self._table = self.table()
-        self._ending = self.ending(decides=server == 0)
-
-    def _create(self, task: str, request: Attach, layout: Any) -> None:
-        super()._create(task, request, layout)
-        rule = request.rule
-        servers = layout.spec.servers
-        self._judge = self.follower(rule) if self.server else self.leader(rule, servers)
-        if self._commits is not None:
-            self._commits = self.commit_follower() if self.server else self.commit_leader(servers)
 
 
 class _NeverReleases(ExampleBook):
@@ -332,9 +342,9 @@ class ReadsOverwrittenGradients(_WithParts):
 class AppliesAtOnce(Shard):
     """Each server applies an asynchronous push by itself, as one server does."""
 
-    def _create(self, task: str, request: Attach, layout: Layout) -> None:
-        super()._create(task, request, layout)
-        self._commits = None
+    def _create(self, shown: ShownModel) -> None:
+        super()._create(shown)
+        self._decider._commits = None
 
 
 class _ComparesWhatWasTold(HalfApplied):
@@ -348,10 +358,11 @@ class _ComparesWhatWasTold(HalfApplied):
 class _Counts(Shard):
     half_applied: type[HalfApplied] = HalfApplied
 
-    def _create(self, task: str, request: Attach, layout: Layout) -> None:
-        super()._create(task, request, layout)
-        if self._half_applied is not None:
-            self._half_applied = self.half_applied(self.server, layout.spec.servers)
+    def _create(self, shown: ShownModel) -> None:
+        super()._create(shown)
+        if self._decider._half_applied is not None:
+            servers = shown.layout.spec.servers
+            self._decider._half_applied = self.half_applied(self.server, servers)
 
 
 class MissesWhoNeverCame(_Counts):
@@ -474,7 +485,7 @@ class LoadsTwice(Shard):
     def load(
         self, now: float, route: object, who: Participant, request: Load, tensors: Tensors
     ) -> list[Instruction]:
-        self.loaded = False
+        self.state.loaded = False
         return super().load(now, route, who, request, tensors)
 
 
@@ -484,16 +495,19 @@ class WaitsForTheRetired(Shard):
     def retire(
         self, now: float, route: object, who: Participant, request: Retire
     ) -> list[Instruction]:
-        return [Reply(route, Retired())]
+        return [Reply(route, Done())]
 
 
-class AppliesWhatTheLostHadHeld(Shard):
+class _KeepsTheLost(PushDecider):
+    def consider(self, pending: Pending) -> None:
+        self._state.table.records[pending.owner.worker].pending = pending
+        super().consider(pending)
+
+
+class AppliesWhatTheLostHadHeld(_WithParts):
     """What a cut held back is decided after it, though its worker is out by then."""
 
-    def _consider(self, pending: Pending) -> None:
-        record = self._table.records[pending.owner.worker]
-        record.pending = pending
-        super()._consider(pending)
+    decider = _KeepsTheLost
 
 
 class CutsTooEarly(Shard):
@@ -519,7 +533,7 @@ class RepeatsGoUnanswered(Shard):
     def push(
         self, now: float, route: object, who: Participant, push: Push, gradients: PartBuffer
     ) -> list[Instruction]:
-        record = self._table.records.get(who.worker)
+        record = self.state.table.records.get(who.worker)
         waiting = None if record is None else record.pending
         kept = None if waiting is None else waiting.route
         out = super().push(now, route, who, push, gradients)
@@ -528,14 +542,18 @@ class RepeatsGoUnanswered(Shard):
         return out
 
 
-class AppliesWithoutCounting(Shard):
-    """An update that is applied under a staleness bound or without one makes no step."""
-
-    def _apply_one(self, pending: Pending) -> _Answer:
+class _MakesNoStep(PushDecider):
+    def _apply_one(self, pending: Pending) -> Answer:
         answer = super()._apply_one(pending)
         if pending.push.sequence % 5 == 0:
-            self.step -= pending.push.steps
+            self._state.step -= pending.push.steps
         return answer
+
+
+class AppliesWithoutCounting(_WithParts):
+    """An update that is applied under a staleness bound or without one makes no step."""
+
+    decider = _MakesNoStep
 
 
 class _KeepsSequences(PushTable):
@@ -668,20 +686,15 @@ class CountsRepeats(ClientProtocol):
     """A push that is sent again is sent as another one."""
 
     def push(self, *said: Any, **options: Any) -> Any:
-        update, protocol = super().push(*said, **options), self
+        self._times: dict[int, int] = {}
+        return super().push(*said, **options)
 
-        class Repeated(Update, frozen=True):
-            def message(self, server: int, view: int, order: Any = ()) -> Push:
-                sent = said_to.get(server, 0)
-                said_to[server] = sent + 1
-                protocol._sequence = max(protocol._sequence, update.sequence + max(0, sent - 1))
-                return msgspec.structs.replace(
-                    Update.message(self, server, view, order),
-                    sequence=update.sequence + max(0, sent - (server == 0)),
-                )
-
-        said_to: dict[int, int] = {}
-        return Repeated(*(getattr(update, name) for name in Update.__struct_fields__))
+    def message(self, push: Push, server: int, view: int, order: Any = ()) -> Push:
+        sequence = push.sequence + self._times.get(server, 0)
+        self._times[server] = self._times.get(server, 0) + 1
+        self._sequence = max(self._sequence, sequence)
+        push = msgspec.structs.replace(push, sequence=sequence)
+        return super().message(push, server, view, order)
 
 
 class CountsTwice(ClientProtocol):
@@ -721,7 +734,7 @@ class KeepsSettingsOfTheOneBefore(ClientProtocol):
 class CompletesWhatDiffers(ClientProtocol):
     """A push that left early is completed, though it is another one than was announced."""
 
-    def completes(self, update: Update) -> bool:
+    def completes(self, push: Push) -> bool:
         self.announced = None
         return True
 

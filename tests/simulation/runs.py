@@ -15,11 +15,12 @@ from tests.simulation.schedule import Schedule
 from tests.simulation.world import Makers, World, answer_in, joined
 from trireme.cluster.view import View, WorkerEntry
 from trireme.ps.client.protocol import Copy
-from trireme.ps.messages import Attach, Cut, Freeze, Load, Snapshot
+from trireme.ps.messages import Attach
 from trireme.ps.shard.instructions import Reply
 from trireme.ps.shard.participants import Participant
 from trireme.ps.shard.shard import Shard
 from trireme.ps.snapshot import ModelState
+from trireme.ps.snapshot_messages import Cut, Freeze, Load, Snapshot
 
 __all__ = ["simulate"]
 

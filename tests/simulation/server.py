@@ -133,9 +133,9 @@ class Server:
         self._observer.received(self.index, link.identity, message, payload)
         what: object = payload
         if isinstance(message, Push):
-            assert self.shard.layout is not None
+            assert self.shard.state.layout is not None
             copies = [tensor.clone() for tensor in payload]
-            what = route.gradients = PartBuffer(self.shard.layout, self.index, copies)
+            what = route.gradients = PartBuffer(self.shard.state.layout, self.index, copies)
         self._carry_out(self._dispatcher.happen(self._loop.now, link, route, message, what))
 
     def hear(self, link: Link, message: Message) -> None:
@@ -161,7 +161,7 @@ class Server:
 
     def _follow(self, instructions: Sequence[Instruction]) -> None:
         replies = [instruction for instruction in instructions if isinstance(instruction, Reply)]
-        self._observer.happened(self.index, self.shard.step, replies)
+        self._observer.happened(self.index, self.shard.state.step, replies)
         for instruction in instructions:
             if isinstance(instruction, Send):
                 link = self._dispatcher.told(instruction)

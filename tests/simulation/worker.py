@@ -157,9 +157,8 @@ class Worker:
             yield from self._announce(order, weight, hyper, spans)
         steps = self._steps(pulled)
         update = protocol.push(weight, hyper, spans, steps=steps)
-        push = update.message(0, 0)
-        made = push_id(client.identity, push)
-        place.checker.make(made, push, spans, gradient)
+        made = push_id(client.identity, update)
+        place.checker.make(made, update, spans, gradient)
         crash = place.crash_of(self.index)
         if crash is not None:
             order = order[: crash.reached]

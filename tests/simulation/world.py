@@ -36,9 +36,9 @@ from trireme.ps.messages import (
 )
 from trireme.ps.server.dispatcher import Dispatcher
 from trireme.ps.shard.instructions import Reply
-from trireme.ps.shard.parameters import ValuesFactory
 from trireme.ps.shard.participants import Participant
 from trireme.ps.shard.shard import Shard
+from trireme.ps.shard.values.parameters import ValuesFactory
 from trireme.ps.snapshot import ModelState, assemble
 from trireme.wire.handshake import Identity
 
@@ -322,9 +322,9 @@ class World:
         for server in self.servers:
             status = answer_in(server.shard.status(self.loop.now, None, Status()), ServerStatus)
             tables.append(status.workers)
-        counted = self.servers[0].shard.counters["half_applied"]
+        counted = self.servers[0].shard.state.counters["half_applied"]
         self.checker.check_end(tables, finished=self._finished, half_applied=counted)
-        if self.servers[0].shard.loaded:
+        if self.servers[0].shard.state.loaded:
             self._check_rest()
 
     def _check_outcome(self) -> None:

@@ -12,7 +12,7 @@ from trireme.ps.layout import Range
 from trireme.wire.codec import Codec, ErrorFeedback
 from trireme.wire.deflate import deflated, inflated
 
-__all__ = ["Packed", "Packer", "Unpacker"]
+__all__ = ["Packed", "Packer"]
 
 
 class Packed:
@@ -39,6 +39,7 @@ class Packed:
             torch.zeros(codec.nbytes(vector.numel()), dtype=torch.uint8) for vector in self.vectors
         )
         self.nbytes = sum(packed.numel() for packed in self.packed)
+        self._codec = codec
         self._deflates = deflates
         self._whole = tuple(as_bytes(packed) for packed in self.packed)
         self.views: Sequence[memoryview] = self._whole
@@ -71,6 +72,19 @@ class Packed:
         for whole in self._whole:
             whole[:] = found[: whole.nbytes]
             found = found[whole.nbytes :]
+
+    def unpack(self) -> None:
+        """Writes what was received to the vectors.
+
+        Raises:
+            FrameError: the bytes are not something that the codec writes.
+        """
+        try:
+            self.open()
+            for vector, packed in zip(self.vectors, self.packed, strict=True):
+                self._codec.decode(packed, vector)
+        except ValueError as error:
+            raise FrameError(f"a packed gradient makes no sense: {error}") from error
 
 
 class Packer:
@@ -123,33 +137,3 @@ class Packer:
         ):
             feedback.encode(vector, packed)
         memory.seal()
-
-
-class Unpacker:
-    """Unpacks what one worker sends to one server.
-
-    Args:
-        codec: how it was packed.
-        gradients: where it goes.
-        deflates: whether what comes may be deflated.
-    """
-
-    def __init__(self, codec: Codec, gradients: PartBuffer, *, deflates: bool = False) -> None:
-        self._codec = codec
-        self._memory = Packed(codec, gradients, deflates=deflates)
-        self.nbytes = self._memory.nbytes
-        self.fits = self._memory.fits
-        self.place = self._memory.place
-
-    def unpack(self) -> None:
-        """Writes the gradients.
-
-        Raises:
-            FrameError: the bytes are not something that the codec writes.
-        """
-        try:
-            self._memory.open()
-            for vector, packed in zip(self._memory.vectors, self._memory.packed, strict=True):
-                self._codec.decode(packed, vector)
-        except ValueError as error:
-            raise FrameError(f"a packed gradient makes no sense: {error}") from error

@@ -1,8 +1,11 @@
-"""What workers and parameter servers say to each other. Kinds 64 to 127.
+"""What workers and parameter servers say to each other: messages of kinds 64 to 127.
 
 Who says a message is known from the handshake of its connection: a worker's requests belong to the
 worker and the incarnation that the handshake has proven, and no field repeats them. Which role may
 say a message is its base class: `FromWorker`, `FromServer` or `FromAnyone`. Replies have neither.
+
+What a consistent copy takes is in `snapshot_messages`, and what servers tell each other in
+`server_messages`.
 
 Every request is answered by one reply with the same frame sequence; before it, `Waiting` notices
 with that sequence may come, which say for whom the reply is withheld.
@@ -15,61 +18,45 @@ from typing import Annotated, ClassVar, Literal
 import msgspec
 
 from trireme.ps.rule import Rule
-from trireme.wire.message import Catalog, Index, Message, Name, Number
+from trireme.wire.message import Index, Message, Name, Number
 
 __all__ = [
-    "PS_CATALOG",
-    "PS_MESSAGES",
     "Applied",
     "Attach",
     "Attached",
     "Collect",
     "Collected",
-    "Cut",
+    "Done",
     "Drain",
     "Duplicate",
     "FencedVerdict",
-    "Freeze",
     "FromAnyone",
     "FromServer",
     "FromWorker",
-    "Frozen",
     "GroupSpec",
-    "LastPushes",
     "LayoutSpec",
     "Lease",
     "Leased",
     "LendMemory",
-    "Load",
-    "Loaded",
     "MemoryLent",
     "OptimizerSpec",
+    "Pairs",
     "ParameterSpec",
     "Pull",
     "PullReply",
     "Push",
     "PushReply",
-    "PushesCommitted",
-    "PushesStaged",
     "Refused",
     "RejectedVerdict",
     "Retire",
-    "Retired",
-    "RoundClose",
-    "RoundReady",
     "ServerStatus",
     "SetEnd",
     "Share",
-    "Shared",
-    "Snapshot",
     "Span",
     "Stale",
     "Status",
     "StopJob",
     "Stopping",
-    "TensorSpec",
-    "Thaw",
-    "Thawed",
     "Trace",
     "Traced",
     "Verdict",
@@ -85,9 +72,6 @@ Size = Annotated[int, msgspec.Meta(ge=0, lt=1 << 48)]
 
 Shape = Annotated[tuple[Size, ...], msgspec.Meta(max_length=64)]
 """The sizes of a parameter's dimensions."""
-
-Count = Annotated[int, msgspec.Meta(ge=1, le=1 << 53)]
-"""How many examples a data set has."""
 
 Pairs = Annotated[tuple[tuple[Number, Number], ...], msgspec.Meta(max_length=1 << 16)]
 """At most one pair for each task that a job can have."""
@@ -338,6 +322,12 @@ class Refused(Message, frozen=True, array_like=True):
     view: Number
 
 
+class Done(Message, frozen=True, array_like=True):
+    """The answer to a request that asks for nothing: it is done."""
+
+    kind: ClassVar[int] = 95
+
+
 class Lease(FromWorker, frozen=True, array_like=True):
     """Asks server 0 for the next examples of a data set: `count` batches of `batch` examples.
 
@@ -392,135 +382,12 @@ class Drain(FromWorker, frozen=True, array_like=True):
 
 
 class Retire(FromWorker, frozen=True, array_like=True):
-    """A worker says that it trains no more, though it stays: nobody shall wait for its updates."""
+    """A worker says that it trains no more, though it stays: nobody shall wait for its updates.
+
+    Answered by `Done`.
+    """
 
     kind: ClassVar[int] = 78
-
-
-class Retired(Message, frozen=True, array_like=True):
-    """The answer to `Retire`."""
-
-    kind: ClassVar[int] = 79
-
-
-# A consistent cut over all servers -------------------------------------------------------------
-
-
-class Freeze(FromWorker, frozen=True, array_like=True):
-    """Asks to apply nothing more until `Cut` and its snapshot, or `Thaw`."""
-
-    kind: ClassVar[int] = 80
-    token: Number
-
-
-class Frozen(Message, frozen=True, array_like=True):
-    """The answer to `Freeze`: the last decided sequence of each worker (pairs) and the step.
-
-    `view` is the server's. Sequences count the pushes of one start of a worker, so that those of
-    several servers can be compared only within one view.
-    """
-
-    kind: ClassVar[int] = 81
-    step: Number
-    decided: Pairs
-    view: Number = 0
-
-
-class Cut(FromWorker, frozen=True, array_like=True):
-    """Asks to decide each worker's pushes up to the given sequence, answer a copy, and go on.
-
-    Attributes:
-        token: the one of `Freeze`.
-        step: the largest step that any server answered in `Frozen`.
-        decided: pairs (worker, sequence): the largest that any server answered in `Frozen`.
-        state: whether the optimizer's state and the tables are wanted too, not only the values.
-    """
-
-    kind: ClassVar[int] = 82
-    token: Number
-    step: Number
-    decided: Pairs
-    state: bool
-
-
-class TensorSpec(msgspec.Struct, frozen=True, array_like=True):
-    """One tensor of a snapshot's payload.
-
-    Attributes:
-        key: `values`, `average`, or `state/NAME` with the optimizer's name for it.
-        dtype: the dtype's name.
-        vector: which flat vector (its dtype's name) it is a part of.
-        start, stop: the elements of that vector; for a scalar, those that it holds for.
-        group: the parameter group, for a scalar; -1 otherwise.
-    """
-
-    key: Name
-    dtype: Name
-    vector: Name
-    start: Number
-    stop: Number
-    group: Annotated[int, msgspec.Meta(ge=-1, lt=1 << 16)] = -1
-
-
-class WorkerProgress(msgspec.Struct, frozen=True, array_like=True):
-    """One line of the exactly-once table."""
-
-    worker: Index
-    incarnation: Number
-    sequence: Number
-    applied: Number
-    stale: Number
-
-
-class Snapshot(Message, frozen=True, array_like=True):
-    """The answer to `Cut`. Payload: the tensors, one after the other.
-
-    Attributes:
-        step: the global step.
-        tensors: what the payload holds.
-        workers: the exactly-once table.
-        consumed: which examples are in the parameters (server 0).
-        sizes: how many examples each data set has (server 0).
-    """
-
-    kind: ClassVar[int] = 83
-    step: Number
-    tensors: tuple[TensorSpec, ...]
-    workers: tuple[WorkerProgress, ...]
-    consumed: tuple[Span, ...]
-    sizes: dict[Name, Count] = msgspec.field(default_factory=dict)
-
-
-class Thaw(FromWorker, frozen=True, array_like=True):
-    """Gives up a `Freeze`. Answered by `Thawed`."""
-
-    kind: ClassVar[int] = 84
-    token: Number
-
-
-class Thawed(Message, frozen=True, array_like=True):
-    """The answer to `Thaw`."""
-
-    kind: ClassVar[int] = 85
-
-
-class Load(FromWorker, frozen=True, array_like=True):
-    """The chief's first values, or a checkpoint's. Payload as in `Snapshot`."""
-
-    kind: ClassVar[int] = 86
-    view: Number
-    step: Number
-    tensors: tuple[TensorSpec, ...]
-    workers: tuple[WorkerProgress, ...]
-    consumed: tuple[Span, ...]
-    sizes: dict[Name, Count] = msgspec.field(default_factory=dict)
-
-
-class Loaded(Message, frozen=True, array_like=True):
-    """The answer to `Load`."""
-
-    kind: ClassVar[int] = 87
-    step: Number
 
 
 # What workers tell each other through server 0 --------------------------------------------------
@@ -529,17 +396,11 @@ class Loaded(Message, frozen=True, array_like=True):
 class Share(FromWorker, frozen=True, array_like=True):
     """A worker leaves something for the others, by topic; its last replaces the one before.
 
-    Payload: bytes that the server does not look at. Answered by `Shared`.
+    Payload: bytes that the server does not look at. Answered by `Done`.
     """
 
     kind: ClassVar[int] = 88
     topic: Name
-
-
-class Shared(Message, frozen=True, array_like=True):
-    """The answer to `Share`."""
-
-    kind: ClassVar[int] = 89
 
 
 class Collect(FromWorker, frozen=True, array_like=True):
@@ -582,85 +443,6 @@ class MemoryLent(Message, frozen=True, array_like=True):
     accepted: bool
 
 
-# Server to server ------------------------------------------------------------------------------
-
-
-class RoundReady(FromServer, frozen=True, array_like=True):
-    """To server 0: whose updates for a round this server holds, and will keep until it is closed.
-
-    Attributes:
-        step: the global step on top of which the round is.
-        members: pairs (worker, incarnation).
-        measured: the members whose mean gradient `square` is of; none where nothing is clipped.
-        square: the squared L2 norm of this server's part of that mean.
-    """
-
-    kind: ClassVar[int] = 96
-    step: Number
-    members: Pairs
-    measured: Pairs
-    square: float
-
-
-class RoundClose(FromServer, frozen=True, array_like=True):
-    """From server 0: whose updates make the round, and how to scale their mean.
-
-    `members` are pairs (worker, incarnation). A `scale` of -1 only proposes them: each server
-    shall answer with the squared norm of its part of their mean.
-    """
-
-    kind: ClassVar[int] = 97
-    step: Number
-    members: Pairs
-    scale: float
-
-
-class PushesStaged(FromServer, frozen=True, array_like=True):
-    """To server 0: which asynchronous pushes this server has, and will keep until they are decided.
-
-    Attributes:
-        known: of how many decisions of server 0 it has heard.
-        pushes: triples (worker, incarnation, sequence).
-    """
-
-    kind: ClassVar[int] = 98
-    known: Number
-    pushes: tuple[tuple[Number, Number, Number], ...]
-
-
-class PushesCommitted(FromServer, frozen=True, array_like=True):
-    """From server 0: what it has decided of asynchronous pushes; all servers do so in this order.
-
-    What it has not decided of workers that are not in its view, it never will.
-
-    Attributes:
-        first: the number of the first of these decisions, counted from 0.
-        pushes: worker, incarnation, sequence, and whether the push is applied; else it is stale.
-        view: the number of the view that server 0 has taken.
-    """
-
-    kind: ClassVar[int] = 99
-    first: Number
-    pushes: tuple[tuple[Number, Number, Number, bool], ...]
-    view: Number
-
-
-class LastPushes(FromServer, frozen=True, array_like=True):
-    """To server 0: which was the last push that this server has of workers that are out.
-
-    Where servers commit no pushes, that is how server 0 finds those that are on some of them only.
-
-    Attributes:
-        view: the number of the view that it has taken.
-        pushes: worker, incarnation, the sequence of its last push here, and the view since which it
-            is out.
-    """
-
-    kind: ClassVar[int] = 94
-    view: int
-    pushes: tuple[tuple[int, int, int, int], ...]
-
-
 # Anybody to server -----------------------------------------------------------------------------
 
 
@@ -668,6 +450,16 @@ class Status(FromAnyone, frozen=True, array_like=True):
     """Asks how things are. Answered by `ServerStatus`."""
 
     kind: ClassVar[int] = 110
+
+
+class WorkerProgress(msgspec.Struct, frozen=True, array_like=True):
+    """One line of the exactly-once table."""
+
+    worker: Index
+    incarnation: Number
+    sequence: Number
+    applied: Number
+    stale: Number
 
 
 class ServerStatus(Message, frozen=True, array_like=True):
@@ -702,47 +494,3 @@ class Traced(Message, frozen=True, array_like=True):
     kind: ClassVar[int] = 113
     now: float
     clock: str
-
-
-PS_MESSAGES: tuple[type[Message], ...] = (
-    Attach,
-    Attached,
-    Push,
-    PushReply,
-    Pull,
-    PullReply,
-    Waiting,
-    Refused,
-    Lease,
-    Leased,
-    StopJob,
-    Stopping,
-    SetEnd,
-    Drain,
-    Retire,
-    Retired,
-    Freeze,
-    Frozen,
-    Cut,
-    Snapshot,
-    Thaw,
-    Thawed,
-    Load,
-    Loaded,
-    Share,
-    Shared,
-    Collect,
-    Collected,
-    LendMemory,
-    MemoryLent,
-    RoundReady,
-    RoundClose,
-    PushesStaged,
-    PushesCommitted,
-    LastPushes,
-    Status,
-    ServerStatus,
-    Trace,
-    Traced,
-)
-PS_CATALOG = Catalog(PS_MESSAGES)

@@ -12,8 +12,9 @@ import torch
 from trireme.errors import CheckpointError
 from trireme.ps.flat import dtype_of
 from trireme.ps.layout import Layout, Part, Placed
-from trireme.ps.messages import Snapshot, Span, TensorSpec, WorkerProgress
-from trireme.ps.shard.parameters import Tensors
+from trireme.ps.messages import Span, WorkerProgress
+from trireme.ps.shard.values.snapshot_tensors import Tensors
+from trireme.ps.snapshot_messages import Snapshot, TensorSpec
 
 __all__ = ["ModelState", "assemble", "disassemble", "lacking"]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from trireme.errors import ConfigurationError
+from trireme.ps.rule import Rule
 
 __all__ = ["Ending", "after_the_end"]
 
@@ -39,6 +40,11 @@ class Ending:
         self.period = 1
         self.under_way: set[int] = set()
         self._decides = decides
+
+    def go_by(self, rule: Rule, servers: int) -> None:
+        """Goes by the rule of a job with so many servers."""
+        self.synchronous, self.period = rule.synchronous, rule.period
+        self.patient = not rule.synchronous and (rule.staleness is None or servers == 1)
 
     def reached(self, step: int) -> bool:
         """Returns whether the job is over at this step."""

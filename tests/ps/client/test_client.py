@@ -24,10 +24,7 @@ from trireme.ps.client.protocol import Ask, Operation, expect
 from trireme.ps.flat import FlatModel, PartBuffer
 from trireme.ps.messages import (
     Applied,
-    Cut,
-    Freeze,
     GroupSpec,
-    Loaded,
     PullReply,
     Push,
     PushReply,
@@ -36,7 +33,6 @@ from trireme.ps.messages import (
     Stale,
     Status,
     Stopping,
-    Thaw,
     Waiting,
 )
 from trireme.ps.optimizers import groups_of, spec_of
@@ -45,6 +41,7 @@ from trireme.ps.server.service import LeaderLink, ShardHandler
 from trireme.ps.shard.participants import Participant
 from trireme.ps.shard.shard import Shard
 from trireme.ps.snapshot import ModelState
+from trireme.ps.snapshot_messages import Cut, Freeze, Loaded, Thaw
 from trireme.wire.handshake import Identity
 from trireme.wire.message import Message
 from trireme.wire.service import Service
@@ -553,7 +550,7 @@ def test_a_copy_is_of_all_servers_and_is_tried_again_while_another_is_under_way(
         def tried(state: bool) -> Operation[Any]:
             found = yield from cut(state)
             tries.append(found is not None)
-            held = [handler.shard._barrier.token for handler in made.handlers]
+            held = [handler.shard.state.barrier.token for handler in made.handlers]
             if found is None:
                 assert held == [None, 99], "what was begun is taken back"
                 made.handlers[1].shard.thaw(time.monotonic(), None, Thaw(99))
@@ -586,7 +583,7 @@ def test_a_copy_of_servers_in_different_views_is_not_taken() -> None:
         worker.begin()
         made.take(1, View(2, made.first_view.servers, made.first_view.workers))
         assert worker.client._run(worker.client._protocol.cut(False)) is None
-        assert [handler.shard._barrier.token for handler in made.handlers] == [None, None]
+        assert [handler.shard.state.barrier.token for handler in made.handlers] == [None, None]
         worker.client.close()
 
 
@@ -595,8 +592,8 @@ def test_a_copy_has_what_any_server_has_decided() -> None:
         worker = Worker(made, 0, SYNC)
         worker.begin()
         first = made.handlers[0].shard
-        first._table.decide(Participant(0, 1), 1, Applied(1))
-        first.step = 1
+        first.state.table.decide(Participant(0, 1), 1, Applied(1))
+        first.state.step = 1
         cut = worker.client._protocol.cut(True)
         wanted = next(cut)
         while not (isinstance(wanted, Ask) and len(wanted.requests) == 2):

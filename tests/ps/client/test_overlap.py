@@ -20,6 +20,7 @@ from trireme.ps.messages import Applied, GroupSpec, Push, Span
 from trireme.ps.optimizers import spec_of
 from trireme.ps.rule import Rule
 from trireme.ps.server.service import ShardHandler
+from trireme.ps.shard.model_agreement import ShownModel
 from trireme.ps.shard.shard import Shard
 from trireme.ps.snapshot import ModelState
 
@@ -388,13 +389,18 @@ class StandIn:
         self.identity = mock.Mock(task="worker:0")
 
 
+def shown(flat: FlatModel) -> ShownModel:
+    optimizer = spec_of(torch.optim.SGD(flat.parameters.values(), lr=1.0))
+    return ShownModel("worker:0", flat.layout, optimizer, Rule())
+
+
 def test_a_server_receives_chunks_in_the_order_that_the_push_names() -> None:
     handler, link, flat = (
         ShardHandler(0),
         StandIn(),
         FlatModel([list(Layers().named_parameters())], servers=1),
     )
-    handler.shard.layout = flat.layout
+    handler.shard.state.shown = shown(flat)
     order = (2, 0, 5, 1, 4, 3)
     length = flat.layout.bytes
     message = Push(1, 1, 0, 0, 1.0, order=order)
@@ -409,7 +415,7 @@ def test_a_server_receives_chunks_in_the_order_that_the_push_names() -> None:
 @pytest.mark.parametrize("order", [(0,), (0, 1, 2, 3, 4, 4), (1, 2, 3, 4, 5, 6), (0,) * 7, (-1,)])
 def test_a_server_refuses_what_is_no_order_of_its_chunks(order: tuple[int, ...]) -> None:
     handler, flat = ShardHandler(0), FlatModel([list(Layers().named_parameters())], servers=1)
-    handler.shard.layout = flat.layout
+    handler.shard.state.shown = shown(flat)
     message = Push(1, 1, 0, 0, 1.0, order=order)
     with pytest.raises(FrameError, match="not each once"):
         handler._place(StandIn(), message, flat.layout.bytes)
@@ -417,8 +423,8 @@ def test_a_server_refuses_what_is_no_order_of_its_chunks(order: tuple[int, ...])
 
 def test_a_server_refuses_packed_gradients_in_chunks() -> None:
     handler, flat = ShardHandler(0), FlatModel([list(Layers().named_parameters())], servers=1)
-    handler.shard.layout = flat.layout
-    handler.shard.rule = Rule(codec="fp16")
+    handler.shard.state.shown = shown(flat)
+    handler.shard.state.rule = Rule(codec="fp16")
     message = Push(1, 1, 0, 0, 1.0, order=tuple(range(LAYERS)))
     with pytest.raises(FrameError, match="packed"):
         handler._place(StandIn(), message, flat.layout.bytes // 2)

@@ -26,10 +26,10 @@ from trireme.errors import (
     WaitTimeout,
     WireError,
 )
+from trireme.ps.catalog import PS_MESSAGES
 from trireme.ps.client.lanes import Lane, Request
 from trireme.ps.client.server_links import ClientOptions, ServerLink, ServerLinks
 from trireme.ps.messages import (
-    PS_MESSAGES,
     Applied,
     FencedVerdict,
     PushReply,

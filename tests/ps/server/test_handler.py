@@ -11,16 +11,10 @@ import pytest
 
 from tests.ps.bench import SYNC, Bench, view
 from trireme.errors import FrameError
-from trireme.ps.messages import (
-    Attach,
-    Load,
-    Push,
-    RoundClose,
-    RoundReady,
-    Status,
-    TensorSpec,
-)
+from trireme.ps.messages import Attach, Push, Status
 from trireme.ps.server.service import ShardHandler
+from trireme.ps.server_messages import RoundClose, RoundReady
+from trireme.ps.snapshot_messages import Load, TensorSpec
 from trireme.wire.frame_reader import Incoming
 from trireme.wire.handshake import Identity
 from trireme.wire.message import Message

@@ -112,7 +112,7 @@ def test_updates_on_some_servers_only_are_told_and_logged_when_there_are_more(
     watched = Watched()
     assert watched.look()["half_applied"] == 0
     for _ in range(2):
-        watched.bench.shard.counters["half_applied"] = 2
+        watched.bench.shard.state.counters["half_applied"] = 2
         watched.bench.now += 1
         assert watched.look()["half_applied"] == 2
     assert watched.registry.value("trireme_half_applied_pushes_total") == 2

@@ -13,8 +13,8 @@ import pytest
 
 from tests.descriptors import open_descriptors
 from trireme.ps.messages import LendMemory
-from trireme.ps.rule import Rule
 from trireme.ps.server.receive_buffer import ReceiveBuffer
+from trireme.ps.shard.state import ShardState
 from trireme.wire.handshake import Identity
 from trireme.wire.service import Link
 from trireme.wire.shared_memory import SharedMemory
@@ -54,7 +54,7 @@ def test_memory_that_is_lent_leaves_no_descriptor(
     server.read_into([memoryview(bytearray(8))])
     connection = SimpleNamespace(stream=server, lending=None)
     link = SimpleNamespace(identity=Identity("job", "worker:0", 0), connection=connection)
-    receive_buffer = ReceiveBuffer(0, lambda: None, lambda: Rule())
+    receive_buffer = ReceiveBuffer(ShardState(0))
     assert receive_buffer.borrow(cast(Link, link), message) == accepted
     assert (connection.lending is not None) == accepted
     if accepted:
@@ -62,8 +62,6 @@ def test_memory_that_is_lent_leaves_no_descriptor(
         assert bytes(connection.lending.incoming[1]) == b"gradient"
     worker.close()
     server.close()
-    del (
-        link,
-        connection,
-    )  # what it looks at stays mapped until then, and a mapping has a descriptor of its own
+    # What these look at stays mapped until then, and a mapping has a descriptor of its own.
+    del link, connection
     assert open_descriptors() == before

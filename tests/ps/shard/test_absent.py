@@ -11,11 +11,13 @@ import torch
 from tests.ps.test_optimizers import CASES, Hyper
 from trireme.ps.flat import PartBuffer
 from trireme.ps.layout import Layout
-from trireme.ps.messages import GroupSpec, OptimizerSpec, ParameterSpec, Snapshot
+from trireme.ps.messages import GroupSpec, OptimizerSpec, ParameterSpec
 from trireme.ps.optimizers import OPTIMIZERS, join
-from trireme.ps.shard.parameters import Values
-from trireme.ps.shard.segment_optimizer import SegmentOptimizer
+from trireme.ps.rule import Rule
+from trireme.ps.shard.values.parameters import Values
+from trireme.ps.shard.values.segment_optimizer import SegmentOptimizer
 from trireme.ps.snapshot import ModelState, assemble, disassemble
+from trireme.ps.snapshot_messages import Snapshot
 
 SHAPES = [(7, 5), (40,), (3, 3, 3), (), (64,), (0,), (130,), (2, 9)]
 STEPS = 12
@@ -97,8 +99,8 @@ class Servers:
         for server in range(layout.spec.servers):
             buffer = PartBuffer(layout, server)
             optimizer = SegmentOptimizer(spec, layout, server, buffer)
-            self.values.append(Values(layout, server, buffer, optimizer, None))
-            self.values[-1].load(disassemble(layout, state, server))
+            self.values.append(Values(layout, server, buffer, optimizer, Rule()))
+            self.values[-1].load(0, disassemble(layout, state, server))
 
     def step(self, gradients: dict[str, torch.Tensor], absent: tuple[int, ...]) -> None:
         flat = disassemble_whole(self.layout, gradients)
@@ -198,15 +200,15 @@ def test_a_segment_is_one_piece_until_its_parameters_differ(name: str) -> None:
     layout = layout_of(1, groups=1)
     spec = OptimizerSpec(name, (GroupSpec({"lr": 0.1}),))
     optimizer = SegmentOptimizer(spec, layout, 0, PartBuffer(layout, 0))
-    pieces = optimizer._kinds[0].pieces
+    pieces = optimizer._optimizers[0].pieces
     for _ in range(3):
         optimizer.step(PartBuffer(layout, 0))
-    assert optimizer._kinds[0].pieces is pieces and len(pieces) == 2  # one for each dtype
+    assert optimizer._optimizers[0].pieces is pieces and len(pieces) == 2  # one for each dtype
     optimizer.step(PartBuffer(layout, 0), absent=(2, 3))
-    assert len(optimizer._kinds[0].pieces) == 4
+    assert len(optimizer._optimizers[0].pieces) == 4
     optimizer.step(PartBuffer(layout, 0), absent=(2, 3))
     optimizer.step(PartBuffer(layout, 0))
-    assert len(optimizer._kinds[0].pieces) == 4
+    assert len(optimizer._optimizers[0].pieces) == 4
 
 
 def test_what_is_restored_equal_is_one_piece_again() -> None:
@@ -220,9 +222,9 @@ def test_what_is_restored_equal_is_one_piece_again() -> None:
     other = SegmentOptimizer(spec, layout_of(1, groups=1), 0, PartBuffer(layout_of(1), 0))
     fresh = SegmentOptimizer(spec, layout, 0, PartBuffer(layout, 0))
     fresh.restore(together)
-    assert len(fresh._kinds[0].pieces) == len(layout.segments(0))
+    assert len(fresh._optimizers[0].pieces) == len(layout.segments(0))
     fresh.restore([(s, t.clone()) for s, t in apart])
-    assert len(fresh._kinds[0].pieces) > len(layout.segments(0))
+    assert len(fresh._optimizers[0].pieces) > len(layout.segments(0))
     other.restore(together)
 
 

@@ -10,19 +10,17 @@ import pytest
 
 from tests.ps.bench import ASYNC, SYNC, Bench, told
 from trireme.cluster.view import View, WorkerEntry
-from trireme.ps.messages import (
-    Applied,
+from trireme.ps.messages import Applied, PullReply, PushReply
+from trireme.ps.rule import Rule
+from trireme.ps.server_messages import (
     LastPushes,
-    PullReply,
     PushesCommitted,
     PushesStaged,
-    PushReply,
     RoundClose,
     RoundReady,
-    Snapshot,
 )
-from trireme.ps.rule import Rule
 from trireme.ps.shard.instructions import Instruction, Reply, Send
+from trireme.ps.snapshot_messages import Snapshot
 from trireme.wire.message import Message
 
 Where = tuple[int, int, Message]
@@ -93,11 +91,11 @@ def test_a_worker_that_died_between_two_servers_is_in_the_round_of_neither(reach
     for server in (0, 1):
         servers.push(server, 0, 2.0)
     servers.deliver()
-    assert [bench.shard.step for bench in servers.benches] == [0, 0]
+    assert [bench.shard.state.step for bench in servers.benches] == [0, 0]
     for server in (0, 1):
         servers.view(server, 2, (0, 1))
         servers.deliver()
-    assert [bench.shard.step for bench in servers.benches] == [1, 1]
+    assert [bench.shard.state.step for bench in servers.benches] == [1, 1]
     assert set(servers.values()) == {98.0}
 
 
@@ -109,7 +107,7 @@ def test_a_worker_that_died_after_both_had_its_update_is_in_the_round_of_both() 
     servers.view(1, 2, (0, 1))  # ps:1 has said what it holds, and now hears of the loss
     servers.deliver()
     servers.view(0, 2, (0, 1))
-    assert [bench.shard.step for bench in servers.benches] == [1, 1]
+    assert [bench.shard.state.step for bench in servers.benches] == [1, 1]
     assert set(servers.values()) == {97.0}
     assert servers.verdict(1, "push 0.1") == Applied(1)
 
@@ -123,13 +121,13 @@ def test_a_newcomer_that_one_server_knows_and_the_other_does_not_yet() -> None:
     servers.push(0, 1, 6.0)
     servers.deliver()
     # Neither has gone on without the other: the newcomer finds values of one step.
-    assert [bench.shard.step for bench in servers.benches] == [0, 0]
+    assert [bench.shard.state.step for bench in servers.benches] == [0, 0]
     servers.view(1, 2, *BOTH, (2, 1))
     assert [told(b.pull(2))[0][1] for b in servers.benches] == [PullReply(0, False)] * 2
     for server in (0, 1):
         servers.push(server, 2, 9.0)
     servers.deliver()
-    assert [bench.shard.step for bench in servers.benches] == [1, 1]
+    assert [bench.shard.state.step for bench in servers.benches] == [1, 1]
     assert set(servers.values()) == {94.0}
 
 
@@ -141,11 +139,11 @@ def test_two_starts_of_a_worker_are_not_mistaken_for_each_other() -> None:
     servers.push(0, 0, 2.0)
     servers.push(0, 1, 4.0, incarnation=2)
     servers.deliver()
-    assert servers.benches[0].shard.step == 0, "ps:1 holds the update of the first start only"
+    assert servers.benches[0].shard.state.step == 0, "ps:1 holds the update of the first start only"
     servers.view(1, 2, (0, 1), (1, 2))
     servers.push(1, 1, 4.0, incarnation=2)
     servers.deliver()
-    assert [bench.shard.step for bench in servers.benches] == [1, 1]
+    assert [bench.shard.state.step for bench in servers.benches] == [1, 1]
     assert set(servers.values()) == {97.0}
 
 
@@ -156,11 +154,11 @@ def test_a_word_that_was_lost_is_said_again_when_it_is_asked_for() -> None:
             servers.push(server, worker, 2.0)
     ready = servers.wire[0]
     servers.deliver(1)
-    assert servers.benches[0].shard.step == 1
+    assert servers.benches[0].shard.state.step == 1
     servers.wire.clear()  # the decision never arrives; ps:1 repeats its last word
     servers.wire.append(ready)
     servers.deliver()
-    assert [bench.shard.step for bench in servers.benches] == [1, 1]
+    assert [bench.shard.state.step for bench in servers.benches] == [1, 1]
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -178,12 +176,12 @@ def test_norms_of_a_round_whose_members_change_while_they_are_asked_for(workers:
     assert proposal == RoundClose(0, tuple(everybody[:workers]), -1.0)
     servers.view(0, 3, *everybody[:workers], (3, 1))  # one more joins meanwhile
     servers.deliver()
-    assert servers.benches[0].shard.step == 0
+    assert servers.benches[0].shard.state.step == 0
     servers.view(1, 3, *everybody[:workers], (3, 1))
     for server in (0, 1):
         servers.push(server, 3, 12.0)
     servers.deliver()
-    assert [bench.shard.step for bench in servers.benches] == [1, 1]
+    assert [bench.shard.state.step for bench in servers.benches] == [1, 1]
     mean = (sum(6.0 * (worker + 1) for worker in range(workers)) + 12.0) / (workers + 1)
     assert set(servers.values()) == {100.0 - mean}
 
@@ -198,12 +196,12 @@ def test_a_server_copies_nothing_before_it_is_at_the_step_of_the_others(rule: Ru
     behind = servers.benches[1]
     while servers.wire and servers.wire[0][1] == 0:  # server 0 hears all, and ps:1 nothing
         servers.deliver(1)
-    step = servers.benches[0].shard.step
-    assert behind.shard.step < step
+    step = servers.benches[0].shard.state.step
+    assert behind.shard.state.step < step
     behind.freeze()
     assert behind.cut(step) == []
     servers.deliver()
-    assert behind.shard.step == step
+    assert behind.shard.state.step == step
     (copy,) = [each for (_, route), each in servers.answers.items() if route == "cut 7"]
     assert isinstance(copy, Snapshot) and copy.step == step
 
@@ -219,12 +217,12 @@ def test_a_push_that_reached_only_some_servers_is_on_none_once_its_worker_is_out
     for server in {0, 1, 2} - {reached}:
         servers.push(server, 1, 50.0)
     servers.deliver()
-    assert [bench.shard.step for bench in servers.benches] == [0, 0, 0]
+    assert [bench.shard.state.step for bench in servers.benches] == [0, 0, 0]
     for server in (0, 1, 2):
         servers.view(server, 2, (0, 1))
         servers.push(server, 0, 2.0)
     servers.deliver()
-    assert [bench.shard.step for bench in servers.benches] == [1, 1, 1]
+    assert [bench.shard.state.step for bench in servers.benches] == [1, 1, 1]
     assert set(servers.values()) == {98.0}
     assert all(not bench.shard.waits(bench.now) for bench in servers.benches)
 
@@ -237,7 +235,7 @@ def test_a_push_that_all_servers_have_is_on_all_though_its_worker_is_gone_at_som
     servers.deliver()
     servers.view(0, 2, (0, 1))
     servers.deliver()
-    assert [bench.shard.step for bench in servers.benches] == [1, 1]
+    assert [bench.shard.state.step for bench in servers.benches] == [1, 1]
     assert set(servers.values()) == {96.0}
     tables = [bench.table for bench in servers.benches]
     assert tables[0] == tables[1]
@@ -265,7 +263,7 @@ def test_a_worker_that_was_started_anew_pushes_while_its_old_push_is_kept() -> N
         servers.push(server, 1, 8.0, incarnation=2)
     servers.deliver()
     # Server 0 heard of the old push under its new view: it dropped it, and so does ps:1.
-    assert [bench.shard.step for bench in servers.benches] == [1, 1]
+    assert [bench.shard.state.step for bench in servers.benches] == [1, 1]
     assert set(servers.values()) == {92.0}
 
 
@@ -303,10 +301,10 @@ def test_uncommitted_server_0_counts_the_push_that_a_lost_worker_left_on_some_se
     for server in (0, 1, 2):
         servers.view(server, 2, (0, 1))
     leader = servers.benches[0].shard
-    assert leader.counters["half_applied"] == 0
+    assert leader.state.counters["half_applied"] == 0
     servers.deliver()
-    assert leader.counters["half_applied"] == 1
-    assert [bench.shard.step for bench in servers.benches] == [1, 2, 1]
+    assert leader.state.counters["half_applied"] == 1
+    assert [bench.shard.state.step for bench in servers.benches] == [1, 2, 1]
 
 
 def test_uncommitted_a_copy_is_made_though_a_lost_worker_left_the_steps_unequal() -> None:

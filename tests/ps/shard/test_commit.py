@@ -6,7 +6,8 @@ import torch
 
 from trireme.ps.flat import PartBuffer
 from trireme.ps.layout import Layout
-from trireme.ps.messages import ParameterSpec, Push, PushesCommitted, PushesStaged
+from trireme.ps.messages import ParameterSpec, Push
+from trireme.ps.server_messages import PushesCommitted, PushesStaged
 from trireme.ps.shard.commit import CommitFollower, CommitLeader
 from trireme.ps.shard.dedup import Pending
 from trireme.ps.shard.instructions import Send

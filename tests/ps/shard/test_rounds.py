@@ -9,13 +9,14 @@ import torch
 
 from trireme.ps.flat import PartBuffer
 from trireme.ps.layout import Layout
-from trireme.ps.messages import ParameterSpec, Push, RoundClose, RoundReady
+from trireme.ps.messages import ParameterSpec, Push
 from trireme.ps.rule import Rule
+from trireme.ps.server_messages import RoundClose, RoundReady
 from trireme.ps.shard.dedup import Pending
 from trireme.ps.shard.instructions import Send
-from trireme.ps.shard.parameters import Total
 from trireme.ps.shard.participants import Participant
 from trireme.ps.shard.rounds import Decision, Follower, Leader, Round, clip_factor
+from trireme.ps.shard.values.gradient_sums import Total
 
 LAYOUT = Layout.of([ParameterSpec("a", (16,), "float32", 0)], servers=1)
 ALL = Rule(aggregate=0, staleness=0)

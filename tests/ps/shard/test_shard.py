@@ -26,11 +26,11 @@ from trireme.ps.messages import (
     Attached,
     Collect,
     Collected,
+    Done,
     Duplicate,
     FencedVerdict,
     GroupSpec,
     Lease,
-    Loaded,
     OptimizerSpec,
     PullReply,
     PushReply,
@@ -38,7 +38,6 @@ from trireme.ps.messages import (
     RejectedVerdict,
     ServerStatus,
     Share,
-    Shared,
     Span,
     Status,
     Verdict,
@@ -48,6 +47,7 @@ from trireme.ps.messages import (
 from trireme.ps.rule import Rule
 from trireme.ps.shard.participants import Participant
 from trireme.ps.shard.shard import NOTICE_SECONDS
+from trireme.ps.snapshot_messages import Loaded
 
 
 def fenced(number: int, reason: str, *, step: int = 0) -> PushReply:
@@ -294,7 +294,7 @@ def test_a_repeat_gets_the_first_verdict_and_the_present_values() -> None:
     assert told(out) == [("again", PushReply(Duplicate(Applied(1)), 2, 0, False))]
     assert payload_of(out, "again") == [95.0]
     assert bench.counters["duplicate"] == 1
-    assert bench.shard.step == 2
+    assert bench.shard.state.step == 2
 
 
 def test_what_a_worker_knows_is_forgotten() -> None:
@@ -373,7 +373,7 @@ def test_who_is_too_far_ahead_waits_for_the_slowest() -> None:
     assert told(bench.push(0, 1)) == [("push 0.1", applied(1))]
     assert told(bench.push(0, 2)) == [("push 0.2", applied(2))]
     assert bench.push(0, 3) == [], "applied, but not answered"
-    assert bench.shard.step == 3
+    assert bench.shard.state.step == 3
     assert told(bench.push(1, 1, pulled=0)) == [
         ("push 0.3", applied(3, at=4)),
         ("push 1.1", applied(4, staleness=3)),
@@ -532,7 +532,7 @@ def test_workers_leave_each_other_bytes() -> None:
     def leave(worker: int, incarnation: int, *data: int) -> None:
         who, payload = Participant(worker, incarnation), torch.tensor(data, dtype=torch.uint8)
         out = bench.shard.share(bench.now, "s", who, Share("topic"), payload)
-        assert told(out) == [("s", Shared())]
+        assert told(out) == [("s", Done())]
 
     leave(1, 1, 5, 6)
     leave(0, 1, 7)

@@ -14,32 +14,27 @@ from trireme.ps.messages import (
     Attached,
     Collect,
     Collected,
+    Done,
     FencedVerdict,
-    Frozen,
     GroupSpec,
     Lease,
     Leased,
     OptimizerSpec,
     PullReply,
-    PushesCommitted,
-    PushesStaged,
     PushReply,
     Refused,
     RejectedVerdict,
     Retire,
-    Retired,
-    RoundClose,
-    RoundReady,
     Share,
-    Shared,
     Span,
     Stopping,
-    Thawed,
     Waiting,
 )
 from trireme.ps.rule import Rule
+from trireme.ps.server_messages import PushesCommitted, PushesStaged, RoundClose, RoundReady
 from trireme.ps.shard.participants import Participant
 from trireme.ps.shard.shard import FREEZE_SECONDS, NOTICE_SECONDS, Shard
+from trireme.ps.snapshot_messages import Frozen
 from trireme.wire.message import Message
 
 BOUND = Rule(aggregate=1, staleness=2)
@@ -58,10 +53,11 @@ def gradients(bench: Bench, value: float = 1.0) -> PartBuffer:
 
 def test_a_shard_begins_with_nothing() -> None:
     shard = Shard(3)
-    assert (shard.server, shard.step, shard.loaded, shard.layout) == (3, 0, False, None)
-    assert shard.rule == Rule()
+    state = shard.state
+    assert (shard.server, state.step, state.loaded, state.layout) == (3, 0, False, None)
+    assert shard.state.rule == Rule()
     assert (shard.waits(0.0), shard.lags(), shard.tick(0.0)) == ((), {}, [])
-    assert shard.counters == {}
+    assert shard.state.counters == {}
 
 
 # Refusals --------------------------------------------------------------------------------------
@@ -96,7 +92,7 @@ def test_values_that_cannot_be_loaded_are_refused_where_they_came_from() -> None
     ((route, refused),) = told(bench.load(1, count=8))
     assert route == "load 1"
     assert isinstance(refused, Refused) and refused.code == "rejected"
-    assert not bench.shard.loaded
+    assert not bench.shard.state.loaded
     bench.load(step=7)
     assert told(bench.attach(1)) == [("attach 1", Attached(True, 7))]
 
@@ -166,8 +162,8 @@ def test_examples_that_are_in_the_values_are_held_by_nobody() -> None:
     bench = Bench()
     (mine,), (yours,) = bench.lease(0), bench.lease(1)
     bench.push(0, 1, examples=(mine,))
-    assert bench.shard._examples.consumed() == (mine,)
-    held = bench.shard._examples._ledgers["d"]._held
+    assert bench.shard.state.examples.consumed() == (mine,)
+    held = bench.shard.state.examples._ledgers["d"]._held
     assert list(held[1].within(0, 100)) == [(yours.start, yours.stop)]
     assert not list(held[0].within(0, 100))
 
@@ -217,7 +213,7 @@ def test_who_retires_is_answered_and_only_its_own_start_counts() -> None:
     bench = Bench(SYNC)
     bench.push(1)
     other = bench.shard.retire(bench.now, "r", Participant(0, 2), Retire())
-    assert told(other) == [("r", Retired())]
+    assert told(other) == [("r", Done())]
     assert bench.shard.lags() == {0: 0, 1: 0}, "it was another start of it"
     assert [route for route, _ in told(bench.retire(0))] == ["retire 0", "push 1.1"]
     assert bench.shard.lags() == {1: 0}
@@ -234,11 +230,11 @@ def test_what_servers_tell_each_other_is_heard_by_whom_it_is_for() -> None:
     for bench in (leader, follower):
         bench.push(0)
         bench.push(1)
-        assert bench.shard.step == 0
+        assert bench.shard.state.step == 0
     both = ((0, 1), (1, 1))
     leader.shard.round_ready(leader.now, 1, RoundReady(0, both, (), 0.0))
     follower.shard.round_close(follower.now, 0, RoundClose(0, both, 1.0))
-    assert (leader.shard.step, follower.shard.step) == (1, 1)
+    assert (leader.shard.state.step, follower.shard.state.step) == (1, 1)
     assert leader.counters["rounds"] == follower.counters["rounds"] == 1.0
 
 
@@ -250,7 +246,7 @@ def test_what_servers_tell_each_other_of_pushes_is_heard_by_whom_it_is_for() -> 
             assert bench.shard.staged(bench.now, 1, staged) == []
         if bench is not follower:
             assert bench.shard.committed(bench.now, 0, committed) == []
-        assert bench.shard.step == 0
+        assert bench.shard.state.step == 0
 
 
 def test_who_is_out_is_not_answered_again_when_its_push_is_committed() -> None:
@@ -261,7 +257,7 @@ def test_who_is_out_is_not_answered_again_when_its_push_is_committed() -> None:
     committed = PushesCommitted(0, ((1, 1, 1, True),), 1)
     out = told(bench.shard.committed(bench.now, 0, committed))
     assert [route for route, _ in out if str(route).startswith("push")] == []
-    assert bench.shard.step == 1
+    assert bench.shard.state.step == 1
     assert bench.shard.waits(bench.now) == ()
 
 
@@ -273,7 +269,7 @@ def test_who_waits_at_the_end_is_answered_where_it_asked() -> None:
     assert told(late.set_end(2)) == [("end", Stopping(2))]
     assert told(late.drain()) == []
     late.retire(0)
-    assert told(late.retire(1)) == [("retire 1", Retired()), ("drain", Stopping(0))]
+    assert told(late.retire(1)) == [("retire 1", Done()), ("drain", Stopping(0))]
     assert told(late.drain()) == [("drain", Stopping(0))], "nobody is waited for twice"
 
 
@@ -312,7 +308,7 @@ def test_a_cut_that_is_given_up_is_answered_where_it_was_asked_for() -> None:
     def given_up(reason: str, view_number: int = 1) -> Refused:
         return Refused("busy", f"the cut was given up: {reason}", view_number)
 
-    assert told(bench.thaw()) == [("thaw 7", Thawed()), ("cut 7", given_up("it was taken back"))]
+    assert told(bench.thaw()) == [("thaw 7", Done()), ("cut 7", given_up("it was taken back"))]
     bench.freeze()
     bench.cut(9, (0, 5))
     late = bench.shard.tick(bench.now + FREEZE_SECONDS + 1.0)
@@ -329,7 +325,7 @@ def test_what_cannot_be_frozen_is_answered_where_it_was_asked_for() -> None:
     assert told(empty.freeze()) == [("freeze 7", Refused("rejected", "no values are loaded", 1))]
     bench = Bench()
     assert told(bench.freeze(1)) == [("freeze 1", Frozen(0, ((0, 0), (1, 0)), 1))]
-    assert told(bench.thaw(2)) == [("thaw 2", Thawed())]
+    assert told(bench.thaw(2)) == [("thaw 2", Done())]
     assert told(bench.freeze(2)) == [("freeze 2", Refused("busy", "another cut is under way", 1))]
 
 
@@ -413,10 +409,10 @@ def test_what_is_left_is_the_newest_of_each_worker_of_now() -> None:
         (reply,) = bench.shard.collect(bench.now, "collect", Collect(topic))
         return reply.message, [bytes(t.numpy()) for t in reply.payload]  # type: ignore[union-attr]
 
-    assert share(1, 1, b"one") == [("share", Shared())]
-    assert share(0, 1, b"zero!") == [("share", Shared())]
-    assert share(0, 2, b"of another start") == [("share", Shared())]
-    assert share(7, 1, b"of nobody") == [("share", Shared())]
+    assert share(1, 1, b"one") == [("share", Done())]
+    assert share(0, 1, b"zero!") == [("share", Done())]
+    assert share(0, 2, b"of another start") == [("share", Done())]
+    assert share(7, 1, b"of nobody") == [("share", Done())]
     assert collect() == (Collected((0, 1), (5, 3)), [b"zero!", b"one"])
     share(1, 1, b"newer")
     assert collect() == (Collected((0, 1), (5, 5)), [b"zero!", b"newer"])
@@ -426,12 +422,12 @@ def test_what_is_left_is_the_newest_of_each_worker_of_now() -> None:
 def test_only_so_many_topics_are_kept_and_the_known_ones_go_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("trireme.ps.shard.shard._MOST_TOPICS", 1)
+    monkeypatch.setattr("trireme.ps.shard.shared_topics._MOST_TOPICS", 1)
     bench = Bench()
     for topic, answer in (
-        ("t", Shared()),
+        ("t", Done()),
         ("u", Refused("rejected", "workers share 1 topics", 1)),
-        ("t", Shared()),
+        ("t", Done()),
     ):
         out = bench.shard.share(bench.now, "share", Participant(0, 1), Share(topic), torch.empty(0))
         assert told(out) == [("share", answer)]

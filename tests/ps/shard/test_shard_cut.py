@@ -11,17 +11,17 @@ from tests.ps.bench import (
     told,
 )
 from trireme.ps.messages import (
+    Done,
     FencedVerdict,
-    Frozen,
     GroupSpec,
     OptimizerSpec,
     PushReply,
     Refused,
-    RoundClose,
-    Thawed,
     WorkerProgress,
 )
+from trireme.ps.server_messages import RoundClose
 from trireme.ps.shard.shard import FREEZE_SECONDS
+from trireme.ps.snapshot_messages import Frozen
 
 A, B = (0, 1), (1, 1)
 
@@ -39,7 +39,7 @@ def test_a_frozen_shard_decides_nothing() -> None:
     assert told(bench.freeze()) == [("freeze 7", Frozen(1, ((0, 1), (1, 0)), 1))]
     assert bench.push(0, 2) == []
     assert bench.push(1, 1) == []
-    assert bench.shard.step == 1
+    assert bench.shard.state.step == 1
     assert told(bench.freeze()) == [("freeze 7", Frozen(1, ((0, 1), (1, 0)), 1))], "a repeat"
 
 
@@ -80,7 +80,7 @@ def test_a_round_that_other_servers_have_closed_is_closed_here_too() -> None:
     assert bench.shard.round_close(bench.now, 0, RoundClose(0, (A, B), 1.0)) == []
     message, numbers = snapshot_of(bench.cut(1, (0, 1), (1, 1)))
     assert message.step == 1
-    assert bench.shard.step == 1
+    assert bench.shard.state.step == 1
     assert numbers in ([97.0], [])
 
 
@@ -113,16 +113,16 @@ def test_one_cut_at_a_time() -> None:
     ((_, refused),) = told(bench.cut(0, token=8))
     assert isinstance(refused, Refused)
     assert refused.code == "busy"
-    assert told(bench.thaw(8)) == [("thaw 8", Thawed())]
+    assert told(bench.thaw(8)) == [("thaw 8", Done())]
     bench.push(0)
-    assert bench.shard.step == 0, "still frozen"
+    assert bench.shard.state.step == 0, "still frozen"
 
 
 def test_a_thaw_lets_go() -> None:
     bench = Bench()
     bench.freeze()
     bench.push(0)
-    assert told(bench.thaw()) == [("thaw 7", Thawed()), ("push 0.1", applied(1))]
+    assert told(bench.thaw()) == [("thaw 7", Done()), ("push 0.1", applied(1))]
     assert told(bench.freeze(8))[0][0] == "freeze 8"
 
 

@@ -50,7 +50,7 @@ def test_the_outer_optimizer_takes_one_step_for_each_round() -> None:
     assert bench.value == 100 - 0.5 * (8 + 0.5 * 8)
     bench.push(0, 2, 0.0, steps=2)
     assert bench.value == 94 - 0.5 * (0 + 0.5 * 4)
-    assert bench.shard.step == EVERY + 2
+    assert bench.shard.state.step == EVERY + 2
 
 
 @pytest.mark.parametrize(("rule", "most"), [(ROUNDS, EVERY), (Rule(), 1)])
@@ -144,6 +144,6 @@ def test_one_by_one_a_job_ends_at_its_last_step_or_less_than_a_period_later(
         made += steps
         hear(bench.push(worker, sequence[worker], 1.0, pulled=pulled.pop(worker), steps=steps))
     assert len(ended) == workers
-    assert bench.shard.step == made
+    assert bench.shard.state.step == made
     assert last <= made < last + EVERY
     assert bench.value == 100.0 - sum(sequence.values())

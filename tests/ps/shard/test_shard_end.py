@@ -9,16 +9,9 @@ from tests.ps.bench import (
     applied,
     told,
 )
-from trireme.ps.messages import (
-    PullReply,
-    PushesCommitted,
-    PushesStaged,
-    PushReply,
-    Retired,
-    Stale,
-    Stopping,
-)
+from trireme.ps.messages import Done, PullReply, PushReply, Stale, Stopping
 from trireme.ps.rule import Rule
+from trireme.ps.server_messages import PushesCommitted, PushesStaged
 
 # The end ---------------------------------------------------------------------------------------
 
@@ -84,7 +77,7 @@ def test_a_stop_lets_in_what_is_under_way() -> None:
     assert told(bench.stop()) == [("stop", Stopping(2))]
     bench.push(0, 1)
     out = bench.push(1, 1)
-    assert bench.shard.step == 2
+    assert bench.shard.state.step == 2
     assert all(message.stop for _, message in told(out) if isinstance(message, PushReply))
 
 
@@ -108,5 +101,5 @@ def test_a_drain_waits_until_nobody_trains() -> None:
     assert bench.drain() == []
     bench.retire(0)
     assert told(bench.view(0, 1)) == []
-    assert told(bench.retire(1)) == [("retire 1", Retired()), ("drain", Stopping(0))]
+    assert told(bench.retire(1)) == [("retire 1", Done()), ("drain", Stopping(0))]
     assert told(bench.drain()) == [("drain", Stopping(0))]

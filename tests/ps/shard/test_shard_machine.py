@@ -10,18 +10,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from tests.ps.bench import ASYNC, SYNC, Bench, snapshot_of, told
-from trireme.ps.messages import (
-    Applied,
-    Duplicate,
-    FencedVerdict,
-    Frozen,
-    PushReply,
-    RejectedVerdict,
-    Snapshot,
-    Stale,
-)
+from trireme.ps.messages import Applied, Duplicate, FencedVerdict, PushReply, RejectedVerdict, Stale
 from trireme.ps.rule import Rule
 from trireme.ps.shard.instructions import Instruction, Reply
+from trireme.ps.snapshot_messages import Frozen, Snapshot
 
 Id = tuple[int, int, int]
 """A push by worker, incarnation, sequence; also its route."""
@@ -90,7 +82,7 @@ class ShardMachine(RuleBasedStateMachine):
         """A process comes, in the place of one that may still live."""
         self.bury(worker)
         self.starts[worker] += 1
-        self.living[worker] = Worker(self.starts[worker], pulled=self.bench.shard.step)
+        self.living[worker] = Worker(self.starts[worker], pulled=self.bench.shard.state.step)
         self.change_view()
 
     @rule(worker=workers)
@@ -106,7 +98,7 @@ class ShardMachine(RuleBasedStateMachine):
         self.token = self.cuts
         self.frozen_at = None
         if isinstance(told(self.bench.freeze(self.token))[0][1], Frozen):
-            self.frozen_at = self.bench.shard.step
+            self.frozen_at = self.bench.shard.state.step
 
     @precondition(lambda self: self.token is not None)
     @rule(wait=st.booleans())
@@ -119,7 +111,9 @@ class ShardMachine(RuleBasedStateMachine):
         if wait and under_way and not self.rule_of_the_job.synchronous:
             decided[under_way[0]] = self.living[under_way[0]].sequence
         assert self.token is not None
-        self.take(self.bench.cut(self.bench.shard.step, *sorted(decided.items()), token=self.token))
+        self.take(
+            self.bench.cut(self.bench.shard.state.step, *sorted(decided.items()), token=self.token)
+        )
         self.token = None
 
     @precondition(lambda self: self.token is not None)
@@ -194,7 +188,7 @@ class ShardMachine(RuleBasedStateMachine):
                 applied.setdefault(verdict.step, []).append(worker.waiting)
             worker.waiting = None
         worker.pulled = message.step
-        assert message.step == self.bench.shard.step or not self.rule_of_the_job.synchronous
+        assert message.step == self.bench.shard.state.step or not self.rule_of_the_job.synchronous
 
     def explain(self, applied: dict[int, list[float]]) -> None:
         """The values have changed by exactly what was told to be applied."""
@@ -218,13 +212,13 @@ class ShardMachine(RuleBasedStateMachine):
 
     @invariant()
     def the_values_are_those_of_the_updates_told_of(self) -> None:
-        assert self.bench.shard.step == self.steps
+        assert self.bench.shard.state.step == self.steps
         assert self.bench.value == self.value
 
     @invariant()
     def nothing_is_decided_while_it_is_frozen(self) -> None:
         if self.token is not None and self.frozen_at is not None:
-            assert self.bench.shard.step == self.frozen_at
+            assert self.bench.shard.state.step == self.frozen_at
 
     @invariant()
     def the_table_counts_every_verdict(self) -> None:

@@ -113,7 +113,7 @@ def test_a_copy_is_of_the_true_values_and_with_state_of_the_published_ones_too()
 
 def values_of(bench: Bench) -> torch.Tensor:
     """The true values."""
-    return bench.shard._buffer.vectors[0].clone()
+    return bench.shard.state.values.buffer.vectors[0].clone()
 
 
 def pulled(bench: Bench, worker: int, incarnation: int = 1) -> torch.Tensor:
@@ -138,7 +138,7 @@ def push_numbers(
     fields = {
         "view": bench.view_number,
         "acknowledged": sequence - 1,
-        "pulled": bench.shard.step,
+        "pulled": bench.shard.state.step,
         "weight": 1.0,
         "steps": EVERY,
         **changed,
@@ -241,7 +241,7 @@ class PublicationMachine(RuleBasedStateMachine):
     def who_is_up_to_date_has_the_published_values(self) -> None:
         published = pulled(self.bench, 0, self.workers[0].incarnation)
         for model in self.workers:
-            if model.step == self.bench.shard.step:
+            if model.step == self.bench.shard.state.step:
                 assert torch.equal(model.values.vectors[0], published)
 
     @precondition(lambda self: hasattr(self, "bench"))

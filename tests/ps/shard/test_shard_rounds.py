@@ -14,17 +14,16 @@ from tests.ps.bench import (
     told,
 )
 from trireme.ps.messages import (
+    Done,
     Duplicate,
     FencedVerdict,
     GroupSpec,
     PushReply,
-    Retired,
-    RoundClose,
-    RoundReady,
     Stale,
     WorkerProgress,
 )
 from trireme.ps.rule import Average, Rule
+from trireme.ps.server_messages import RoundClose, RoundReady
 
 A, B, C = (0, 1), (1, 1), (2, 1)
 
@@ -115,7 +114,7 @@ def test_a_worker_that_was_started_anew_takes_its_own_place() -> None:
 def test_who_has_retired_is_not_waited_for() -> None:
     bench = Bench(SYNC)
     bench.push(0, 1, 2.0)
-    assert told(bench.retire(1)) == [("retire 1", Retired()), ("push 0.1", applied(1))]
+    assert told(bench.retire(1)) == [("retire 1", Done()), ("push 0.1", applied(1))]
 
 
 def test_a_large_mean_is_clipped_and_a_small_one_is_not() -> None:
@@ -170,7 +169,7 @@ def test_a_round_of_updates_that_are_not_here_is_not_believed() -> None:
     bench.push(0, 1, 2.0)
     assert bench.shard.round_close(bench.now, 0, RoundClose(0, (A, B), 1.0)) == []
     assert sent(bench.push(1, 1, 4.0)) == [(0, RoundReady(0, (A, B), (), 0.0))]
-    assert bench.shard.step == 0
+    assert bench.shard.state.step == 0
     assert bench.shard.round_close(bench.now, 0, RoundClose(0, (A, B), 1.0)) != []
 
 

@@ -23,7 +23,6 @@ from trireme.ps.client.protocol import (
     ClientProtocol,
     Operation,
     Pause,
-    Update,
     Wanted,
 )
 from trireme.ps.client.residuals import Residuals
@@ -34,6 +33,7 @@ from trireme.ps.client.server_links import (
     ServerLink,
     ServerLinks,
 )
+from trireme.ps.client.shared_buffer import SharedBuffer
 from trireme.ps.client.subscription import Subscription
 from trireme.ps.compression import Packer
 from trireme.ps.flat import FlatModel, PartBuffer, as_bytes
@@ -41,6 +41,7 @@ from trireme.ps.messages import (
     GroupSpec,
     OptimizerSpec,
     PullReply,
+    Push,
     PushReply,
     ServerStatus,
     Span,
@@ -49,8 +50,7 @@ from trireme.ps.messages import (
 )
 from trireme.ps.results import PullResult, PushResult, ServerClock
 from trireme.ps.rule import Rule
-from trireme.ps.shard.parameters import tensors_from
-from trireme.ps.shared_buffer import SharedBuffer
+from trireme.ps.shard.values.snapshot_tensors import tensors_from
 from trireme.ps.snapshot import ModelState, assemble, disassemble
 from trireme.wire.codec import make_codec
 from trireme.wire.message import Message
@@ -228,12 +228,12 @@ class Client:
             self._overlap = Overlap(self._flat, self._gradients, timeout=seconds)
         if self._overlap.ruled_out:
             return
-        update = self._protocol.announce(weight, hyper, examples)
+        push = self._protocol.announce(weight, hyper, examples)
         view, frames = self._servers.view().number, []
         for link in chosen:
             assert link.connection is not None
             sequence = self._servers.lanes.announce(link.index)
-            build = partial(update.message, link.index, view)
+            build = partial(self._protocol.message, push, link.index, view)
             frames.append((link.index, link.connection, sequence, build))
         self._overlap.begin(frames)
 
@@ -244,11 +244,11 @@ class Client:
             return False
         return len(self._layout.chunks(link.index)) > 1
 
-    def _complete(self, announced: Update, update: Update) -> Sequence[int]:
+    def _complete(self, announced: Push, push: Push) -> Sequence[int]:
         """Completes the push that was announced if it is this; returns who has it all."""
         assert self._overlap is not None
-        if not self._protocol.completes(update):
-            if announced.absent != update.absent:
+        if not self._protocol.completes(push):
+            if announced.absent != push.absent:
                 self._overlap.surprised()
             self._close_begun()
             return ()
@@ -298,27 +298,27 @@ class Client:
         """
         protocol, early = self._protocol, self._protocol.announced
         missing = self._flat.absent if absent is None else absent
-        update = protocol.push(
+        made = protocol.push(
             weight, hyper, examples, pull=pull, pulled=pulled, steps=steps, absent=missing
         )
-        has_it = () if early is None else self._complete(early, update)
+        has_it = () if early is None else self._complete(early, made)
         self._flat.collect_gradients()
         requests = {}
         for server, (payload, nbytes) in enumerate(self._carried):
             if self._packers:
-                payload = self._packed(server, update)
+                payload = self._packed(server, made)
                 nbytes = sum(view.nbytes for view in payload)
-            requests[server] = Request(partial(update.message, server), payload)
+            requests[server] = Request(partial(protocol.message, made, server), payload)
             self.bytes_sent += nbytes
         self._servers.ask(requests, sent=has_it)  # what has been sent is sent again where it breaks
 
-    def _packed(self, server: int, update: Update) -> Sequence[memoryview]:
+    def _packed(self, server: int, push: Push) -> Sequence[memoryview]:
         """Returns the packed gradients that a push sends to a server.
 
         What weighs nothing is not looked at there, and must not use up what packing lost before.
         """
-        if update.weight > 0:
-            absent = self._layout.ranges(update.absent, server) if update.absent else ()
+        if push.weight > 0:
+            absent = self._layout.ranges(push.absent, server) if push.absent else ()
             self._packers[server].pack(absent)
         return self._packers[server].views
 

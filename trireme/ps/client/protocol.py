@@ -29,16 +29,12 @@ from trireme.ps.messages import (
     Attached,
     Collect,
     Collected,
-    Cut,
+    Done,
     Drain,
-    Freeze,
-    Frozen,
     GroupSpec,
     LayoutSpec,
     Lease,
     Leased,
-    Load,
-    Loaded,
     OptimizerSpec,
     Pull,
     PullReply,
@@ -46,25 +42,29 @@ from trireme.ps.messages import (
     PushReply,
     Refused,
     Retire,
-    Retired,
     ServerStatus,
     SetEnd,
     Share,
-    Shared,
-    Snapshot,
     Span,
     Stale,
     Status,
     StopJob,
     Stopping,
-    TensorSpec,
-    Thaw,
-    Thawed,
     Trace,
     Traced,
 )
 from trireme.ps.results import PullResult, PushResult, decided
 from trireme.ps.rule import Rule
+from trireme.ps.snapshot_messages import (
+    Cut,
+    Freeze,
+    Frozen,
+    Load,
+    Loaded,
+    Snapshot,
+    TensorSpec,
+    Thaw,
+)
 from trireme.ps.termination import after_the_end
 from trireme.wire.message import Message
 
@@ -79,7 +79,6 @@ __all__ = [
     "Copy",
     "Operation",
     "Pause",
-    "Update",
     "Wanted",
     "expect",
 ]
@@ -113,36 +112,6 @@ Copy = list[tuple[Snapshot, Sequence[Any]]]
 """What the servers answered to one cut, in their order, with the payloads."""
 
 
-class Update(msgspec.Struct, frozen=True):
-    """All that a push says of its gradients, in every server's words."""
-
-    sequence: int
-    acknowledged: int
-    pulled: int
-    weight: float
-    hyper: tuple[GroupSpec, ...] | None
-    examples: tuple[Span, ...]
-    pull: bool
-    steps: int = 1
-    absent: tuple[int, ...] = ()
-
-    def message(self, server: int, view: int, order: tuple[int, ...] = ()) -> Push:
-        """Returns what one server is told."""
-        return Push(
-            view,
-            self.sequence,
-            self.acknowledged,
-            self.pulled,
-            self.weight,
-            self.hyper,
-            self.examples if server == 0 else (),
-            self.pull,
-            order,
-            self.steps,
-            self.absent,
-        )
-
-
 class ClientProtocol:
     """What a worker has said and heard.
 
@@ -170,7 +139,7 @@ class ClientProtocol:
         self.step = 0
         self.stopping = False
         self.replies: Sequence[PushReply] = ()
-        self.announced: Update | None = None
+        self.announced: Push | None = None
         self._worker = worker
         self._servers = servers
         self._patience_seconds = patience_seconds
@@ -243,9 +212,9 @@ class ClientProtocol:
 
     def announce(
         self, weight: float, hyper: tuple[GroupSpec, ...] | None, examples: Sequence[Span]
-    ) -> Update:
+    ) -> Push:
         """A push is on its way before it is made: returns what it will say if all is as usual."""
-        self.announced = self._update(weight, hyper, examples, True, None, 1, self._absent)
+        self.announced = self._next_push(weight, hyper, examples, absent=self._absent)
         return self.announced
 
     def push(
@@ -258,8 +227,8 @@ class ClientProtocol:
         pulled: int | None = None,
         steps: int = 1,
         absent: tuple[int, ...] = (),
-    ) -> Update:
-        """Makes a push; returns what it says. The answers to it are for `wait`.
+    ) -> Push:
+        """Makes a push; returns what it says, but for the view. The answers to it are for `wait`.
 
         Raises:
             ConfigurationError: the job has told this worker to stop, or a push is under way.
@@ -268,40 +237,49 @@ class ClientProtocol:
             raise after_the_end(self._worker, self.step)
         if self._pushed:
             raise ConfigurationError(f"worker:{self._worker} pushed before it waited")
-        update = self._update(weight, hyper, examples, pull, pulled, steps, absent)
+        push = self._next_push(
+            weight, hyper, examples, pull=pull, pulled=pulled, steps=steps, absent=absent
+        )
         if weight > 0:  # a step that is skipped says nothing of the next one's gradients
             self._absent = absent
-        self._sequence = update.sequence
+        self._sequence = push.sequence
         self._hyper = hyper if hyper is not None else self._hyper
         self._pushed = True
-        return update
+        return push
 
-    def completes(self, update: Update) -> bool:
+    def message(self, push: Push, server: int, view: int, order: tuple[int, ...] = ()) -> Push:
+        """Returns what one server is told of a push under a view; see `Push.order`."""
+        examples = push.examples if server == 0 else ()
+        return msgspec.structs.replace(push, view=view, examples=examples, order=order)
+
+    def completes(self, push: Push) -> bool:
         """Returns whether a push is the one that was announced, which is settled with that."""
         announced, self.announced = self.announced, None
-        return announced == update
+        return announced == push
 
-    def _update(
+    def _next_push(
         self,
         weight: float,
         hyper: tuple[GroupSpec, ...] | None,
         examples: Sequence[Span],
-        pull: bool,
-        pulled: int | None,
-        steps: int,
-        absent: tuple[int, ...],
-    ) -> Update:
-        """Returns what the next push says."""
-        return Update(
-            self._sequence + 1,
-            self._acknowledged,
-            self.step if pulled is None else pulled,
-            weight,
-            hyper if hyper != self._hyper else None,
-            tuple(examples),
-            pull,
-            steps,
-            absent,
+        *,
+        pull: bool = True,
+        pulled: int | None = None,
+        steps: int = 1,
+        absent: tuple[int, ...] = (),
+    ) -> Push:
+        """Returns what the next push says, but for the view."""
+        return Push(
+            view=0,
+            sequence=self._sequence + 1,
+            acknowledged=self._acknowledged,
+            pulled=self.step if pulled is None else pulled,
+            weight=weight,
+            hyper=hyper if hyper != self._hyper else None,
+            examples=tuple(examples),
+            pull=pull,
+            steps=steps,
+            absent=absent,
         )
 
     def wait(self) -> Operation[PushResult]:
@@ -351,7 +329,7 @@ class ClientProtocol:
 
     def retire(self) -> Operation[None]:
         """Says that nobody need wait for this worker any longer: it trains no more."""
-        self._all((yield from self._ask_all(lambda view: Retire())), Retired)
+        self._all((yield from self._ask_all(lambda view: Retire())), Done)
 
     # -- what server 0 decides for all ------------------------------------------------------------
 
@@ -397,7 +375,7 @@ class ClientProtocol:
     def share(self, topic: str, data: bytes) -> Operation[None]:
         """Leaves bytes for the other workers."""
         answer = yield from self._ask_first(lambda view: Share(topic), [memoryview(data)])
-        expect(answer, Shared)
+        expect(answer, Done)
 
     def collect(self, topic: str) -> Operation[dict[int, bytes]]:
         """Asks for what each worker has left under a topic."""
@@ -470,7 +448,7 @@ class ClientProtocol:
     def _thaw(self, token: int, count: int) -> Operation[None]:
         thaw = Request(lambda view: Thaw(token))
         for answer in (yield Ask(dict.fromkeys(range(count), thaw))).values():
-            expect(answer, Thawed)
+            expect(answer, Done)
 
     # -- inside -----------------------------------------------------------------------------------
 

@@ -22,9 +22,9 @@ from trireme.errors import (
     WireError,
     WireTimeout,
 )
+from trireme.ps.catalog import PS_CATALOG
 from trireme.ps.client.lanes import Answer, Instruction, Lane, Lanes, Request, Transmit
-from trireme.ps.messages import PS_CATALOG
-from trireme.ps.shared_buffer import SharedBuffer
+from trireme.ps.client.shared_buffer import SharedBuffer
 from trireme.wire.connection import Connection
 from trireme.wire.frame_reader import Incoming
 from trireme.wire.handshake import HANDSHAKE_TIMEOUT, Identity, authenticate

@@ -8,7 +8,7 @@ from trireme.errors import FrameError
 from trireme.ps.compression import Packed
 from trireme.ps.flat import PartBuffer
 from trireme.ps.messages import PullReply, PushReply
-from trireme.ps.published_values import add_packed
+from trireme.ps.shard.values.published_values import add_packed
 from trireme.wire.codec import Codec
 
 __all__ = ["Subscription"]

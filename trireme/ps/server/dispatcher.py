@@ -25,31 +25,30 @@ from trireme.errors import FrameError
 from trireme.ps.messages import (
     Attach,
     Collect,
-    Cut,
     Drain,
-    Freeze,
     FromAnyone,
     FromServer,
     FromWorker,
-    LastPushes,
     Lease,
-    Load,
     Pull,
     Push,
-    PushesCommitted,
-    PushesStaged,
     Retire,
-    RoundClose,
-    RoundReady,
     SetEnd,
     Share,
     Status,
     StopJob,
-    Thaw,
+)
+from trireme.ps.server_messages import (
+    LastPushes,
+    PushesCommitted,
+    PushesStaged,
+    RoundClose,
+    RoundReady,
 )
 from trireme.ps.shard.instructions import Instruction, Send
 from trireme.ps.shard.participants import Participant
 from trireme.ps.shard.shard import Shard
+from trireme.ps.snapshot_messages import Cut, Freeze, Load, Thaw
 from trireme.wire.handshake import Identity
 from trireme.wire.message import Message
 

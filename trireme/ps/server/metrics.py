@@ -16,9 +16,10 @@ import psutil
 from trireme.metrics import Histogram, Registry
 from trireme.ps.layout import Layout
 from trireme.ps.messages import GroupSpec, OptimizerSpec
-from trireme.ps.rule import Average
-from trireme.ps.shard.parameters import Total, Values, make_values
+from trireme.ps.rule import Rule
 from trireme.ps.shard.shard import Shard
+from trireme.ps.shard.values.gradient_sums import Total
+from trireme.ps.shard.values.parameters import Values, make_values
 
 __all__ = ["Observation", "Report", "Spectator"]
 
@@ -79,11 +80,9 @@ class Observation:
             registry.gauge, "trireme_worker_lag", "Pushes behind the worker that is furthest"
         )
 
-    def values(
-        self, layout: Layout, server: int, optimizer: OptimizerSpec, average: Average | None
-    ) -> Values:
+    def values(self, layout: Layout, server: int, optimizer: OptimizerSpec, rule: Rule) -> Values:
         """Makes a server's values, as `make_values`, and has each change of them measured."""
-        made = make_values(layout, server, optimizer, average, _ObservedValues)
+        made = make_values(layout, server, optimizer, rule, _ObservedValues)
         assert isinstance(made, _ObservedValues)
         made.observation = self
         return made
@@ -121,20 +120,20 @@ class Observation:
         """Returns how the shard is, and counts it. As `look`."""
         waits, lags, memory = shard.waits(now), shard.lags(), self._process.memory_info().rss
         for verdict, counter in self._pushes.items():
-            counter.value = shard.counters[verdict]
-        self._staleness.value = shard.counters["staleness"]
-        self._note_half_applied(shard.counters["half_applied"])
-        self._step.value, self._memory.value = shard.step, memory
+            counter.value = shard.state.counters[verdict]
+        self._staleness.value = shard.state.counters["staleness"]
+        self._note_half_applied(shard.state.counters["half_applied"])
+        self._step.value, self._memory.value = shard.state.step, memory
         self._withheld.value = len(waits)
         for worker, lag in lags.items():
             self._lag(worker=worker).value = lag
         status: dict[str, float | str] = {
-            "state": "serving" if shard.loaded else "waiting for the first values",
-            "global_step": shard.step,
-            "applied": shard.counters["applied"],
-            "stale": shard.counters["stale"],
-            "fenced": shard.counters["fenced"],
-            "half_applied": shard.counters["half_applied"],
+            "state": "serving" if shard.state.loaded else "waiting for the first values",
+            "global_step": shard.state.step,
+            "applied": shard.state.counters["applied"],
+            "stale": shard.state.counters["stale"],
+            "fenced": shard.state.counters["fenced"],
+            "half_applied": shard.state.counters["half_applied"],
             "apply_seconds": self._seconds / max(self._times, 1),
             "memory_bytes": memory,
         }

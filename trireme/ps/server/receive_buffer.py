@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
 from trireme.errors import FrameError, WireError
-from trireme.ps.compression import Unpacker
+from trireme.ps.compression import Packed
 from trireme.ps.flat import PartBuffer, dtype_of
 from trireme.ps.layout import Layout
 from trireme.ps.messages import LendMemory
-from trireme.ps.rule import Rule
+from trireme.ps.shard.state import ShardState
 from trireme.wire.codec import make_codec
 from trireme.wire.service import Link
 from trireme.wire.shared_buffers import Lending
@@ -32,13 +32,13 @@ class Staging:
     Attributes:
         gradients: what the shard is given.
         views: where they are received, in the order in which they come.
-        unpacker: makes `gradients` of what was received; None where that is the same memory.
+        packed: makes `gradients` of what was received; None where that is the same memory.
         busy: whether the shard still needs them.
     """
 
     gradients: PartBuffer
     views: Sequence[memoryview]
-    unpacker: Unpacker | None = None
+    packed: Packed | None = None
     busy: bool = False
 
 
@@ -46,17 +46,12 @@ class ReceiveBuffer:
     """Takes gradients in, link by link.
 
     Args:
-        server: of which server's part they are.
-        layout: says what lies where; None before the first worker has shown its model.
-        rule: says what they are packed with.
+        state: the shard's, which says what lies where, and what gradients are packed with.
     """
 
-    def __init__(
-        self, server: int, layout: Callable[[], Layout | None], rule: Callable[[], Rule]
-    ) -> None:
-        self._server = server
-        self._layout = layout
-        self._rule = rule
+    def __init__(self, state: ShardState) -> None:
+        self._state = state
+        self._server = state.server
 
     def place(self, link: Link, length: int, order: Sequence[int] = ()) -> Sequence[memoryview]:
         """Returns where a gradient is received: memory that nobody else uses.
@@ -77,13 +72,13 @@ class ReceiveBuffer:
                 raise FrameError(
                     f"no memory for a push of {link.identity.task}: {error}"
                 ) from error
-            rule = self._rule()
+            rule = self._state.rule
             codec, deflates = make_codec(rule.codec), rule.deflates
-            unpacker = None if codec is None else Unpacker(codec, gradients, deflates=deflates)
-            staging = link.context = Staging(gradients, (), unpacker)
-        unpacker = staging.unpacker
-        expected = (unpacker or staging.gradients).nbytes
-        if length != expected and (unpacker is None or not unpacker.fits(length)):
+            packed = None if codec is None else Packed(codec, gradients, deflates=deflates)
+            staging = link.context = Staging(gradients, (), packed)
+        packed = staging.packed
+        expected = (packed or staging.gradients).nbytes
+        if length != expected and (packed is None or not packed.fits(length)):
             raise FrameError(
                 f"{link.identity.task} pushed {length} bytes where this server's part has "
                 f"{expected}"
@@ -104,8 +99,8 @@ class ReceiveBuffer:
                 raise FrameError(f"{link.identity.task} pushed without a payload")
             staging = link.context = Staging(self._lent_buffer(link, payload), payload)
         staging.busy = True
-        if staging.unpacker is not None:
-            staging.unpacker.unpack()
+        if staging.packed is not None:
+            staging.packed.unpack()
         return staging
 
     def borrow(self, link: Link, message: LendMemory) -> bool:
@@ -125,7 +120,7 @@ class ReceiveBuffer:
         return True
 
     def _known(self, link: Link) -> Layout:
-        layout = self._layout()
+        layout = self._state.layout
         if layout is None:
             raise FrameError(f"{link.identity.task} pushed before it showed its model")
         return layout
@@ -153,10 +148,10 @@ def _in_order(
     Raises:
         FrameError: it is no order of all chunks, or what comes is packed and has none.
     """
-    if staging.unpacker is not None:
+    if staging.packed is not None:
         if order:
             raise FrameError(f"{task} pushed packed gradients in chunks")
-        return staging.unpacker.place(length)
+        return staging.packed.place(length)
     if not order:
         return staging.gradients.views
     chunks = staging.gradients.chunk_views

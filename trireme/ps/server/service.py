@@ -34,30 +34,20 @@ from trireme.errors import (
 )
 from trireme.job_config import JobConfig
 from trireme.metrics import Registry
+from trireme.ps.catalog import PS_CATALOG, PS_MESSAGES
 from trireme.ps.flat import as_bytes
 from trireme.ps.layout import ITEM_SIZES
-from trireme.ps.messages import (
-    PS_CATALOG,
-    PS_MESSAGES,
-    LendMemory,
-    Load,
-    MemoryLent,
-    Push,
-    Refused,
-    Share,
-    TensorSpec,
-    Trace,
-    Traced,
-    Waiting,
-)
+from trireme.ps.messages import LendMemory, MemoryLent, Push, Refused, Share, Trace, Traced, Waiting
 from trireme.ps.server.dispatcher import Dispatcher
 from trireme.ps.server.metrics import Observation
 from trireme.ps.server.receive_buffer import ReceiveBuffer, Staging
 from trireme.ps.server.trace import Notes
 from trireme.ps.shard.instructions import Instruction, Send
-from trireme.ps.shard.parameters import make_values, tensors_from
-from trireme.ps.shard.segment_optimizer import load_optimizers
 from trireme.ps.shard.shard import Shard
+from trireme.ps.shard.values.parameters import make_values
+from trireme.ps.shard.values.segment_optimizer import load_optimizers
+from trireme.ps.shard.values.snapshot_tensors import tensors_from
+from trireme.ps.snapshot_messages import Load, TensorSpec
 from trireme.wire.connection import Connection
 from trireme.wire.frame_reader import Incoming
 from trireme.wire.handshake import Identity, authenticate
@@ -122,9 +112,7 @@ class ShardHandler:
         self._now = now
         self._observation = observation
         self._notes = Notes()
-        self._receive_buffer = ReceiveBuffer(
-            index, lambda: self.shard.layout, lambda: self.shard.rule
-        )
+        self._receive_buffer = ReceiveBuffer(self.shard.state)
         self._values: Sequence[torch.Tensor] = ()
         self._value_bytes: tuple[memoryview, ...] = ()
         self.leader_gone: Callable[[], None] = lambda: None
@@ -233,7 +221,7 @@ class ShardHandler:
 
     def _most_loaded(self) -> int:
         """Returns how many bytes a load may have: values, average, and any optimizer's state."""
-        layout = self.shard.layout
+        layout = self.shard.state.layout
         if layout is None:
             return 0
         elements = sum(part.length for part in layout.parts(self.index))

@@ -23,7 +23,7 @@ from typing import Protocol
 
 import msgspec
 
-from trireme.ps.messages import PushesCommitted, PushesStaged
+from trireme.ps.server_messages import PushesCommitted, PushesStaged
 from trireme.ps.shard.dedup import Pending
 from trireme.ps.shard.instructions import Send
 from trireme.ps.shard.participants import Participant

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from trireme.ps.messages import LastPushes
+from trireme.ps.server_messages import LastPushes
 from trireme.ps.shard.instructions import Send
 from trireme.ps.shard.participants import Participant
 

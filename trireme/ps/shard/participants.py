@@ -46,6 +46,11 @@ class Participants:
         self._retired.add(worker)
         self._count_live()
 
+    @property
+    def training(self) -> tuple[str, ...]:
+        """The names of the workers that still train."""
+        return tuple(f"worker:{worker}" for worker in sorted(self.live))
+
     def _count_live(self) -> None:
         self.live = {w: i for w, i in self.incarnations.items() if w not in self._retired}
 

@@ -21,12 +21,12 @@ from typing import Protocol
 import msgspec
 
 from trireme.ps.flat import PartBuffer
-from trireme.ps.messages import RoundClose, RoundReady
 from trireme.ps.rule import Rule
+from trireme.ps.server_messages import RoundClose, RoundReady
 from trireme.ps.shard.dedup import Pending
 from trireme.ps.shard.instructions import Send
-from trireme.ps.shard.parameters import Contribution, Total, mean_of, squared_norm, total_of
 from trireme.ps.shard.participants import Participant
+from trireme.ps.shard.values.gradient_sums import Total, squared_norm, total_of
 
 __all__ = ["Decision", "Follower", "Judge", "Leader", "Round", "clip_factor"]
 
@@ -78,18 +78,20 @@ class Round:
         It stays as it is until the mean of others is asked for, or an `update`.
         """
         if self._mean[0] != members:
-            parts = self._weighty(members)
-            self._mean = members, mean_of(parts, self.spare()) if parts else None
+            total = self._total(members)
+            self._mean = members, None if total is None else total.mean()
         return self._mean[1]
 
-    def _weighty(self, members: tuple[Participant, ...]) -> list[Contribution]:
-        """Returns what those of the members' updates bring that weigh anything."""
+    def _total(
+        self, members: tuple[Participant, ...], absent: tuple[int, ...] = ()
+    ) -> Total | None:
+        """Returns the sum of those of the members' gradients that weigh anything."""
         updates = [self.pending[member] for member in members]
-        return [
-            Contribution(update.push.weight, update.gradients)
-            for update in updates
-            if update.push.weight > 0
-        ]
+        weighty = [update for update in updates if update.push.weight > 0]
+        if not weighty:
+            return None
+        weights = [update.push.weight for update in weighty]
+        return total_of(weights, [update.gradients for update in weighty], self.spare(), absent)
 
     def update(self, decision: Decision) -> Total | None:
         """Returns what a decision asks for; None where it weighs nothing.
@@ -98,9 +100,8 @@ class Round:
         """
         absent = self.absent(decision.members)
         if decision.scale == 1.0 and self._mean[0] != decision.members:
-            parts = self._weighty(decision.members)
             self._mean = (), None
-            return total_of(parts, self.spare(), absent) if parts else None
+            return self._total(decision.members, absent)
         mean = self.mean(decision.members)
         if mean is None or decision.scale == 1.0:
             return None if mean is None else Total(mean, absent=absent)

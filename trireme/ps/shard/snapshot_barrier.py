@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from trireme.ps.messages import Cut
 from trireme.ps.shard.dedup import Pending
+from trireme.ps.snapshot_messages import Cut
 
 __all__ = ["SnapshotBarrier"]
 

@@ -21,14 +21,9 @@ from trireme.ps.layout import Layout
 from trireme.ps.messages import (
     Attach,
     Attached,
-    Cut,
-    Freeze,
-    Frozen,
     GroupSpec,
     Lease,
     Leased,
-    Load,
-    Loaded,
     OptimizerSpec,
     Pull,
     PullReply,
@@ -36,21 +31,21 @@ from trireme.ps.messages import (
     PushReply,
     Refused,
     SetEnd,
-    Snapshot,
     Span,
     StopJob,
     Stopping,
-    TensorSpec,
 )
 from trireme.ps.optimizer_state import export_state, restore_state
 from trireme.ps.optimizers import check_optimizer
 from trireme.ps.results import PushResult
-from trireme.ps.rule import Average, Rule
+from trireme.ps.rule import Rule
 from trireme.ps.shard.instructions import Instruction, Reply
-from trireme.ps.shard.parameters import Tensors, Values
 from trireme.ps.shard.participants import Participant
 from trireme.ps.shard.shard import Shard
+from trireme.ps.shard.values.parameters import Values
+from trireme.ps.shard.values.snapshot_tensors import Tensors
 from trireme.ps.snapshot import ModelState, assemble, disassemble, lacking
+from trireme.ps.snapshot_messages import Cut, Freeze, Frozen, Load, Loaded, Snapshot, TensorSpec
 from trireme.ps.termination import after_the_end
 from trireme.session.backends.base import Backend, FirstState, Update
 from trireme.wire.message import Message
@@ -86,10 +81,10 @@ class Local(Backend):
         self._answer: PushReply | None = None
 
     def _make_values(
-        self, layout: Layout, server: int, optimizer: OptimizerSpec, average: Average | None
+        self, layout: Layout, server: int, optimizer: OptimizerSpec, rule: Rule
     ) -> Values:
         buffer = PartBuffer(layout, server, self._flat.values)
-        return Values(layout, server, buffer, _UserOptimizer(self._optimizer), average)
+        return Values(layout, server, buffer, _UserOptimizer(self._optimizer), rule)
 
     def start(self, optimizer: OptimizerSpec, rule: Rule, first: FirstState) -> None:
         request = Attach(1, self._flat.layout.spec, optimizer, rule)

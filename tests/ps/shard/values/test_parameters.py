@@ -12,18 +12,12 @@ from hypothesis import strategies as st
 from trireme.errors import Rejected
 from trireme.ps.flat import PartBuffer, as_bytes
 from trireme.ps.layout import Layout
-from trireme.ps.messages import GroupSpec, OptimizerSpec, ParameterSpec, TensorSpec
-from trireme.ps.rule import Average
-from trireme.ps.shard.parameters import (
-    Contribution,
-    Tensors,
-    Total,
-    Values,
-    make_values,
-    mean_of,
-    squared_norm,
-    tensors_from,
-)
+from trireme.ps.messages import GroupSpec, OptimizerSpec, ParameterSpec
+from trireme.ps.rule import Average, Rule
+from trireme.ps.shard.values.gradient_sums import Total, squared_norm, total_of
+from trireme.ps.shard.values.parameters import Values, make_values
+from trireme.ps.shard.values.snapshot_tensors import Tensors, tensors_from
+from trireme.ps.snapshot_messages import TensorSpec
 
 PARAMETERS = [
     ParameterSpec("a", (40,), "float32", 0),
@@ -58,8 +52,8 @@ def whole(layout: Layout, start: float = 0.0) -> Tensors:
 def values_of(
     optimizer: OptimizerSpec = PLAIN, average: Average | None = None, layout: Layout | None = None
 ) -> Values:
-    values = make_values(layout or layout_of(), 0, optimizer, average)
-    values.load(whole(layout_of()))
+    values = make_values(layout or layout_of(), 0, optimizer, Rule(average=average))
+    values.load(0, whole(layout_of()))
     return values
 
 
@@ -116,14 +110,14 @@ def test_a_copy_of_some_servers_is_loaded_by_others(counts: tuple[int, int]) -> 
     old, average = layout_of(before), Average(0.5)
     copied: list[tuple[TensorSpec, torch.Tensor]] = []
     for server in range(before):
-        values = make_values(old, server, MOMENTUM, average)
-        values.load(whole(old))
+        values = make_values(old, server, MOMENTUM, Rule(average=average))
+        values.load(0, whole(old))
         values.apply(Total(buffer_of(3.0, old, server)), None, step=1)
         copied += values.copy(state=True)
     new = layout_of(after)
-    loaded = [make_values(new, server, MOMENTUM, average) for server in range(after)]
+    loaded = [make_values(new, server, MOMENTUM, Rule(average=average)) for server in range(after)]
     for server, values in enumerate(loaded):
-        values.load(copied)
+        values.load(0, copied)
         values.apply(Total(buffer_of(3.0, new, server)), None, step=2)
     reference = values_of(MOMENTUM, average)
     for step in (1, 2):
@@ -145,32 +139,34 @@ def joined(tensors: Tensors, key: str, vector: str) -> torch.Tensor:
 def test_values_that_do_not_cover_the_part_are_refused(missing: int) -> None:
     tensors = [entry for index, entry in enumerate(whole(layout_of())) if index != missing]
     with pytest.raises(Rejected, match="the values to load cover"):
-        make_values(layout_of(), 0, PLAIN, None).load(tensors)
+        make_values(layout_of(), 0, PLAIN, Rule()).load(0, tensors)
 
 
 # Means -----------------------------------------------------------------------------------------
 
 
-def singles(weights: Sequence[float], gradients: Sequence[PartBuffer]) -> list[Contribution]:
-    return [Contribution(w, each) for w, each in zip(weights, gradients, strict=True)]
+def mean_of(
+    weights: Sequence[float], gradients: Sequence[PartBuffer], out: PartBuffer
+) -> PartBuffer:
+    return total_of(weights, gradients, out).mean()
 
 
 def test_one_gradient_is_its_own_mean_without_a_copy() -> None:
     gradient, out = buffer_of(3.0), buffer_of(0.0)
-    assert mean_of(singles((2.5,), (gradient,)), out) is gradient
+    assert mean_of((2.5,), (gradient,), out) is gradient
     assert all((vector == 3.0).all() for vector in gradient.vectors)
 
 
 def test_equal_weights_keep_whole_numbers_exact() -> None:
     gradients = [buffer_of(v) for v in (3.0, 6.0, 15.0)]
-    mean = mean_of(singles((0.1, 0.1, 0.1), gradients), buffer_of(77.0))
+    mean = mean_of((0.1, 0.1, 0.1), gradients, buffer_of(77.0))
     assert all((vector == 8.0).all() for vector in mean.vectors)
 
 
 @given(weights=st.lists(st.sampled_from([1.0, 2.0, 4.0, 12.0]), min_size=2, max_size=6))
 def test_the_mean_is_weighted_and_leaves_the_gradients_alone(weights: Sequence[float]) -> None:
     gradients = [buffer_of(float(10 * i + 1)) for i in range(len(weights))]
-    mean = mean_of(singles(weights, gradients), buffer_of(float("nan")))
+    mean = mean_of(weights, gradients, buffer_of(float("nan")))
     expected = sum(w * (10 * i + 1) for i, w in enumerate(weights)) / sum(weights)
     for vector in mean.vectors:
         torch.testing.assert_close(vector, torch.full_like(vector, expected), rtol=1e-6, atol=0)
@@ -194,8 +190,8 @@ def payload_of(tensors: Tensors) -> list[memoryview]:
 
 
 def test_a_payload_becomes_tensors_again() -> None:
-    values = make_values(layout_of(), 0, OptimizerSpec("Adam", PLAIN.groups), None)
-    values.load(whole(layout_of()))
+    values = make_values(layout_of(), 0, OptimizerSpec("Adam", PLAIN.groups), Rule())
+    values.load(0, whole(layout_of()))
     values.apply(Total(buffer_of(1.0)), None, step=1)
     copied = values.copy(state=True)
     assert any(spec.group >= 0 for spec, _ in copied), "Adam counts steps"

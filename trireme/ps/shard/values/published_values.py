@@ -20,7 +20,7 @@ import torch
 from trireme.ps.compression import Packed
 from trireme.ps.flat import PartBuffer
 from trireme.ps.layout import Layout
-from trireme.ps.shard.parameters import PUBLISHED, Tensors, fill, ranges
+from trireme.ps.shard.values.snapshot_tensors import PUBLISHED, Tensors, fill
 from trireme.wire.codec import Codec
 
 __all__ = ["Publication", "add_packed"]
@@ -88,11 +88,6 @@ class Publication:
         if step == self._before:
             return step, self._change
         return None, self.published.vectors
-
-    def export(self) -> Tensors:
-        """Returns a copy of the published values, for a snapshot."""
-        live = ranges(PUBLISHED, self._parts, self.published)
-        return [(spec, tensor.clone()) for spec, tensor in live]
 
     def _pack(self) -> bool:
         """Packs the difference and publishes it; returns False, doing neither, if it cannot."""

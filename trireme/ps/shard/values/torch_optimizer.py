@@ -1,9 +1,8 @@
-"""`torch.optim` over the flat segments of one server, instead of over the model's tensors.
+"""One optimizer of `torch.optim` over flat segments, instead of over the model's tensors.
 
-Element-wise arithmetic does not see the difference. Fused kernels are used where torch has them for
-the CPU. A segment is updated in one piece as long as all of its parameters have had the same
-updates. Where an update has no gradient for some of them, torch would leave these alone, with step
-counters of their own: then the segment is cut there, into pieces that keep their state apart.
+A segment is updated in one piece as long as all of its parameters have had the same updates. Where
+an update has no gradient for some of them, torch would leave these alone, with step counters of
+their own: then the segment is cut there, into pieces that keep their state apart.
 """
 
 from __future__ import annotations
@@ -11,146 +10,27 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from trireme.errors import ConfigurationError, Rejected, UnsupportedOptimizerError
-from trireme.ps.flat import PartBuffer, dtype_of
+from trireme.ps.flat import PartBuffer
 from trireme.ps.layout import Layout, Range, Segment
-from trireme.ps.messages import GroupSpec, OptimizerSpec, TensorSpec
+from trireme.ps.messages import GroupSpec, OptimizerSpec
 from trireme.ps.optimizers import OPTIMIZERS, WIDE, is_sensible
-from trireme.ps.shard.fused_kernels import DIRECT, Kernel
+from trireme.ps.shard.values.fused_kernels import DIRECT, Kernel
+from trireme.ps.shard.values.segment_state import divided, state_within
+from trireme.ps.shard.values.snapshot_tensors import Tensors
+from trireme.ps.snapshot_messages import TensorSpec
 
-__all__ = ["PartOptimizer", "SegmentOptimizer", "load_optimizers"]
-
-_State = Sequence[tuple[TensorSpec, torch.Tensor]]
+__all__ = ["TorchOptimizer"]
 
 _LEAST_EPS = 1e-12
 """An `eps` of at least this hides what is lost where denormal numbers count as zero: the square
 root of the smallest normal float32 is 1.1e-19, and 1e-12 plus that is 1e-12."""
 
 _MOST_CALLS = 64  # bindings of kernels that are kept, one for each set of absent parameters
-
-
-class PartOptimizer(Protocol):
-    """What a shard asks of an optimizer over one server's part."""
-
-    def step(
-        self, gradients: PartBuffer, divisor: float = 1.0, absent: tuple[int, ...] = ()
-    ) -> None:
-        """Updates the values in place by gradients, divided by `divisor`.
-
-        Where that is not 1 the gradients themselves may be divided. The parameters at the positions
-        `absent` are left out: neither their values nor their state change.
-        """
-
-    def set_hyper(self, groups: Sequence[GroupSpec]) -> None:
-        """Takes new hyper-parameters, group by group."""
-
-    def export(self) -> list[tuple[TensorSpec, torch.Tensor]]:
-        """Returns the state: live tensors, to be copied by whoever keeps them."""
-
-    def restore(self, state: _State) -> None:
-        """Replaces the state."""
-
-
-def load_optimizers() -> None:
-    """Imports what torch imports when the first optimizer of a process is made.
-
-    It takes seconds, and ten times as many on a busy machine. A server that did it when the first
-    worker shows its model would answer nobody meanwhile, and be given up.
-    """
-    torch.optim.SGD([torch.zeros(1)], lr=0.0)
-
-
-class SegmentOptimizer:
-    """The optimizers of one server's part: each updates the segments of its parameter groups.
-
-    Args:
-        spec: which optimizers, with which hyper-parameters.
-        layout: what lies where.
-        server: whose part.
-        values: the values that are updated in place.
-
-    Raises:
-        UnsupportedOptimizerError: the registry has no such optimizer.
-        ConfigurationError: a hyper-parameter is unknown or out of its range.
-    """
-
-    def __init__(
-        self, spec: OptimizerSpec, layout: Layout, server: int, values: PartBuffer
-    ) -> None:
-        self._layout, self._server = layout, server
-        names = dict.fromkeys(spec.names or (spec.name,))
-        kinds = [_Kind(name, spec, layout, server, values) for name in names]
-        beyond = [s.group for s in layout.segments(server) if s.group >= len(spec.groups)]
-        if beyond:
-            raise ConfigurationError(
-                f"a parameter is of group {beyond[0]}, and the optimizer has {len(spec.groups)}"
-            )
-        self._kinds = [kind for kind in kinds if kind.pieces]
-        self._flushes = self._may_flush()
-
-    def step(
-        self, gradients: PartBuffer, divisor: float = 1.0, absent: tuple[int, ...] = ()
-    ) -> None:
-        """Updates the values in place by gradients, divided by `divisor`.
-
-        Where that is not 1 the gradients themselves are divided: by the fused kernel on its way,
-        which spares a pass over memory, where it does that as precisely. Only quotients too small
-        to be normal count as zero there.
-
-        Once there is state to work on, the fused kernel is called without the bookkeeping of
-        `Optimizer.step`, which takes longer than the kernel does for a small model.
-
-        Where a gradient has become zero, moments decay into denormal numbers, for which kernels
-        take nearly twice as long on many processors. They count as zero here, which moves no value
-        by more than 1e-30.
-
-        Args:
-            gradients: or their sum.
-            divisor: what to divide it by.
-            absent: the positions of the parameters that have none and are left out.
-        """
-        gone = self._layout.ranges(absent, self._server) if absent else ()
-        torch.set_flush_denormal(self._flushes)
-        try:
-            for kind in self._kinds:
-                kind.step(gradients, divisor, gone)
-        finally:
-            torch.set_flush_denormal(False)
-
-    def set_hyper(self, groups: Sequence[GroupSpec]) -> None:
-        """Takes new hyper-parameters, group by group.
-
-        Raises:
-            ConfigurationError: a name that this optimizer does not have, or a group too few.
-        """
-        for kind in self._kinds:
-            kind.set_hyper(groups)
-        self._flushes = self._may_flush()
-
-    def export(self) -> list[tuple[TensorSpec, torch.Tensor]]:
-        """Returns the state: live tensors, to be copied by whoever keeps them.
-
-        Tensors of a piece's length are ranges of a flat vector. Anything of one element (a step
-        counter) is a scalar of its group, for the same range.
-        """
-        return [entry for kind in self._kinds for entry in kind.export()]
-
-    def restore(self, state: _State) -> None:
-        """Replaces the state by ranges of flat vectors, however they are cut.
-
-        Raises:
-            Rejected: the state is another optimizer's: something that this one needs is missing.
-        """
-        for kind in self._kinds:
-            kind.restore(state)
-
-    def _may_flush(self) -> bool:
-        """Returns whether denormal numbers may count as zero: not where one may divide by them."""
-        return all(kind.may_flush for kind in self._kinds)
 
 
 @dataclass(slots=True, eq=False)
@@ -199,7 +79,7 @@ class _Call:
     pieces: list[_Piece]
 
 
-class _Kind:
+class TorchOptimizer:
     """One optimizer of `torch.optim`, over the segments of its parameter groups.
 
     Args:
@@ -380,7 +260,7 @@ class _Kind:
             pieces.append(_Piece(piece.place, piece.segment, start, stop, values))
             if had:
                 self._optimizer.state[values] = {
-                    name: _divided(value, low, high) for name, value in had.items()
+                    name: divided(value, low, high) for name, value in had.items()
                 }
         return pieces
 
@@ -425,12 +305,12 @@ class _Kind:
             for name, value in self._state_of(piece).items()
         ]
 
-    def restore(self, state: _State) -> None:
+    def restore(self, state: Tensors) -> None:
         """Replaces the state of its pieces."""
         assert self._optimizer is not None
         restored: list[tuple[_Piece, dict[str, torch.Tensor]]] = []
         for place, segment, values in self._segments:
-            for start, stop, found in _state_within(segment, state):
+            for start, stop, found in state_within(segment, state):
                 own = values[start - segment.start : stop - segment.start]
                 restored.append((_Piece(place, segment, start, stop, own), found))
         hyper = dict(zip(self._groups, self._optimizer.param_groups, strict=True))
@@ -452,54 +332,3 @@ class _Kind:
             return {}
         state: Mapping[str, Any] = self._optimizer.state[piece.values]
         return {name: value for name, value in state.items() if isinstance(value, torch.Tensor)}
-
-
-def _divided(value: Any, low: int, high: int) -> Any:
-    """Returns a piece's share of a state: of what it has for each element, its elements."""
-    if not isinstance(value, torch.Tensor):
-        return value
-    return value.clone() if value.dim() == 0 else value[low:high]
-
-
-def _state_within(
-    segment: Segment, state: _State
-) -> list[tuple[int, int, dict[str, torch.Tensor]]]:
-    """Returns one segment's state, put together from ranges of its flat vector.
-
-    Returns:
-        (start, stop, state by name): in order, as few as can be, which cover the segment. Elements
-        are together that have the same kinds of state and the same counters.
-    """
-    relevant = [
-        (spec, value, spec.key.removeprefix("state/"), value.item() if spec.group >= 0 else None)
-        for spec, value in state
-        if spec.vector == segment.vector.dtype
-        and spec.group in (-1, segment.group)
-        and spec.start < segment.stop
-        and segment.start < spec.stop
-    ]
-    edges = {segment.start, segment.stop}
-    for spec, *_ in relevant:
-        edges |= {max(spec.start, segment.start), min(spec.stop, segment.stop)}
-    runs: list[tuple[int, int, dict[str, Any]]] = []
-    for low, high in pairwise(sorted(edges)):
-        has = {n: number for s, _, n, number in relevant if s.start <= low and high <= s.stop}
-        if runs and runs[-1][2] == has:
-            runs[-1] = runs[-1][0], high, has
-        else:
-            runs.append((low, high, has))
-    found: list[tuple[int, int, dict[str, torch.Tensor]]] = []
-    for low, high, has in runs:
-        tensors: dict[str, torch.Tensor] = {}
-        for spec, value, name, number in relevant:
-            start, stop = max(spec.start, low), min(spec.stop, high)
-            if start >= stop or name not in has:
-                continue
-            if number is not None:
-                tensors[name] = value.reshape(()).clone()
-                continue
-            if name not in tensors:
-                tensors[name] = torch.zeros(high - low, dtype=dtype_of(spec.dtype))
-            tensors[name][start - low : stop - low] = value[start - spec.start : stop - spec.start]
-        found.append((low, high, tensors))
-    return found

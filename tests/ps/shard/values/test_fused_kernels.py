@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from trireme.ps.optimizers import OPTIMIZERS
-from trireme.ps.shard.fused_kernels import DIRECT
+from trireme.ps.shard.values.fused_kernels import DIRECT
 
 
 def test_these_of_torchs_optimizers_have_kernels_of_their_own() -> None:

@@ -14,7 +14,8 @@ from trireme.ps.client.subscription import Subscription
 from trireme.ps.flat import PartBuffer, as_bytes
 from trireme.ps.layout import Layout
 from trireme.ps.messages import Applied, ParameterSpec, PullReply, PushReply
-from trireme.ps.published_values import Publication
+from trireme.ps.shard.values.published_values import Publication
+from trireme.ps.shard.values.snapshot_tensors import PUBLISHED, ranges
 from trireme.wire.codec import BlockInt8
 
 DTYPES = ("float32", "float64", "bfloat16", "float16")
@@ -28,7 +29,7 @@ class Side:
     """A server's values and their publication, and workers that subscribe to them."""
 
     def __init__(self, dtype: str = "float32", seed: int = 1, workers: int = 1) -> None:
-        layout = layout_of(dtype)
+        self.layout = layout = layout_of(dtype)
         self.generator = torch.Generator().manual_seed(seed)
         self.values = PartBuffer(layout, 0)
         self.change(1.0)
@@ -163,7 +164,9 @@ def test_it_goes_on_from_a_snapshot_as_if_nothing_had_been() -> None:
     side = Side()
     side.change(1.0)
     side.publication.publish(1)
-    saved = side.publication.export()
+    parts = side.layout.parts(0)
+    live = ranges(PUBLISHED, parts, side.publication.published)
+    saved = [(spec, tensor.clone()) for spec, tensor in live]
     other = Side()
     other.values.vectors[0].copy_(side.values.vectors[0])
     other.publication.begin(1, saved)

@@ -1,0 +1,95 @@
+"""The messages between parameter servers: server 0 decides, and the others say what they hold.
+
+A message is the other server's that the handshake of its connection has proven.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from trireme.ps.messages import FromServer, Pairs
+from trireme.wire.message import Number
+
+__all__ = [
+    "LastPushes",
+    "PushesCommitted",
+    "PushesStaged",
+    "RoundClose",
+    "RoundReady",
+]
+
+
+class RoundReady(FromServer, frozen=True, array_like=True):
+    """To server 0: whose updates for a round this server holds, and will keep until it is closed.
+
+    Attributes:
+        step: the global step on top of which the round is.
+        members: pairs (worker, incarnation).
+        measured: the members whose mean gradient `square` is of; none where nothing is clipped.
+        square: the squared L2 norm of this server's part of that mean.
+    """
+
+    kind: ClassVar[int] = 96
+    step: Number
+    members: Pairs
+    measured: Pairs
+    square: float
+
+
+class RoundClose(FromServer, frozen=True, array_like=True):
+    """From server 0: whose updates make the round, and how to scale their mean.
+
+    `members` are pairs (worker, incarnation). A `scale` of -1 only proposes them: each server
+    shall answer with the squared norm of its part of their mean.
+    """
+
+    kind: ClassVar[int] = 97
+    step: Number
+    members: Pairs
+    scale: float
+
+
+class PushesStaged(FromServer, frozen=True, array_like=True):
+    """To server 0: which asynchronous pushes this server has, and will keep until they are decided.
+
+    Attributes:
+        known: of how many decisions of server 0 it has heard.
+        pushes: triples (worker, incarnation, sequence).
+    """
+
+    kind: ClassVar[int] = 98
+    known: Number
+    pushes: tuple[tuple[Number, Number, Number], ...]
+
+
+class PushesCommitted(FromServer, frozen=True, array_like=True):
+    """From server 0: what it has decided of asynchronous pushes; all servers do so in this order.
+
+    What it has not decided of workers that are not in its view, it never will.
+
+    Attributes:
+        first: the number of the first of these decisions, counted from 0.
+        pushes: worker, incarnation, sequence, and whether the push is applied; else it is stale.
+        view: the number of the view that server 0 has taken.
+    """
+
+    kind: ClassVar[int] = 99
+    first: Number
+    pushes: tuple[tuple[Number, Number, Number, bool], ...]
+    view: Number
+
+
+class LastPushes(FromServer, frozen=True, array_like=True):
+    """To server 0: which was the last push that this server has of workers that are out.
+
+    Where servers commit no pushes, that is how server 0 finds those that are on some of them only.
+
+    Attributes:
+        view: the number of the view that it has taken.
+        pushes: worker, incarnation, the sequence of its last push here, and the view since which it
+            is out.
+    """
+
+    kind: ClassVar[int] = 94
+    view: int
+    pushes: tuple[tuple[int, int, int, int], ...]

@@ -1,0 +1,1 @@
+"""What one server holds: the values, their optimizer, and what workers have of them."""

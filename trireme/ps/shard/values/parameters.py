@@ -1,0 +1,143 @@
+"""The values that one server holds, with all that changes with them: optimizer and average."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from trireme.errors import Rejected
+from trireme.ps.flat import PartBuffer
+from trireme.ps.layout import Layout, Part
+from trireme.ps.messages import GroupSpec, OptimizerSpec
+from trireme.ps.rule import Rule
+from trireme.ps.shard.values.gradient_sums import Total
+from trireme.ps.shard.values.published_values import Publication
+from trireme.ps.shard.values.segment_optimizer import PartOptimizer, SegmentOptimizer
+from trireme.ps.shard.values.snapshot_tensors import PUBLISHED, Tensors, fill, ranges
+from trireme.ps.snapshot_messages import TensorSpec
+from trireme.wire.codec import make_codec
+
+__all__ = ["Values", "ValuesFactory", "make_values"]
+
+
+class Values:
+    """One server's part of the parameters.
+
+    Args:
+        layout: what lies where.
+        server: whose part.
+        buffer: the parameters' memory.
+        optimizer: what updates `buffer`.
+        rule: whether to keep a moving average of the values, and to publish changes of them.
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        server: int,
+        buffer: PartBuffer,
+        optimizer: PartOptimizer,
+        rule: Rule,
+    ) -> None:
+        self.buffer = buffer
+        self.optimizer = optimizer
+        self._parts: tuple[Part, ...] = layout.parts(server)
+        self._average_rule = rule.average
+        self._average = PartBuffer(layout, server) if rule.average else None
+        self._publication: Publication | None = None
+        codec = make_codec(rule.codec) if rule.publishes else None
+        if codec is not None:
+            self._publication = Publication(codec, layout, server, buffer)
+
+    @property
+    def served(self) -> Sequence[torch.Tensor]:
+        """The values that workers have: the published ones, where changes are published."""
+        return (self.buffer if self._publication is None else self._publication.published).vectors
+
+    def since(self, step: int) -> tuple[int | None, Sequence[torch.Tensor]]:
+        """Returns what a worker is sent that has the values of some step; see `Publication`."""
+        if self._publication is None:
+            return None, self.buffer.vectors
+        return self._publication.since(step)
+
+    def apply(
+        self,
+        update: Total | None,
+        hyper: Sequence[GroupSpec] | None,
+        step: int,
+        steps: int = 1,
+    ) -> None:
+        """Updates the values in place.
+
+        Args:
+            update: by the mean of which gradients; None if nothing weighs anything: the values
+                stay as they are.
+            hyper: the optimizer's hyper-parameters from now on, where they have changed.
+            step: the global step that this makes.
+            steps: how many steps it makes at once; the moving average decays once for each.
+        """
+        if hyper is not None:
+            self.optimizer.set_hyper(hyper)
+        if update is not None:
+            self.optimizer.step(update.gradients, update.divisor, update.absent)
+            if self._average_rule is not None and self._average is not None:
+                weight = 1 - self._average_rule.decay_at(step) ** steps
+                for average, value in zip(self._average.vectors, self.buffer.vectors, strict=True):
+                    average.lerp_(value, weight)
+        if self._publication is not None:
+            self._publication.publish(step)
+
+    def copy(self, *, state: bool) -> list[tuple[TensorSpec, torch.Tensor]]:
+        """Returns copies of the values and the average, with `state` of the optimizer's too."""
+        live = ranges("values", self._parts, self.buffer)
+        if self._average is not None:
+            live += ranges("average", self._parts, self._average)
+        if state:
+            live += self.optimizer.export()
+            if self._publication is not None:
+                live += ranges(PUBLISHED, self._parts, self._publication.published)
+        return [(spec, tensor.detach().clone()) for spec, tensor in live]
+
+    def load(self, step: int, tensors: Tensors) -> None:
+        """Replaces the values, and the average and the optimizer's state where they are given.
+
+        Args:
+            step: the global step of the values.
+            tensors: the values, and what else there is.
+
+        Raises:
+            Rejected: the values do not cover this part exactly.
+        """
+        covered = fill(self.buffer, self._parts, tensors, "values")
+        if covered != sum(part.length for part in self._parts):
+            raise Rejected(f"the values to load cover {covered} elements of this server's part")
+        averages = self._average
+        if averages is not None and not fill(averages, self._parts, tensors, "average"):
+            for average, value in zip(averages.vectors, self.buffer.vectors, strict=True):
+                average.copy_(value)
+        state = [
+            (spec, tensor)
+            for spec, tensor in tensors
+            if spec.key.startswith("state/") and spec.key != PUBLISHED
+        ]
+        if state:
+            self.optimizer.restore(state)
+        if self._publication is not None:
+            self._publication.begin(step, tensors)
+
+
+def make_values(
+    layout: Layout,
+    server: int,
+    optimizer: OptimizerSpec,
+    rule: Rule,
+    kind: type[Values] = Values,
+) -> Values:
+    """Returns a server's values in memory of its own, zero until they are loaded."""
+    buffer = PartBuffer(layout, server)
+    return kind(layout, server, buffer, SegmentOptimizer(optimizer, layout, server, buffer), rule)
+
+
+ValuesFactory = Callable[[Layout, int, OptimizerSpec, Rule], Values]
+"""Makes a server's values; as `make_values`."""

@@ -1,0 +1,129 @@
+"""The messages of a consistent copy: a cut over all servers, and values that are loaded.
+
+All servers are frozen, then asked for a cut, which each answers with a `Snapshot`. `Load` gives a
+server such a state back.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar
+
+import msgspec
+
+from trireme.ps.messages import FromWorker, Pairs, Span, WorkerProgress
+from trireme.wire.message import Message, Name, Number
+
+__all__ = [
+    "Cut",
+    "Freeze",
+    "Frozen",
+    "Load",
+    "Loaded",
+    "Snapshot",
+    "TensorSpec",
+    "Thaw",
+]
+
+Count = Annotated[int, msgspec.Meta(ge=1, le=1 << 53)]
+"""How many examples a data set has."""
+
+
+class Freeze(FromWorker, frozen=True, array_like=True):
+    """Asks to apply nothing more until `Cut` and its snapshot, or `Thaw`."""
+
+    kind: ClassVar[int] = 80
+    token: Number
+
+
+class Frozen(Message, frozen=True, array_like=True):
+    """The answer to `Freeze`: the last decided sequence of each worker (pairs) and the step.
+
+    `view` is the server's. Sequences count the pushes of one start of a worker, so that those of
+    several servers can be compared only within one view.
+    """
+
+    kind: ClassVar[int] = 81
+    step: Number
+    decided: Pairs
+    view: Number = 0
+
+
+class Cut(FromWorker, frozen=True, array_like=True):
+    """Asks to decide each worker's pushes up to the given sequence, answer a copy, and go on.
+
+    Attributes:
+        token: the one of `Freeze`.
+        step: the largest step that any server answered in `Frozen`.
+        decided: pairs (worker, sequence): the largest that any server answered in `Frozen`.
+        state: whether the optimizer's state and the tables are wanted too, not only the values.
+    """
+
+    kind: ClassVar[int] = 82
+    token: Number
+    step: Number
+    decided: Pairs
+    state: bool
+
+
+class TensorSpec(msgspec.Struct, frozen=True, array_like=True):
+    """One tensor of a snapshot's payload.
+
+    Attributes:
+        key: `values`, `average`, or `state/NAME` with the optimizer's name for it.
+        dtype: the dtype's name.
+        vector: which flat vector (its dtype's name) it is a part of.
+        start, stop: the elements of that vector; for a scalar, those that it holds for.
+        group: the parameter group, for a scalar; -1 otherwise.
+    """
+
+    key: Name
+    dtype: Name
+    vector: Name
+    start: Number
+    stop: Number
+    group: Annotated[int, msgspec.Meta(ge=-1, lt=1 << 16)] = -1
+
+
+class Snapshot(Message, frozen=True, array_like=True):
+    """The answer to `Cut`. Payload: the tensors, one after the other.
+
+    Attributes:
+        step: the global step.
+        tensors: what the payload holds.
+        workers: the exactly-once table.
+        consumed: which examples are in the parameters (server 0).
+        sizes: how many examples each data set has (server 0).
+    """
+
+    kind: ClassVar[int] = 83
+    step: Number
+    tensors: tuple[TensorSpec, ...]
+    workers: tuple[WorkerProgress, ...]
+    consumed: tuple[Span, ...]
+    sizes: dict[Name, Count] = msgspec.field(default_factory=dict)
+
+
+class Thaw(FromWorker, frozen=True, array_like=True):
+    """Gives up a `Freeze`. Answered by `Done`."""
+
+    kind: ClassVar[int] = 84
+    token: Number
+
+
+class Load(FromWorker, frozen=True, array_like=True):
+    """The chief's first values, or a checkpoint's. Payload as in `Snapshot`."""
+
+    kind: ClassVar[int] = 86
+    view: Number
+    step: Number
+    tensors: tuple[TensorSpec, ...]
+    workers: tuple[WorkerProgress, ...]
+    consumed: tuple[Span, ...]
+    sizes: dict[Name, Count] = msgspec.field(default_factory=dict)
+
+
+class Loaded(Message, frozen=True, array_like=True):
+    """The answer to `Load`."""
+
+    kind: ClassVar[int] = 87
+    step: Number
