@@ -130,10 +130,6 @@ class IntervalSet:
             missing.append((start, stop))
         return missing
 
-    def covers(self, start: int, stop: int) -> bool:
-        """Whether every number from start to stop - 1 is in the set; true of an empty range."""
-        return not self.gaps(start, stop)
-
     @property
     def total(self) -> int:
         """How many numbers the set holds."""

@@ -16,32 +16,10 @@ import torch
 
 from trireme.cluster.view import ServerEntry, View, WorkerEntry
 from trireme.errors import Rejected
+from trireme.ps import messages
 from trireme.ps.flat import FlatModel, PartBuffer
 from trireme.ps.layout import Layout
-from trireme.ps.messages import (
-    Attach,
-    Attached,
-    Cut,
-    Freeze,
-    Frozen,
-    GroupSpec,
-    Lease,
-    Leased,
-    Load,
-    Loaded,
-    OptimizerSpec,
-    Pull,
-    PullReply,
-    Push,
-    PushReply,
-    Refused,
-    SetEnd,
-    Snapshot,
-    Span,
-    StopJob,
-    Stopping,
-    TensorSpec,
-)
+from trireme.ps.messages import GroupSpec, OptimizerSpec, PushReply, Span, TensorSpec
 from trireme.ps.optimizer_state import export_state, restore_state
 from trireme.ps.optimizers import check_optimizer
 from trireme.ps.results import PushResult
@@ -88,12 +66,14 @@ class Local(Backend):
         return Values(layout, server, buffer, _UserOptimizer(self._optimizer), average)
 
     def start(self, optimizer: OptimizerSpec, rule: Rule, first: FirstState) -> None:
-        request = Attach(0, 1, 1, self._flat.layout.spec, optimizer, rule)
-        self._ask(self._shard.attach(self._now, None, request), Attached)
+        request = messages.Attach(0, 1, 1, self._flat.layout.spec, optimizer, rule)
+        self._ask(self._shard.attach(self._now, None, request), messages.Attached)
         state = first()
         assert state is not None, "a lone process is chief"
         self._load(state)
-        reply = self._ask(self._shard.pull(self._now, None, Pull(0, 1, 1, True)), PullReply)
+        reply = self._ask(
+            self._shard.pull(self._now, None, messages.Pull(0, 1, 1, True)), messages.PullReply
+        )
         self.step, self.stopping = reply.step, reply.stop
 
     def _load(self, state: ModelState) -> None:
@@ -101,8 +81,8 @@ class Local(Backend):
             restore_state(self._optimizer, self._flat.parameters, state.optimizer)
         tensors = disassemble(self._flat.layout, replace(state, optimizer={}), 0)
         specs = tuple(spec for spec, _ in tensors)
-        request = Load(0, 1, 1, state.step, specs, (), state.consumed, state.sizes)
-        self._ask(self._shard.load(self._now, None, request, tensors), Loaded)
+        request = messages.Load(0, 1, 1, state.step, specs, (), state.consumed, state.sizes)
+        self._ask(self._shard.load(self._now, None, request, tensors), messages.Loaded)
 
     def begin_exchange(self, update: Update) -> None:
         if self.stopping:
@@ -110,7 +90,7 @@ class Local(Backend):
         self._flat.collect_gradients()
         self._sequence += 1
         number, examples = self._sequence, tuple(update.examples)
-        push = Push(0, 1, 1, number, number - 1, self.step, update.weight, None, examples)
+        push = messages.Push(0, 1, 1, number, number - 1, self.step, update.weight, None, examples)
         self._answer = self._ask(self._shard.push(0.0, None, push, self._gradients), PushReply)
 
     def end_exchange(self) -> PushResult:
@@ -123,22 +103,26 @@ class Local(Backend):
     def lease(
         self, dataset: str, size: int, batch: int, count: int, *, resized: bool = False
     ) -> tuple[Span, ...]:
-        request = Lease(0, 1, 1, dataset, size, batch, count, resized=resized)
-        return self._ask(self._shard.lease(self._now, None, request), Leased).spans
+        request = messages.Lease(0, 1, 1, dataset, size, batch, count, resized=resized)
+        return self._ask(self._shard.lease(self._now, None, request), messages.Leased).spans
 
     def stop(self, reason: str) -> int:
-        return self._ask(self._shard.stop(self._now, None, StopJob(reason)), Stopping).step
+        return self._ask(
+            self._shard.stop(self._now, None, messages.StopJob(reason)), messages.Stopping
+        ).step
 
     def set_end(self, max_steps: int) -> int:
-        return self._ask(self._shard.set_end(self._now, None, SetEnd(max_steps)), Stopping).step
+        return self._ask(
+            self._shard.set_end(self._now, None, messages.SetEnd(max_steps)), messages.Stopping
+        ).step
 
     def drain(self) -> int:
         return self.step  # there is no other worker
 
     def snapshot(self, *, state: bool) -> ModelState:
-        self._ask(self._shard.freeze(self._now, None, Freeze(1)), Frozen)
-        cut = self._shard.cut(self._now, None, Cut(1, self.step, (), state))
-        snapshot = self._ask(cut, Snapshot)
+        self._ask(self._shard.freeze(self._now, None, messages.Freeze(1)), messages.Frozen)
+        cut = self._shard.cut(self._now, None, messages.Cut(1, self.step, (), state))
+        snapshot = self._ask(cut, messages.Snapshot)
         reply = next(i for i in cut if isinstance(i, Reply))
         tensors = [
             (spec, tensor.cpu())
@@ -161,7 +145,7 @@ class Local(Backend):
             if isinstance(instruction, Reply):
                 if isinstance(instruction.message, wanted):
                     return instruction.message
-                if isinstance(instruction.message, Refused):
+                if isinstance(instruction.message, messages.Refused):
                     raise Rejected(instruction.message.reason)
         raise Rejected(f"no {wanted.__name__} came, but {instructions!r}")
 
