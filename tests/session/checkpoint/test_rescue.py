@@ -45,7 +45,7 @@ def test_what_is_lost_is_said_where_a_hung_chief_holds_the_run_directory(
 ) -> None:
     monkeypatch.setattr(rescue, "_CHIEF_SECONDS", 0.0)
     values: Any = None  # nothing asks for them
-    left = Rescue("ps:0", 210, 3, chief=False, lacks=(), values=values)
+    left = Rescue(210, 3, chief=False, lacks=(), values=values)
     said = left.save(cast(Storage, Held(tmp_path)))
     assert said.startswith("steps 1 to 210 are lost, unless the task that holds the lock")
 
@@ -75,7 +75,7 @@ def test_a_worker_saves_what_it_has_though_the_chief_is_stopped(
         storage = Storage(task, tmp_path, trireme.Checkpoint(), make_progress("none"))
         storage.epoch = "one"
         storage.begin(0, restored=False)
-        left = Rescue("ps:0", 210, 3, False, ("the optimizer's state",), lambda before: DATA)
+        left = Rescue(210, 3, False, ("the optimizer's state",), lambda before: DATA)
         said = left.save(storage)
         assert said.startswith("the newest checkpoint was of none, and the values of step 210 are")
         storage.close()
