@@ -11,7 +11,6 @@ import logging
 import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
 
 from trireme.cluster.member import Member, MemberConfig
 from trireme.cluster.messages import Outcome
@@ -27,10 +26,6 @@ from trireme.session.observers.liveness import Liveness
 from trireme.session.observers.progress import Progress
 from trireme.session.training_setup import TrainingSetup
 from trireme.wire.handshake import new_epoch
-
-if TYPE_CHECKING:
-    from trireme.parallel.process_group import ProcessGroup
-    from trireme.session.backends.sharded_worker import Shards
 
 __all__ = ["Lifecycle"]
 
@@ -93,18 +88,11 @@ class Lifecycle:
         if group is not None and not self.task.servers:
             from trireme.session.backends.collective import Collective  # loads slowly
 
-            return Collective(
-                group,
-                setup.trained,
-                setup.optimizer,
-                clip_norm=setup.settings.options.clip_norm,
-                agree_on_skips=setup.settings.options.nan == "skip",
-                waiting=self._say_waiting,
-            )
+            return Collective(group, setup, self._say_waiting)
         if group is not None and not group.is_chief:
-            from trireme.session.backends.sharded_worker import Follower
+            from trireme.session.backends.sharded_worker import Follower, Shards
 
-            return Follower(self._shards(group), completes=setup.outer is not None)
+            return Follower(Shards(group, setup))
         if not self.task.coordinator:
             return Local(setup.flat, setup.optimizer)
         self.enter("joining", f"the coordinator at {self.task.coordinator}")
@@ -143,22 +131,15 @@ class Lifecycle:
         """Returns the backend of a worker that has connections to servers."""
         setup, flat = self.setup, self.setup.flat
         if setup.process_group is not None:
-            from trireme.session.backends.sharded_worker import Leader, LocalSgdLeader
+            from trireme.session.backends.sharded_worker import Leader, LocalSgdLeader, Shards
 
-            shards = self._shards(setup.process_group)
+            shards = Shards(setup.process_group, setup)
             if setup.outer is not None:
                 return LocalSgdLeader(shards, options, member, flat, setup.optimizer)
             return Leader(shards, options, member, flat)
         if setup.outer is not None:
             return LocalSgd(options, member, flat, setup.optimizer)
         return ParameterServer(options, member, flat)
-
-    def _shards(self, group: ProcessGroup) -> Shards:
-        """Returns what a worker of several processes brings together and hands out."""
-        from trireme.session.backends.sharded_worker import Shards
-
-        setup = self.setup
-        return Shards(group, setup.part, setup.flat, skips=setup.settings.options.nan == "skip")
 
     def _say_waiting(self, reason: str, names: Sequence[str], seconds: float) -> None:
         if self.draining and self.task.name in names:

@@ -13,9 +13,7 @@ from typing import Any
 import msgspec
 import torch
 
-from trireme.parallel.model_part import ModelPart
 from trireme.parallel.process_group import ProcessGroup
-from trireme.ps.flat import FlatModel
 from trireme.ps.messages import OptimizerSpec, Span, Verdict
 from trireme.ps.results import PushResult
 from trireme.ps.rule import Rule
@@ -23,6 +21,7 @@ from trireme.ps.snapshot import ModelState
 from trireme.session.backends.base import Backend, FirstState, Update, group_mean
 from trireme.session.backends.local_sgd import LocalSgd
 from trireme.session.backends.parameter_server import ParameterServer
+from trireme.session.training_setup import TrainingSetup
 
 __all__ = ["Follower", "Leader", "LocalSgdLeader", "Shards"]
 
@@ -56,26 +55,19 @@ class Shards:
 
     Args:
         group: the processes of the worker.
-        part: what this one holds; None where each process holds the whole model in `flat`, and the
-            gradients there are the mean over all processes already.
-        flat: the whole model, as the servers know it.
-        skips: whether a replica without examples has left out a batch, whose gradient is in the
-            mean: then the update of all is left out.
+        setup: the model. Where each process holds the whole of it, the gradients in the flat
+            vectors are the mean over all processes already.
     """
 
-    def __init__(
-        self,
-        group: ProcessGroup,
-        part: ModelPart | None,
-        flat: FlatModel,
-        *,
-        skips: bool = False,
-    ) -> None:
+    def __init__(self, group: ProcessGroup, setup: TrainingSetup) -> None:
         self.group = group
-        self.flat = flat
-        self._part = part
-        self._skips = skips
-        self._position = {name: position for position, name in enumerate(flat.parameters)}
+        self.setup = setup
+        self.flat = setup.flat
+        self._part = setup.part
+        # A replica without examples has left out a batch: then the update of all is left out, as
+        # its gradient is in the mean.
+        self._skips = setup.settings.options.nan == "skip"
+        self._position = {name: position for position, name in enumerate(self.flat.parameters)}
 
     @property
     def replicas(self) -> int:
@@ -225,18 +217,16 @@ class Follower(Backend):
 
     Args:
         shards: of this worker's processes.
-        completes: whether the leader trains by itself between exchanges.
     """
 
     step: int
     stopping: bool
     joint_mean = True
 
-    def __init__(self, shards: Shards, *, completes: bool = False) -> None:
+    def __init__(self, shards: Shards) -> None:
         self.step = self.bytes_sent = self.bytes_received = 0
         self.stopping = False
         self._shards = shards
-        self._completes = completes
         self._wants_stop: str | None = None
 
     def start(self, optimizer: OptimizerSpec, rule: Rule, first: FirstState) -> None:
@@ -254,7 +244,8 @@ class Follower(Backend):
         return PushResult(told.verdict, told.step, told.staleness, told.stop, told.steps)
 
     def complete(self) -> PushResult | None:
-        return self.end_exchange() if self._completes else None
+        trains_locally = self._shards.setup.outer is not None
+        return self.end_exchange() if trains_locally else None
 
     def _hear(self) -> _Told:
         told = self._shards.hear()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import msgspec
 import torch
@@ -20,7 +19,7 @@ from trireme.parallel.gradients import BucketedMean, EqualBatchMean, ListMean, S
 from trireme.parallel.model_part import ModelPart
 from trireme.parallel.process_group import ProcessGroup, ProcessGroupConfig
 from trireme.parallel.reducer import Reducer
-from trireme.parallel.sharding import fill_local
+from trireme.parallel.sharding import local_part
 from trireme.ps.flat import FlatModel
 from trireme.ps.joint_optimizer import members
 from trireme.ps.layout import Layout
@@ -169,21 +168,13 @@ def _point_one(
         before = {name: p for name, p in zip(named, group["params"], strict=False)}
         for name in found:
             if before[name] in state:
-                optimizer.state[here[name]] = _part_of_state(state[before[name]], here[name])
+                optimizer.state[here[name]] = {
+                    key: local_part(here[name], value) if torch.is_tensor(value) else value
+                    for key, value in state[before[name]].items()
+                }
         group["params"][:] = [here[name] for name in found]
         if "foreach" in group:  # torch's many-tensor kernels take no mixture of shards
             group["foreach"] = False
-
-
-def _part_of_state(state: Mapping[str, Any], parameter: nn.Parameter) -> dict[str, Any]:
-    """Returns what an optimizer knows of a parameter, for the part of it that is here."""
-    part: dict[str, Any] = {}
-    for key, value in state.items():
-        part[key] = value
-        if isinstance(value, torch.Tensor) and value.dim() and value.shape == parameter.shape:
-            part[key] = torch.zeros_like(parameter.detach(), dtype=value.dtype)
-            fill_local(part[key], value)
-    return part
 
 
 def _reducer(process_group: ProcessGroup, part: ModelPart, *, in_place: bool) -> Reducer:
