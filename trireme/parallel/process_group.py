@@ -144,7 +144,7 @@ class ProcessGroup:
 
     @property
     def reporting_ranks(self) -> list[int]:
-        """The ranks that speak for the replicas, first replica first."""
+        """The rank that reports for each replica, in the order of the replicas."""
         replicas = [self.mesh.replica(rank) for rank in range(self.size)]
         return [replicas.index(replica) for replica in range(self.mesh.replicas)]
 
@@ -217,10 +217,10 @@ class ProcessGroup:
         return data if mine and data is not None else content(head, rest)
 
     def gather(self, data: bytes) -> list[bytes]:
-        """Gives rank 0 the bytes of every process, in the order of the ranks; the others nothing.
+        """Returns the bytes of every process, in the order of ranks, in rank 0; elsewhere none.
 
         Args:
-            data: this process's.
+            data: the bytes of this process.
         """
         head, rest = framed(data)
         heads = [torch.empty_like(head) for _ in range(self.size)] if self.is_chief else None
