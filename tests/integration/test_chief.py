@@ -22,7 +22,7 @@ from trireme.models import MLP
 
 def wait_until_the_chief_has_left(session):
     deadline = time.monotonic() + 60
-    while session.task.index == 1 and len(session.worker.life.member.view.workers) > 1:
+    while session.task.index == 1 and len(session.worker.lifecycle.member.view.workers) > 1:
         assert time.monotonic() < deadline, "worker:0 did not leave"
         time.sleep(0.01)
 
@@ -34,7 +34,7 @@ session = trireme.Session(
 with session:
     for batch in session.loader(train, 50):
         session.step(batch)
-        if session.should_stop:  # the last update is made: the others wait for this worker no more
+        if session.should_stop():  # the last update is made: no other worker waits for this one
             wait_until_the_chief_has_left(session)
     if session.is_chief:
         print("the chief is", session.task.name)
