@@ -195,7 +195,8 @@ def test_a_moving_average_is_kept_of_every_part(way: str) -> None:
     options = {"ema": Average(0.9, warm_up=False)}
     replicas = REPLICAS.get(way, 1)
     ran = run_process_group(WAYS[way], train_spread, "MLP", replicas, "sgd", options, "average")
-    for values in ran.values:
+    # With servers only the first process of a worker, which is connected to them, has it.
+    for values in ran.values[:1] if way.startswith("ps ") else ran.values:
         assert difference({n: torch.from_numpy(v) for n, v in values.items()}, wanted) <= CLOSE
 
 
