@@ -124,7 +124,7 @@ class Session(SummaryMethods):
                 raise error.with_traceback(None) from error.__cause__
             raise
         self._recorder = Recorder(self.worker)
-        self._feed = DataFeed(self.worker, self._recorder, self._last_iteration)
+        self._feed = DataFeed(self.worker, self._recorder.phases, self._last_iteration)
         self._stepper = Stepper(
             self.worker,
             self._computation.replica,

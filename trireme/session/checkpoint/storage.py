@@ -6,7 +6,6 @@ and later saves are tried nevertheless. Only a failed last save fails the job.
 
 from __future__ import annotations
 
-import os
 import secrets
 import time
 from contextlib import suppress
@@ -25,6 +24,7 @@ from trireme.session.checkpoint import (
 from trireme.session.checkpoint.atomic_directories import make_directory
 from trireme.session.checkpoint.run_lock import RunLock, read_writer, writer_here
 from trireme.session.checkpoint.saver import LAST_DELAYS, RETRY_SECONDS
+from trireme.session.checkpoint.tensors import write_file
 from trireme.session.observers.progress import Progress
 from trireme.session.options import Checkpoint
 
@@ -172,10 +172,7 @@ class Storage:
         make_directory(checkpoints)
         path = checkpoints / f".probe.{secrets.token_hex(4)}"
         try:
-            with path.open("wb") as file:
-                file.write(bytes(_PROBE_BYTES))
-                file.flush()
-                os.fsync(file.fileno())
+            write_file(path, [bytes(_PROBE_BYTES)])
         finally:
             with suppress(OSError):
                 path.unlink()
