@@ -122,7 +122,8 @@ class Ledger:
         while len(spans) < count:
             span = self._reopened(batch) or self._fresh(worker, batch)
             if span is not None:
-                self._hold(worker, span)
+                self._held[worker].add(*span)
+                self.dealt += span[1] - span[0]
                 spans.append(span)
         return spans
 
@@ -217,10 +218,6 @@ class Ledger:
         for piece in pieces[1:]:
             self._open.add(*piece)
         return pieces[0] if pieces else None
-
-    def _hold(self, worker: int, span: tuple[int, int]) -> None:
-        self._held[worker].add(*span)
-        self.dealt += span[1] - span[0]
 
 
 class _Rounds:

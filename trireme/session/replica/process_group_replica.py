@@ -73,10 +73,7 @@ class PipelineReplica(ProcessGroupReplica):
             )
         super().__init__(nn.ModuleList(part.modules), loss, part, options, metrics, reducer)
         self._reducer: Reducer = reducer
-        self.pipeline = part.pipeline(self._scalar)
-
-    def _scalar(self, outputs: Any, targets: Any) -> torch.Tensor:
-        return scalar(self._loss(outputs, targets))
+        self.pipeline = part.pipeline(lambda outputs, targets: scalar(self._loss(outputs, targets)))
 
     def _compute(self, batch: tuple[Any, Any], begin: Callable[[float], None] | None) -> StepResult:
         inputs, targets = batch
