@@ -12,12 +12,13 @@ from typing import Any, cast
 import pytest
 import torch
 
-import trireme
 from trireme.launch.config.task_config import TaskConfig
 from trireme.session.checkpoint import CheckpointData, list_checkpoints, rescue, step_of
 from trireme.session.checkpoint.rescue import Rescue
 from trireme.session.checkpoint.storage import Storage
 from trireme.session.observers.progress import make_progress
+from trireme.session.options import Options
+from trireme.session.settings import Settings
 
 DATA = CheckpointData(210, {"w": torch.ones(3)})
 
@@ -72,7 +73,7 @@ def test_a_worker_saves_what_it_has_though_the_chief_is_stopped(
         _, status = os.waitpid(chief.pid, os.WUNTRACED)
         assert os.WIFSTOPPED(status)
         task = TaskConfig(job="job", index=1)
-        storage = Storage(task, tmp_path, trireme.Checkpoint(), make_progress("none"))
+        storage = Storage(Settings(task, Options(), tmp_path), make_progress("none"))
         storage.epoch = "one"
         storage.begin(0, restored=False)
         left = Rescue(210, 3, False, ("the optimizer's state",), lambda before: DATA)
