@@ -69,6 +69,7 @@ class Lifecycle:
         self.left = False
         self.exits = ExitStack()
         self._own_epoch = new_epoch()  # used where there is no coordinator
+        self._joined = False
         self._interrupted: str | None = None
         self._chief_at_end: bool | None = None
 
@@ -80,10 +81,12 @@ class Lifecycle:
         Raises:
             TriremeError: this worker cannot take part.
         """
-        self.backend = self._joined()
+        self.backend = self._make_backend()
+        self._joined = True
         return self.backend
 
-    def _joined(self) -> Backend:
+    def _make_backend(self) -> Backend:
+        """Returns the backend, with its connections to the coordinator and the servers."""
         setup, group = self.setup, self.setup.process_group
         if group is not None and not self.task.servers:
             from trireme.session.backends.collective import Collective  # loads slowly
@@ -260,7 +263,7 @@ class Lifecycle:
                 if not comes_back:
                     self.member.leave(outcome, reason, details)
                 self.member.close()
-            if hasattr(self, "backend"):  # it has joined
+            if self._joined:
                 self.backend.close()
             process_group = self.setup.process_group
             if process_group is not None and outcome != "failed":
