@@ -169,7 +169,7 @@ class TextWindows(TensorDataset):
         super().__init__(rows[:, :-1], rows[:, 1:])
 
     def follows(self, before: tuple[int, int] | None, span: tuple[int, int]) -> bool:
-        """Returns whether a batch goes on, row by row, where another ended.
+        """Returns whether a batch continues, row by row, another batch.
 
         Args:
             before: the positions [start, stop) of the batch before, in an order that is not

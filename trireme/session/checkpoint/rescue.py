@@ -62,7 +62,7 @@ class Rescue:
                 return ""
             return (
                 f"{lost_steps(newest + 1, self.step)}, unless the task that holds the lock on the "
-                "run directory saves them: it has not let go of it"
+                "run directory saves them: it still holds the lock"
             )
         if self.step <= newest:
             if not self.chief:
