@@ -36,7 +36,7 @@ def test_every_rank_has_a_place_of_its_own(mesh: Mesh) -> None:
     [
         ("dp", "write axis=degree"),
         ("dp=x", "write axis=degree"),
-        ("fspd=2", "there is no axis 'fspd'; did you mean fsdp?"),
+        ("fspd=2", "there is no axis 'fspd' (did you mean fsdp?); there are"),
         ("dp=2,dp=2", "dp is named twice"),
         ("dp=0", "a degree is a whole number from 1"),
     ],

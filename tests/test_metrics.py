@@ -22,7 +22,8 @@ def test_counters_count_by_label() -> None:
     assert registry.value("trireme_pushes_total", verdict="stale") == 0.5
     assert registry.value("trireme_pushes_total", verdict="fenced") == 0
     (family,) = registry.families()
-    assert family[:3] == ("trireme_pushes_total", "counter", "Pushes answered.")
+    told = (family.name, family.kind, family.help)
+    assert told == ("trireme_pushes_total", "counter", "Pushes answered.")
 
 
 def test_labels_are_compared_as_text_in_any_order() -> None:

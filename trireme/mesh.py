@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, fields, replace
-from difflib import get_close_matches
 from typing import Literal, Self, get_args
 
 from trireme.errors import ConfigurationError
+from trireme.suggestion import suggestion
 
 __all__ = ["AXES", "SCHEDULES", "Mesh", "Schedule"]
 
@@ -63,10 +63,9 @@ class Mesh:
                 )
             axis, degree = match[1], int(match[2])
             if axis not in AXES:
-                close = get_close_matches(axis, AXES, 1)
-                hint = f"did you mean {close[0]}? " if close else ""
                 raise ConfigurationError(
-                    f"mesh {text!r}: there is no axis {axis!r}; {hint}there are {', '.join(AXES)}"
+                    f"mesh {text!r}: there is no axis {axis!r}{suggestion(axis, AXES)}; there are "
+                    f"{', '.join(AXES)}"
                 )
             if axis in degrees:
                 raise ConfigurationError(f"mesh {text!r}: {axis} is named twice")

@@ -128,42 +128,52 @@ _Labels = tuple[tuple[str, str], ...]
 _M = TypeVar("_M", Counter, Gauge, Histogram)
 
 
-class Family(NamedTuple):
-    """All numbers of one name: its kind (`counter`, `gauge`, `histogram`), help text, samples."""
+class Family:
+    """All metrics of one name: one for each combination of label values.
 
-    name: str
-    kind: str
-    help: str
-    samples: list[Sample]
+    Attributes:
+        name: the name.
+        kind: `counter`, `gauge` or `histogram`.
+        help: the help text.
+        members: the metrics by their labels.
+    """
 
-
-class _Family:
-    """All metrics of one name: one for each combination of label values."""
-
-    def __init__(self, prototype: Metric, help_text: str, labels: list[str]) -> None:
-        self.prototype = prototype
+    def __init__(self, name: str, prototype: Metric, help_text: str, labels: list[str]) -> None:
+        self.name = name
+        self.kind = _kind(prototype)
         self.help = help_text
-        self.labels = labels
         self.members: dict[_Labels, Metric] = {}
+        self._prototype = prototype
+        self._labels = labels
 
     @property
-    def kind(self) -> str:
-        return _kind(self.prototype)
+    def samples(self) -> list[Sample]:
+        """All numbers of the name; the labels of a histogram's ranges include `le`."""
+        return [
+            Sample(self.name + suffix, {**dict(labels), **further}, value)
+            for labels, member in list(self.members.items())
+            for suffix, further, value in member.samples()
+        ]
 
-    def check(self, name: str, new: Metric, labels: list[str]) -> None:
+    def check(self, new: Metric, labels: list[str]) -> None:
+        """Checks that a metric can have the name.
+
+        Raises:
+            ValueError: it has another kind, other labels or other bounds.
+        """
         if self.kind != _kind(new):
-            raise ValueError(f"{name} is a {self.kind}, not a {_kind(new)}")
-        if self.labels != labels:
-            raise ValueError(f"{name} has the labels {self.labels}, not {labels}")
-        if getattr(self.prototype, "bounds", None) != getattr(new, "bounds", None):
-            raise ValueError(f"{name} has other bounds already")
+            raise ValueError(f"{self.name} is a {self.kind}, not a {_kind(new)}")
+        if self._labels != labels:
+            raise ValueError(f"{self.name} has the labels {self._labels}, not {labels}")
+        if getattr(self._prototype, "bounds", None) != getattr(new, "bounds", None):
+            raise ValueError(f"{self.name} has other bounds already")
 
 
 class Registry:
     """The metrics of one task, which creates the registry at its start and passes it down."""
 
     def __init__(self) -> None:
-        self._families: dict[str, _Family] = {}
+        self._families: dict[str, Family] = {}
         self._lock = threading.Lock()
 
     def counter(self, name: str, help_text: str = "", /, **labels: object) -> Counter:
@@ -215,31 +225,16 @@ class Registry:
         return 0 if member is None else member.value
 
     def families(self) -> list[Family]:
-        """Returns all metrics with their samples, for exporters.
-
-        The labels of a histogram's ranges include `le`.
-        """
-        return [
-            Family(
-                name,
-                family.kind,
-                family.help,
-                [
-                    Sample(name + suffix, {**dict(labels), **further}, value)
-                    for labels, member in list(family.members.items())
-                    for suffix, further, value in member.samples()
-                ],
-            )
-            for name, family in list(self._families.items())
-        ]
+        """Returns all metrics, name by name, for exporters."""
+        return list(self._families.values())
 
     def _member(self, new: _M, name: str, help_text: str, labels: dict[str, object]) -> _M:
         with self._lock:
             family = self._families.get(name)
             if family is None:
                 _check_name(name, new)
-                family = self._families[name] = _Family(new, help_text, sorted(labels))
-            family.check(name, new, sorted(labels))
+                family = self._families[name] = Family(name, new, help_text, sorted(labels))
+            family.check(new, sorted(labels))
             member = family.members.setdefault(_key(labels), new)
             assert isinstance(member, type(new))
             return member

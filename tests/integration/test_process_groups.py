@@ -72,7 +72,7 @@ def test_one_that_is_stopped_is_named_by_the_others_and_may_go_on(shell: Shell) 
     running = shell.start(
         *("run", *JOBS["allreduce"], "--run-dir", "run", *TRAIN, "--fault", "1:5:before:hang")
     )
-    running.until(r"worker:0 \| waiting for worker:1.*worker:1 says nothing for . s; . s so far")
+    running.until(r"worker:0 \| waiting for worker:1.*worker:1 has not reported for . s; . s so")
     os.kill(pid_of(shell.directory / "run", "worker:1"), signal.SIGCONT)
     assert running.ended().status == 0
 

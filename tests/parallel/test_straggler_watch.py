@@ -17,7 +17,7 @@ def test_who_is_not_as_far_is_waited_for() -> None:
         1: "has made 6 steps of 7",
         2: "has not begun this step",
     }
-    assert stragglers(mine, {0: others[0]}, {0: 12.0}) == {0: "says nothing for 12 s"}
+    assert stragglers(mine, {0: others[0]}, {0: 12.0}) == {0: "has not reported for 12 s"}
 
 
 class Three:
@@ -68,7 +68,7 @@ def test_one_that_is_stopped_in_its_step_is_found_out_by_its_silence() -> None:
     three.live(14, 0, 2)
     assert {said[0] for said in three.said} == {0, 2}
     assert all(names == ("worker:1",) for _, _, names in three.said)
-    assert "worker:1 says nothing for" in three.said[0][1]
+    assert "worker:1 has not reported for" in three.said[0][1]
 
 
 def test_it_is_not_said_all_the_time_and_not_when_all_goes_well() -> None:

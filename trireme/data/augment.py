@@ -73,7 +73,7 @@ class RandomCrop:
 
     Attributes:
         size: height and width of the result.
-        padding: how many pixels of 0 to put around the image first, on each side.
+        padding: the number of pixels of value 0 that are added on each side before.
     """
 
     size: int
@@ -136,13 +136,12 @@ class Brightness:
 
 @dataclass(frozen=True, slots=True)
 class Contrast:
-    """Draws the pixels of each channel to or from their mean, as `tf.image.random_contrast`.
+    """Scales the differences of pixels to their channel's mean, as `tf.image.random_contrast`.
 
     x becomes (x - mean) * factor + mean, with the mean of this channel of this image. No clipping.
 
     Attributes:
-        lower: the factor is drawn from [lower, upper).
-        upper: see `lower`.
+        lower, upper: the factor is drawn from [lower, upper).
     """
 
     lower: float
@@ -173,7 +172,7 @@ class Standardize:
 
 
 def training(size: int) -> Compose:
-    """Returns what the classic CIFAR-10 tutorial does to training images.
+    """Returns the transform of training images of the classic CIFAR-10 tutorial.
 
     A random crop to `size`, a flip, brightness up to 63 and contrast 0.2 to 1.8 on pixels of 0 to
     255, then standardization.
@@ -182,7 +181,7 @@ def training(size: int) -> Compose:
 
 
 def evaluation(size: int) -> Compose:
-    """Returns the counterpart of `training` that draws nothing: center crop, standardization."""
+    """Returns the transform for evaluation, without randomness: center crop, standardization."""
     return Compose((CenterCrop(size), Standardize()))
 
 
@@ -196,7 +195,7 @@ def _check_fits(size: int, height: int, width: int) -> None:
 
 
 def _uniform(count: int, low: float, high: float, generator: Generator | None) -> Tensor:
-    """One number from [low, high) an image, shaped to be broadcast over it."""
+    """Returns one number from [low, high) for each image, of shape (count, 1, 1, 1)."""
     drawn = torch.rand(count, 1, 1, 1, generator=_needed(generator))
     return drawn.mul_(high - low).add_(low)
 

@@ -25,7 +25,7 @@ CLASSES = (
     "ship",
     "truck",
 )
-"""What the labels 0 to 9 mean."""
+"""The names of the classes, by label."""
 
 TRAIN_FILES = tuple(f"data_batch_{number}.bin" for number in range(1, 6))
 TEST_FILES = ("test_batch.bin",)
@@ -40,9 +40,9 @@ def load(directory: str | Path) -> tuple[TensorDataset, TensorDataset]:
     Each file may hold any number of records, so that a sample of CIFAR-10 is read the same way.
 
     Returns:
-        Training and test set. Images are uint8 of shape (N, 3, 32, 32), red plane first, as they
-        lie in the files: a quarter of the memory of float32, to which `trireme.data.augment`
-        brings each batch. Labels are int64 of shape (N,).
+        Training and test set. Images are uint8 of shape (N, 3, 32, 32), red plane first, as in the
+        files. They take a quarter of the memory of float32; `trireme.data.augment` converts each
+        batch. Labels are int64 of shape (N,).
 
     Raises:
         DataError: a file is missing, of another format or damaged; names it.

@@ -18,15 +18,15 @@ def load(*, flat: bool = True, seed: int = 0) -> tuple[TensorDataset, TensorData
     """Reads the digits and splits them, each class evenly.
 
     Args:
-        flat: images of shape (N, 64); else (N, 1, 8, 8).
-        seed: chooses which fifth is the test set.
+        flat: whether images have the shape (N, 64), instead of (N, 1, 8, 8).
+        seed: the seed of the split.
 
     Returns:
         Training and test set: 1,438 and 359 examples. Images are float32 in [0, 1]; labels int64
         of shape (N,).
 
     Raises:
-        DataError: scikit-learn is not installed; says how to.
+        DataError: scikit-learn is not installed; the message says how to install it.
     """
     try:
         from sklearn.datasets import load_digits

@@ -21,7 +21,7 @@ from trireme.errors import DataError
 __all__ = ["CIFAR10", "MNIST", "Progress", "Remote", "cifar10", "fetch", "mnist"]
 
 Progress = Callable[[str, int, int], None]
-"""Called with a file's name, the bytes that are there and the bytes that it will have."""
+"""Called with the name of a file, the number of bytes received so far, and its size."""
 
 _CHUNK = 1 << 17
 _PASSES = 5
@@ -33,10 +33,10 @@ class Remote:
     """A file to fetch.
 
     Attributes:
-        name: what it is called on disk.
-        size: bytes.
-        sha256: of its content, in hex.
-        urls: where it is; those after the first are tried when the ones before fail.
+        name: the name of the file on disk.
+        size: the size in bytes.
+        sha256: the SHA-256 of the content, in hexadecimal.
+        urls: the addresses; each is tried if those before it fail.
     """
 
     name: str
@@ -104,7 +104,7 @@ def cifar10(
 ) -> Path:
     """Fetches CIFAR-10 and unpacks it; returns the folder below `directory` for `cifar.load`.
 
-    Fetches nothing when all files are there. The archive is removed once it is unpacked.
+    Nothing is fetched if all files exist. The archive is deleted after it was unpacked.
 
     Raises:
         DataError: as `fetch`; or the archive lacks a file.
@@ -127,21 +127,21 @@ def fetch(
 ) -> Path:
     """Fetches one file, unless it is there.
 
-    What arrives is kept in `NAME.part`, and a later call goes on from there. The file gets its
-    name when its checksum is right, in one step.
+    Received bytes are kept in `NAME.part`, from which a later call continues. The file is renamed
+    to its own name, atomically, after its checksum has been verified.
 
     Args:
-        remote: what to fetch.
-        directory: where to put it; made if it is not there.
-        progress: told about every piece that arrives.
-        timeout: the longest silence of a server, in seconds.
+        remote: the file.
+        directory: the directory for it; created if it does not exist.
+        progress: called for every piece that is received.
+        timeout: the longest time without data from a server, in seconds.
 
     Returns:
-        The file's path.
+        The path of the file.
 
     Raises:
-        DataError: no URL gave the file; says why, and how to do it by hand. Or a file of this
-            name and of other content lies there.
+        DataError: no URL provided the file (the message says why, and how to fetch it by hand); or
+            the directory has a file of this name with other content.
     """
     path = Path(directory) / remote.name
     if path.exists():
@@ -174,7 +174,7 @@ def fetch(
 
 
 def _transfer(url: str, part: Path, remote: Remote, report: Progress, timeout: float) -> None:
-    """Brings `part` to its full size and checks it; raises OSError or HTTPException if not."""
+    """Receives the rest of `part` and verifies it; raises OSError or HTTPException on failure."""
     if (there := _size(part)) > remote.size:
         there = 0
     if there < remote.size:

@@ -1,4 +1,4 @@
-"""A set of whole numbers kept as ranges: small as long as what it holds is nearly contiguous."""
+"""Sets of whole numbers, stored as ranges: compact where the numbers are nearly contiguous."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["IntervalSet", "joined"]
 class IntervalSet:
     """A set of integers as sorted half-open ranges (start, stop) that neither overlap nor touch.
 
-    Adding and removing take the time of two binary searches plus the ranges that they join or cut.
+    Adding and removing take two binary searches, and time for each range that is joined or cut.
     """
 
     __slots__ = ("_starts", "_stops", "_total")
@@ -129,10 +129,6 @@ class IntervalSet:
         if start < stop:
             missing.append((start, stop))
         return missing
-
-    def covers(self, start: int, stop: int) -> bool:
-        """Whether every number from start to stop - 1 is in the set; true of an empty range."""
-        return not self.gaps(start, stop)
 
     @property
     def total(self) -> int:

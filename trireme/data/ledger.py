@@ -30,17 +30,17 @@ class Ledger:
 
     Without interleaving, fresh positions go to the worker that requests them. With interleaving
     they do not depend on the order of requests: with n members, the j-th batch of the i-th member
-        (from 0, lowest worker first) is
-    [base + (j * n + i) * batch, ... + batch). So the workers of a synchronous round together hold
-    exactly the batch that one process would have taken. Counting starts anew, and `base` moves
-    behind all that was dealt, whenever the members change and after `restore`.
+    (both from 0, lowest worker first) is [base + (j * n + i) * batch, ... + batch). So the workers
+    of a synchronous round together hold exactly the batch that one process would have taken. When
+    the members change, and after `restore`, counting restarts at 0, and `base` is the end of all
+    dealt positions.
 
     Attributes:
-        size: how many examples the data set has; all workers of a job must agree on it.
-        interleave: which of the two ways fresh positions are dealt.
-        dealt: positions dealt so far, those dealt again counted again.
-        finished: positions finished so far, each once.
-        returned: positions that came back unfinished.
+        size: the number of examples in the data set; all workers of a job must agree on it.
+        interleave: whether fresh positions are dealt by interleaving.
+        dealt: the number of positions dealt so far; positions that are dealt again count again.
+        finished: the number of positions finished so far; each counts once.
+        returned: the number of positions that were returned unfinished.
     """
 
     def __init__(self, size: int, *, interleave: bool) -> None:
@@ -102,8 +102,8 @@ class Ledger:
         A span is shorter where a returned piece, or a gap between finished positions, is.
 
         Raises:
-            ValueError: the worker is no member; batch or count is below 1; or, interleaved, other
-                members asked with another batch; or more than is dealt at once.
+            ValueError: the worker is no member; `batch` or `count` is below 1, or above the limit
+                of one lease; or, with interleaving, other members have another batch size.
         """
         if worker not in self._held:
             raise ValueError(f"worker {worker} takes no part: the members are {self.workers}")
@@ -122,12 +122,13 @@ class Ledger:
         while len(spans) < count:
             span = self._reopened(batch) or self._fresh(worker, batch)
             if span is not None:
-                self._hold(worker, span)
+                self._held[worker].add(*span)
+                self.dealt += span[1] - span[0]
                 spans.append(span)
         return spans
 
     def _all_fresh(self, worker: int, batch: int, count: int) -> list[tuple[int, int]]:
-        """Deals all spans as fresh ones at once, or none where some of that is finished already."""
+        """Deals all spans as fresh ones; returns none if some of these positions are finished."""
         first = self._frontier
         fresh = range(first, first + batch * count, batch)
         if self.interleave:
@@ -143,17 +144,17 @@ class Ledger:
         return spans
 
     def finish(self, worker: int, start: int, stop: int) -> None:
-        """Notes that the positions start to stop - 1 are in the parameters; see `finish_all`."""
+        """Notes that an update from positions start to stop - 1 is applied; see `finish_all`."""
         self.finish_all([(worker, start, stop)])
 
     def finish_all(self, finished: Sequence[tuple[int, int, int]]) -> None:
-        """Notes that positions are in the parameters.
+        """Notes that updates from positions are applied.
 
-        Each position counts once, whichever worker holds it: a worker that was
-        given up for lost may have had its update applied.
+        Each position counts once, whichever worker holds it: the update of a worker that was given
+        up for lost may have been applied.
 
         Args:
-            finished: of each span the worker that says so, the first position, and the last + 1.
+            finished: (worker, start, stop) for each span of positions start to stop - 1.
         """
         said: dict[int, list[tuple[int, int]]] = {}
         for worker, start, stop in finished:
@@ -168,7 +169,7 @@ class Ledger:
                 self._open.remove(start, stop)
 
     def give_back(self, worker: int, start: int, stop: int) -> None:
-        """Returns what `worker` holds of start to stop - 1; it is dealt again first."""
+        """Returns the positions of start to stop - 1 that `worker` holds; they are dealt next."""
         held = self._held.get(worker)
         if held is None:
             return
@@ -207,7 +208,7 @@ class Ledger:
         return None
 
     def _fresh(self, worker: int, batch: int) -> tuple[int, int] | None:
-        """The next fresh span; None when all of it had been finished before it was dealt."""
+        """Returns the next fresh span; None if all of it was finished before it was dealt."""
         start = self._frontier
         if self.interleave:
             start = self._rounds.ahead(worker, 1)[0]
@@ -217,10 +218,6 @@ class Ledger:
         for piece in pieces[1:]:
             self._open.add(*piece)
         return pieces[0] if pieces else None
-
-    def _hold(self, worker: int, span: tuple[int, int]) -> None:
-        self._held[worker].add(*span)
-        self.dealt += span[1] - span[0]
 
 
 class _Rounds:

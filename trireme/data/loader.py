@@ -92,20 +92,21 @@ class Loader:
         workers: int = 0,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Makes a loader; it asks for nothing before it is iterated over.
+        """Makes a loader; it requests no spans before it is iterated over.
 
         Args:
             dataset: a map-style data set, of `order.size` examples.
-            order: which example stands at which position.
-            source: says which positions come next.
-            batch_size: the most positions in one span.
-            ahead: how many spans to ask the source for at once, to begin with. Where they last
-                less than 0.1 s it asks for twice as many the next time, up to 256, and up to a
-                sixteenth of an epoch: what one worker holds, no other can take.
+            order: maps positions to examples.
+            source: provides the next spans.
+            batch_size: the largest number of positions in one span.
+            ahead: the number of spans of the first request. If they last less than 0.1 s, the next
+                request is for twice as many: up to 256, and up to a sixteenth of an epoch, as no
+                other worker can take them.
             transform: applied to each collated batch, with a generator seeded from the order's
                 seed and the span's start: the result is the same in every worker and at any time.
-            workers: processes that load examples of a data set that is not in memory.
-            now: the time in seconds.
+            workers: the number of processes that load examples, where the data set is not in
+                memory.
+            now: returns the time in seconds.
 
         Raises:
             ValueError: a number is out of range, or the order is of another size.
@@ -140,7 +141,7 @@ class Loader:
 
     @property
     def unused(self) -> tuple[Span, ...]:
-        """The spans that the source gave and that were not handed out, oldest first."""
+        """The spans of the source whose batches were not returned yet, oldest first."""
         return (*self._begun, *self._waiting)
 
     def prepare(self) -> None:
@@ -281,19 +282,16 @@ class Loader:
 class _Tensors:
     """A data set in memory: tensors whose first dimension counts examples."""
 
-    __slots__ = ("_on_host", "_rows", "_tensors")
+    __slots__ = ("_rows", "_tensors")
 
     def __init__(self, tensors: tuple[torch.Tensor, ...], rows: torch.Tensor | None) -> None:
         self._tensors = tensors
-        self._on_host = all(tensor.device.type == "cpu" for tensor in tensors)
         self._rows = rows  # which examples belong to the data set; None for all
 
     def take(self, indices: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Copies these examples; index_select takes a third of the time of t[indices]."""
+        """Copies examples, by `index_select`, which takes a third of the time of indexing."""
         if self._rows is not None:
             indices = self._rows.index_select(0, indices)
-        if self._on_host:
-            return tuple([tensor.index_select(0, indices) for tensor in self._tensors])
         return tuple([t.index_select(0, indices.to(t.device)) for t in self._tensors])
 
 
@@ -312,7 +310,7 @@ def tensors_of(dataset: Dataset[Any]) -> tuple[torch.Tensor, ...] | None:
 
 
 def _in_memory(dataset: Dataset[Any]) -> _Tensors | None:
-    """The tensors of a data set in memory, or of a `Subset` (of a `Subset`...) of one."""
+    """Returns the tensors of a data set in memory, or of nested `Subset`s of one; else None."""
     rows: torch.Tensor | None = None
     # Not isinstance: a subclass may make its items otherwise.
     while type(dataset) is Subset:

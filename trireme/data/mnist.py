@@ -32,9 +32,10 @@ def load(
     """Reads the four files in `directory`.
 
     Args:
-        directory: where they lie, gzipped or not.
-        flat: images of shape (N, 784); else (N, 1, 28, 28).
-        validation: how many examples, the first of the training file, are the validation set.
+        directory: the directory of the files, which may be gzipped.
+        flat: whether images have the shape (N, 784), instead of (N, 1, 28, 28).
+        validation: the number of examples of the validation set, from the beginning of the training
+            file.
 
     Returns:
         Training, validation and test set, 55,000, 5,000 and 10,000 examples, in the files' order.
@@ -42,7 +43,7 @@ def load(
 
     Raises:
         DataError: a file is missing, damaged, or does not fit its sibling.
-        ValueError: the training file has no `validation` examples to spare.
+        ValueError: the training file has no more than `validation` examples.
     """
     directory = Path(directory)
     images, labels = _pair(directory, FILES[0], FILES[1])

@@ -22,9 +22,9 @@ class Order:
     means the same example in a job that is resumed.
 
     Attributes:
-        size: how many examples the data set has.
-        seed: chooses the shuffles.
-        shuffle: whether epochs are shuffled; without, each runs from 0 to size - 1.
+        size: the number of examples in the data set.
+        seed: the seed of the shuffles.
+        shuffle: whether epochs are shuffled; otherwise each runs from 0 to size - 1.
     """
 
     def __init__(self, size: int, seed: int = 0, shuffle: bool = True) -> None:

@@ -1,7 +1,7 @@
 """Independent random streams from one seed, by arithmetic alone.
 
 The numbers drawn for an epoch or a batch must not depend on the process, the time or the version of
-a library. So seeds are derived instead of passed along: `derive(seed, epoch)` names a stream.
+a library. So seeds are derived and not passed on: `derive(seed, epoch)` identifies a stream.
 The mixing function is SplitMix64's (Steele, Lea, Flood: Fast splittable pseudorandom number
 generators, OOPSLA 2014, figure 15).
 """
@@ -26,8 +26,8 @@ def _mix(value: int) -> int:
 def derive(seed: int, *path: int) -> int:
     """Returns the seed of the stream that `path` names below `seed`, in [0, 2^63).
 
-    The same numbers give the same seed on every machine; other numbers, or the same in another
-    order, give one that has nothing to do with it.
+    The same numbers give the same seed on every machine. Other numbers, or the same numbers in
+    another order, give an independent seed.
     """
     state = _mix((seed + _GOLDEN) & _MASK)
     for part in path:

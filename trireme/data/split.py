@@ -28,15 +28,16 @@ def split(
         dataset: a map-style data set.
         parts: the number of examples of each part, or, as floats, its fraction of them. Remaining
             examples are left out.
-        seed: chooses the shuffle.
+        seed: the seed of the shuffle.
         labels: the class of each example, shape (N,): each part then has the same proportion of
             each class.
 
     Returns:
-        One data set a part: tensors in memory for a `TensorDataset`, else a `Subset`.
+        A data set for each part: a `TensorDataset` for a `TensorDataset`, else a `Subset`.
 
     Raises:
-        ValueError: the parts ask for more than there is, or the labels are not one an example.
+        ValueError: the parts are larger than the data set, or there is not one label for each
+            example.
     """
     size = len(dataset)  # type: ignore[arg-type]  # map-style data sets have a length
     chosen = indices(size, parts, seed=seed, labels=labels)
@@ -79,9 +80,10 @@ def _bounds(size: int, parts: Sequence[int] | Sequence[float]) -> list[int]:
 
 
 def _evenly_mixed(order: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Reorders so that in any stretch each class has its share, to within one example.
+    """Reorders so that any range has each class in proportion, to within one example.
 
-    Each example's key is its place within its class, from 0 to 1; the shuffle decides ties.
+    Examples are sorted by their relative position within their class, from 0 to 1. Among equals
+    the shuffled order stays.
     """
     shuffled = labels[order].numpy()
     keys = np.empty(len(shuffled))

@@ -40,10 +40,10 @@ Sentences = Sequence[Sequence[str]]
 
 
 class Vocabulary:
-    """Which number each word has.
+    """Maps words to numbers.
 
     Attributes:
-        words: the words by their number; `<unk>` and `<eos>` are among them.
+        words: the words by number, with `<unk>` and `<eos>`.
     """
 
     def __init__(self, words: Iterable[str]) -> None:
@@ -96,7 +96,7 @@ class Vocabulary:
         return f"Vocabulary({len(self)} words)"
 
     def encode(self, words: Iterable[str]) -> torch.Tensor:
-        """Returns the words' numbers, int64; those that it does not have get `<unk>`'s."""
+        """Returns the numbers of words, int64; an unknown word has the number of `<unk>`."""
         unknown = self._numbers[UNKNOWN]
         numbers = [self._numbers.get(word, unknown) for word in words]
         return torch.tensor(numbers, dtype=torch.int64)
@@ -169,7 +169,7 @@ class TextWindows(TensorDataset):
         super().__init__(rows[:, :-1], rows[:, 1:])
 
     def follows(self, before: tuple[int, int] | None, span: tuple[int, int]) -> bool:
-        """Returns whether a batch goes on, row by row, where another ended.
+        """Returns whether a batch continues, row by row, another batch.
 
         Args:
             before: the positions [start, stop) of the batch before, in an order that is not
@@ -186,10 +186,10 @@ class Corpus(NamedTuple):
     """A text in three parts, as numbers.
 
     Attributes:
-        train: int64 of shape (tokens,), as are the others.
-        validation: to choose by.
-        test: to report.
-        vocabulary: what the numbers mean.
+        train: the training text, int64 of shape (tokens,).
+        validation: the validation text, in the same form.
+        test: the test text, in the same form.
+        vocabulary: maps the numbers to words.
     """
 
     train: torch.Tensor
@@ -266,7 +266,7 @@ def _find(directory: Path) -> list[Path]:
 
 
 def _parts_of_help() -> list[list[list[str]]]:
-    """Deals blocks of sentences, eight of ten to the training text: all parts alike."""
+    """Returns the three parts: of ten blocks of sentences, eight are training text."""
     try:
         from pydoc_data.topics import topics
     except ImportError as error:
@@ -294,7 +294,7 @@ def _sentences(pages: Iterable[str]) -> Iterator[list[str]]:
 
 
 def _words(sentence: str) -> list[str]:
-    """The words of what begins and ends as a sentence; nothing of code, tables and titles."""
+    """Returns the words of a text that is a sentence; none of code, tables and titles."""
     if not sentence[:1].isupper() or sentence.rstrip("\"')")[-1:] not in (".", "?", "!", ":"):
         return []
     words = ["N" if word[0].isdigit() else word.lower() for word in _WORD.findall(sentence)]

@@ -20,8 +20,8 @@ class DigitsNetwork(nn.Sequential):
         """Makes the network, initialised as torch's layers do.
 
         Args:
-            classes: how many logits come out.
-            channels: of the first convolution; the second has twice as many.
+            classes: the number of classes.
+            channels: the channels of the first convolution; the second has twice as many.
             hidden: the width of the hidden linear layer.
         """
         super().__init__(

@@ -42,11 +42,11 @@ class LSTMLanguageModel(nn.Sequential):
         """Makes the network: weights uniform in [-0.1, 0.1], biases of zero.
 
         Args:
-            vocabulary: how many tokens there are.
-            width: of the embedding and of each layer.
-            layers: how many of LSTM.
-            dropout: the share of values that are left out, after the embedding and each layer.
-            carry: whether a batch goes on where the one before it ended.
+            vocabulary: the number of tokens.
+            width: the width of the embedding and of each layer.
+            layers: the number of LSTM layers.
+            dropout: the probability of dropout, after the embedding and each layer.
+            carry: whether each batch begins with the state that the batch before it left.
 
         Raises:
             ValueError: a number is below 1.
@@ -69,17 +69,17 @@ class LSTMLanguageModel(nn.Sequential):
                 nn.init.zeros_(parameter)
 
     def reset_state(self) -> None:
-        """Makes the next batch begin from zero: it is not the continuation of the last."""
+        """Resets the state to zero, for a batch that does not continue the last one."""
         for layer in self.children():
             if isinstance(layer, LSTMLayer):
                 layer.reset_state()
 
 
 class LSTMLayer(nn.Module):
-    """One layer of LSTM that keeps its state to itself. Takes and returns (N, time, width).
+    """One LSTM layer that keeps its own state. Takes and returns (N, time, width).
 
     Attributes:
-        carry: whether a batch begins with the state that the one before it left; else with zero.
+        carry: whether a batch begins with the state that the batch before it left, instead of zero.
     """
 
     def __init__(self, width: int, dropout: float = 0.0, *, carry: bool = False) -> None:
@@ -87,15 +87,15 @@ class LSTMLayer(nn.Module):
         self.carry = carry
         self.lstm = nn.LSTM(width, width, batch_first=True)
         self.dropout = nn.Dropout(dropout)
-        # Of training and of evaluation, by `self.training`. No buffers: what a worker has read is
-        # its own, not part of the model that workers share and checkpoints hold.
+        # The states of training and of evaluation, by `self.training`. They are not buffers, which
+        # workers share and checkpoints hold: each worker reads a text of its own.
         self._states: dict[bool, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
         """Returns the outputs at all times.
 
         Raises:
-            ValueError: the state that is carried is of another number of rows.
+            ValueError: the carried state has another number of rows.
         """
         state = self._states.get(self.training)
         if state is not None and state[0].shape[1] != len(values):
@@ -110,11 +110,11 @@ class LSTMLayer(nn.Module):
         return dropped
 
     def reset_state(self) -> None:
-        """Forgets what was read, in training and in evaluation."""
+        """Resets the states of training and of evaluation to zero."""
         self._states.clear()
 
     def train(self, mode: bool = True) -> Self:
-        """Changes between training and evaluation; an evaluation begins from zero."""
+        """Sets training or evaluation mode; an evaluation begins with a state of zero."""
         if not mode:
             self._states.pop(False, None)
         return super().train(mode)

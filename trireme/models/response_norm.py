@@ -10,12 +10,12 @@ __all__ = ["LocalResponseNorm"]
 
 
 class LocalResponseNorm(nn.Module):
-    """y = x / (bias + alpha * s) ** beta, with s the sum of x^2 over the channels nearby.
+    """y = x / (bias + alpha * s) ** beta, with s the sum of x^2 over neighbouring channels.
 
-    Nearby are those at most `radius` away, 2 * radius + 1 of them or fewer at the border. It is
-    `tf.nn.local_response_normalization` (Krizhevsky, Sutskever, Hinton: ImageNet classification
-    with deep convolutional neural networks, 2012, 3.3). `torch.nn.LocalResponseNorm` computes the
-    same with its alpha divided by its window's size; on a CPU it takes four times as long.
+    Neighbours are at most `radius` channels away. This is `tf.nn.local_response_normalization`
+    (Krizhevsky, Sutskever, Hinton: ImageNet classification with deep convolutional neural networks,
+    2012, 3.3). `torch.nn.LocalResponseNorm` computes the same with its alpha divided by its
+    window's size; on a CPU it takes four times as long.
 
     Takes and returns (N, channels, H, W).
     """

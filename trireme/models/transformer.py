@@ -39,13 +39,13 @@ class Transformer(nn.Sequential):
         """Makes the network, with normal weights as GPT-2 and biases of zero.
 
         Args:
-            vocabulary: how many tokens there are.
-            width: of what goes from block to block.
-            heads: of each attention.
-            layers: how many blocks.
-            context: the longest sequence.
-            dropout: the share of values that are left out, after the embedding and at the end of
-                each attention and feed-forward.
+            vocabulary: the number of tokens.
+            width: the width of the embedding and of each block.
+            heads: the number of heads of each attention.
+            layers: the number of blocks.
+            context: the largest length of a sequence.
+            dropout: the probability of dropout, after the embedding and at the end of each
+                attention and feed-forward.
 
         Raises:
             ValueError: a number is below 1, or `width` is no multiple of `heads`.
@@ -64,7 +64,7 @@ class Transformer(nn.Sequential):
         children["head"] = nn.Linear(width, vocabulary)
         super().__init__(children)
         self.apply(_initialize)
-        # 2 * layers sums go into the residual path: so it keeps its size.
+        # The residual path is a sum of 2 * layers terms: its variance must not grow with them.
         for name, parameter in self.named_parameters():
             if name.endswith(("output.weight", "contract.weight")):
                 nn.init.normal_(parameter, std=_DEVIATION * (2 * layers) ** -0.5)
@@ -114,8 +114,8 @@ class Block(nn.Module):
 class Attention(nn.Module):
     """Causal attention of several heads.
 
-    How many is worked out from the width of what `query` gives, so that `query`, `key` and `value`
-    may be cut by rows and `output` by columns, some whole heads to each of several processes.
+    The number of heads is derived from the output width of `query`. So tensor parallelism can split
+    `query`, `key`, `value` and `output` over processes, each with some whole heads.
 
     Attributes:
         head_size: the width of one head.
@@ -131,7 +131,7 @@ class Attention(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
-        """Returns what each position takes from those up to it, in the shape of `values`."""
+        """Returns, for each position, the attention over the positions up to it."""
         query, key, value = (
             self._by_head(layer(values)) for layer in (self.query, self.key, self.value)
         )
@@ -145,7 +145,7 @@ class Attention(nn.Module):
 
 
 class FeedForward(nn.Module):
-    """Two linear layers, four times as wide between them."""
+    """Two linear layers, with four times the width between them."""
 
     def __init__(self, width: int, dropout: float = 0.0) -> None:
         super().__init__()
@@ -154,7 +154,7 @@ class FeedForward(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
-        """Returns what is added to the values, in the same shape."""
+        """Returns the term that is added to the values, in the same shape."""
         added: torch.Tensor = self.dropout(self.contract(F.gelu(self.expand(values))))
         return added
 

@@ -113,8 +113,10 @@ class ModelPart:
                 )
         else:
             costs = parameter_costs(links)
-            if config.example is not None:  # one process's measurement decides for all
-                costs = self._agreed(measured_costs(links, config.example))
+            if config.example is not None:  # the measurement of rank 0 decides for all
+                measured = torch.tensor(measured_costs(links, config.example), dtype=torch.float64)
+                self._process_group.broadcast_tensor(measured)
+                costs = measured.tolist()
             cuts = balance(costs, total)
         bounds = [0, *cuts, len(links)]
         self.total_stages = total
@@ -124,11 +126,6 @@ class ModelPart:
             if stage % mesh.pp == self._process_group.coordinates["pp"]
         ]
         _refuse_tied(links, bounds)
-
-    def _agreed(self, costs: list[float]) -> list[float]:
-        tensor = torch.tensor(costs, dtype=torch.float64)
-        self._process_group.broadcast_tensor(tensor)
-        return [float(cost) for cost in tensor]
 
     def _cut_tensors(self, module: nn.Module) -> None:
         from trireme.parallel.tensor_parallel import tensor_parallel  # loads slowly

@@ -144,7 +144,7 @@ class ProcessGroup:
 
     @property
     def reporting_ranks(self) -> list[int]:
-        """The ranks that speak for the replicas, first replica first."""
+        """The rank that reports for each replica, in the order of the replicas."""
         replicas = [self.mesh.replica(rank) for rank in range(self.size)]
         return [replicas.index(replica) for replica in range(self.mesh.replicas)]
 
@@ -217,10 +217,10 @@ class ProcessGroup:
         return data if mine and data is not None else content(head, rest)
 
     def gather(self, data: bytes) -> list[bytes]:
-        """Gives rank 0 the bytes of every process, in the order of the ranks; the others nothing.
+        """Returns the bytes of every process, in the order of ranks, in rank 0; elsewhere none.
 
         Args:
-            data: this process's.
+            data: the bytes of this process.
         """
         head, rest = framed(data)
         heads = [torch.empty_like(head) for _ in range(self.size)] if self.is_chief else None
@@ -282,10 +282,8 @@ class ProcessGroup:
         if not dist.is_initialized():
             return
         if together:
-            if self.is_chief and self._config.prefix:
-                self._met_at.add(
-                    f"{self._config.prefix}/{_GENERATION}", 1
-                )  # before a process is started again
+            if self.is_chief and self._config.prefix:  # before a process is started again
+                self._met_at.add(f"{self._config.prefix}/{_GENERATION}", 1)
             self.barrier()
         dist.destroy_process_group()
         _LAST.append(self._recent)
@@ -412,7 +410,8 @@ def lost_peer() -> Iterator[None]:
             raise JobFailed(
                 f"{_lost_ranks()}, and its part of the model with it ({line})"
             ) from error
-        if (_LATE.search(line) and isinstance(error, dist.DistError)) or _gloo_late(line):
+        ours = isinstance(error, dist.DistError) or "gloo" in line.lower()
+        if ours and _LATE.search(line):
             raise WaitTimeout(
                 "another process of this job did not join an operation in time: does every "
                 f"process call the same methods of its session? ({line})"
@@ -440,10 +439,6 @@ def _lost_ranks() -> str:
         return f"another process of the {size} of this job is gone"
     names = ", ".join(str(rank) for rank in silent)
     return f"at least one of the ranks {names} of {size} is gone"
-
-
-def _gloo_late(line: str) -> bool:
-    return "gloo" in line.lower() and bool(_LATE.search(line))
 
 
 def _first_line(error: BaseException) -> str:

@@ -14,7 +14,7 @@ from trireme.errors import ConfigurationError
 from trireme.parallel.local_tensors import called_modules, is_dtensor
 from trireme.parallel.nested_tensors import map_tensors, tensors_in
 
-__all__ = ["copies", "fill_local", "full_tensor", "fully_sharded", "tied"]
+__all__ = ["copies", "fill_local", "full_tensor", "fully_sharded", "local_part", "tied"]
 
 
 def full_tensor(tensor: torch.Tensor) -> torch.Tensor:
@@ -34,6 +34,20 @@ def fill_local(target: torch.Tensor, full: torch.Tensor) -> None:
     full = full.to(device=target.device, dtype=target.dtype)
     placed = distribute_tensor(full, target.device_mesh, target.placements, src_data_rank=None)
     target.to_local().copy_(placed.to_local())
+
+
+def local_part(parameter: torch.Tensor, full: torch.Tensor) -> torch.Tensor:
+    """Returns a copy of this process's part of an optimizer's state.
+
+    Args:
+        parameter: the parameter that the state is of.
+        full: the whole tensor; it is sharded as the parameter if it has the same shape.
+    """
+    if full.shape != parameter.shape or not full.dim():
+        return full.clone()
+    part = torch.zeros_like(parameter.detach(), dtype=full.dtype)
+    fill_local(part, full)
+    return part
 
 
 def copies(tensor: torch.Tensor, processes: int) -> int:

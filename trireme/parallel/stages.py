@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
@@ -158,14 +157,6 @@ def measured_costs(links: Sequence[Link], example: Any, repeats: int = 5) -> lis
     return costs
 
 
-@dataclass(frozen=True, slots=True)
-class _Best:
-    """The best split of the layers from one layer on."""
-
-    worst: float
-    cuts: tuple[int, ...]
-
-
 def balance(costs: Sequence[float], stages: int) -> list[int]:
     """Returns where each stage after the first begins, with the least cost of the costliest stage.
 
@@ -183,22 +174,22 @@ def balance(costs: Sequence[float], stages: int) -> list[int]:
     sums = [0.0]
     for cost in costs:
         sums.append(sums[-1] + cost)
-    # best[first] is the best split of the layers from `first` on into the present number of stages.
-    best = {first: _Best(sums[layers] - sums[first], ()) for first in range(layers)}
+    # best[first] is the best split of the layers from `first` on into the present number of stages:
+    # the cost of its costliest stage, and where its stages after the first begin.
+    best: dict[int, tuple[float, list[int]]]
+    best = {first: (sums[layers] - sums[first], []) for first in range(layers)}
     for left in range(2, stages + 1):
-        longer: dict[int, _Best] = {}
-        for first in range(layers - left + 1):
-            options = (
-                _Best(
-                    max(sums[cut] - sums[first], best[cut].worst),
-                    (cut, *best[cut].cuts),
-                )
-                for cut in range(first + 1, layers - left + 2)
-                if cut in best
+        best = {
+            first: min(
+                (
+                    (max(sums[cut] - sums[first], best[cut][0]), [cut, *best[cut][1]])
+                    for cut in range(first + 1, layers - left + 2)
+                ),
+                key=lambda split: split[0],
             )
-            longer[first] = min(options, key=lambda option: option.worst)
-        best = longer
-    return list(best[0].cuts)
+            for first in range(layers - left + 1)
+        }
+    return best[0][1]
 
 
 def cut_at(links: Sequence[Link], names: Sequence[str]) -> list[int]:

@@ -62,7 +62,7 @@ def stragglers(
     found: dict[int, str] = {}
     for rank, place in sorted(others.items()):
         if silent[rank] >= SILENCE_SECONDS:
-            found[rank] = f"says nothing for {silent[rank]:.0f} s"
+            found[rank] = f"has not reported for {silent[rank]:.0f} s"
         elif place.step < mine.step:
             found[rank] = f"has made {place.step} steps of {mine.step}"
         elif not place.inside and place.step == mine.step:

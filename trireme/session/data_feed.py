@@ -14,7 +14,7 @@ from trireme.data.loader import Batch, Loader
 from trireme.data.order import Order
 from trireme.errors import ConfigurationError, Fenced
 from trireme.ps.messages import Span
-from trireme.session.observers.recorder import Recorder
+from trireme.session.observers.phases import Phases
 from trireme.session.stopping.last_iteration import LastIteration
 from trireme.session.worker import Worker
 
@@ -26,13 +26,13 @@ class DataFeed:
 
     Args:
         worker: the worker, which has joined its job.
-        recorder: counts the time that the worker waits for batches.
+        phases: counts the time that the worker waits for batches.
         last_iteration: is told whenever the program's loop asks for the next batch.
     """
 
-    def __init__(self, worker: Worker, recorder: Recorder, last_iteration: LastIteration) -> None:
+    def __init__(self, worker: Worker, phases: Phases, last_iteration: LastIteration) -> None:
         self._worker = worker
-        self._recorder = recorder
+        self._phases = phases
         self._last_iteration = last_iteration
         self._since_update: list[Batch] = []  # the batches handed out since the last update
         self._loader: Loader | None = None  # the loader that is being iterated over
@@ -100,7 +100,7 @@ class DataFeed:
                     except Fenced:  # the servers deal nothing to a worker that is out of the job
                         trainer.come_back()
                         continue
-                    self._recorder.fetched(began, time.monotonic())
+                    self._phases.add(("data", began, time.monotonic()))
                     if worker.should_stop:  # the answer to a prefetched push has come
                         break
                     batch.dataset = name

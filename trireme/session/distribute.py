@@ -13,6 +13,7 @@ from torch import nn
 from trireme.errors import ConfigurationError
 from trireme.launch.environment.current_task import current_task
 from trireme.parallel.local_tensors import called_modules
+from trireme.parallel.nested_tensors import tensors_in
 from trireme.ps.joint_optimizer import members
 from trireme.session.distributed_loop import LoopJob, refuse_second
 from trireme.session.dry_run import end_if_dry_run
@@ -275,13 +276,9 @@ def _share_random_state(process_group: ProcessGroup) -> None:
     layers, and for the batch.
     """
     mine = torch.get_rng_state().numpy().tobytes()
-    states = process_group.exchange(mine)
-    first = min(
-        r
-        for r in range(process_group.size)
-        if process_group.mesh.replica(r) == process_group.replica
-    )
-    torch.set_rng_state(torch.frombuffer(bytearray(states[first]), dtype=torch.uint8))
+    states = process_group.exchange(mine, process_group.reporting_ranks)
+    state = bytearray(states[process_group.replica])
+    torch.set_rng_state(torch.frombuffer(state, dtype=torch.uint8))
 
 
 def _check_first_batch(process_group: ProcessGroup, model: nn.Module) -> None:
@@ -308,17 +305,10 @@ def _check_first_batch(process_group: ProcessGroup, model: nn.Module) -> None:
 
 
 def _digest(value: Any) -> bytes:
-    """Returns a digest of the tensors in nested tuples, lists and dicts."""
+    """Returns a digest of the tensors in a nested structure."""
     digest = hashlib.blake2b(digest_size=16)
-    queue = [value]
-    while queue:
-        each = queue.pop()
-        if isinstance(each, torch.Tensor):
-            data = each.detach().cpu().contiguous()
-            digest.update(repr((tuple(data.shape), data.dtype)).encode())
-            digest.update(data.reshape(-1).view(torch.uint8).numpy().data)
-        elif isinstance(each, dict):
-            queue += each.values()
-        elif isinstance(each, (tuple, list)):
-            queue += each
+    for tensor in tensors_in(value):
+        data = tensor.detach().cpu().contiguous()
+        digest.update(repr((tuple(data.shape), data.dtype)).encode())
+        digest.update(data.reshape(-1).view(torch.uint8).numpy().data)
     return digest.digest()

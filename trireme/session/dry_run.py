@@ -30,7 +30,7 @@ def describe(setup: TrainingSetup) -> str:
         f"{_size(layout.bytes)}",
         f"optimizer: {', '.join(type(each).__name__ for each in members(optimizer))}; "
         + ", ".join(f"group {i}: lr {g.get('lr')}" for i, g in enumerate(optimizer.param_groups)),
-        f"rule: {_rule(rule, task)}",
+        f"rule: {_steps(rule, task)}{'; servers do not commit updates' * rule.uncommitted}",
     ]
     if task.servers == 0:
         lines.append("layout: one process holds everything; a step sends nothing")
@@ -46,11 +46,6 @@ def describe(setup: TrainingSetup) -> str:
         f"{task.workers} workers"
     )
     return "\n".join(lines)
-
-
-def _rule(rule: Rule, task: TaskConfig) -> str:
-    told = _steps(rule, task)
-    return f"{told}; servers do not commit updates" if rule.uncommitted else told
 
 
 def _steps(rule: Rule, task: TaskConfig) -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
 
 from trireme.cluster.member import Member, MemberConfig
 from trireme.cluster.messages import Outcome
@@ -25,10 +24,6 @@ from trireme.session.observers.liveness import Liveness
 from trireme.session.observers.progress import Progress
 from trireme.session.training_setup import TrainingSetup
 from trireme.wire.handshake import new_epoch
-
-if TYPE_CHECKING:
-    from trireme.parallel.process_group import ProcessGroup
-    from trireme.session.backends.sharded_worker import Shards
 
 __all__ = ["Lifecycle"]
 
@@ -72,6 +67,7 @@ class Lifecycle:
         self.left = False
         self.exits = ExitStack()
         self._own_epoch = new_epoch()  # used where there is no coordinator
+        self._joined = False
         self._interrupted: str | None = None
         self._chief_at_end: bool | None = None
 
@@ -83,26 +79,21 @@ class Lifecycle:
         Raises:
             TriremeError: this worker cannot take part.
         """
-        self.backend = self._joined()
+        self.backend = self._make_backend()
+        self._joined = True
         return self.backend
 
-    def _joined(self) -> Backend:
+    def _make_backend(self) -> Backend:
+        """Returns the backend, with its connections to the coordinator and the servers."""
         setup, group = self.setup, self.setup.process_group
         if group is not None and not self.task.servers:
             from trireme.session.backends.collective import Collective  # loads slowly
 
-            return Collective(
-                group,
-                setup.trained,
-                setup.optimizer,
-                clip_norm=setup.settings.options.clip_norm,
-                agree_on_skips=setup.settings.options.nan == "skip",
-                waiting=self._say_waiting,
-            )
+            return Collective(group, setup, self._say_waiting)
         if group is not None and not group.is_chief:
-            from trireme.session.backends.sharded_worker import Follower
+            from trireme.session.backends.sharded_worker import Follower, Shards
 
-            return Follower(self._shards(group), completes=setup.outer is not None)
+            return Follower(Shards(group, setup))
         if not self.task.coordinator:
             return Local(setup.flat, setup.optimizer)
         self.enter("joining", f"the coordinator at {self.task.coordinator}")
@@ -141,22 +132,15 @@ class Lifecycle:
         """Returns the backend of a worker that has connections to servers."""
         setup, flat = self.setup, self.setup.flat
         if setup.process_group is not None:
-            from trireme.session.backends.sharded_worker import Leader, LocalSgdLeader
+            from trireme.session.backends.sharded_worker import Leader, LocalSgdLeader, Shards
 
-            shards = self._shards(setup.process_group)
+            shards = Shards(setup.process_group, setup)
             if setup.outer is not None:
                 return LocalSgdLeader(shards, options, member, flat, setup.optimizer)
             return Leader(shards, options, member, flat)
         if setup.outer is not None:
             return LocalSgd(options, member, flat, setup.optimizer)
         return ParameterServer(options, member, flat)
-
-    def _shards(self, group: ProcessGroup) -> Shards:
-        """Returns what a worker of several processes brings together and hands out."""
-        from trireme.session.backends.sharded_worker import Shards
-
-        setup = self.setup
-        return Shards(group, setup.part, setup.flat, skips=setup.settings.options.nan == "skip")
 
     def _say_waiting(self, reason: str, names: Sequence[str], seconds: float) -> None:
         if self.draining and self.task.name in names:
@@ -272,7 +256,7 @@ class Lifecycle:
                 if not comes_back:
                     self.member.leave(outcome, reason)
                 self.member.close()
-            if hasattr(self, "backend"):  # it has joined
+            if self._joined:
                 self.backend.close()
             process_group = self.setup.process_group
             if process_group is not None and outcome != "failed":

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from trireme.errors import ConfigurationError
 from trireme.parallel.config import PipelineConfig
 from trireme.ps.rule import Average
+from trireme.suggestion import suggestion
 
 if TYPE_CHECKING:
     import torch
@@ -169,10 +169,6 @@ class Options:
         return Average(self.ema) if isinstance(self.ema, (int, float)) else self.ema
 
 
-_OF_THE_SESSION = ("metrics", "run_dir", "max_steps")
-"""The keywords of a session that are not options."""
-
-
 def make_options(values: OptionValues) -> Options:
     """Returns the options of a session's keywords.
 
@@ -181,13 +177,12 @@ def make_options(values: OptionValues) -> Options:
             of range.
     """
     own = [field.name for field in fields(Options)]
-    known = [*_OF_THE_SESSION, *own]
+    known = ["metrics", "run_dir", "max_steps", *own]
     for name in values:
         if name not in own:
-            close = get_close_matches(name, known, 1)
-            hint = f"did you mean {close[0]!r}? " if close else ""
             raise ConfigurationError(
-                f"Session has no option {name!r}: {hint}it has {', '.join(known)}"
+                f"Session has no option {name!r}{suggestion(name, known)}: it has "
+                f"{', '.join(known)}"
             )
     return Options(**values)
 

@@ -124,7 +124,7 @@ class Session(SummaryMethods):
                 raise error.with_traceback(None) from error.__cause__
             raise
         self._recorder = Recorder(self.worker)
-        self._feed = DataFeed(self.worker, self._recorder, self._last_iteration)
+        self._feed = DataFeed(self.worker, self._recorder.phases, self._last_iteration)
         self._stepper = Stepper(
             self.worker,
             self._computation.replica,
@@ -432,8 +432,9 @@ class Session(SummaryMethods):
     ) -> dict[str, float]:
         """Returns the mean loss and metrics of a data set for the values of one consistent step.
 
-        The moving average of the parameters is evaluated where one is kept. The chief also records
-        the result, in TensorBoard as the run `name`.
+        The moving average of the parameters is evaluated where one is kept; in a worker of several
+        processes only its first process does so. The chief also records the result, in TensorBoard
+        as the run `name`.
 
         Args:
             dataset: a map-style data set; each example counts once.

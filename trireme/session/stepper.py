@@ -10,11 +10,12 @@ from typing import Any
 import torch
 
 from trireme.data.seeds import derive
+from trireme.errors import ConfigurationError
 from trireme.ps.messages import Stale
 from trireme.ps.results import PushResult
 from trireme.session.data_feed import DataFeed
 from trireme.session.observers.recorder import Recorder
-from trireme.session.replica.optimizer_choice import OptimizerChoice, agree_on_optimizer, choose
+from trireme.session.replica.optimizer_choice import OptimizerChoice, agree_on_optimizer
 from trireme.session.replica.replica import Loss, Replica, clip
 from trireme.session.result import StepResult
 from trireme.session.worker import Worker
@@ -69,8 +70,13 @@ class Stepper:
         Raises:
             ConfigurationError: there is no such optimizer, or there is only one.
         """
-        if optimizer is not None or self._choice is not None:
-            choose(self._choice, optimizer)
+        if self._choice is not None:
+            self._choice.choose(optimizer)
+        elif optimizer is not None:
+            raise ConfigurationError(
+                f"step(batch, optimizer={optimizer!r}): this session has one optimizer; give it "
+                "several by name, in a dict"
+            )
 
     def step(self, batch: Any, loss: Loss | None) -> StepResult:
         """Makes an update of the job from a batch.

@@ -48,9 +48,7 @@ class Worker:
             log_every=settings.options.log_every,
         )
         self.lifecycle = Lifecycle(setup, self.progress)
-        self.storage = Storage(
-            self.task, settings.run_dir, settings.options.checkpoint, self.progress
-        )
+        self.storage = Storage(settings, self.progress)
         self.lifecycle.exits.callback(self.storage.close)
         self._hyper = Hyperparameters(setup, self.progress)
 

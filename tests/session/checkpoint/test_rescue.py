@@ -12,12 +12,13 @@ from typing import Any, cast
 import pytest
 import torch
 
-import trireme
 from trireme.launch.config.task_config import TaskConfig
 from trireme.session.checkpoint import CheckpointData, list_checkpoints, rescue, step_of
 from trireme.session.checkpoint.rescue import Rescue
 from trireme.session.checkpoint.storage import Storage
 from trireme.session.observers.progress import make_progress
+from trireme.session.options import Options
+from trireme.session.settings import Settings
 
 DATA = CheckpointData(210, {"w": torch.ones(3)})
 
@@ -45,7 +46,7 @@ def test_what_is_lost_is_said_where_a_hung_chief_holds_the_run_directory(
 ) -> None:
     monkeypatch.setattr(rescue, "_CHIEF_SECONDS", 0.0)
     values: Any = None  # nothing asks for them
-    left = Rescue("ps:0", 210, 3, chief=False, lacks=(), values=values)
+    left = Rescue(210, 3, chief=False, lacks=(), values=values)
     said = left.save(cast(Storage, Held(tmp_path)))
     assert said.startswith("steps 1 to 210 are lost, unless the task that holds the lock")
 
@@ -72,10 +73,10 @@ def test_a_worker_saves_what_it_has_though_the_chief_is_stopped(
         _, status = os.waitpid(chief.pid, os.WUNTRACED)
         assert os.WIFSTOPPED(status)
         task = TaskConfig(job="job", index=1)
-        storage = Storage(task, tmp_path, trireme.Checkpoint(), make_progress("none"))
+        storage = Storage(Settings(task, Options(), tmp_path), make_progress("none"))
         storage.epoch = "one"
         storage.begin(0, restored=False)
-        left = Rescue("ps:0", 210, 3, False, ("the optimizer's state",), lambda before: DATA)
+        left = Rescue(210, 3, False, ("the optimizer's state",), lambda before: DATA)
         said = left.save(storage)
         assert said.startswith("the newest checkpoint was of none, and the values of step 210 are")
         storage.close()

@@ -27,6 +27,8 @@ from trireme.session.checkpoint import (
 from trireme.session.checkpoint.run_lock import WRITERS, RunLock, writer_here
 from trireme.session.checkpoint.storage import Storage
 from trireme.session.observers.progress import make_progress
+from trireme.session.options import Options
+from trireme.session.settings import Settings
 
 INPUTS = torch.randn(100, 8, generator=torch.Generator().manual_seed(0))
 DATA = TensorDataset(INPUTS, (INPUTS.sum(1) > 0).long())
@@ -229,7 +231,7 @@ def test_a_tensor_that_no_checkpoint_can_hold_is_left_out_by_name(
 
 def storage_of(worker: int, run_dir: Path) -> Storage:
     task = TaskConfig(job="job", index=worker)
-    made = Storage(task, run_dir, EACH, make_progress("plain"))
+    made = Storage(Settings(task, Options(checkpoint=EACH), run_dir), make_progress("plain"))
     made.epoch = "one start of the job"
     return made
 
@@ -264,7 +266,8 @@ def test_the_directory_goes_from_chief_to_chief(
 
 def test_the_durability_is_said_in_one_line(tmp_path: Path) -> None:
     def said(run_dir: Path | None, options: trireme.Checkpoint | None) -> str:
-        return Storage(TaskConfig(job="job"), run_dir, options, make_progress("none")).durability
+        settings = Settings(TaskConfig(job="job"), Options(checkpoint=options), run_dir)
+        return Storage(settings, make_progress("none")).durability
 
     both = trireme.Checkpoint(every_seconds=600, every_steps=100)
     assert said(tmp_path, both).startswith(

@@ -23,7 +23,7 @@ from trireme.errors import ConfigurationError, Rejected
 from trireme.parallel.local_tensors import to_local
 from trireme.parallel.model_part import join_stages
 from trireme.parallel.process_group import ProcessGroup
-from trireme.parallel.sharding import fill_local, full_tensor
+from trireme.parallel.sharding import fill_local, full_tensor, local_part
 from trireme.parallel.straggler_watch import StragglerWatch
 from trireme.ps.messages import Applied, Lease, OptimizerSpec, Span
 from trireme.ps.optimizer_state import named_state, restore_state
@@ -34,7 +34,7 @@ from trireme.ps.shard.example_ledgers import resized
 from trireme.ps.snapshot import ModelState, lacking
 from trireme.ps.termination import after_the_end
 from trireme.session.backends.base import Backend, FirstState, Update, group_mean
-from trireme.session.replica.replica import Trained
+from trireme.session.training_setup import TrainingSetup
 
 __all__ = ["Collective"]
 
@@ -74,10 +74,7 @@ class Collective(Backend):
 
     Args:
         group: the processes.
-        held: the part of the model that this process holds.
-        optimizer: the user's optimizer, over the parameters of that part.
-        clip_norm: the L2 norm that the mean gradient is scaled down to; None for no clipping.
-        agree_on_skips: whether a batch of one process may be skipped, which all must agree on.
+        setup: what is trained, and by which optimizer.
         waiting: called with the reason, the names and the seconds while others are waited for.
     """
 
@@ -90,28 +87,23 @@ class Collective(Backend):
     def __init__(
         self,
         group: ProcessGroup,
-        held: Trained,
-        optimizer: torch.optim.Optimizer,
-        *,
-        clip_norm: float | None = None,
-        agree_on_skips: bool = False,
-        waiting: Callable[[str, Sequence[str], float], None] | None = None,
+        setup: TrainingSetup,
+        waiting: Callable[[str, Sequence[str], float], None],
     ) -> None:
-        check_optimizer(optimizer)
+        check_optimizer(setup.optimizer)
+        held, options = setup.trained, setup.settings.options
         self.step = self.bytes_sent = self.bytes_received = 0
         self.stopping = False
         self.saves = False
         self._group = group
         self._held = held
         self._names = frozenset(n for n, p in held.parameters.items() if p.requires_grad)
-        self._optimizer = optimizer
-        self._clip_norm = clip_norm
-        self._agree_on_skips = agree_on_skips
-        self._watch = StragglerWatch(
-            group.rank, group.size, group.put, group.get, waiting or _not_said
-        )
-        self._rule = Rule(0, 0)
-        self._end: int | None = None
+        self._optimizer = setup.optimizer
+        self._clip_norm = options.clip_norm
+        self._agree_on_skips = options.nan == "skip"  # a batch of one process may be left out
+        self._watch = StragglerWatch(group.rank, group.size, group.put, group.get, waiting)
+        self._rule = setup.settings.rule
+        self._end = self._rule.max_steps
         self._wants_stop = False
         self._vote_totals: Callable[[], list[float]] | None = None
         self._ledgers: dict[str, Ledger] = {}
@@ -121,7 +113,6 @@ class Collective(Backend):
     # -- joining --------------------------------------------------------------------------------
 
     def start(self, optimizer: OptimizerSpec, rule: Rule, first: FirstState) -> None:
-        self._rule, self._end = rule, rule.max_steps
         self._take(self._hand_out(first()))
         self.stopping = self._end is not None and self.step >= self._end
         self._watch.start()
@@ -150,7 +141,7 @@ class Collective(Backend):
                 fill_local(average, known[name])
                 self._average[name] = average
         if state.optimizer:
-            restore_state(self._optimizer, self._held.parameters, state.optimizer, _part)
+            restore_state(self._optimizer, self._held.parameters, state.optimizer, local_part)
         self._consumed, self._sizes = state.consumed, state.sizes
         self._ledgers.clear()
 
@@ -353,19 +344,6 @@ class Collective(Backend):
 
     def close(self) -> None:
         self._watch.close()  # the lifecycle closes the process group
-
-
-def _not_said(reason: str, names: Sequence[str], seconds: float) -> None:
-    """Ignores waits, where no callback is given."""
-
-
-def _part(parameter: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
-    """Returns this process's part of a state tensor, which is sharded as its parameter is."""
-    if tensor.shape != parameter.shape or not tensor.dim():
-        return tensor.clone()
-    mine = torch.zeros_like(parameter.detach(), dtype=tensor.dtype)
-    fill_local(mine, tensor)
-    return mine
 
 
 _KINDS = ("values", "average", "state")

@@ -30,10 +30,11 @@ from trireme.session.backends.parameter_server import ParameterServer
 __all__ = ["LocalSgd", "period_length"]
 
 _SAVING = "saving"
-"""The topic of the exchanges after which the chief saves: the steps of the values
-that these began from, on which all agree in rounds. It shares the last two, as it may be at the
-next
-exchange when others read about this one."""
+"""The topic under which the chief shares after which exchanges it saves.
+
+An exchange is identified by the step of the values that it began from, on which all workers agree
+in rounds. The chief shares the last two, because it may have begun the next exchange when another
+worker reads about this one."""
 
 
 def period_length(rule: Rule, step: int, end: int | None) -> int:

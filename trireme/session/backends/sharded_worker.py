@@ -1,8 +1,8 @@
-"""A worker of several processes before parameter servers: a leader speaks for all of them.
+"""A worker of several processes in a job with parameter servers: a leader represents them.
 
-The leader, rank 0, brings the gradients of all parts together, pushes and pulls as any worker
-does, and hands the values out. The others do as it does, call by call. Where there are several
-replicas inside, the update that is pushed is of the examples of all of them.
+The leader, rank 0, sums the gradients of all processes, pushes and pulls as any worker does, and
+broadcasts the values. The other processes make the same calls. With several replicas in the worker,
+the pushed update is of the examples of all replicas.
 """
 
 from __future__ import annotations
@@ -13,9 +13,7 @@ from typing import Any
 import msgspec
 import torch
 
-from trireme.parallel.model_part import ModelPart
 from trireme.parallel.process_group import ProcessGroup
-from trireme.ps.flat import FlatModel
 from trireme.ps.messages import OptimizerSpec, Span, Verdict
 from trireme.ps.results import PushResult
 from trireme.ps.rule import Rule
@@ -23,12 +21,13 @@ from trireme.ps.snapshot import ModelState
 from trireme.session.backends.base import Backend, FirstState, Update, group_mean
 from trireme.session.backends.local_sgd import LocalSgd
 from trireme.session.backends.parameter_server import ParameterServer
+from trireme.session.training_setup import TrainingSetup
 
 __all__ = ["Follower", "Leader", "LocalSgdLeader", "Shards"]
 
 
 class _Told(msgspec.Struct, frozen=True):
-    """What the leader has learned from the servers."""
+    """The answer of the servers, which the leader broadcasts."""
 
     step: int
     stop: bool
@@ -38,12 +37,12 @@ class _Told(msgspec.Struct, frozen=True):
 
 
 class _Said(msgspec.Struct, frozen=True):
-    """What a process tells the leader of its step.
+    """The report of one process to the leader about its step.
 
     Attributes:
-        weight: how many examples its replica's gradient is the mean of.
-        examples: which they are.
-        stop: why this process asks that the job end; None where it does not.
+        weight: the number of examples that the gradient of its replica is the mean of.
+        examples: the positions of these examples.
+        stop: why this process requests the end of the job; None if it does not.
     """
 
     weight: float
@@ -52,42 +51,35 @@ class _Said(msgspec.Struct, frozen=True):
 
 
 class Shards:
-    """The parts of a worker's model: gradients go up to the leader, values come down.
+    """Sums the gradients of a worker's processes in the leader, and broadcasts values to them.
 
     Args:
         group: the processes of the worker.
-        part: what this one holds; None where each process holds the whole model in `flat`, and the
-            gradients there are the mean over all processes already.
-        flat: the whole model, as the servers know it.
-        skips: whether a replica without examples has left out a batch, whose gradient is in the
-            mean: then the update of all is left out.
+        setup: the model. Where each process holds the whole of it, the gradients in the flat
+            vectors are the mean over all processes already.
     """
 
-    def __init__(
-        self,
-        group: ProcessGroup,
-        part: ModelPart | None,
-        flat: FlatModel,
-        *,
-        skips: bool = False,
-    ) -> None:
+    def __init__(self, group: ProcessGroup, setup: TrainingSetup) -> None:
         self.group = group
-        self.flat = flat
-        self._part = part
-        self._skips = skips
-        self._position = {name: position for position, name in enumerate(flat.parameters)}
+        self.setup = setup
+        self.flat = setup.flat
+        self._part = setup.part
+        # A replica without examples has left out a batch: then the update of all is left out, as
+        # its gradient is in the mean.
+        self._skips = setup.settings.options.nan == "skip"
+        self._position = {name: position for position, name in enumerate(self.flat.parameters)}
 
     @property
     def replicas(self) -> int:
-        """How many batches the worker computes at a time."""
+        """The number of batches that the worker computes at a time."""
         return self.group.mesh.replicas
 
     def unite(self, update: Update, stop: str | None = None) -> tuple[Update, list[str]]:
-        """Returns, in the leader, the update of all replicas, and why processes want to stop.
+        """Returns, in the leader, the update of all replicas, and the requests to stop.
 
         Args:
-            update: of this process.
-            stop: why this process asks that the job end; None where it does not.
+            update: the update of this process.
+            stop: why this process requests the end of the job; None if it does not.
         """
         if self.replicas == 1:
             return update, []
@@ -106,13 +98,13 @@ class Shards:
         return whole, [one.stop for one in said if one.stop is not None]
 
     def own(self, spans: Sequence[Span]) -> tuple[Span, ...]:
-        """Returns this process's of the spans that its worker was dealt, as all others theirs."""
+        """Returns the share of this process in the spans that its worker has leased."""
         return tuple(spans[self.group.replica :: self.replicas])
 
     def gather(self) -> None:
-        """Adds up each process's share of the gradient in the leader's flat vectors.
+        """Sums the gradients of all processes in the leader's flat vectors.
 
-        What no process has a gradient for has none in the leader afterwards either.
+        Parameters without a gradient in every process have none in the leader afterwards.
         """
         if self._part is None:
             return
@@ -136,18 +128,18 @@ class Shards:
                 flat.parameters[name].grad = None
 
     def tell(self, told: _Told) -> None:
-        """As leader: says what the servers have answered, and hands the values out."""
+        """Broadcasts, as leader, the answer of the servers and the values."""
         self.group.broadcast(msgspec.msgpack.encode(told))
         self._spread()
 
     def hear(self) -> _Told:
-        """As follower: returns what the leader says, and takes its values."""
+        """Receives, as follower, the leader's answer and values; returns the answer."""
         told = msgspec.msgpack.decode(self.group.broadcast(None), type=_Told)
         self._spread()
         return told
 
     def _spread(self) -> None:
-        """Fills every process's part with the leader's values."""
+        """Copies the leader's values into the part of every process."""
         for vector in self.flat.values:
             self.group.broadcast_tensor(vector)
         if self._part is not None:
@@ -158,8 +150,8 @@ class Leader(ParameterServer):
     """Rank 0, which has the connections to the servers.
 
     Args:
-        shards: of this worker's processes.
-        others: as for `ParameterServer`, or what is next to this among the bases.
+        shards: communicates with the worker's other processes.
+        others: the arguments of `ParameterServer`, or of the next class among the bases.
     """
 
     comes_back = False
@@ -169,7 +161,7 @@ class Leader(ParameterServer):
     def __init__(self, shards: Shards, *others: Any) -> None:
         super().__init__(*others)
         self._shards = shards
-        self._undealt: dict[str, list[Span]] = {}  # too few for one batch a replica
+        self._undealt: dict[str, list[Span]] = {}  # leased; less than a batch each
 
     def start(self, optimizer: OptimizerSpec, rule: Rule, first: FirstState) -> None:
         super().start(optimizer, rule, first)
@@ -192,7 +184,7 @@ class Leader(ParameterServer):
     ) -> tuple[Span, ...]:
         replicas = self._shards.replicas
         spans = [*_cut(self._undealt.pop(dataset, []), batch)]
-        while len(spans) < replicas:  # what came back from others may be in short pieces
+        while len(spans) < replicas:  # examples of lost workers may come in short spans
             more = super().lease(dataset, size, batch * replicas, count, resized=resized)
             spans += _cut(more, batch)
         dealt = len(spans) // replicas * replicas
@@ -217,26 +209,24 @@ class Leader(ParameterServer):
 
 
 class LocalSgdLeader(Leader, LocalSgd):
-    """Rank 0 of a worker that trains by itself between exchanges."""
+    """Rank 0 of a worker that trains locally between exchanges."""
 
 
 class Follower(Backend):
-    """Any other process of a worker: it has no connection, and does as the leader does.
+    """Any other process of a worker; it has no connection, and makes the leader's calls.
 
     Args:
-        shards: of this worker's processes.
-        completes: whether the leader trains by itself between exchanges.
+        shards: communicates with the worker's other processes.
     """
 
     step: int
     stopping: bool
     joint_mean = True
 
-    def __init__(self, shards: Shards, *, completes: bool = False) -> None:
+    def __init__(self, shards: Shards) -> None:
         self.step = self.bytes_sent = self.bytes_received = 0
         self.stopping = False
         self._shards = shards
-        self._completes = completes
         self._wants_stop: str | None = None
 
     def start(self, optimizer: OptimizerSpec, rule: Rule, first: FirstState) -> None:
@@ -254,7 +244,8 @@ class Follower(Backend):
         return PushResult(told.verdict, told.step, told.staleness, told.stop, told.steps)
 
     def complete(self) -> PushResult | None:
-        return self.end_exchange() if self._completes else None
+        trains_locally = self._shards.setup.outer is not None
+        return self.end_exchange() if trains_locally else None
 
     def _hear(self) -> _Told:
         told = self._shards.hear()
@@ -271,7 +262,10 @@ class Follower(Backend):
         return group_mean(self._shards.group, values, counts)
 
     def stop(self, reason: str) -> int:
-        """Has the leader ask, with the next step; of one replica, the leader is asked too."""
+        """Passes the request to the leader with the next step.
+
+        With a single replica the leader's own program makes the same request.
+        """
         self._wants_stop = reason
         return self.step + 1
 
@@ -282,7 +276,7 @@ class Follower(Backend):
         return self._hear().step
 
     def snapshot(self, *, state: bool) -> ModelState:
-        """Returns the values at hand: a consistent copy of the servers is the leader's business."""
+        """Returns the present values; only the leader copies a consistent step of the servers."""
         parameters = self._shards.flat.parameters
         return ModelState(self.step, {n: p.detach().cpu().clone() for n, p in parameters.items()})
 

@@ -70,7 +70,8 @@ class Checkpointer:
                     "directory, or move them away"
                 )
             return None
-        return latest(run_dir, self._say_damaged)
+        warn = self._progress.warn
+        return latest(run_dir, lambda path, why: warn(f"passing over the checkpoint {path}: {why}"))
 
     def _named(self, path: Path) -> CheckpointData:
         data, run_dir = load(path), self._setup.settings.run_dir
@@ -80,9 +81,6 @@ class Checkpointer:
                 "resume would pick those: choose another run directory for what begins there"
             )
         return data
-
-    def _say_damaged(self, path: Path, error: CheckpointError) -> None:
-        self._progress.warn(f"passing over the checkpoint {path}: {error}")
 
     # -- restoring ------------------------------------------------------------------------------
 

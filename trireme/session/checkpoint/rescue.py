@@ -30,7 +30,6 @@ class Rescue:
     """The values of a surviving worker of a job that is over.
 
     Attributes:
-        lost: the name of the task that was lost.
         step: the global step of the values.
         view: the number of the last view.
         chief: whether this worker was chief in that view.
@@ -38,7 +37,6 @@ class Rescue:
         values: makes the checkpoint, given the `state` of the newest one; {} where there is none.
     """
 
-    lost: str
     step: int
     view: int
     chief: bool
@@ -64,7 +62,7 @@ class Rescue:
                 return ""
             return (
                 f"{lost_steps(newest + 1, self.step)}, unless the task that holds the lock on the "
-                "run directory saves them: it has not let go of it"
+                "run directory saves them: it still holds the lock"
             )
         if self.step <= newest:
             if not self.chief:

@@ -289,31 +289,22 @@ def _newest(run_dir: Path) -> int:
 
 def _look(run_dir: Path, number: int) -> tuple[Writer | None, bool]:
     """Returns an entry's writer, None if unknown, and whether its lock is free."""
+    entry = _entry(run_dir, number)
     try:
-        descriptor = os.open(_entry(run_dir, number) / _FILE, os.O_RDWR | os.O_CLOEXEC)
+        descriptor = os.open(entry / _FILE, os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:
         return None, True
     try:
-        holder = _decoded(descriptor)
+        holder = _read(entry)
         return holder, _is_free(descriptor, holder)
     finally:
         os.close(descriptor)
 
 
 def _read(entry: Path) -> Writer | None:
+    """Returns the writer that an entry names; None if it cannot be read."""
     try:
-        descriptor = os.open(entry / _FILE, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return None
-    try:
-        return _decoded(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _decoded(descriptor: int) -> Writer | None:
-    try:
-        return msgspec.json.decode(os.pread(descriptor, 1 << 16, 0), type=Writer)
+        return msgspec.json.decode((entry / _FILE).read_bytes(), type=Writer)
     except (OSError, msgspec.MsgspecError):
         return None
 

@@ -6,7 +6,6 @@ and later saves are tried nevertheless. Only a failed last save fails the job.
 
 from __future__ import annotations
 
-import os
 import secrets
 import time
 from contextlib import suppress
@@ -25,8 +24,9 @@ from trireme.session.checkpoint import (
 from trireme.session.checkpoint.atomic_directories import make_directory
 from trireme.session.checkpoint.run_lock import RunLock, read_writer, writer_here
 from trireme.session.checkpoint.saver import LAST_DELAYS, RETRY_SECONDS
+from trireme.session.checkpoint.tensors import write_file
 from trireme.session.observers.progress import Progress
-from trireme.session.options import Checkpoint
+from trireme.session.settings import Settings
 
 __all__ = ["Storage"]
 
@@ -38,12 +38,11 @@ class Storage:
     """The run directory, for a worker that is chief or may become chief.
 
     Args:
-        task: the identity of this process.
-        run_dir: the directory of checkpoints and records; None for none.
-        options: when to save and which checkpoints to keep; None never saves.
+        settings: the run directory, when to save, and which checkpoints to keep.
         progress: shows failures.
 
     Attributes:
+        run_dir: the directory of checkpoints and records; None for none.
         epoch: the epoch of the job; set when it is known.
         saves: whether a checkpoint was submitted, so that there may be results.
         saved: the number of checkpoints that this process has completed.
@@ -51,22 +50,16 @@ class Storage:
         newest: the step of the newest checkpoint that it knows of; None for none.
     """
 
-    def __init__(
-        self,
-        task: TaskConfig,
-        run_dir: Path | None,
-        options: Checkpoint | None,
-        progress: Progress,
-    ) -> None:
+    def __init__(self, settings: Settings, progress: Progress) -> None:
         self.epoch = ""  # known when this worker has joined the job
-        self.run_dir = run_dir
+        self.run_dir = settings.run_dir
         self.saves = False
         self.saved = 0
         self.failed = 0
         self.newest: int | None = None
-        self._options = options
+        self._options = settings.options.checkpoint
         self._progress = progress
-        self._task = task
+        self._task = settings.task
         self._lock: RunLock | None = None
         self._saver: Saver | None = None
         self._after_a_failure = (
@@ -172,10 +165,7 @@ class Storage:
         make_directory(checkpoints)
         path = checkpoints / f".probe.{secrets.token_hex(4)}"
         try:
-            with path.open("wb") as file:
-                file.write(bytes(_PROBE_BYTES))
-                file.flush()
-                os.fsync(file.fileno())
+            write_file(path, [bytes(_PROBE_BYTES)])
         finally:
             with suppress(OSError):
                 path.unlink()

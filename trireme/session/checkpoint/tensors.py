@@ -14,10 +14,10 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import torch
@@ -54,6 +54,8 @@ _DTYPES = {
     torch.bool: "BOOL",
 }
 _HEADER_ALIGNMENT = 8
+
+_T = TypeVar("_T")
 
 
 class FileRecord(msgspec.Struct, frozen=True):
@@ -218,18 +220,15 @@ def read_tensors(directory: Path, group: str, files: Collection[str]) -> dict[st
         CheckpointError: the index and the files contradict each other, or are not in the format.
     """
     index = _read_index(directory, group, files)
-    found: dict[str, torch.Tensor] = {}
-    for file_name, names in _by_file(index).items():
-        with _opened(directory / file_name, names) as file:
-            # A copy: what is mapped from a file changes, or kills, when the file does.
-            found.update((name, file.get_tensor(name).clone()) for name in names)
+    # A copy: memory that is mapped from a file changes, or faults, when the file is changed.
+    found = _each(directory, index, lambda file, name: file.get_tensor(name).clone())
     total = sum(tensor.nbytes for tensor in found.values())
     if total != index.metadata.total_size:
         raise CheckpointError(
             f"{directory / index_name(group)} announces {index.metadata.total_size} bytes of "
             f"tensors, and the files hold {total}"
         )
-    return {name: found[name] for name in index.weight_map}
+    return found
 
 
 def tensor_shapes(
@@ -240,14 +239,12 @@ def tensor_shapes(
     Raises:
         CheckpointError: the index and the files contradict each other, or are not in the format.
     """
-    index = _read_index(directory, group, files)
-    shapes: dict[str, tuple[str, tuple[int, ...]]] = {}
-    for file_name, names in _by_file(index).items():
-        with _opened(directory / file_name, names) as file:
-            for name in names:
-                part = file.get_slice(name)
-                shapes[name] = (part.get_dtype(), tuple(part.get_shape()))
-    return {name: shapes[name] for name in index.weight_map}
+
+    def shape(file: Any, name: str) -> tuple[str, tuple[int, ...]]:
+        part = file.get_slice(name)
+        return part.get_dtype(), tuple(part.get_shape())
+
+    return _each(directory, _read_index(directory, group, files), shape)
 
 
 def _read_index(directory: Path, group: str, files: Collection[str]) -> _Index:
@@ -268,11 +265,16 @@ def _read_index(directory: Path, group: str, files: Collection[str]) -> _Index:
     return index
 
 
-def _by_file(index: _Index) -> dict[str, list[str]]:
+def _each(directory: Path, index: _Index, read: Callable[[Any, str], _T]) -> dict[str, _T]:
+    """Returns what `read` returns for each tensor, given its open file, in the index's order."""
     names: dict[str, list[str]] = {}
-    for name, file in index.weight_map.items():
-        names.setdefault(file, []).append(name)
-    return names
+    for name, file_name in index.weight_map.items():
+        names.setdefault(file_name, []).append(name)
+    found: dict[str, _T] = {}
+    for file_name, inside in names.items():
+        with _opened(directory / file_name, inside) as file:
+            found |= {name: read(file, name) for name in inside}
+    return {name: found[name] for name in index.weight_map}
 
 
 @contextmanager

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from trireme.cluster.view import View
@@ -184,14 +185,9 @@ class WorkerCheckpoints:
             return
         self._backend.go_back()
         step = self._backend.global_step if self.last_step is None else self.last_step
-        rescue = Rescue(
-            lost,
-            step,
-            lifecycle.view_number,
-            lifecycle.is_chief,
-            self._checkpointer.lost_with_servers(),
-            self._rescued(lost, step),
-        )
+        lacks = self._checkpointer.lost_with_servers()
+        made = partial(self._rescued, lost, step, lacks)
+        rescue = Rescue(step, lifecycle.view_number, lifecycle.is_chief, lacks, made)
         try:
             loss = rescue.save(self._storage)
         except Exception as failure:  # the job's own error must stay visible
@@ -202,15 +198,19 @@ class WorkerCheckpoints:
             if isinstance(error, JobFailed | WireError):
                 error.loss = said
 
-    def _rescued(self, lost: str, step: int) -> Callable[[dict[str, Any]], CheckpointData]:
-        """Returns a function that makes a checkpoint of this worker's values."""
-        values = self._setup.flat.parameters
+    def _rescued(
+        self, lost: str, step: int, lacks: Sequence[str], before: Mapping[str, Any]
+    ) -> CheckpointData:
+        """Returns a checkpoint of this worker's values.
 
-        def made(before: dict[str, Any]) -> CheckpointData:
-            state = ModelState(step, {name: p.detach().cpu().clone() for name, p in values.items()})
-            lacks = list(self._checkpointer.lost_with_servers())
-            kept = {name: before.get(name, {}) for name in ("consumed", "sizes")}
-            more = {LACKS: lacks, "rescued_from": lost, **kept}
-            return self._checkpointer.checkpoint_of(state, more)
-
-        return made
+        Args:
+            lost: the name of the task that was lost.
+            step: the global step of the values.
+            lacks: the parts that the checkpoint lacks.
+            before: the `state` of the newest checkpoint.
+        """
+        parameters = self._setup.flat.parameters
+        state = ModelState(step, {n: p.detach().cpu().clone() for n, p in parameters.items()})
+        kept = {name: before.get(name, {}) for name in ("consumed", "sizes")}
+        more = {LACKS: list(lacks), "rescued_from": lost, **kept}
+        return self._checkpointer.checkpoint_of(state, more)

@@ -133,10 +133,6 @@ class Recorder:
 
     # -- each step ------------------------------------------------------------------------------
 
-    def fetched(self, began: float, ended: float) -> None:
-        """Counts a wait for a batch, between two readings of `time.monotonic`."""
-        self.phases.add(("data", began, ended))
-
     def step(self, result: StepResult, began: float, computed: float) -> None:
         """Counts a step; shows and records it if that is due.
 

@@ -163,7 +163,8 @@ class Summaries(Hook):
         capture.batch(*inputs_and_targets(batch), session.originals(batch))
         if session.holds_whole_model:
             observe = capture.observe if self._observes else None
-            self._watch = ForwardTracer(session.model, observe, _task(session))
+            task = f"/job:worker/task:{session.task.index}"
+            self._watch = ForwardTracer(session.model, observe, task)
             self._watch.__enter__()
 
     @property
@@ -291,10 +292,6 @@ def _embedding(name: str, rows: torch.Tensor, step: int) -> Any:
         )
 
     return write
-
-
-def _task(session: Session) -> str:
-    return f"/job:worker/task:{session.task.index}"
 
 
 def _settings(session: Session, examples: int) -> dict[str, Any]:

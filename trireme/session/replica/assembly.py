@@ -100,19 +100,18 @@ def build_optimizer(make: Optimizers, model: nn.Module) -> torch.optim.Optimizer
     Raises:
         ConfigurationError: an object is not an optimizer, or cannot build one.
     """
-    if isinstance(make, torch.optim.Optimizer):
-        return make
-    if isinstance(make, Mapping):
-        _check_optimizer(make, bool(make), _ONE)
-        return JointOptimizer([_named_optimizer(name, one, model) for name, one in make.items()])
     given: object = make
-    if isinstance(given, (list, tuple)):
-        _check_optimizer(given, bool(given), _ONE)
+    if isinstance(given, torch.optim.Optimizer):
+        return given
+    if isinstance(given, Mapping) and given:
+        return JointOptimizer([_named_optimizer(name, one, model) for name, one in given.items()])
+    if isinstance(given, (list, tuple)) and given:
         for one in given:
-            _check_optimizer(one, isinstance(one, torch.optim.Optimizer), _IN_A_LIST)
+            if not isinstance(one, torch.optim.Optimizer):
+                raise _not_an_optimizer(one, _IN_A_LIST)
         return JointOptimizer(given)
-    _check_optimizer(make, callable(make), _ONE)
-    assert callable(make)
+    if not callable(make):
+        raise _not_an_optimizer(given, _ONE)
     return make(model.parameters())
 
 
@@ -128,8 +127,8 @@ def _named_optimizer(name: str, make: object, model: nn.Module) -> torch.optim.O
     """Returns one of several; a function builds it from the parameters of the child of its name."""
     if isinstance(make, torch.optim.Optimizer):
         return make
-    _check_optimizer(make, callable(make), f"{_BY_NAME} the model's child {name!r}")
-    assert callable(make)
+    if not callable(make):
+        raise _not_an_optimizer(make, f"{_BY_NAME} the model's child {name!r}")
     child = dict(model.named_children()).get(name)
     if child is None:
         children = ", ".join(repr(each) for each, _ in model.named_children())
@@ -142,9 +141,8 @@ def _named_optimizer(name: str, make: object, model: nn.Module) -> torch.optim.O
     return optimizer
 
 
-def _check_optimizer(found: object, good: bool, instead: str) -> None:
-    if not good:
-        raise ConfigurationError(f"the optimizer is {found!r}: {instead}")
+def _not_an_optimizer(found: object, instead: str) -> ConfigurationError:
+    return ConfigurationError(f"the optimizer is {found!r}: {instead}")
 
 
 def assemble(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import torch
 from safetensors.torch import load as load_bytes
@@ -11,6 +12,9 @@ from safetensors.torch import save as save_bytes
 from trireme.ps.module_names import named_buffers, state_of
 from trireme.session.backends.base import Backend
 from trireme.session.training_setup import TrainingSetup
+
+if TYPE_CHECKING:
+    from trireme.parallel.process_group import ProcessGroup
 
 __all__ = ["Buffers"]
 
@@ -70,11 +74,8 @@ class Buffers:
 
     def spread(self) -> None:
         """Broadcasts the leader's constants to the processes of a worker of several processes."""
-        process_group = self._setup.process_group
-        if process_group is not None and self._task.servers:
-            told = process_group.broadcast(
-                save_bytes(self.constants()) if process_group.is_chief else None
-            )
+        if (group := self._worker_group) is not None:
+            told = group.broadcast(save_bytes(self.constants()) if group.is_chief else None)
             self.set_constants(load_bytes(told))
 
     # -- while training goes on ---------------------------------------------------------------
@@ -83,11 +84,11 @@ class Buffers:
         """Shares this worker's buffers for evaluation and checkpoints."""
         if self._alone or not self._floating():
             return
-        own, process_group = self._own(), self._setup.process_group
-        if process_group is not None and self._task.servers:
+        own = self._own()
+        if (group := self._worker_group) is not None:
             from trireme.parallel.model_part import join_stages, mean_over_replicas
 
-            own = mean_over_replicas(process_group, join_stages(process_group, own))
+            own = mean_over_replicas(group, join_stages(group, own))
         self._backend.share(_BUFFERS, save_bytes(own))
 
     def average(self) -> dict[str, torch.Tensor]:
@@ -100,7 +101,8 @@ class Buffers:
         shared = {w: load_bytes(data) for w, data in self._backend.collect(_BUFFERS).items()}
         left = shared.get(self._task.index, {})
         # Of one replica this process's are newer; of several, what was left is the mean over them.
-        several = self._task.servers > 0 and self._replicas > 1
+        group = self._worker_group
+        several = group is not None and group.mesh.replicas > 1
         shared[self._task.index] = self._own() | left if several else left | self._own()
         averages: dict[str, torch.Tensor] = {}
         for name, tensor in everything.items():
@@ -114,19 +116,17 @@ class Buffers:
         if self._alone:
             return
         self._last = self.average()
-        process_group = self._setup.process_group
-        if process_group is not None and self._task.servers and self._last:
-            told = save_bytes(self._last) if process_group.is_chief else None
-            self._last = load_bytes(process_group.broadcast(told))
+        if (group := self._worker_group) is not None and self._last:
+            told = save_bytes(self._last) if group.is_chief else None
+            self._last = load_bytes(group.broadcast(told))
         for name, buffer in named_buffers(self._setup.model):
             if name in self._last:
                 buffer.copy_(self._last[name])
 
     @property
-    def _replicas(self) -> int:
-        """How many batches this process and those that hold the model with it compute at a time."""
-        process_group = self._setup.process_group
-        return 1 if process_group is None else process_group.mesh.replicas
+    def _worker_group(self) -> ProcessGroup | None:
+        """The processes of this worker, where servers see them as one; None elsewhere."""
+        return self._setup.process_group if self._task.servers else None
 
     def _own(self) -> dict[str, torch.Tensor]:
         """Returns the buffers that this process keeps up to date."""

@@ -11,7 +11,7 @@ from trireme.ps.joint_optimizer import JointOptimizer
 from trireme.session.replica.assembly import Optimizers
 from trireme.session.training_setup import TrainingSetup
 
-__all__ = ["OptimizerChoice", "agree_on_optimizer", "choose"]
+__all__ = ["OptimizerChoice", "agree_on_optimizer"]
 
 
 class OptimizerChoice:
@@ -42,11 +42,6 @@ class OptimizerChoice:
         named = list(given) if isinstance(given, Mapping) else range(len(joint.optimizers))
         return cls(joint, named, setup.parameters_of_each())
 
-    @property
-    def names(self) -> str:
-        """The names, for a message."""
-        return ", ".join(repr(name) for name in self._places)
-
     def choose(self, name: str | int | None) -> None:
         """Chooses the optimizer that makes the next step.
 
@@ -55,36 +50,16 @@ class OptimizerChoice:
         """
         if name is None or name not in self._places:
             wrong = "say which optimizer" if name is None else f"there is no optimizer {name!r}"
-            raise ConfigurationError(f"step(batch, optimizer=...): {wrong}: one of {self.names}")
+            names = ", ".join(map(repr, self._places))
+            raise ConfigurationError(f"step(batch, optimizer=...): {wrong}: one of {names}")
         self._joint.chosen = self._places[name]
-
-    def others(self) -> list[nn.Parameter]:
-        """Returns the parameters that the chosen optimizer does not update."""
-        return [
-            parameter
-            for place, own in enumerate(self._parameters)
-            if place != self._joint.chosen
-            for parameter in own
-        ]
 
     def leave_out_others(self) -> None:
         """Drops the gradients of the parameters that the chosen optimizer does not update."""
-        for parameter in self.others():
-            parameter.grad = None
-
-
-def choose(choice: OptimizerChoice | None, name: str | int | None) -> None:
-    """Chooses the optimizer that makes the next step.
-
-    Raises:
-        ConfigurationError: there is no optimizer of that name, or only one optimizer.
-    """
-    if choice is None:
-        raise ConfigurationError(
-            f"step(batch, optimizer={name!r}): this session has one optimizer; give it several by "
-            "name, in a dict"
-        )
-    choice.choose(name)
+        for place, parameters in enumerate(self._parameters):
+            if place != self._joint.chosen:
+                for parameter in parameters:
+                    parameter.grad = None
 
 
 def agree_on_optimizer(setup: TrainingSetup, *, takes_part: bool = True) -> None:

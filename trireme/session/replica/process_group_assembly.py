@@ -1,14 +1,13 @@
-"""Puts together what a session trains where several processes hold the model together.
+"""Assembles the model and the optimizer where several processes hold the model together.
 
-Whoever imports this loads `torch.distributed` with its shards and pipelines, which takes seconds:
-only such sessions do.
+The import of this module loads `torch.distributed` with FSDP and pipelines, which takes seconds, so
+that only such sessions import it.
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import msgspec
 import torch
@@ -20,7 +19,7 @@ from trireme.parallel.gradients import BucketedMean, EqualBatchMean, ListMean, S
 from trireme.parallel.model_part import ModelPart
 from trireme.parallel.process_group import ProcessGroup, ProcessGroupConfig
 from trireme.parallel.reducer import Reducer
-from trireme.parallel.sharding import fill_local
+from trireme.parallel.sharding import local_part
 from trireme.ps.flat import FlatModel
 from trireme.ps.joint_optimizer import members
 from trireme.ps.layout import Layout
@@ -37,10 +36,10 @@ __all__ = ["assemble_together", "compute_together", "meet"]
 
 
 def meet(settings: Settings, device: torch.device) -> ProcessGroup:
-    """Joins the processes that hold the model with this one, which computes on a device.
+    """Joins the process group that holds the model, as a process that computes on `device`.
 
     Raises:
-        TriremeError: the others did not come.
+        TriremeError: not all processes joined in time.
     """
     task = settings.task
     return ProcessGroup(
@@ -64,19 +63,19 @@ def assemble_together(
     *,
     in_place: bool,
 ) -> TrainingSetup:
-    """Makes the buffers, and cuts the model, for one process of a process group.
+    """Builds the flat buffers, and splits the model, for one process of a process group.
 
     Args:
         settings: what the launch and the program have chosen.
         process_group: the processes.
-        model: whole, on its device.
-        optimizer: over its parameters; its groups, and its state, are those of the part of the
-            model afterwards that is updated here.
+        model: the whole model, on its device.
+        optimizer: the optimizer over the model's parameters. Afterwards its groups and its state
+            are those of the part of the model that this process updates.
         in_place: as for `assemble`.
 
     Raises:
-        ConfigurationError: the model cannot be cut so.
-        ModelMismatchError: this process has another model than the chief.
+        ConfigurationError: the model cannot be split in this way.
+        ModelMismatchError: this process and the chief have different models.
     """
     task, names = settings.task, _names(model, optimizer)
     servers = max(task.servers, 1)
@@ -123,10 +122,10 @@ def compute_together(
 
 
 def _check_same(task: TaskConfig, process_group: ProcessGroup, flat: FlatModel) -> None:
-    """Checks that every process has built the model that the chief has.
+    """Checks that this process and the chief have built the same model.
 
     Raises:
-        ModelMismatchError: this one has not; names the first parameter that differs.
+        ModelMismatchError: the models differ; names the first parameter that differs.
     """
     own = flat.layout.spec
     said = process_group.broadcast(msgspec.msgpack.encode(own) if process_group.is_chief else None)
@@ -137,7 +136,7 @@ def _check_same(task: TaskConfig, process_group: ProcessGroup, flat: FlatModel) 
 
 def _names(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[list[str]]:
     """Returns the names of the parameters in each group of an optimizer, frozen ones too."""
-    named_groups(model, optimizer)  # refuses what is not the model's
+    named_groups(model, optimizer)  # refuses parameters of another model
     names = {id(parameter): name for name, parameter in named_parameters(model)}
     return [[names[id(p)] for p in group["params"]] for group in optimizer.param_groups]
 
@@ -147,10 +146,10 @@ def _point(
     names: Sequence[Sequence[str]],
     here: Mapping[str, nn.Parameter],
 ) -> None:
-    """Makes an optimizer one over other parameters of the same names, or shards of them.
+    """Replaces the parameters of an optimizer by parameters of the same names, or by their shards.
 
-    Its groups stay the same objects, so that what a program has built on them, such as a
-    scheduler, goes on. What is not here leaves them.
+    The groups stay the same objects, so that schedulers over them still work. Parameters that this
+    process does not hold leave the groups.
     """
     left = iter(names)
     for member in members(optimizer):
@@ -169,21 +168,13 @@ def _point_one(
         before = {name: p for name, p in zip(named, group["params"], strict=False)}
         for name in found:
             if before[name] in state:
-                optimizer.state[here[name]] = _part_of_state(state[before[name]], here[name])
+                optimizer.state[here[name]] = {
+                    key: local_part(here[name], value) if torch.is_tensor(value) else value
+                    for key, value in state[before[name]].items()
+                }
         group["params"][:] = [here[name] for name in found]
         if "foreach" in group:  # torch's many-tensor kernels take no mixture of shards
             group["foreach"] = False
-
-
-def _part_of_state(state: Mapping[str, Any], parameter: nn.Parameter) -> dict[str, Any]:
-    """Returns what an optimizer knows of a parameter, for the part of it that is here."""
-    part: dict[str, Any] = {}
-    for key, value in state.items():
-        part[key] = value
-        if isinstance(value, torch.Tensor) and value.dim() and value.shape == parameter.shape:
-            part[key] = torch.zeros_like(parameter.detach(), dtype=value.dtype)
-            fill_local(part[key], value)
-    return part
 
 
 def _reducer(process_group: ProcessGroup, part: ModelPart, *, in_place: bool) -> Reducer:
@@ -194,5 +185,5 @@ def _reducer(process_group: ProcessGroup, part: ModelPart, *, in_place: bool) ->
         return Reducer()
     if in_place:
         return EqualBatchMean(process_group)
-    # A pipeline says itself when its last micro-batch has passed.
+    # A pipeline itself averages gradients after its last micro-batch.
     return ShardedMean(process_group, () if mesh.pp > 1 else part.modules)

@@ -1,4 +1,4 @@
-"""A replica that several processes compute together."""
+"""Computes the gradients of a replica that several processes hold together."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class ProcessGroupReplica(Replica):
         """As `Replica.backward`, with the mean over all replicas.
 
         Raises:
-            JobFailed: another process is gone.
+            JobFailed: another process has ended.
             TriremeError: as `Replica.backward`.
         """
         with lost_peer():
@@ -39,14 +39,14 @@ class ProcessGroupReplica(Replica):
 
 
 class PipelineReplica(ProcessGroupReplica):
-    """Stages through which micro-batches pass. The loss is known everywhere, outputs in the last.
+    """Runs pipeline stages. All processes know the loss; the last one has the outputs.
 
     Args:
-        part: this one's stages.
+        part: the stages of this process.
         loss: see `Loss`.
-        options: the session's.
-        metrics: by name.
-        reducer: makes the mean over the replicas.
+        options: the session's options.
+        metrics: the metrics by name.
+        reducer: averages the gradients of the replicas.
 
     Raises:
         ConfigurationError: an option has no meaning for a pipeline.
@@ -73,10 +73,7 @@ class PipelineReplica(ProcessGroupReplica):
             )
         super().__init__(nn.ModuleList(part.modules), loss, part, options, metrics, reducer)
         self._reducer: Reducer = reducer
-        self.pipeline = part.pipeline(self._scalar)
-
-    def _scalar(self, outputs: Any, targets: Any) -> torch.Tensor:
-        return scalar(self._loss(outputs, targets))
+        self.pipeline = part.pipeline(lambda outputs, targets: scalar(self._loss(outputs, targets)))
 
     def _compute(self, batch: tuple[Any, Any], begin: Callable[[float], None] | None) -> StepResult:
         inputs, targets = batch

@@ -160,7 +160,7 @@ class Replica:
             self._reducer.finish()
         if self._penalised:
             self._penalise()
-        if not self._ignores and not math.isfinite(result._loss.item()):
+        if not self._good(result._loss):
             self._not_finite(result)
             with torch.no_grad():
                 for buffer, value in zip(self._kept, before, strict=True):
