@@ -159,7 +159,7 @@ def plain_training(layout: Layout, name: str, hyper: Hyper) -> list[torch.Tensor
         for number, spec in enumerate(hyper_at(0, hyper))
     ]
     narrow = {vector.dtype for vector in layout.vectors if vector.item_size == 2}
-    options: Hyper = {"foreach": False}
+    options: Hyper = dict(OPTIMIZERS[name].options)
     if narrow & OPTIMIZERS[name].fused:  # else each operation is rounded to the narrow type
         options = {"fused": True}
     if "initial_accumulator_value" in hyper:

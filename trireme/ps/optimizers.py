@@ -60,6 +60,11 @@ class Entry:
         """Returns the state without which a group of these hyper-parameters cannot go on."""
         return self.keeps | {state for name, state in self.keeps_if.items() if hyper.get(name)}
 
+    @property
+    def options(self) -> dict[str, bool]:
+        """The arguments by which torch's class computes tensor by tensor; others need none."""
+        return {"foreach": False} if "foreach" in inspect.signature(self.make).parameters else {}
+
 
 def _entry(
     make: type[torch.optim.Optimizer],

@@ -75,7 +75,7 @@ class Plain:
                 for index, (group, name) in enumerate(zip(spec.groups, spec.names, strict=True))
                 if name == kind
             ]
-            options: Hyper = {"foreach": False}
+            options: Hyper = dict(OPTIMIZERS[kind].options)
             first = next(
                 g.values for g, n in zip(spec.groups, spec.names, strict=True) if n == kind
             )

@@ -139,7 +139,7 @@ class TorchOptimizer:
         make: Callable[..., torch.optim.Optimizer] = self._entry.make
         # Adagrad takes the accumulator's first value from its own arguments, not from a group's.
         defaults = dict(next(iter(groups.values())).values)
-        options = {"fused": True} if self._fused else {"foreach": False}
+        options = {"fused": True} if self._fused else self._entry.options
         try:
             return make(made, **defaults, **options)
         except (ValueError, TypeError, RuntimeError) as error:
