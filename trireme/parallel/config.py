@@ -9,7 +9,7 @@ from typing import Any
 from trireme.errors import ConfigurationError
 from trireme.mesh import SCHEDULES
 
-__all__ = ["PipelineConfig", "Plan", "stages_per_process"]
+__all__ = ["PipelineConfig", "Plan"]
 
 Plan = Mapping[str, str]
 """Pattern of a module's name -> how its matrix is split over the axis tp."""
@@ -46,6 +46,11 @@ class PipelineConfig:
         if self.microbatches is not None and self.microbatches < 1:
             raise ConfigurationError(f"microbatches={self.microbatches}: it must be 1 or more")
 
+    @property
+    def stages_per_process(self) -> int:
+        """The number of stages that each process holds; interleaved schedules have two."""
+        return 2 if self.schedule == "interleaved" else 1
+
     def pieces(self, examples: int, stages: int) -> int:
         """Returns the number of micro-batches of a batch, for `stages` processes.
 
@@ -62,8 +67,3 @@ class PipelineConfig:
             f"multiple of it but at most {wanted}, as the interleaved schedule needs them: use a "
             f"batch size that is a multiple of {stages}, or --schedule 1f1b"
         )
-
-
-def stages_per_process(schedule: str) -> int:
-    """Returns the number of stages that each process holds; interleaved schedules have two."""
-    return 2 if schedule == "interleaved" else 1

@@ -14,7 +14,7 @@ from safetensors.torch import save as save_bytes
 from torch import nn
 
 from trireme.errors import ConfigurationError
-from trireme.parallel.config import PipelineConfig, Plan, stages_per_process
+from trireme.parallel.config import PipelineConfig, Plan
 from trireme.parallel.local_tensors import to_local
 from trireme.parallel.process_group import ProcessGroup
 from trireme.parallel.sharding import copies, fill_local, full_tensor, fully_sharded
@@ -103,7 +103,7 @@ class ModelPart:
         config = self._pipeline_config = _one_piece_if_carried(model, self._pipeline_config)
         mesh = self._process_group.mesh
         links = chain_of(model)
-        total = mesh.pp * stages_per_process(config.schedule)
+        total = mesh.pp * config.stages_per_process
         if config.split is not None:
             cuts = cut_at(links, config.split)
             if len(cuts) != total - 1:

@@ -34,6 +34,7 @@ from trireme.ps.shard.example_ledgers import resized
 from trireme.ps.snapshot import ModelState, lacking
 from trireme.ps.termination import after_the_end
 from trireme.session.backends.base import Backend, FirstState, Update, group_mean
+from trireme.session.replica.replica import clip
 from trireme.session.training_setup import TrainingSetup
 
 __all__ = ["Collective"]
@@ -198,10 +199,7 @@ class Collective(Backend):
         self._vote_totals = self._group.vote()
         if not skip:
             if self._clip_norm is not None:
-                norm = self._held.gradient_norm()
-                self._held.scale_gradients(
-                    float(torch.clamp(self._clip_norm / (norm + 1e-6), max=1.0))
-                )
+                clip(self._held, self._clip_norm)
             self._optimizer.step()
             self._move_average()
         for span in update.examples:
