@@ -199,7 +199,7 @@ class Client:
         for instruction in instructions:
             if isinstance(instruction, Transmit):
                 self._transmit(instruction)
-            elif self.draining and self._identity.task in instruction.waiting.names:
+            elif self.draining and self.identity.task in instruction.waiting.names:
                 raise Fenced(f"the servers wait for {self.name}, which has retired", 0)
 
     def _transmit(self, order: Transmit) -> None:
