@@ -16,7 +16,7 @@ from trireme.errors import ConfigurationError
 from trireme.metrics import COUNT_BUCKETS, Registry
 from trireme.monitor.membership_metrics import MembershipMetrics
 from trireme.monitor.prometheus import Exposition, expose
-from trireme.ps.server.metrics import Observation
+from trireme.ps.server.metrics import ShardMetrics
 from trireme.ps.shard.shard import Shard
 from trireme.session.observers.phases import SERVED, Phases
 
@@ -110,7 +110,7 @@ def test_the_dashboard_asks_for_what_there_is() -> None:
     asked = names_on(target["expr"] for panel in panels for target in panel["targets"])
     registry = Registry()
     Phases(SERVED, registry)
-    Observation(registry, lambda status: None).look(0.0, Shard(0))
+    ShardMetrics(registry, lambda status: None).look(0.0, Shard(0))
     registry.histogram("trireme_push_staleness", "", COUNT_BUCKETS)
     registry.gauge("trireme_worker_lag", worker=0)
     registry.counter("trireme_examples_total")

@@ -20,7 +20,7 @@ from tests.simulation.network import UP, Network
 from tests.simulation.server import Link, Route, Server
 from trireme.cluster.view import View
 from trireme.errors import Fenced, PeerClosed, Rejected, TriremeError, WaitTimeout
-from trireme.ps.client.lanes import Instruction, Lanes, Request, Transmit
+from trireme.ps.client.lanes import ClientInstruction, Lanes, Request, Transmit
 from trireme.ps.client.protocol import PUBLISH, Ask, ClientProtocol, Operation, Pause
 from trireme.ps.messages import PullReply, Push, PushReply
 from trireme.wire.handshake import Identity
@@ -72,7 +72,7 @@ class Client:
         self._links: list[Link | None] = [None] * len(servers)
         self._steps: dict[int, int] = {}  # by server: of the values that it has sent last
         self._begun: dict[int, Transmit] = {}  # by server: what of a push is on its way early
-        self._happened: deque[Callable[[], Sequence[Instruction] | None]] = deque()
+        self._happened: deque[Callable[[], Sequence[ClientInstruction] | None]] = deque()
         self._resume: Callable[[Any], None] | None = None  # of who waits for answers
         self._due = math.inf  # when a tick comes
 
@@ -147,7 +147,7 @@ class Client:
         self.lanes.wait(loop.now)
         self._look()
 
-    def _ask(self, wanted: Ask) -> Sequence[Instruction]:
+    def _ask(self, wanted: Ask) -> Sequence[ClientInstruction]:
         return self.lanes.ask(self._network.loop.now, wanted.requests, again=wanted.again)
 
     def _look(self) -> None:
@@ -157,7 +157,7 @@ class Client:
         if self._resume is not None:
             self._happen(lambda: None)
 
-    def _happen(self, event: Callable[[], Sequence[Instruction] | None]) -> None:
+    def _happen(self, event: Callable[[], Sequence[ClientInstruction] | None]) -> None:
         self.lanes.view = self._view()
         try:
             self._follow(event() or ())
@@ -190,12 +190,12 @@ class Client:
         self._due = math.inf
         self._later(lambda: self.lanes.tick(self._network.loop.now))
 
-    def _later(self, event: Callable[[], Sequence[Instruction] | None]) -> None:
+    def _later(self, event: Callable[[], Sequence[ClientInstruction] | None]) -> None:
         if not self._closed:
             self._happened.append(event)
             self._look()
 
-    def _follow(self, instructions: Sequence[Instruction]) -> None:
+    def _follow(self, instructions: Sequence[ClientInstruction]) -> None:
         for instruction in instructions:
             if isinstance(instruction, Transmit):
                 self._transmit(instruction)
@@ -221,7 +221,7 @@ class Client:
     def _heard(
         self, server: int, route: Route, message: Message, payload: Sequence[torch.Tensor]
     ) -> None:
-        def event() -> Sequence[Instruction]:
+        def event() -> Sequence[ClientInstruction]:
             if self._links[server] is not route.link:
                 return ()
             now = self._network.loop.now

@@ -18,16 +18,16 @@ from trireme.ps.flat import PartBuffer
 from trireme.ps.messages import Applied, Done, Lease, Push, Retire, Span, WorkerProgress
 from trireme.ps.server.dispatcher import Dispatcher
 from trireme.ps.server_messages import PushesStaged, RoundClose, RoundReady
-from trireme.ps.shard.answers import Answer, Answers
+from trireme.ps.shard.answers import Answers, PushAnswer
 from trireme.ps.shard.commit import CommitFollower, CommitLeader
 from trireme.ps.shard.dedup import Pending, PushTable, WorkerRecord
-from trireme.ps.shard.example_ledgers import ExampleBook
+from trireme.ps.shard.example_ledgers import ExampleLedgers
 from trireme.ps.shard.half_applied import HalfApplied
 from trireme.ps.shard.instructions import Instruction, Reply, Send
 from trireme.ps.shard.model_agreement import ShownModel
 from trireme.ps.shard.participants import Participant
 from trireme.ps.shard.push_decider import PushDecider
-from trireme.ps.shard.rounds import Decision, Follower, Leader, Live, Round
+from trireme.ps.shard.rounds import Decision, Live, Round, RoundFollower, RoundLeader
 from trireme.ps.shard.shard import Shard
 from trireme.ps.shard.snapshot_barrier import SnapshotBarrier
 from trireme.ps.shard.state import ShardState
@@ -54,14 +54,14 @@ class AppliesRepeats(Shard):
 class _WithParts(Shard):
     """A shard some of whose parts are replaced."""
 
-    book: type[ExampleBook] = ExampleBook
+    book: type[ExampleLedgers] = ExampleLedgers
     hold: type[SnapshotBarrier] = SnapshotBarrier
     table: type[PushTable] = PushTable
     ending: type[Ending] = Ending
     answers: type[Answers] = Answers
     decider: type[PushDecider] = PushDecider
-    leader: type[Leader] = Leader
-    follower: type[Follower] = Follower
+    leader: type[RoundLeader] = RoundLeader
+    follower: type[RoundFollower] = RoundFollower
     commit_leader: type[CommitLeader] = CommitLeader
     commit_follower: type[CommitFollower] = CommitFollower
 
@@ -77,7 +77,7 @@ class _WithParts(Shard):
     def _create(self, shown: ShownModel) -> None:
         super()._create(shown)
         rule, servers, decider = shown.rule, shown.layout.spec.servers, self._decider
-        decider._judge = self.follower(rule) if self.server else self.leader(rule, servers)
+        decider._coordinator = self.follower(rule) if self.server else self.leader(rule, servers)
         if decider._commits is not None:
             decider._commits = (
                 self.commit_follower() if self.server else self.commit_leader(servers)
@@ -89,7 +89,7 @@ class _AppliesLater(PushDecider):
         super().__init__(state, answers)
         self.postponed: list[Pending] = []
 
-    def _apply_one(self, pending: Pending) -> Answer:
+    def _apply_one(self, pending: Pending) -> PushAnswer:
         self.postponed.append(msgspec.structs.replace(pending, gradients=pending.gradients.copy()))
         self._state.step += 1
         return self._decide(pending, Applied(self._state.step), 0)
@@ -161,7 +161,7 @@ class NamesOldStep(Shard):
         return [*early, *super()._proceed()]
 
 
-class _NeverReleases(ExampleBook):
+class _NeverReleases(ExampleLedgers):
     def release(self, worker: int) -> None:
         pass
 
@@ -172,7 +172,7 @@ class KeepsExamplesOfTheLost(_WithParts):
     book = _NeverReleases
 
 
-class _NeverGivesBack(ExampleBook):
+class _NeverGivesBack(ExampleLedgers):
     def give_back(self, worker: int, spans: Iterable[Span]) -> None:
         pass
 
@@ -183,7 +183,7 @@ class KeepsExamplesOfTheStale(_WithParts):
     book = _NeverGivesBack
 
 
-class _DealsAgain(ExampleBook):
+class _DealsAgain(ExampleLedgers):
     def lease(self, worker: int, request: Lease) -> tuple[Span, ...]:
         return super().lease(worker, msgspec.structs.replace(request, number=0))
 
@@ -267,9 +267,9 @@ class StopsAtOnce(_WithParts):
     ending = _StopsAtOnce
 
 
-class _TakesAll(Leader):
-    def judge(self, current: Round, live: Live) -> tuple[list[Send], Decision | None]:
-        told, decision = super().judge(current, live)
+class _TakesAll(RoundLeader):
+    def decide(self, current: Round, live: Live) -> tuple[list[Send], Decision | None]:
+        told, decision = super().decide(current, live)
         common = self._common(current, live)
         if decision is None or len(decision.members) == len(common):
             return told, decision
@@ -282,13 +282,13 @@ class TakesAll(_WithParts):
     leader = _TakesAll
 
 
-class _AsksNobody(Leader):
+class _AsksNobody(RoundLeader):
     def _common(self, current: Round, live: Live) -> tuple[Participant, ...]:
         return current.held(live)
 
 
-class _TakesWhatIsThere(Follower):
-    def judge(self, current: Round, live: Live) -> tuple[Sequence[Send], Decision | None]:
+class _TakesWhatIsThere(RoundFollower):
+    def decide(self, current: Round, live: Live) -> tuple[Sequence[Send], Decision | None]:
         decision = self._decision
         if decision is None:
             return [], None
@@ -306,17 +306,17 @@ class LeaderDecidesAlone(_WithParts):
     follower = _TakesWhatIsThere
 
 
-class _ByItself(Follower):
+class _ByItself(RoundFollower):
     """Closes its rounds as server 0 would if it were the only one."""
 
-    def judge(self, current: Round, live: Live) -> tuple[Sequence[Send], Decision | None]:
-        return Leader(self._rule, 1).judge(current, live)
+    def decide(self, current: Round, live: Live) -> tuple[Sequence[Send], Decision | None]:
+        return RoundLeader(self._rule, 1).decide(current, live)
 
     def hear(self, step: int, message: RoundClose) -> None:
         pass
 
 
-class _Alone(Leader):
+class _Alone(RoundLeader):
     def __init__(self, rule: Any, servers: int) -> None:
         super().__init__(rule, 1)
 
@@ -328,7 +328,7 @@ class EachDecidesAlone(_WithParts):
     follower = _ByItself
 
 
-class _KeepsNoCopy(Follower):
+class _KeepsNoCopy(RoundFollower):
     def drop(self, current: Round, member: Participant) -> None:
         current.pending[member].answered = True
 
@@ -461,12 +461,12 @@ class LeadsOverTheFirst(Dispatcher[Any]):
 class TakesReadyForClose(Dispatcher[Any]):
     """A late word of one server is led to where those of another belong."""
 
-    def happen(
+    def dispatch(
         self, now: float, link: Any, route: object, message: Any, payload: Any = None
     ) -> Any:
         if isinstance(message, (RoundReady, PushesStaged)):
             link = replace(link, identity=Identity("", "ps:1"))
-        return super().happen(now, link, route, message, payload)
+        return super().dispatch(now, link, route, message, payload)
 
 
 class WaitsInOrder(Lanes):
@@ -543,7 +543,7 @@ class RepeatsGoUnanswered(Shard):
 
 
 class _MakesNoStep(PushDecider):
-    def _apply_one(self, pending: Pending) -> Answer:
+    def _apply_one(self, pending: Pending) -> PushAnswer:
         answer = super()._apply_one(pending)
         if pending.push.sequence % 5 == 0:
             self._state.step -= pending.push.steps
@@ -598,7 +598,7 @@ class NewcomersAreAhead(_WithParts):
     table = _BeginsAtZero
 
 
-class _ClosesAnother(Follower):
+class _ClosesAnother(RoundFollower):
     def hear(self, step: int, message: RoundClose) -> None:
         super().hear(message.step, message)
 
@@ -609,7 +609,7 @@ class ClosesAnotherRound(_WithParts):
     follower = _ClosesAnother
 
 
-class _HearsOld(Leader):
+class _HearsOld(RoundLeader):
     def hear(self, step: int, server: int, message: RoundReady) -> list[Send]:
         return super().hear(message.step, server, message)
 
@@ -620,7 +620,7 @@ class HearsOfOldRounds(_WithParts):
     leader = _HearsOld
 
 
-class _KeepsHeard(Leader):
+class _KeepsHeard(RoundLeader):
     def begin(self) -> None:
         self._proposed = ()
 

@@ -136,12 +136,12 @@ class Server:
             assert self.shard.state.layout is not None
             copies = [tensor.clone() for tensor in payload]
             what = route.gradients = PartBuffer(self.shard.state.layout, self.index, copies)
-        self._carry_out(self._dispatcher.happen(self._loop.now, link, route, message, what))
+        self._carry_out(self._dispatcher.dispatch(self._loop.now, link, route, message, what))
 
     def hear(self, link: Link, message: Message) -> None:
         """Another server says something."""
         if self._admits(link, message):
-            self._carry_out(self._dispatcher.happen(self._loop.now, link, None, message))
+            self._carry_out(self._dispatcher.dispatch(self._loop.now, link, None, message))
 
     def _admits(self, link: Link, message: Message) -> bool:
         if link.closed:
@@ -164,7 +164,7 @@ class Server:
         self._observer.happened(self.index, self.shard.state.step, replies)
         for instruction in instructions:
             if isinstance(instruction, Send):
-                link = self._dispatcher.told(instruction)
+                link = self._dispatcher.link_for(instruction)
                 if link is not None:
                     self._tell(link, instruction.message)
             else:

@@ -16,21 +16,21 @@ __all__ = ["Packed", "Packer"]
 
 
 class Packed:
-    """The packed form of one server's part of every vector, as one side writes and one reads it.
+    """The packed form of one server's part of every vector; one side writes it, one reads it.
 
-    Where it deflates, what is sent is the deflated form if that is shorter, and else the packed
-    bytes as they are. Which of the two came its length tells.
+    If it deflates, the deflated form is sent where that is shorter, and else the packed bytes as
+    they are. The length of what was received tells which of the two it is.
 
     Args:
-        codec: how it is packed.
-        buffer: what is packed or unpacked.
+        codec: packs the vectors.
+        buffer: the vectors to pack, or to unpack into.
         deflates: whether a deflated form may be sent.
 
     Attributes:
-        vectors: the buffer's that are not empty.
+        vectors: the buffer's vectors that are not empty.
         packed: the packed form of each of them.
-        nbytes: how many bytes that is.
-        views: what is sent, or where it is received.
+        nbytes: the size of the packed form in bytes.
+        views: the memory to send, or to receive into.
     """
 
     def __init__(self, codec: Codec, buffer: PartBuffer, *, deflates: bool = False) -> None:
@@ -45,26 +45,26 @@ class Packed:
         self.views: Sequence[memoryview] = self._whole
 
     def seal(self) -> None:
-        """Makes what is sent of the packed form as it is now."""
+        """Sets `views` to what is sent of the packed form."""
         if self._deflates:
             short = deflated(self._whole)
             self.views = (memoryview(short),) if len(short) < self.nbytes else self._whole
 
     def fits(self, length: int) -> bool:
-        """Returns whether something of so many bytes can be a packed form."""
+        """Returns whether a packed form can have so many bytes."""
         return length == self.nbytes or (self._deflates and 0 < length < self.nbytes)
 
     def place(self, length: int) -> Sequence[memoryview]:
-        """Returns where a packed form of so many bytes, which fits, is received."""
+        """Returns memory for a packed form of so many bytes, which fits."""
         whole = length == self.nbytes
         self.views = self._whole if whole else (memoryview(bytearray(length)),)
         return self.views
 
     def open(self) -> None:
-        """Reads what was received.
+        """Inflates what was received, if it is deflated.
 
         Raises:
-            ValueError: it is nothing that `seal` makes.
+            ValueError: `seal` does not make such bytes.
         """
         if self.views is self._whole:
             return
@@ -74,10 +74,10 @@ class Packed:
             found = found[whole.nbytes :]
 
     def unpack(self) -> None:
-        """Writes what was received to the vectors.
+        """Unpacks what was received into the vectors.
 
         Raises:
-            FrameError: the bytes are not something that the codec writes.
+            FrameError: the codec does not write such bytes.
         """
         try:
             self.open()
@@ -91,9 +91,9 @@ class Packer:
     """Packs one worker's gradients for one server.
 
     Args:
-        codec: how.
-        gradients: what.
-        deflates: whether what is sent may be deflated.
+        codec: packs the gradients.
+        gradients: the gradients.
+        deflates: whether a deflated form may be sent.
 
     Attributes:
         residuals: what packing has lost so far, for each vector that is not empty.
@@ -107,15 +107,15 @@ class Packer:
 
     @property
     def views(self) -> Sequence[memoryview]:
-        """The packed bytes, to be sent; `pack` replaces them."""
+        """The packed bytes to send, which `pack` replaces."""
         return self._memory.views
 
     def pack(self, absent: Sequence[Range] = ()) -> None:
-        """Packs the gradients as they are now, with what earlier packings lost of theirs.
+        """Packs the gradients together with the residuals.
 
         Args:
-            absent: elements of this part that have no gradient: nothing is packed there, and what
-                was lost of them before waits.
+            absent: elements of this part that have no gradient: nothing is packed there, and their
+                residuals are kept for later.
         """
         kept = [(piece, piece.clone()) for piece in self._residuals(absent)]
         for piece, _ in kept:
@@ -125,7 +125,7 @@ class Packer:
             piece.copy_(waiting)
 
     def _residuals(self, ranges: Sequence[Range]) -> Iterator[torch.Tensor]:
-        """Yields what was lost of some elements of this part."""
+        """Yields the residuals of some elements of this part."""
         for number, start, stop in ranges:
             at, begin = self._gradients.place(number)
             yield self.residuals[at][start - begin : stop - begin]

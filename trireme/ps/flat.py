@@ -1,4 +1,4 @@
-"""Flat buffers, and the views of them that modules and servers work on.
+"""Flat buffers, and the views of them that modules and servers use.
 
 On the worker a module's parameters and gradients are views into flat vectors, so that a push
 sends, and a pull receives, without packing. On the server each part of a vector is one tensor.
@@ -41,7 +41,7 @@ class PartBuffer:
     Args:
         layout: what lies where.
         server: whose part.
-        vectors: the part of each vector, 1-D, in the layout's order; new zeros where not given.
+        vectors: the part of each vector, 1-D, in the layout's order; zeros if not given.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class PartBuffer:
         )
 
     def place(self, vector: int) -> tuple[int, int]:
-        """Returns which of the vectors that are not empty one is, and where its part begins."""
+        """Returns a vector's position among those that are not empty, and where its part begins."""
         parts = self._layout.parts(self._server)
         return sum(part.length > 0 for part in parts[:vector]), parts[vector].start
 
@@ -100,11 +100,11 @@ class FlatModel:
 
     Args:
         groups: named parameters of each optimizer group, in the optimizer's order.
-        servers: over how many servers the layout is spread.
-        slots: into how many slots it is cut.
-        shared: whether what servers read and write lies in memory that can be lent to them.
-        staged: whether that is memory of its own, so that the module can compute meanwhile; it
-            always is where the module is not on the CPU.
+        servers: the number of servers of the layout.
+        slots: the number of slots that it is cut into.
+        shared: whether servers read and write memory that can be lent to them.
+        staged: whether that memory is separate from the module's, so that the module can compute
+            meanwhile; it always is where the module is not on the CPU.
         counted: whether `presence` is needed.
 
     A parameter that backward did not reach is *absent*: it has no gradient, as `torch.optim` sees
@@ -112,17 +112,17 @@ class FlatModel:
 
     Attributes:
         parameters: the trained parameters by name.
-        device: where they are.
-        layout: where each of them lies.
+        device: the device of all parameters.
+        layout: where each parameter lies.
         values, gradients: the flat vectors, in the layout's order.
-        memory: what can be lent to servers of this host; None where there is none.
-        presence: one number for each parameter, for whoever adds up the gradients of several
-            processes: it lies right before the last of the flat gradients, and can be added up
-            together with them. Empty where it is not needed.
-        keeps_views: whether backward adds to the flat gradients where they lie, as whoever sends
-            them while it runs needs it. If not, it makes tensors of its own, which are copied to
-            their places when all are there: two passes over memory less than zeros and sums, and
-            at the end of backward as much memory again as the gradients take.
+        memory: the memory that can be lent to servers of this host; None where there is none.
+        presence: one number for each parameter, for sums of the gradients of several processes: it
+            lies right before the last of the flat gradients, and can be summed together with them.
+            Empty where it is not needed.
+        keeps_views: whether backward adds to the flat gradients where they lie, as is needed to
+            send them while it runs. If not, backward makes tensors of its own, which are copied to
+            their places when all are there: two passes over memory less than zeros and sums, but at
+            the end of backward twice the memory of the gradients.
 
     Raises:
         ConfigurationError: there is nothing to train, a dtype cannot be trained, or the parameters
@@ -209,12 +209,12 @@ class FlatModel:
         self._know_writes()
 
     def restore_gradients(self, absent: Collection[int] = ()) -> None:
-        """Makes every gradient its place in the flat ones again, whatever is there.
+        """Makes every gradient a view of the flat gradients again, whatever is there.
 
-        For whoever has written to the flat gradients.
+        It is for callers that have written to the flat gradients.
 
         Args:
-            absent: the positions of the parameters that have none.
+            absent: the positions of the parameters that have no gradient.
         """
         self._zeroed = []
         for position, (parameter, view) in enumerate(self._bound):
@@ -241,22 +241,22 @@ class FlatModel:
         return tuple([i for i, (parameter, _) in enumerate(self._bound) if parameter.grad is None])
 
     def _know_writes(self) -> None:
-        """What was written to the flat gradients up to now gave no parameter a gradient."""
+        """Notes that no write to the flat gradients up to now has given a parameter a gradient."""
         self._known_writes = self.flat_writes
 
     @property
     def pushes_in_place(self) -> bool:
-        """Whether a push sends the very memory that backward writes to."""
+        """Whether a push sends the memory that backward writes to."""
         return not self._staged
 
     def watch_gradients(self, final: Callable[[int], None]) -> list[RemovableHandle]:
-        """Has a function told of each parameter whose gradient backward has accumulated.
+        """Calls a function for each parameter whose gradient backward has accumulated.
 
         Args:
-            final: given the parameter's position in the vectors' order.
+            final: takes the parameter's position in the vectors' order.
 
         Returns:
-            What ends it.
+            The handles that remove the hooks.
         """
         handles = []
         for position, (parameter, _) in enumerate(self._bound):
@@ -266,7 +266,7 @@ class FlatModel:
 
     @property
     def watched_alone(self) -> bool:
-        """Whether nobody else has hooks that run when a gradient is accumulated."""
+        """Whether no other hook runs when a gradient is accumulated."""
         return all(
             len(getattr(parameter, "_post_accumulate_grad_hooks", None) or ()) == 1
             for parameter, _ in self._bound
@@ -293,7 +293,7 @@ class FlatModel:
         return all(parameter.grad is view for parameter, view in self._bound)
 
     def collect_gradients(self) -> None:
-        """Puts what backward left to where servers read it.
+        """Copies the gradients of backward to the memory that servers read.
 
         Raises:
             ConfigurationError: a gradient is sparse.
@@ -309,10 +309,10 @@ class FlatModel:
                 torch.cuda.current_stream(self.device).synchronize()
 
     def gather_gradients(self) -> None:
-        """Makes the flat gradients hold what backward left.
+        """Copies the gradients of backward into the flat gradients.
 
-        A gradient that is not our view (it was dropped before backward, which made a new one) is
-        copied in, and the view put back. What is absent has zeros there, and None for `.grad`.
+        A gradient that is not the view (it was dropped before backward, which made a new one) is
+        copied, and the view put back. An absent gradient is zero there, and its `.grad` None.
         """
         sources: list[torch.Tensor] = []
         targets: list[torch.Tensor] = []
@@ -348,13 +348,13 @@ class FlatModel:
             _copy(targets, sources)
 
     def publish_values(self) -> None:
-        """Brings values that were received beside the module into it."""
+        """Copies values that were received beside the module into it."""
         if self._host_values is not self.values:
             for host, value in zip(self._host_values, self.values, strict=True):
                 value.copy_(host, non_blocking=True)
 
     def collect_values(self) -> None:
-        """Brings the module's values to the host: before the chief's first load."""
+        """Copies the module's values to the host, before the chief's first load."""
         if self._host_values is not self.values:
             for host, value in zip(self._host_values, self.values, strict=True):
                 host.copy_(value)
@@ -376,7 +376,7 @@ class FlatModel:
         self._know_writes()
 
     def _stage(self) -> None:
-        """Makes the servers' side of a staged model, when a server is first reached for."""
+        """Allocates the memory on the host of a staged model, when it is first used."""
         if not self._staged or self._host_values is not self.values:
             return
         pinned = self.device.type == "cuda"

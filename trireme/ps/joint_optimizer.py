@@ -1,7 +1,7 @@
-"""Several optimizers of one program, as one: those of a generator and of its discriminator.
+"""Several optimizers of one program as one, such as those of a generator and its discriminator.
 
-Each updates parameters of its own, and a step is one of them's. Whoever lays a model out, saves it
-or sends it sees the groups of all of them, one after the other.
+Each updates its own parameters, and a step is a step of one of them. The layout, checkpoints and
+messages contain the parameter groups of all of them, one after the other.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class JointOptimizer(torch.optim.Optimizer):
 
     Attributes:
         optimizers: the same.
-        chosen: which of them `step` steps.
+        chosen: the position of the optimizer that `step` steps.
 
     Raises:
         ConfigurationError: a parameter is in two of them.
@@ -47,11 +47,11 @@ class JointOptimizer(torch.optim.Optimizer):
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
-        """The groups of all, the very same objects."""
+        """The groups of all optimizers, the same objects."""
         return [group for optimizer in self.optimizers for group in optimizer.param_groups]
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Makes a step of the optimizer that is chosen."""
+        """Makes a step of the chosen optimizer."""
         return self.optimizers[self.chosen].step(closure)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -60,7 +60,7 @@ class JointOptimizer(torch.optim.Optimizer):
             optimizer.zero_grad(set_to_none)
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the state and groups of all, parameters numbered from the first to the last."""
+        """Returns the state and groups of all optimizers, with parameters numbered in order."""
         state: dict[int, Any] = {}
         groups: list[dict[str, Any]] = []
         for before, optimizer in self._placed():
@@ -74,26 +74,19 @@ class JointOptimizer(torch.optim.Optimizer):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Gives each optimizer its part of what `state_dict` returned."""
-        groups = list(state_dict["param_groups"])
+        groups = iter(state_dict["param_groups"])
         for before, optimizer in self._placed():
-            count = len(_parameters(optimizer))
-            own, groups = (
-                groups[: len(optimizer.param_groups)],
-                groups[len(optimizer.param_groups) :],
-            )
-            optimizer.load_state_dict(
-                {
-                    "state": {
-                        index - before: entries
-                        for index, entries in state_dict["state"].items()
-                        if before <= index < before + count
-                    },
-                    "param_groups": [
-                        {**group, "params": [index - before for index in group["params"]]}
-                        for group in own
-                    ],
-                }
-            )
+            own = [next(groups) for _ in optimizer.param_groups]
+            positions = [index for group in own for index in group["params"]]
+            state = {
+                index - before: state_dict["state"][index]
+                for index in positions
+                if index in state_dict["state"]
+            }
+            moved = [
+                {**group, "params": [index - before for index in group["params"]]} for group in own
+            ]
+            optimizer.load_state_dict({"state": state, "param_groups": moved})
 
     def _placed(self) -> list[tuple[int, torch.optim.Optimizer]]:
         """Returns each optimizer with how many parameters are before its first."""

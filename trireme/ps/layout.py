@@ -34,17 +34,17 @@ ALIGNMENT = 64
 """Bytes: a cache line, and the widest vector register, so that no kernel meets an odd start."""
 
 DEFAULT_SLOTS = 256
-"""Far more than the servers a job may grow to."""
+"""Far more than the servers of any job."""
 
 ITEM_SIZES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 """Bytes of one element, for every dtype that a parameter may have."""
 
 
 MOST_BYTES = 1 << 48
-"""What a model may have: more than any machine's memory, and small enough to count with."""
+"""The most bytes of a model: more than any machine's memory, and small enough to count with."""
 
 CHUNK_BYTES = 1 << 20
-"""What a chunk has at least: so much is worth a call to send it."""
+"""The least bytes of a chunk: so many are worth a call to send them."""
 
 Range = tuple[int, int, int]
 """Elements of a vector: (which of the layout's vectors, start, stop)."""
@@ -142,10 +142,10 @@ class Chunk:
 
 
 class Layout:
-    """The one source of truth for what lies where.
+    """The layout of a model: where each parameter lies.
 
     Args:
-        spec: the parameters, how many slots, and how many servers.
+        spec: the parameters, the number of slots, and the number of servers.
 
     Raises:
         ConfigurationError: a dtype that cannot be trained, a count below one, or a model beyond
@@ -174,7 +174,7 @@ class Layout:
     def of(
         cls, parameters: Iterable[ParameterSpec], *, servers: int, slots: int = DEFAULT_SLOTS
     ) -> Layout:
-        """Returns the layout of parameters given in the module's order."""
+        """Returns the layout of parameters that are given in the module's order."""
         ordered = sorted(parameters, key=lambda parameter: (parameter.dtype, parameter.group))
         return cls(LayoutSpec(tuple(ordered), max(slots, servers), servers))
 
@@ -265,8 +265,8 @@ class Layout:
 
         Args:
             other: what is compared with this one.
-            whose: the task that this layout is of, for the message.
-            others: the task that the other one is of.
+            whose: the task of this layout, for the message.
+            others: the task of the other one.
 
         Raises:
             ModelMismatchError: names the first parameter that differs.

@@ -1,14 +1,15 @@
-"""What workers and parameter servers say to each other: messages of kinds 64 to 127.
+"""The messages between workers and parameter servers, of kinds 64 to 127.
 
-Who says a message is known from the handshake of its connection: a worker's requests belong to the
-worker and the incarnation that the handshake has proven, and no field repeats them. Which role may
-say a message is its base class: `FromWorker`, `FromServer` or `FromAnyone`. Replies have neither.
+The sender of a message is known from the handshake of its connection: a request is of the worker
+and the incarnation that the handshake has proven, and no field repeats them. The base class of a
+message says which role may send it: `FromWorker`, `FromServer` or `FromAnyone`. Replies have none
+of them.
 
-What a consistent copy takes is in `snapshot_messages`, and what servers tell each other in
+The messages of a consistent copy are in `snapshot_messages`, those between servers in
 `server_messages`.
 
-Every request is answered by one reply with the same frame sequence; before it, `Waiting` notices
-with that sequence may come, which say for whom the reply is withheld.
+Every request gets one reply with the same frame sequence. Before it `Waiting` notices with that
+sequence may come, which name the tasks that the reply is withheld for.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ __all__ = [
     "WorkerProgress",
 ]
 
-# What a model is, without code -----------------------------------------------------------------
+# The description of a model ---------------------------------------------------------------------
 
 
 Size = Annotated[int, msgspec.Meta(ge=0, lt=1 << 48)]
@@ -87,12 +88,12 @@ class ParameterSpec(msgspec.Struct, frozen=True, array_like=True):
 
 
 class LayoutSpec(msgspec.Struct, frozen=True, array_like=True):
-    """The parameters in the order in which they lie in the flat vectors, and how they are cut.
+    """The parameters in the order in which they lie in the flat vectors, and how these are cut.
 
     Attributes:
         parameters: sorted by (dtype, group), in the module's order within.
-        slots: into how many slots the flat vectors are cut; fixed when the job is created.
-        servers: over how many servers the slots are spread.
+        slots: the number of slots that the flat vectors are cut into; fixed when the job begins.
+        servers: the number of servers that the slots are spread over.
     """
 
     parameters: tuple[ParameterSpec, ...]
@@ -114,11 +115,11 @@ class GroupSpec(msgspec.Struct, frozen=True, array_like=True):
 
 
 class OptimizerSpec(msgspec.Struct, frozen=True, array_like=True):
-    """An optimizer as a registry name and numbers; or several, of which each has its groups.
+    """An optimizer as a registry name and numbers; or several, each with its groups.
 
     Attributes:
-        name: of the groups that name no optimizer of their own.
-        groups: the parameter groups, in the order in which the layout counts them.
+        name: the optimizer of the groups that name none of their own.
+        groups: the parameter groups, in the layout's order.
     """
 
     name: Name
@@ -130,7 +131,7 @@ class OptimizerSpec(msgspec.Struct, frozen=True, array_like=True):
         return tuple(group.optimizer or self.name for group in self.groups)
 
 
-# Verdicts --------------------------------------------------------------------------------------
+# Verdicts ---------------------------------------------------------------------------------------
 
 
 class Applied(msgspec.Struct, frozen=True, array_like=True, tag="applied"):
@@ -140,13 +141,13 @@ class Applied(msgspec.Struct, frozen=True, array_like=True, tag="applied"):
 
 
 class Stale(msgspec.Struct, frozen=True, array_like=True, tag="stale"):
-    """The update's round was closed, or the job is over: it was not applied. `step` is now's."""
+    """The update was not applied: its round was closed, or the job is over, at `step`."""
 
     step: Number
 
 
 class Duplicate(msgspec.Struct, frozen=True, array_like=True, tag="duplicate"):
-    """This sequence number was decided before, as `original`."""
+    """The push was decided before, with the verdict `original`."""
 
     original: Applied | Stale
 
@@ -159,7 +160,7 @@ class FencedVerdict(msgspec.Struct, frozen=True, array_like=True, tag="fenced"):
 
 
 class RejectedVerdict(msgspec.Struct, frozen=True, array_like=True, tag="rejected"):
-    """The request makes no sense to the server."""
+    """The server refuses the request, as it makes no sense."""
 
     reason: str
 
@@ -167,26 +168,26 @@ class RejectedVerdict(msgspec.Struct, frozen=True, array_like=True, tag="rejecte
 Verdict = Applied | Stale | Duplicate | FencedVerdict | RejectedVerdict
 
 
-# Who may say a message -------------------------------------------------------------------------
+# The roles that may send a message --------------------------------------------------------------
 
 
 class FromWorker(Message, frozen=True, array_like=True):
-    """A request that only a worker makes."""
+    """A request that only a worker may send."""
 
 
 class FromServer(Message, frozen=True, array_like=True):
-    """What only another parameter server says."""
+    """A message that only another parameter server may send."""
 
 
 class FromAnyone(Message, frozen=True, array_like=True):
-    """A request that every task of the job may make."""
+    """A request that every task of the job may send."""
 
 
-# Worker to server ------------------------------------------------------------------------------
+# Worker to server -------------------------------------------------------------------------------
 
 
 class Attach(FromWorker, frozen=True, array_like=True):
-    """A worker shows what it trains. The first one creates the shard; the others must agree."""
+    """A worker shows its model. The first one creates the values; the others must be the same."""
 
     kind: ClassVar[int] = 64
     view: Number
@@ -196,7 +197,7 @@ class Attach(FromWorker, frozen=True, array_like=True):
 
 
 class Attached(Message, frozen=True, array_like=True):
-    """The answer to `Attach`: whether values are loaded, and the global step they are of."""
+    """The answer to `Attach`: whether values are loaded, and their global step."""
 
     kind: ClassVar[int] = 65
     loaded: bool
@@ -214,26 +215,26 @@ class Span(msgspec.Struct, frozen=True, array_like=True):
 class Push(FromWorker, frozen=True, array_like=True):
     """A worker's update. Payload: the gradient, as this server's part of each flat vector.
 
-    Where workers train by themselves between pushes, the gradient is a delta: the values that the
-    worker pulled, less those that it has come to.
+    Where workers train locally between pushes, the gradient is a delta: the values that the worker
+    pulled, less its present ones.
 
-    A push that leaves while backward runs begins before its payload is known, and brings the
-    chunks of `trireme.ps.layout` in the order in which they become known. A server takes no notice
-    of a push before all of it is there.
+    A push that is sent while backward runs begins before its payload is known, and brings the
+    chunks of `trireme.ps.layout` in the order in which they become known. A server ignores a push
+    until all of it has come.
 
     Attributes:
         sequence: 1 for the first push of this incarnation, then one more with each.
-        acknowledged: the highest sequence whose verdict the worker has; the server may forget
-            what it answered up to there.
+        acknowledged: the highest sequence whose verdict the worker has; the server may forget the
+            verdicts up to it.
         pulled: the global step of the values that the gradient was computed from.
-        weight: how many examples the gradient is the mean of; 0 contributes nothing.
+        weight: how many examples the gradient is the mean of; 0 leaves the gradient out.
         hyper: the optimizer's hyper-parameters by group, where they changed since the last push.
-        examples: which examples it was computed from; only server 0 is told.
-        pull: whether the answer shall carry the new values.
-        order: in which order the payload brings the chunks of this server's part, each of them
+        examples: the examples that it was computed from; only for server 0.
+        pull: whether the answer carries the new values.
+        order: the order in which the payload brings the chunks of this server's part, each of them
             once; empty where it brings the part as it lies.
         steps: how many of the worker's own steps a delta is the sum of; the global step grows by
-            so many.
+            this number.
         absent: the positions, among all parameters in the vectors' order, of those that have no
             gradient, in ascending order. The payload is zero there. A parameter that is absent in
             every update of a step is left out of it: neither its value nor its optimizer state
@@ -258,14 +259,14 @@ class PushReply(Message, frozen=True, array_like=True):
     """The answer to `Push`. Payload: the values, if they were asked for and there are any.
 
     Attributes:
-        verdict: what became of the update.
+        verdict: the verdict on the update.
         step: the global step of the values in the payload.
         staleness: how many updates were applied between this worker's pull and its push.
         stop: whether the worker should stop training: the job's end is reached or was asked for.
-        since: where the payload is what has changed, packed: of which global step the values are
-            to which it is to be added. None where the values are whole.
-        notice: what the worker's program should be told, such as that the workers of a round
-            disagree about the learning rate; empty as a rule.
+        since: the global step of the values to add the payload to, where it is a packed change.
+            None where the payload is the values.
+        notice: a notice for the worker's program, such as that the workers of a round disagree
+            about the learning rate; empty as a rule.
     """
 
     kind: ClassVar[int] = 67
@@ -280,10 +281,10 @@ class PushReply(Message, frozen=True, array_like=True):
 class Pull(FromWorker, frozen=True, array_like=True):
     """Asks for this server's part of the values. Withheld until values are loaded.
 
-    `train` says that the worker will compute an update from them: server 0 then counts it among
-    the updates under way, so that the job ends at exactly its last step. The answer is withheld
-    until the step is at least `at_least`: a server that learns of a round a little later than
-    server 0 answers with values of the same step.
+    If `train`, the worker will compute an update from them: server 0 counts it among the updates
+    under way, so that the job ends at exactly its last step. The answer is withheld until the step
+    is at least `at_least`: a server that learns of a round a little later than server 0 answers
+    with values of the same step.
     """
 
     kind: ClassVar[int] = 68
@@ -301,7 +302,7 @@ class PullReply(Message, frozen=True, array_like=True):
 
 
 class Waiting(Message, frozen=True, array_like=True):
-    """A notice that the reply is withheld: what for, on whom, and since how many seconds."""
+    """A notice that the reply is withheld: the reason, the tasks waited for, and the seconds."""
 
     kind: ClassVar[int] = 70
     reason: str
@@ -323,7 +324,7 @@ class Refused(Message, frozen=True, array_like=True):
 
 
 class Done(Message, frozen=True, array_like=True):
-    """The answer to a request that asks for nothing: it is done."""
+    """The answer to a request that needs no other answer: it is done."""
 
     kind: ClassVar[int] = 95
 
@@ -382,7 +383,7 @@ class Drain(FromWorker, frozen=True, array_like=True):
 
 
 class Retire(FromWorker, frozen=True, array_like=True):
-    """A worker says that it trains no more, though it stays: nobody shall wait for its updates.
+    """Says that the worker trains no more, though it stays: nobody waits for its updates.
 
     Answered by `Done`.
     """
@@ -390,13 +391,13 @@ class Retire(FromWorker, frozen=True, array_like=True):
     kind: ClassVar[int] = 78
 
 
-# What workers tell each other through server 0 --------------------------------------------------
+# What workers share through server 0 ------------------------------------------------------------
 
 
 class Share(FromWorker, frozen=True, array_like=True):
-    """A worker leaves something for the others, by topic; its last replaces the one before.
+    """Shares bytes with the other workers under a topic; a worker's last ones replace those before.
 
-    Payload: bytes that the server does not look at. Answered by `Done`.
+    Payload: the bytes, which the server does not read. Answered by `Done`.
     """
 
     kind: ClassVar[int] = 88
@@ -404,21 +405,21 @@ class Share(FromWorker, frozen=True, array_like=True):
 
 
 class Collect(FromWorker, frozen=True, array_like=True):
-    """Asks for what workers have left under a topic. Answered by `Collected`."""
+    """Asks for the bytes that workers have shared under a topic. Answered by `Collected`."""
 
     kind: ClassVar[int] = 90
     topic: Name
 
 
 class Collected(Message, frozen=True, array_like=True):
-    """The answer to `Collect`. Payload: what each of `workers` left, of so many bytes."""
+    """The answer to `Collect`. Payload: the bytes of each of `workers`, of the given `sizes`."""
 
     kind: ClassVar[int] = 91
     workers: tuple[int, ...]
     sizes: tuple[int, ...]
 
 
-# Memory lent over shm:// -------------------------------------------------------------------------
+# Memory lent over shm:// ------------------------------------------------------------------------
 
 
 class LendMemory(FromWorker, frozen=True, array_like=True):
@@ -443,11 +444,11 @@ class MemoryLent(Message, frozen=True, array_like=True):
     accepted: bool
 
 
-# Anybody to server -----------------------------------------------------------------------------
+# Anybody to server ------------------------------------------------------------------------------
 
 
 class Status(FromAnyone, frozen=True, array_like=True):
-    """Asks how things are. Answered by `ServerStatus`."""
+    """Asks for the server's status. Answered by `ServerStatus`."""
 
     kind: ClassVar[int] = 110
 
@@ -474,9 +475,9 @@ class ServerStatus(Message, frozen=True, array_like=True):
 
 
 class Trace(FromAnyone, frozen=True, array_like=True):
-    """Asks a server to note what it does when, to end that, or for its notes. Answered by `Traced`.
+    """Begins or ends a trace of the server, or asks for its notes. Answered by `Traced`.
 
-    It notes while anybody wants it to; notes are dropped when somebody is the first to want them.
+    The server notes what it does while any task traces it.
     """
 
     kind: ClassVar[int] = 112

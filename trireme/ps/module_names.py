@@ -1,7 +1,7 @@
-"""The names of a model's parameters and buffers, as they are in the module that the user wrote.
+"""The names of a model's parameters and buffers, as they are in the user's module.
 
 `torch.compile` wraps a module in another one, whose only child is the module itself, under the name
-`_orig_mod`. What is saved, and what workers compare, goes by the names without it.
+`_orig_mod`. Checkpoints and workers use the names without it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _WRAPPED = "_orig_mod."
 
 
 def own_name(name: str) -> str:
-    """Returns a name without what `torch.compile` has put into it."""
+    """Returns a name without the prefix of `torch.compile`."""
     return name.replace(_WRAPPED, "")
 
 

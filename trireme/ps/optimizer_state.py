@@ -1,4 +1,4 @@
-"""The state of an optimizer of the user's, by the names of the parameters that it belongs to."""
+"""The state of the user's optimizer, by the names of the parameters."""
 
 from __future__ import annotations
 
@@ -62,8 +62,8 @@ def restore_state(
     """Replaces an optimizer's state, on whatever device its parameters are.
 
     Args:
-        optimizer: whose.
-        parameters: its own, by name; states of others are passed over.
+        optimizer: the optimizer.
+        parameters: its parameters, by name; the state of others is ignored.
         tensors: by `PARAMETER/STATE`.
         part: returns what a parameter's optimizer keeps of a tensor of its state.
 
@@ -86,7 +86,7 @@ def restore_state(
 def _check_complete(
     optimizer: torch.optim.Optimizer, state: Mapping[int, Mapping[str, torch.Tensor]]
 ) -> None:
-    """Checks that parameters which have state have all that the optimizer goes on from."""
+    """Checks that parameters which have state have all the state that the optimizer needs."""
     groups = [
         (each, group)
         for each in members(optimizer)

@@ -1,7 +1,7 @@
-"""Which optimizers a parameter server can run, and how one becomes a name and numbers.
+"""The registry of optimizers that a parameter server can run, by name and hyper-parameters.
 
-They are those of `torch.optim` that compute each element by itself, so that they may work on flat
-vectors instead of on the model's tensors. No code is ever sent.
+They are the optimizers of `torch.optim` that compute each element by itself, so that they work on
+flat vectors as on the model's tensors. No code is ever sent.
 """
 
 from __future__ import annotations
@@ -169,8 +169,8 @@ def check_optimizer(optimizer: torch.optim.Optimizer) -> None:
 def name_of(optimizer: torch.optim.Optimizer) -> str | None:
     """Returns the registry's name of an optimizer; None where it has none.
 
-    A subclass goes by the name of what it is derived from if it computes its steps in the same way:
-    if it overrides neither `step` nor what makes the state.
+    A subclass has the name of its base class if it computes its steps in the same way: if it
+    overrides neither `step` nor `_init_group`.
     """
     kind = type(optimizer)
     for base in kind.__mro__:
@@ -256,7 +256,7 @@ _PAIRS = {"betas", "etas", "step_sizes"}
 
 
 def is_sensible(name: str, value: Hyper) -> bool:
-    """Returns whether a hyper-parameter is of the kind that torch computes with."""
+    """Returns whether torch can compute with a hyper-parameter's value."""
     if name in _SWITCHES:
         return isinstance(value, bool)
     if name in _PAIRS:

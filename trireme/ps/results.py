@@ -1,4 +1,4 @@
-"""What a worker is told: by a pull, by a push, and by a server that is asked to trace."""
+"""The results of a worker's requests: of a pull, of a push, and of a trace."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ __all__ = ["PullResult", "PushResult", "ServerClock", "decided"]
 
 @dataclass(frozen=True, slots=True)
 class PullResult:
-    """What a pull brought: the step of the values, and whether the job has reached its end."""
+    """The result of a pull: the step of the values, and whether the job has reached its end."""
 
     step: int
     stop: bool
 
 
 class PushResult(msgspec.Struct, frozen=True):
-    """What became of a push.
+    """The result of a push.
 
     Attributes:
         verdict: server 0's; all servers decide alike.
         step: the global step of the values that came back.
         staleness: how many updates were applied between this worker's pull and its push.
         stop: whether this worker should stop training.
-        steps: of how many of the worker's steps the push was.
-        notice: what the worker's program should be told; empty as a rule.
+        steps: the number of the worker's steps that the push was of.
+        notice: a notice for the worker's program; empty as a rule.
     """
 
     verdict: Verdict
@@ -46,13 +46,13 @@ class PushResult(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class ServerClock:
-    """What a server said when it was asked to trace.
+    """A server's answer to a request about its trace.
 
     Attributes:
-        now: the time there, in seconds on its monotonic clock.
-        clock: which clock that is.
-        asked, heard: between which two times here that was.
-        notes: what it did when, as JSON, where that was asked for.
+        now: the server's time, in seconds on its monotonic clock.
+        clock: the name of that clock.
+        asked, heard: this worker's times of the request and of the answer.
+        notes: the notes as JSON, if they were asked for.
     """
 
     now: float

@@ -27,7 +27,7 @@ class Average(msgspec.Struct, frozen=True):
 
 
 class Rule(msgspec.Struct, frozen=True):
-    """What a shard does with a push.
+    """How a shard turns pushes into steps.
 
     Attributes:
         aggregate: how many updates make a round; 0 means one of every live worker.
@@ -45,9 +45,9 @@ class Rule(msgspec.Struct, frozen=True):
             are applied one by one, the last of them may overshoot it by less than `every`.
         uncommitted: where updates are applied by themselves, each of several servers applies one
             when it comes, and not once all have it: the update of a worker that is lost while it
-            pushes may stay on some of them only. One server has no need of either.
-        every: None: pushes are gradients, each of one step. H: workers train by themselves, and
-            push deltas of at most H steps.
+            pushes may stay on some of them only. It makes no difference to a single server.
+        every: None: pushes are gradients, each of one step. H: workers train locally, and push
+            deltas of at most H steps.
     """
 
     aggregate: int = 1

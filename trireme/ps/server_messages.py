@@ -1,6 +1,6 @@
-"""The messages between parameter servers: server 0 decides, and the others say what they hold.
+"""The messages between parameter servers: server 0 decides, and the others report what they hold.
 
-A message is the other server's that the handshake of its connection has proven.
+The sender of a message is known from the handshake of its connection.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = [
 
 
 class RoundReady(FromServer, frozen=True, array_like=True):
-    """To server 0: whose updates for a round this server holds, and will keep until it is closed.
+    """To server 0: the updates for a round that this server holds, and keeps until it is closed.
 
     Attributes:
         step: the global step on top of which the round is.
@@ -37,10 +37,10 @@ class RoundReady(FromServer, frozen=True, array_like=True):
 
 
 class RoundClose(FromServer, frozen=True, array_like=True):
-    """From server 0: whose updates make the round, and how to scale their mean.
+    """From server 0: the members whose updates make the round, and the factor for their mean.
 
     `members` are pairs (worker, incarnation). A `scale` of -1 only proposes them: each server
-    shall answer with the squared norm of its part of their mean.
+    answers with the squared norm of its part of their mean.
     """
 
     kind: ClassVar[int] = 97
@@ -50,10 +50,10 @@ class RoundClose(FromServer, frozen=True, array_like=True):
 
 
 class PushesStaged(FromServer, frozen=True, array_like=True):
-    """To server 0: which asynchronous pushes this server has, and will keep until they are decided.
+    """To server 0: the asynchronous pushes that this server has staged, and keeps until decided.
 
     Attributes:
-        known: of how many decisions of server 0 it has heard.
+        known: how many decisions of server 0 it has received.
         pushes: triples (worker, incarnation, sequence).
     """
 
@@ -63,9 +63,9 @@ class PushesStaged(FromServer, frozen=True, array_like=True):
 
 
 class PushesCommitted(FromServer, frozen=True, array_like=True):
-    """From server 0: what it has decided of asynchronous pushes; all servers do so in this order.
+    """From server 0: its decisions about asynchronous pushes, which all follow in this order.
 
-    What it has not decided of workers that are not in its view, it never will.
+    It never decides other pushes of workers that are not in its view.
 
     Attributes:
         first: the number of the first of these decisions, counted from 0.
@@ -80,9 +80,9 @@ class PushesCommitted(FromServer, frozen=True, array_like=True):
 
 
 class LastPushes(FromServer, frozen=True, array_like=True):
-    """To server 0: which was the last push that this server has of workers that are out.
+    """To server 0: the last push that this server has applied of each worker that is out.
 
-    Where servers commit no pushes, that is how server 0 finds those that are on some of them only.
+    Where servers commit no pushes, server 0 finds by it those that are on some servers only.
 
     Attributes:
         view: the number of the view that it has taken.

@@ -1,4 +1,4 @@
-"""From what servers hold to what people name, and back: parts of flat vectors <-> parameters."""
+"""Converts the parts of flat vectors that servers hold to named parameters, and back."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["ModelState", "assemble", "disassemble", "lacking"]
 
 @dataclass(frozen=True)
 class ModelState:
-    """All that servers hold, by parameter name; the same under any number of servers.
+    """The state of a model by parameter name, the same under any number of servers.
 
     Attributes:
         step: the global step.
@@ -31,7 +31,7 @@ class ModelState:
         workers: the exactly-once table, of server 0.
         consumed: the examples that are in the values.
         sizes: how many examples each data set has, by name, where that is known.
-        lacks: what should be here and could not be had, in words, each with the reason.
+        lacks: what is missing, in words, each with the reason.
     """
 
     step: int
@@ -45,7 +45,7 @@ class ModelState:
 
 
 def lacking(what: str, error: Exception) -> str:
-    """Returns an entry of `ModelState.lacks`: what is not there, and which error is the reason."""
+    """Returns an entry of `ModelState.lacks`: what is missing, and the error that is the reason."""
     frames = traceback.extract_tb(error.__traceback__)
     place = f" at {os.path.basename(frames[-1].filename)}:{frames[-1].lineno}" if frames else ""
     return f"{what} ({type(error).__name__}: {error}{place})"
@@ -55,7 +55,7 @@ def assemble(layout: Layout, parts: Sequence[tuple[Snapshot, Tensors]]) -> Model
     """Joins the snapshots of all servers, in the servers' order.
 
     Args:
-        layout: what lies where.
+        layout: the model's layout.
         parts: one snapshot a server, all of one cut.
     """
     first = parts[0][0]
@@ -100,14 +100,14 @@ def assemble(layout: Layout, parts: Sequence[tuple[Snapshot, Tensors]]) -> Model
 
 
 def _meets(spec: TensorSpec, placed: Placed) -> bool:
-    """Returns whether a range has some of a parameter: one without elements lies where it is."""
+    """Returns whether a range has some elements of a parameter, or the place of an empty one."""
     if placed.start == placed.stop:
         return spec.start <= placed.start <= spec.stop
     return spec.start < placed.stop and placed.start < spec.stop
 
 
 def disassemble(layout: Layout, state: ModelState, server: int) -> Tensors:
-    """Returns what one server loads of a state.
+    """Returns the tensors of a state that one server loads.
 
     Raises:
         CheckpointError: a parameter is missing in the state, or has another shape.
@@ -150,9 +150,10 @@ _COUNTERS = ("state/step", "state/mu_product", "state/eta", "state/mu")
 
 
 def _ranges(key: str, part: Part, named: Mapping[str, torch.Tensor]) -> Tensors:
-    """Lays one kind of tensor out flat, as the ranges of a part for whose parameters there is one.
+    """Returns one kind of tensor as ranges of a part, for the parameters that have it.
 
-    An optimizer has no state for what it has never updated. All else must be there.
+    An optimizer has no state for parameters that it has never updated. All other kinds must be
+    complete.
     """
     state = key.startswith("state/")
     vector, found = part.vector, list[tuple[TensorSpec, torch.Tensor]]()
@@ -184,7 +185,7 @@ def _ranges(key: str, part: Part, named: Mapping[str, torch.Tensor]) -> Tensors:
 def _joined(
     key: str, part: Part, run: Sequence[tuple[int, torch.Tensor]], begin: int, end: int
 ) -> Tensors:
-    """Returns what a part has of neighbouring tensors, as one range; nothing if it has none."""
+    """Returns a part's share of neighbouring tensors as one range; nothing if it has none."""
     start, stop = max(begin, part.start), min(end, part.stop)
     if start >= stop:
         return []

@@ -29,7 +29,7 @@ Count = Annotated[int, msgspec.Meta(ge=1, le=1 << 53)]
 
 
 class Freeze(FromWorker, frozen=True, array_like=True):
-    """Asks to apply nothing more until `Cut` and its snapshot, or `Thaw`."""
+    """Asks the server to apply nothing until `Cut` and its snapshot, or `Thaw`."""
 
     kind: ClassVar[int] = 80
     token: Number
@@ -49,13 +49,13 @@ class Frozen(Message, frozen=True, array_like=True):
 
 
 class Cut(FromWorker, frozen=True, array_like=True):
-    """Asks to decide each worker's pushes up to the given sequence, answer a copy, and go on.
+    """Asks for a copy, once each worker's pushes are decided up to the given sequence.
 
     Attributes:
         token: the one of `Freeze`.
         step: the largest step that any server answered in `Frozen`.
         decided: pairs (worker, sequence): the largest that any server answered in `Frozen`.
-        state: whether the optimizer's state and the tables are wanted too, not only the values.
+        state: whether the copy includes the optimizer's state, besides the values.
     """
 
     kind: ClassVar[int] = 82
@@ -89,9 +89,9 @@ class Snapshot(Message, frozen=True, array_like=True):
 
     Attributes:
         step: the global step.
-        tensors: what the payload holds.
+        tensors: the tensors of the payload.
         workers: the exactly-once table.
-        consumed: which examples are in the parameters (server 0).
+        consumed: the examples that are in the parameters (server 0).
         sizes: how many examples each data set has (server 0).
     """
 

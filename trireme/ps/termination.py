@@ -1,4 +1,4 @@
-"""When a job ends, and who has an update under way until then. Server 0 decides for all."""
+"""Decides when a job ends, and which workers may begin another update. Server 0 decides for all."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ __all__ = ["Ending", "after_the_end"]
 
 
 class Ending:
-    """Lets workers begin so many updates that the job ends at exactly its last step.
+    """Lets workers begin as many updates as make the job end at exactly its last step.
 
-    Asynchronous, each update makes a step: one is let begin only if, with all that are under way,
-    it is not one too many. Who would be too many waits until they are in: should one of them be
-    lost with its worker, another must be made in its place. In synchronous rounds all that are
-    under way make one step.
+    Where updates are asynchronous, each makes a step: a worker may begin one only if it is not one
+    too many, together with all that are under way. Otherwise the worker waits until those are
+    decided, as another must be made if one of them is lost with its worker. In synchronous rounds
+    all updates under way make one step.
 
-    Nobody waits under a staleness bound on several servers: one could hold a worker back because
-    of another, which waits at the next for the first.
+    Nobody waits under a staleness bound on several servers: one server could hold back a worker for
+    the sake of another, which waits at the next server for the first.
 
     Where updates are deltas of several steps, each of those under way counts for as many as it may
     bring. Asynchronous, the last may then go beyond the last step, by less than one delta's.
@@ -28,7 +28,7 @@ class Ending:
     Attributes:
         last: the job's last step; None where it has none yet.
         synchronous: whether updates make rounds.
-        patient: whether who would be too many waits.
+        patient: whether a worker waits whose update could be one too many.
         period: how many steps an update may make.
         under_way: the workers that compute an update now.
     """
@@ -42,7 +42,7 @@ class Ending:
         self._decides = decides
 
     def go_by(self, rule: Rule, servers: int) -> None:
-        """Goes by the rule of a job with so many servers."""
+        """Takes the job's rule and its number of servers."""
         self.synchronous, self.period = rule.synchronous, rule.period
         self.patient = not rule.synchronous and (rule.staleness is None or servers == 1)
 
@@ -51,7 +51,7 @@ class Ending:
         return self._decides and self.last is not None and step >= self.last
 
     def undecided(self, worker: int, step: int) -> bool:
-        """Returns whether it hangs on the updates of others if a worker may compute one more."""
+        """Returns whether updates under way decide if a worker may compute another one."""
         if not self.patient or not self._decides or self.last is None:
             return False
         return step < self.last <= step + self._others(worker)
@@ -65,7 +65,7 @@ class Ending:
         return True
 
     def done(self, worker: int) -> None:
-        """A worker's update is decided, or will never come."""
+        """Notes that a worker's update is decided, or will never come."""
         self.under_way.discard(worker)
 
     def stop(self, step: int) -> int:
@@ -107,7 +107,7 @@ class Ending:
 
 
 def after_the_end(worker: int, step: int) -> ConfigurationError:
-    """Returns what is wrong where a worker trains on after it was told to stop at `step`."""
+    """Returns the error of a worker that trains on after it was told to stop at `step`."""
     return ConfigurationError(
         f"worker:{worker} made an update after training had ended at step {step}: leave the loop "
         "when should_stop() says so; the batches of session.loader end by themselves"

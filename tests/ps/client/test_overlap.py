@@ -292,9 +292,9 @@ def test_what_surprises_again_and_again_rules_it_out(worker: Worker) -> None:
     assert worker.step() == Applied(1)
     worker.begin()
     for _ in range(2):
-        worker.overlap.surprised()
+        worker.overlap.note_mismatch()
     assert not worker.overlap.ruled_out
-    worker.overlap.surprised()
+    worker.overlap.note_mismatch()
     assert "changes from step to step" in worker.overlap.ruled_out
 
 

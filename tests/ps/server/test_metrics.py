@@ -5,27 +5,27 @@ import pytest
 from tests.ps.bench import SYNC, Bench
 from trireme.metrics import Registry
 from trireme.monitor.job_state import JobSnapshot, TaskSnapshot, findings
-from trireme.ps.server.metrics import Observation
+from trireme.ps.server.metrics import ShardMetrics
 from trireme.ps.server.trace import Notes
 from trireme.ps.shard.shard import Shard
 
 
 class Watched:
-    """A shard whose observation writes down what it tells."""
+    """A shard whose metrics writes down what it tells."""
 
     def __init__(self) -> None:
         self.registry = Registry()
         self.told: list[dict[str, float | str]] = []
-        self.observation = Observation(self.registry, lambda status: self.told.append(dict(status)))
+        self.metrics = ShardMetrics(self.registry, lambda status: self.told.append(dict(status)))
 
         class Observed(Shard):
             def __init__(inner, server: int) -> None:
-                super().__init__(server, self.observation.values)
+                super().__init__(server, self.metrics.values)
 
         self.bench = Bench(SYNC, shard=Observed)
 
     def look(self) -> dict[str, float | str]:
-        self.observation.look(self.bench.now, self.bench.shard)
+        self.metrics.look(self.bench.now, self.bench.shard)
         return self.told[-1]
 
 
@@ -70,7 +70,7 @@ def test_it_tells_how_it_was_at_the_end_whenever_that_is() -> None:
     assert not [name for name in status if name.startswith("waiting")], "nobody waits"
     watched.bench.push(0, 1, 2.0)
     watched.bench.push(1, 1, 4.0)
-    last = watched.observation.status(watched.bench.now, watched.bench.shard)
+    last = watched.metrics.status(watched.bench.now, watched.bench.shard)
     assert last["global_step"] == 1
     assert last["apply_seconds"] > 0
 
@@ -95,12 +95,12 @@ def test_a_wait_that_is_over_is_said_to_be_so() -> None:
 def test_steps_are_noted_for_whoever_looks() -> None:
     watched, notes = Watched(), Notes()
     bench = watched.bench
-    watched.observation.spectator = notes
+    watched.metrics.listener = notes
     bench.push(0, 1, 2.0)
     assert notes.export() == b"[]"
     bench.push(1, 1, 4.0)
     assert notes.export().startswith(b'[["apply",')
-    watched.observation.spectator = None
+    watched.metrics.listener = None
     bench.push(0, 2, 2.0, pulled=1)
     bench.push(1, 2, 2.0, pulled=1)
     assert notes.export().count(b"apply") == 1

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from trireme.ps.messages import Lease, Span
-from trireme.ps.shard.example_ledgers import ExampleBook
+from trireme.ps.shard.example_ledgers import ExampleLedgers
 
 
 def lease(
@@ -15,8 +15,8 @@ def lease(
     return worker, Lease(1, dataset, 100, batch, count, number)
 
 
-def book_of(*workers: int) -> ExampleBook:
-    book = ExampleBook()
+def book_of(*workers: int) -> ExampleLedgers:
+    book = ExampleLedgers()
     book.members(workers)
     return book
 
@@ -117,11 +117,11 @@ def test_interleaved_dealing_is_the_ledgers() -> None:
 
 
 def test_a_data_set_of_another_size_is_refused_after_a_checkpoint() -> None:
-    before = ExampleBook()
+    before = ExampleLedgers()
     before.members([0])
     before.lease(*lease(0, count=3))
     before.finish(0, [Span("a", 0, 12)])
-    book = ExampleBook()
+    book = ExampleLedgers()
     book.members([0])
     book.restore(before.consumed(), before.sizes())
     request = msgspec.structs.replace(lease(0)[1], size=before.sizes()["a"] + 1)
@@ -133,7 +133,7 @@ def test_a_data_set_of_another_size_is_refused_after_a_checkpoint() -> None:
 
 
 def test_a_data_set_that_is_meant_to_have_grown_goes_on_with_the_next_epoch() -> None:
-    book = ExampleBook()
+    book = ExampleLedgers()
     book.members([0])
     book.restore([Span("a", 0, 110)], {"a": 100})  # in the second epoch
     request = msgspec.structs.replace(lease(0)[1], size=150, resized=True)
@@ -143,7 +143,7 @@ def test_a_data_set_that_is_meant_to_have_grown_goes_on_with_the_next_epoch() ->
 
 @pytest.mark.parametrize("sizes", [{}, {"a": 0}, {"a": -5}, {"b": 7}])
 def test_a_checkpoint_that_does_not_say_the_size_is_believed(sizes: dict[str, int]) -> None:
-    book = ExampleBook()
+    book = ExampleLedgers()
     book.members([0])
     book.restore([Span("a", 0, 8)], sizes)
     assert book.lease(*lease(0)) == (Span("a", 8, 12),)

@@ -15,7 +15,7 @@ from trireme.ps.server_messages import RoundClose, RoundReady
 from trireme.ps.shard.dedup import Pending
 from trireme.ps.shard.instructions import Send
 from trireme.ps.shard.participants import Participant
-from trireme.ps.shard.rounds import Decision, Follower, Leader, Round, clip_factor
+from trireme.ps.shard.rounds import Decision, Round, RoundFollower, RoundLeader, clip_factor
 from trireme.ps.shard.values.gradient_sums import Total
 
 LAYOUT = Layout.of([ParameterSpec("a", (16,), "float32", 0)], servers=1)
@@ -150,96 +150,99 @@ def test_an_update_that_is_kept_is_a_copy() -> None:
 
 
 def test_alone_it_closes_when_all_live_workers_are_in() -> None:
-    leader = Leader(ALL, 1)
-    assert leader.judge(round_of(A, B), LIVE) == ([], None)
-    assert leader.judge(round_of(A, B, C), LIVE) == ([], Decision((A, B, C), 1.0))
-    assert leader.judge(round_of(A, B), {0: 1, 1: 1}) == ([], Decision((A, B), 1.0))
+    leader = RoundLeader(ALL, 1)
+    assert leader.decide(round_of(A, B), LIVE) == ([], None)
+    assert leader.decide(round_of(A, B, C), LIVE) == ([], Decision((A, B, C), 1.0))
+    assert leader.decide(round_of(A, B), {0: 1, 1: 1}) == ([], Decision((A, B), 1.0))
 
 
 def test_of_those_that_all_hold_the_first_make_the_round() -> None:
-    leader = Leader(TWO, 2)
+    leader = RoundLeader(TWO, 2)
     current = round_of(C, A, B)
     leader.hear(5, 1, ready(A, B, C))
-    assert leader.judge(current, LIVE)[1] == Decision((A, C), 1.0)
+    assert leader.decide(current, LIVE)[1] == Decision((A, C), 1.0)
 
 
 def test_nobody_makes_no_round() -> None:
-    assert Leader(ALL, 1).judge(round_of(), {}) == ([], None)
-    assert Leader(ALL, 1).judge(round_of(A), {}) == ([], None)
+    assert RoundLeader(ALL, 1).decide(round_of(), {}) == ([], None)
+    assert RoundLeader(ALL, 1).decide(round_of(A), {}) == ([], None)
 
 
 def test_fewer_workers_than_a_round_wants_are_enough_when_no_more_live() -> None:
-    leader = Leader(TWO, 1)
-    assert leader.judge(round_of(A), LIVE)[1] is None
-    assert leader.judge(round_of(C, A), LIVE)[1] == Decision((A, C), 1.0)
-    assert leader.judge(round_of(A), {0: 1})[1] == Decision((A,), 1.0)
+    leader = RoundLeader(TWO, 1)
+    assert leader.decide(round_of(A), LIVE)[1] is None
+    assert leader.decide(round_of(C, A), LIVE)[1] == Decision((A, C), 1.0)
+    assert leader.decide(round_of(A), {0: 1})[1] == Decision((A,), 1.0)
 
 
 def test_the_leader_waits_until_every_server_holds_the_updates() -> None:
-    leader = Leader(ALL, 3)
+    leader = RoundLeader(ALL, 3)
     current = round_of(A, B, C)
-    assert leader.judge(current, LIVE) == ([], None)
+    assert leader.decide(current, LIVE) == ([], None)
     leader.hear(5, 1, ready(A, B, C))
     leader.hear(5, 2, ready(A, B))
-    assert leader.judge(current, LIVE) == ([], None)
+    assert leader.decide(current, LIVE) == ([], None)
     assert leader.missing(current, LIVE) == ()
     leader.hear(5, 2, ready(A, B, C))
     told = close(A, B, C)
-    assert leader.judge(current, LIVE) == ([Send(1, told), Send(2, told)], Decision((A, B, C), 1.0))
+    assert leader.decide(current, LIVE) == (
+        [Send(1, told), Send(2, told)],
+        Decision((A, B, C), 1.0),
+    )
 
 
 def test_only_what_everybody_holds_is_counted() -> None:
-    leader = Leader(TWO, 2)
+    leader = RoundLeader(TWO, 2)
     leader.hear(5, 1, ready(B, C))
-    assert leader.judge(round_of(A, B), LIVE) == ([], None)
-    assert leader.judge(round_of(A, B, C), LIVE)[1] == Decision((B, C), 1.0)
+    assert leader.decide(round_of(A, B), LIVE) == ([], None)
+    assert leader.decide(round_of(A, B, C), LIVE)[1] == Decision((B, C), 1.0)
 
 
 def test_who_is_out_by_the_leaders_view_is_not_counted() -> None:
-    leader = Leader(ALL, 2)
+    leader = RoundLeader(ALL, 2)
     leader.hear(5, 1, ready(A, B, C))
-    assert leader.judge(round_of(A, B, C), {0: 1, 1: 1})[1] == Decision((A, B), 1.0)
+    assert leader.decide(round_of(A, B, C), {0: 1, 1: 1})[1] == Decision((A, B), 1.0)
     # Another start of worker 2: the one that ps:1 holds is not the one that counts.
-    assert leader.judge(round_of(A, B, C, D), {0: 1, 1: 1, 2: 2}) == ([], None)
+    assert leader.decide(round_of(A, B, C, D), {0: 1, 1: 1, 2: 2}) == ([], None)
 
 
 def test_words_on_another_round_do_not_count() -> None:
-    leader = Leader(ALL, 2)
+    leader = RoundLeader(ALL, 2)
     leader.hear(5, 1, ready(A, step=4))
-    assert leader.judge(round_of(A), {0: 1}) == ([], None)
+    assert leader.decide(round_of(A), {0: 1}) == ([], None)
     leader.hear(5, 1, ready(A))
     leader.begin()
-    assert leader.judge(round_of(A), {0: 1}) == ([], None)
+    assert leader.decide(round_of(A), {0: 1}) == ([], None)
 
 
 def test_a_server_that_missed_the_decision_is_told_again() -> None:
-    leader = Leader(ALL, 2)
+    leader = RoundLeader(ALL, 2)
     assert leader.hear(5, 1, ready(A)) == []
-    leader.judge(round_of(A), {0: 1})
+    leader.decide(round_of(A), {0: 1})
     leader.begin()
     assert leader.hear(6, 1, ready(A)) == [Send(1, close(A))]
     assert leader.hear(7, 1, ready(A, step=3)) == []
 
 
 def test_the_leader_names_whom_it_waits_for() -> None:
-    leader = Leader(ALL, 3)
+    leader = RoundLeader(ALL, 3)
     assert leader.missing(round_of(B), LIVE) == ("worker:0", "worker:2")
     leader.hear(5, 1, ready(A, B, C))
     assert leader.missing(round_of(A, B, C), LIVE) == ("ps:2",)
 
 
 def test_clipping_alone_needs_nobody() -> None:
-    (_, decision) = Leader(CLIP, 1).judge(round_of(A), {0: 1})
+    (_, decision) = RoundLeader(CLIP, 1).decide(round_of(A), {0: 1})
     assert decision == Decision((A,), 1.0)
-    (_, decision) = Leader(CLIP, 1).judge(round_of(A, B, C), LIVE)
+    (_, decision) = RoundLeader(CLIP, 1).decide(round_of(A, B, C), LIVE)
     assert decision is not None
     assert decision.scale == pytest.approx(6.0 / 8.0, rel=1e-6)
 
 
 def test_norms_that_came_with_the_same_members_are_used_at_once() -> None:
-    leader = Leader(CLIP, 2)
+    leader = RoundLeader(CLIP, 2)
     leader.hear(5, 1, ready(A, B, measured=(A, B), square=128.0))
-    told, decision = leader.judge(round_of(A, B), {0: 1, 1: 1})
+    told, decision = leader.decide(round_of(A, B), {0: 1, 1: 1})
     assert decision is not None
     # 16 elements of 1.5 here, 128 there: a norm of sqrt(164).
     assert decision.scale == pytest.approx(6.0 / math.sqrt(164.0), rel=1e-6)
@@ -248,26 +251,26 @@ def test_norms_that_came_with_the_same_members_are_used_at_once() -> None:
 
 def test_other_members_are_proposed_once_and_kept_to() -> None:
     rule = Rule(aggregate=2, staleness=0, clip_norm=6.0)
-    leader, current = Leader(rule, 2), round_of(A, B)
+    leader, current = RoundLeader(rule, 2), round_of(A, B)
     leader.hear(5, 1, ready(A, B, C, measured=(A, B, C), square=1.0))
-    assert leader.judge(current, LIVE) == ([Send(1, close(A, B, scale=-1.0))], None)
-    assert leader.judge(current, LIVE) == ([], None)
+    assert leader.decide(current, LIVE) == ([Send(1, close(A, B, scale=-1.0))], None)
+    assert leader.decide(current, LIVE) == ([], None)
     current.add(pending(C))
-    assert leader.judge(current, LIVE) == ([], None), "two are enough: they stay the members"
+    assert leader.decide(current, LIVE) == ([], None), "two are enough: they stay the members"
     leader.hear(5, 1, ready(A, B, C, measured=(A, B), square=0.0))
-    _, decision = leader.judge(current, LIVE)
+    _, decision = leader.decide(current, LIVE)
     assert decision is not None
     assert decision.members == (A, B)
 
 
 def test_a_proposal_is_given_up_when_a_member_is_lost_or_more_are_needed() -> None:
-    leader, current = Leader(CLIP, 2), round_of(A, B)
+    leader, current = RoundLeader(CLIP, 2), round_of(A, B)
     leader.hear(5, 1, ready(A, B, C, measured=(A, B, C)))
-    assert leader.judge(current, {0: 1, 1: 1})[0] == [Send(1, close(A, B, scale=-1.0))]
-    assert leader.judge(current, {0: 1})[0] == [Send(1, close(A, scale=-1.0))]
+    assert leader.decide(current, {0: 1, 1: 1})[0] == [Send(1, close(A, B, scale=-1.0))]
+    assert leader.decide(current, {0: 1})[0] == [Send(1, close(A, scale=-1.0))]
     # Others have joined before the norm is in.
     current.add(pending(C))
-    told, decision = leader.judge(current, LIVE)
+    told, decision = leader.decide(current, LIVE)
     assert decision is not None
     assert decision.members == (A, B, C)
     assert told == [Send(1, close(A, B, C, scale=decision.scale))]
@@ -275,7 +278,7 @@ def test_a_proposal_is_given_up_when_a_member_is_lost_or_more_are_needed() -> No
 
 def test_the_leader_lets_go_of_who_is_out() -> None:
     current = round_of(A, B)
-    Leader(ALL, 2).drop(current, A)
+    RoundLeader(ALL, 2).drop(current, A)
     assert set(current.pending) == {B}
 
 
@@ -283,71 +286,71 @@ def test_the_leader_lets_go_of_who_is_out() -> None:
 
 
 def test_a_follower_says_what_it_holds_once_it_is_enough() -> None:
-    follower = Follower(ALL)
-    assert follower.judge(round_of(A, B), LIVE) == ([], None)
+    follower = RoundFollower(ALL)
+    assert follower.decide(round_of(A, B), LIVE) == ([], None)
     current = round_of(A, B, C)
-    assert follower.judge(current, LIVE) == ([Send(0, ready(A, B, C))], None)
-    assert follower.judge(current, LIVE) == ([], None), "nothing new"
+    assert follower.decide(current, LIVE) == ([Send(0, ready(A, B, C))], None)
+    assert follower.decide(current, LIVE) == ([], None), "nothing new"
     assert follower.missing(current, LIVE) == ("ps:0",)
 
 
 def test_a_follower_says_so_when_it_holds_more() -> None:
-    follower, current = Follower(TWO), round_of(A, B)
-    assert follower.judge(current, LIVE)[0] == [Send(0, ready(A, B))]
+    follower, current = RoundFollower(TWO), round_of(A, B)
+    assert follower.decide(current, LIVE)[0] == [Send(0, ready(A, B))]
     current.add(pending(C))
-    assert follower.judge(current, LIVE)[0] == [Send(0, ready(A, B, C))]
+    assert follower.decide(current, LIVE)[0] == [Send(0, ready(A, B, C))]
 
 
 def test_a_follower_decides_nothing_by_itself() -> None:
-    follower, current = Follower(ALL), round_of(A)
-    follower.judge(current, {0: 1})
+    follower, current = RoundFollower(ALL), round_of(A)
+    follower.decide(current, {0: 1})
     follower.hear(5, close(A, step=4))
-    assert follower.judge(current, {0: 1}) == ([], None)
+    assert follower.decide(current, {0: 1}) == ([], None)
     follower.hear(5, close(A))
-    assert follower.judge(current, {0: 1}) == ([], Decision((A,), 1.0))
+    assert follower.decide(current, {0: 1}) == ([], Decision((A,), 1.0))
     follower.begin()
-    assert follower.judge(round_of(), {0: 1}) == ([], None)
+    assert follower.decide(round_of(), {0: 1}) == ([], None)
 
 
 def test_a_follower_measures_what_is_proposed() -> None:
-    follower, current = Follower(CLIP), round_of(A, B, C)
+    follower, current = RoundFollower(CLIP), round_of(A, B, C)
     measured = (A, B, C)
-    assert follower.judge(current, LIVE)[0] == [
+    assert follower.decide(current, LIVE)[0] == [
         Send(0, ready(A, B, C, measured=measured, square=16 * 4.0))
     ]
     follower.hear(5, close(A, C, scale=-1.0))
-    assert follower.judge(current, {0: 1, 2: 1})[0] == [
+    assert follower.decide(current, {0: 1, 2: 1})[0] == [
         Send(0, ready(A, C, measured=(A, C), square=pytest.approx(16 * 4.0)))
     ]
     follower.hear(5, close(A, scale=-1.0))
-    assert follower.judge(current, {0: 1, 2: 1})[0] == [
+    assert follower.decide(current, {0: 1, 2: 1})[0] == [
         Send(0, ready(A, C, measured=(A,), square=pytest.approx(16 * 1.0)))
     ]
 
 
 def test_a_gradient_that_is_not_finite_makes_the_scale_so_everywhere() -> None:
-    leader, current = Leader(CLIP, 2), round_of(A)
+    leader, current = RoundLeader(CLIP, 2), round_of(A)
     leader.hear(5, 1, ready(A, measured=(A,), square=math.inf))
-    told, decision = leader.judge(current, {0: 1})
+    told, decision = leader.decide(current, {0: 1})
     assert decision is not None
     assert math.isnan(decision.scale)
-    follower = Follower(CLIP)
+    follower = RoundFollower(CLIP)
     assert isinstance(told[0].message, RoundClose)
     follower.hear(5, told[0].message)
-    _, same = follower.judge(round_of(A), {0: 1})
+    _, same = follower.decide(round_of(A), {0: 1})
     assert same is not None
     assert math.isnan(same.scale)
 
 
 def test_a_follower_keeps_what_it_has_said_that_it_holds() -> None:
-    follower, current = Follower(ALL), round_of(A, B)
+    follower, current = RoundFollower(ALL), round_of(A, B)
     follower.drop(current, B)
     assert set(current.pending) == {A}, "of this one it had not said anything"
-    follower.judge(current, {0: 1})
+    follower.decide(current, {0: 1})
     follower.drop(current, A)
     assert current.pending[A].answered
     follower.hear(5, close(A))
-    assert follower.judge(current, {}) == ([], Decision((A,), 1.0))
+    assert follower.decide(current, {}) == ([], Decision((A,), 1.0))
 
 
 # Clipping --------------------------------------------------------------------------------------

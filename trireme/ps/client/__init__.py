@@ -1,1 +1,1 @@
-"""A worker's side of the parameter server: what it says, and the connections that carry it."""
+"""A worker's client of the parameter servers: its requests, and the connections that carry them."""

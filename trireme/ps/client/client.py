@@ -1,8 +1,8 @@
-"""A worker's side of the parameter server: push, pull, wait.
+"""A worker's client of the parameter servers: push, pull, wait.
 
-What is said, and what follows from the answers, is `ClientProtocol`'s; what is sent when, that of
-`Lanes`. Here are the buffers: values are received into, and gradients sent from, the flat buffers
-of the worker's model.
+`ClientProtocol` makes the requests, and `Lanes` decides what is sent when. The client owns the
+buffers: it receives values into the flat buffers of the worker's model, and sends gradients from
+them.
 """
 
 from __future__ import annotations
@@ -68,35 +68,34 @@ class Client:
     """A worker's connections to all parameter servers.
 
     Args:
-        options: who this is.
-        membership: where to learn the view.
+        options: the worker's identity, and its timeouts.
+        membership: knows the newest view.
         flat: the worker's model, whose buffers are sent from and received into.
 
     Attributes:
-        bytes_sent: of updates, packed where they are: what pushes have carried to all servers.
-        bytes_received: of values: what the answers have brought. Both are counted alike whether
-            they crossed a network or lay in lent memory; headers, and copies for checkpoints and
-            evaluations, are left out.
+        bytes_sent: the bytes of updates, as they are packed, that pushes have carried.
+        bytes_received: the bytes of values that answers have brought. Both count lent memory as
+            they count a network, and leave out headers, and copies for checkpoints and evaluations.
 
     Raises:
         WaitTimeout: there is no view yet.
     """
 
     def __init__(self, options: ClientOptions, membership: Membership, flat: FlatModel) -> None:
-        self.bytes_sent = 0  # gradients that were pushed, by whatever way they went
-        self.bytes_received = 0  # values that pulls and pushes have brought
+        self.bytes_sent = 0
+        self.bytes_received = 0
         self._membership = membership
         self._flat = flat
         self._layout = flat.layout
         servers = flat.layout.spec.servers
         self._values = [flat.part_values(server) for server in range(servers)]
         self._gradients = [flat.part_gradients(server) for server in range(servers)]
-        # What a push carries to each server where nothing is packed: no need to ask every time.
+        # The payload of a push to each server where nothing is packed, and its size.
         self._carried: list[tuple[Sequence[memoryview], int]] = [
             (part.views, part.nbytes) for part in self._gradients
         ]
         self._packers: list[Packer] = []
-        self._subscription: Subscription | None = None  # where what comes back is packed too
+        self._subscription: Subscription | None = None  # where values come packed too
         self._servers = ServerLinks(options, membership, servers, self._place)
         self._links = self._servers.links
         if flat.memory is not None and options.share_memory:
@@ -110,16 +109,16 @@ class Client:
             patience_seconds=options.patience_seconds,
             rng=random.Random(),
         )
-        self._overlap: Overlap | None = None  # made when it is first of use
+        self._overlap: Overlap | None = None  # made when it is first used
 
     @property
     def options(self) -> ClientOptions:
-        """Who this is; `renew` changes it."""
+        """The worker's identity and timeouts; `renew` changes the incarnation."""
         return self._servers.options
 
     @property
     def step(self) -> int:
-        """The global step of the values at hand."""
+        """The global step of the values that this worker has."""
         return self._protocol.step
 
     @property
@@ -129,10 +128,10 @@ class Client:
 
     @property
     def verdicts(self) -> list[Verdict]:
-        """What each server said of the last push."""
+        """Each server's verdict on the last push."""
         return [reply.verdict for reply in self._protocol.replies]
 
-    # -- joining the job ------------------------------------------------------------------------
+    # -- joining the job -------------------------------------------------------------------------
 
     def attach(self, optimizer: OptimizerSpec, rule: Rule) -> bool:
         """Shows every server the model, the optimizer and the rule.
@@ -148,7 +147,7 @@ class Client:
         if codec is not None and not self._packers:
             self._packers = [Packer(codec, g, deflates=rule.deflates) for g in self._gradients]
             self._subscription = Subscription(codec, self._values) if rule.publishes else None
-            self._servers.shared_buffers = ()  # what is packed lies elsewhere
+            self._servers.shared_buffers = ()  # packed gradients lie elsewhere
         return self._run(self._protocol.attach(self._layout.spec, optimizer, rule))
 
     def load(self, state: ModelState) -> None:
@@ -164,7 +163,7 @@ class Client:
             parts.append((tuple(spec for spec, _ in tensors), payload))
         self._run(self._protocol.load(state, parts))
 
-    # -- training -------------------------------------------------------------------------------
+    # -- training --------------------------------------------------------------------------------
 
     def pull(self, *, train: bool = True, at_least: int = 0) -> PullResult:
         """Receives the values; waits until the chief has loaded them.
@@ -188,12 +187,12 @@ class Client:
 
     @property
     def residuals(self) -> Residuals:
-        """What packing has lost of pushes; nothing where they are not packed."""
+        """The residuals of packed pushes; nothing where pushes are not packed."""
         return Residuals(self._layout, self._packers)
 
     @property
     def pushes_early(self) -> bool:
-        """Whether `begin` may be of use: pushes can leave while backward runs, and that pays."""
+        """Whether pushes can leave while backward runs, and are large enough to gain by it."""
         mode = self.options.overlap
         if mode == "off" or self._packers:
             return False
@@ -208,12 +207,12 @@ class Client:
         hyper: tuple[GroupSpec, ...] | None = None,
         examples: Sequence[Span] = (),
     ) -> None:
-        """Announces a push before its gradients are computed: they leave as they become final.
+        """Announces a push before its gradients are computed: they are sent as they become final.
 
-        Nothing needs this. It does nothing where it is not possible (servers read this worker's
-        memory, gradients are packed or copied elsewhere first) or does not pay, and what follows
-        is the same: `push`, once the gradients are there, with the same arguments. If something
-        else follows, or never anything, no server knows of this.
+        This is optional. It does nothing where it is not possible (servers read this worker's
+        memory, or gradients are packed or copied elsewhere first) or gains nothing. In each case
+        `push` follows with the same arguments, once the gradients are computed. If it does not,
+        or with other arguments, the servers take no notice of what was announced.
 
         The flat gradients must be zero, and from now on only backward may write to them.
         """
@@ -238,18 +237,18 @@ class Client:
         self._overlap.begin(frames)
 
     def _leaves_early(self, link: ServerLink) -> bool:
-        """Returns whether a push can leave early by this link, as it is now."""
+        """Returns whether a push can leave early over this link."""
         connection = link.connection
         if connection is None or connection.lending is not None or connection.wants_write:
             return False
         return len(self._layout.chunks(link.index)) > 1
 
     def _complete(self, announced: Push, push: Push) -> Sequence[int]:
-        """Completes the push that was announced if it is this; returns who has it all."""
+        """Completes the announced push if it is this one; returns the servers that have it all."""
         assert self._overlap is not None
         if not self._protocol.completes(push):
             if announced.absent != push.absent:
-                self._overlap.surprised()
+                self._overlap.note_mismatch()
             self._close_begun()
             return ()
         begun = self._overlap.servers
@@ -259,7 +258,7 @@ class Client:
         return sent
 
     def _abandon(self) -> None:
-        """Gives up a push that was announced and not made: no server has the whole of it."""
+        """Gives up a push that was announced and not made: no server has all of it."""
         if self._protocol.announced is not None:
             self._protocol.announced = None
             self._close_begun()
@@ -283,13 +282,13 @@ class Client:
         """Sends the flat gradients to all servers; `wait` has the answer. One push at a time.
 
         Args:
-            weight: how many examples the gradient is the mean of.
+            weight: the number of examples that the gradient is the mean of.
             hyper: the optimizer's hyper-parameters now; sent only where they have changed.
-            examples: which examples the gradient was computed from.
-            pull: whether the answer shall bring the new values.
+            examples: the examples that the gradient was computed from.
+            pull: whether the answer brings the new values.
             pulled: the step of the values that the gradient was computed from; None for that of
                 the newest ones.
-            steps: of how many of this worker's steps it is, where it is a delta.
+            steps: the number of this worker's steps that a delta is the sum of.
             absent: the positions of the parameters that it leaves out; None for those that have no
                 gradient now.
 
@@ -310,12 +309,12 @@ class Client:
                 nbytes = sum(view.nbytes for view in payload)
             requests[server] = Request(partial(protocol.message, made, server), payload)
             self.bytes_sent += nbytes
-        self._servers.ask(requests, sent=has_it)  # what has been sent is sent again where it breaks
+        self._servers.ask(requests, sent=has_it)  # sent again if a connection breaks
 
     def _packed(self, server: int, push: Push) -> Sequence[memoryview]:
         """Returns the packed gradients that a push sends to a server.
 
-        What weighs nothing is not looked at there, and must not use up what packing lost before.
+        A push of weight 0 is not read there, and must not use up the residuals.
         """
         if push.weight > 0:
             absent = self._layout.ranges(push.absent, server) if push.absent else ()
@@ -323,21 +322,21 @@ class Client:
         return self._packers[server].views
 
     def wait(self) -> PushResult:
-        """Waits for the answers to the push, and has the values that they bring.
+        """Waits for the answers to the push, and brings their values into the model.
 
         Raises:
             Fenced: this worker was replaced, or taken out of the job.
-            Rejected: a server found the push senseless.
+            Rejected: a server has refused the push, as it makes no sense.
             WaitTimeout: the answer was withheld too long; names those it was withheld for.
             JobFailed: the job ended meanwhile.
         """
         return self._run(self._protocol.wait())
 
     def settle(self) -> None:
-        """Waits for the answers to the push under way, if there is one; `wait` has them then.
+        """Waits for the answers to the push under way, if there is one; `wait` takes them later.
 
-        The values that came are not in the module before. Every other request settles first: a
-        server is asked one thing at a time.
+        The values are not in the module before `wait`. Every other request settles first: a worker
+        has one request at a time with a server.
 
         Raises:
             TriremeError: as `wait`.
@@ -345,10 +344,10 @@ class Client:
         self._run(self._protocol.settle())
 
     def retire(self) -> None:
-        """Tells the servers that nobody need wait for this worker any longer: it trains no more."""
+        """Tells the servers that this worker trains no more: nobody waits for it any longer."""
         self._run(self._protocol.retire())
 
-    # -- what server 0 decides for all ----------------------------------------------------------
+    # -- requests to server 0 --------------------------------------------------------------------
 
     def lease(
         self, dataset: str, size: int, batch: int, count: int, *, resized: bool = False
@@ -360,15 +359,15 @@ class Client:
         return self._run(self._protocol.lease(dataset, size, batch, count, resized=resized))
 
     def stop(self, reason: str) -> int:
-        """Asks that the job end; returns the global step at which it will."""
+        """Asks to end the job; returns the global step at which it will end."""
         return self._run(self._protocol.stop(reason))
 
     def set_end(self, max_steps: int) -> int:
-        """Sets the job's last step if it has none; returns the one that holds."""
+        """Sets the job's last step if it has none; returns the last step."""
         return self._run(self._protocol.set_end(max_steps))
 
     def drain(self) -> int:
-        """Waits until every worker has retired, and has the values then; returns their global step.
+        """Waits until every worker has retired, and pulls the values; returns their global step.
 
         The answers to this worker's last push lack what others pushed later.
 
@@ -378,11 +377,11 @@ class Client:
         return self._run(self._protocol.drain())
 
     def status(self) -> list[ServerStatus]:
-        """Returns how each server is."""
+        """Returns each server's status."""
         return self._run(self._protocol.status())
 
     def trace(self, action: Literal["start", "stop", "read"]) -> list[ServerClock]:
-        """Asks each server in turn to note what it does when, to end that, or for its notes."""
+        """Asks each server in turn to begin or end a trace, or for the notes of its trace."""
         clocks = []
         for link in self._links:
             self.settle()
@@ -393,17 +392,17 @@ class Client:
             clocks.append(ServerClock(message.now, message.clock, asked, heard, notes))
         return clocks
 
-    # -- what workers tell each other -----------------------------------------------------------
+    # -- what workers share ----------------------------------------------------------------------
 
     def share(self, topic: str, data: bytes) -> None:
-        """Leaves bytes for the other workers; the last under a topic replaces the one before."""
+        """Shares bytes with the other workers; the last under a topic replace those before."""
         self._run(self._protocol.share(topic, data))
 
     def collect(self, topic: str) -> dict[int, bytes]:
-        """Returns what each worker has left under a topic."""
+        """Returns the bytes that each worker has shared under a topic."""
         return self._run(self._protocol.collect(topic))
 
-    # -- a consistent cut -----------------------------------------------------------------------
+    # -- a consistent cut ------------------------------------------------------------------------
 
     def snapshot(self, *, state: bool) -> ModelState:
         """Copies the values of one consistent step from all servers.
@@ -422,8 +421,8 @@ class Client:
     def renew(self, incarnation: int) -> None:
         """Begins again as another incarnation: this worker had been taken for lost.
 
-        What became of a push under way is not known; its examples were handed out again, unless
-        it had been applied.
+        The verdict on a push under way is not known. Its examples are leased again, unless it was
+        applied.
         """
         self.close()
         self._servers.options = replace(self.options, incarnation=incarnation)
@@ -438,10 +437,10 @@ class Client:
             self._overlap = None
         self._servers.close()
 
-    # -- inside -----------------------------------------------------------------------------------
+    # -- inside ----------------------------------------------------------------------------------
 
     def _run(self, operation: Operation[_T]) -> _T:
-        """Carries an operation of the protocol out; returns what it has in the end."""
+        """Carries out an operation of the protocol; returns its result."""
         self._abandon()
         result: Any = None
         try:
@@ -463,7 +462,7 @@ class Client:
         return self._answers()
 
     def _answers(self) -> Mapping[int, Answer]:
-        """Waits for the answers to what was asked, and counts the values that they have brought."""
+        """Waits for the answers to the requests, and counts the bytes of their values."""
         answers = self._servers.finish()
         for server, (message, _) in answers.items():
             if isinstance(message, (PushReply, PullReply)):
@@ -475,7 +474,7 @@ class Client:
         return answers
 
     def _place(self, server: int, message: Message, length: int) -> Sequence[memoryview]:
-        """Says where a payload goes: values into the model's own memory."""
+        """Returns the memory for a payload: that of the model for values."""
         if isinstance(message, (PushReply, PullReply)):
             packed = isinstance(message, PushReply) and message.since is not None
             if packed and self._subscription is not None:

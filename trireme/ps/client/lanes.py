@@ -1,17 +1,18 @@
-"""A client's requests to the servers: what is sent when, and which answer counts. Without I/O.
+"""Decides which requests a client sends when, and which answers count. Without I/O.
 
-Events come in as method calls, each with the time it happens at; instructions go out as a list.
-The client of a worker and the simulator drive this same object.
+Events come in as method calls, each with its time; instructions go out as a list. A worker's client
+and the simulator drive this same object.
 
-    event   what it is
-    ask     servers are asked something; what was asked before is waited for no longer
+    event   when it is called
+    ask     servers are asked something; earlier requests are given up
     heard   a message has come from a server
     broke   a connection has failed, or could not be made
-    tick    time passes; `due` says when that is of use
+    tick    time has passed; `due` is when the next tick is of use
 
-A request goes to a server once. What breaks on the way is sent again, with the same sequence
-number, until there is an answer or it has taken too long. What was fenced off is sent again under
-the newest view, with a number of its own, as long as this worker is in that view.
+A request is sent to a server once. If the connection breaks, it is sent again with the same
+sequence, until there is an answer or the server has been out of reach too long. A request that was
+fenced off is sent again under the newest view, with a new sequence, while this worker is in that
+view.
 """
 
 from __future__ import annotations
@@ -43,7 +44,16 @@ from trireme.ps.messages import (
 )
 from trireme.wire.message import Message
 
-__all__ = ["BACK_OFF", "Answer", "Instruction", "Lane", "Lanes", "Notice", "Request", "Transmit"]
+__all__ = [
+    "BACK_OFF",
+    "Answer",
+    "ClientInstruction",
+    "Lane",
+    "Lanes",
+    "Notice",
+    "Request",
+    "Transmit",
+]
 
 BACK_OFF = 0.02
 """Seconds before a request that met another view, or a server out of reach, is sent again."""
@@ -51,11 +61,11 @@ BACK_OFF = 0.02
 _HURRIED_SECONDS = 3.0
 
 Answer = tuple[Message, Sequence[Any]]
-"""What a server has answered, and the payload that came with it."""
+"""A server's answer, and its payload."""
 
 
 class Request(msgspec.Struct):
-    """One server's share of what is asked: how to say it under a view, and with which payload."""
+    """A request to one server: builds its message under a view; and its payload."""
 
     build: Callable[[int], Message]
     payload: Sequence[Any] = ()
@@ -71,24 +81,24 @@ class Transmit(msgspec.Struct, frozen=True):
 
 
 class Notice(msgspec.Struct, frozen=True):
-    """Tell the worker's program why and for whom an answer is withheld."""
+    """Pass the reason for a withheld answer to the worker's program."""
 
     waiting: Waiting
 
 
-Instruction = Transmit | Notice
+ClientInstruction = Transmit | Notice
 
 
 class Lane(msgspec.Struct, eq=False):
-    """What is said to one server.
+    """The requests to one server.
 
     Attributes:
-        index: the server's.
-        request: what waits for its answer.
-        sequence: of the newest request.
-        due: when it is sent again; never, as long as nothing went wrong.
+        index: the server's index.
+        request: the request that waits for its answer.
+        sequence: the sequence of the newest request.
+        due: when the request is sent again; never, as long as nothing went wrong.
         failing_since: since when the server has been out of reach.
-        fenced: by which view, and why, the request was fenced off.
+        fenced: the view that has fenced the request off, and the reason.
     """
 
     index: int
@@ -100,21 +110,21 @@ class Lane(msgspec.Struct, eq=False):
 
 
 class Lanes:
-    """One lane to each server.
+    """The requests of one client to all servers, one lane for each.
 
     Args:
-        worker, incarnation: who asks.
-        servers: how many there are.
+        worker, incarnation: the client's.
+        servers: the number of servers.
         retry_seconds: how long a server may be out of reach.
         patience_seconds: how long an answer may be withheld.
-        hurries: whether a server that is out of reach is to be given up sooner.
+        hurries: returns whether a server that is out of reach is given up sooner.
 
     Attributes:
-        incarnation: may be replaced while nothing is waited for.
-        view: the newest that is known; whoever drives this keeps it so.
-        lanes: by server.
-        waiting: those whose answers are missing.
-        answers: by server, to what was asked last.
+        incarnation: may be replaced while no answer is waited for.
+        view: the newest view, which the driver sets before each event.
+        lanes: the lanes, by server.
+        waiting: the lanes whose answers are missing.
+        answers: the answers to the last requests, by server.
     """
 
     def __init__(
@@ -140,7 +150,7 @@ class Lanes:
         self._since = 0.0
         self._names: Sequence[str] = ()
 
-    # -- events -----------------------------------------------------------------------------------
+    # -- events ----------------------------------------------------------------------------------
 
     def ask(
         self,
@@ -149,14 +159,14 @@ class Lanes:
         *,
         again: bool = True,
         sent: Collection[int] = (),
-    ) -> list[Instruction]:
-        """Servers are asked something, in this order.
+    ) -> list[ClientInstruction]:
+        """Asks servers something, in this order.
 
         Args:
             now: the time.
-            requests: what is asked of each.
-            again: whether what is fenced off is asked again; else that is an error.
-            sent: who has its request already, under the number that `announce` gave.
+            requests: the request to each.
+            again: whether a request that is fenced off is sent again; else that is an error.
+            sent: the servers that have their request already, with the sequence of `announce`.
 
         Raises:
             WaitTimeout: there is no view of the cluster yet.
@@ -166,7 +176,7 @@ class Lanes:
         self.answers = {}
         self._again = again
         self._since, self._names = now, ()
-        out: list[Instruction] = []
+        out: list[ClientInstruction] = []
         for server, request in requests.items():
             lane = self.lanes[server]
             lane.request = request
@@ -177,24 +187,24 @@ class Lanes:
         return out
 
     def wait(self, now: float) -> None:
-        """Somebody begins to wait for the answers: from now on their patience counts."""
+        """Begins to wait for the answers: the patience counts from now on."""
         self._since = now
 
     def announce(self, server: int) -> int:
-        """Returns the number of a request that is sent before it is asked."""
+        """Returns the sequence of a request that is sent before `ask`."""
         lane = self.lanes[server]
         lane.sequence += 1
         return lane.sequence
 
     def heard(
         self, now: float, server: int, sequence: int, message: Message, payload: Sequence[Any]
-    ) -> Sequence[Instruction]:
-        """A message has come from a server, with the number of the request that it is about.
+    ) -> Sequence[ClientInstruction]:
+        """Takes a message of a server, with the sequence of the request that it is about.
 
         Raises:
-            Fenced: it was fenced off, and is not asked again.
-            Rejected: the server found the request senseless.
-            ModelMismatchError, UnsupportedOptimizerError: what a worker showed does not fit.
+            Fenced: the request was fenced off, and is not sent again.
+            Rejected: the server has refused the request, as it makes no sense.
+            ModelMismatchError, UnsupportedOptimizerError: this worker's model does not fit.
         """
         lane = self.lanes[server]
         lane.failing_since = None
@@ -206,7 +216,7 @@ class Lanes:
                 self._check_patience(now)
                 return [Notice(message)]
             lane.fenced = _fence_of(message) if self._again else None
-            if lane.fenced is not None:  # either side learns the newest view within moments
+            if lane.fenced is not None:  # both sides have the newest view within moments
                 lane.due = now + BACK_OFF
                 return ()
             if (error := _error_of(message)) is not None:
@@ -217,7 +227,7 @@ class Lanes:
         return ()
 
     def broke(self, now: float, server: int, error: WireError) -> None:
-        """The connection to a server has failed, or could not be made: `due` says what follows.
+        """Notes that the connection to a server has failed, or could not be made.
 
         Raises:
             WireError: the server has been out of reach too long.
@@ -239,14 +249,14 @@ class Lanes:
             self._give_up(lost, error)
         lane.due = now + BACK_OFF
 
-    def tick(self, now: float) -> list[Instruction]:
-        """Time passes.
+    def tick(self, now: float) -> list[ClientInstruction]:
+        """Sends again what is due, and checks how long the answers have been withheld.
 
         Raises:
             Fenced: this worker was replaced, or taken out of the job.
             WaitTimeout: an answer was withheld too long; names those it was withheld for.
         """
-        out: list[Instruction] = []
+        out: list[ClientInstruction] = []
         for lane in self.waiting:
             if lane.due <= now:
                 out.append(self._send_again(lane))
@@ -259,11 +269,11 @@ class Lanes:
 
     @property
     def due(self) -> float:
-        """When something is to be sent again: a `tick` is wanted then."""
+        """When the next request is sent again, by a `tick`."""
         return min([lane.due for lane in self.waiting], default=math.inf)
 
     def entry(self, server: int) -> ServerEntry:
-        """Returns where a server is to be connected to.
+        """Returns a server's entry in the newest view.
 
         Raises:
             JobFailed: it is not in the newest view.
@@ -283,7 +293,7 @@ class Lanes:
             raise WaitTimeout(f"worker:{self._worker} has no view of the cluster yet")
         return self.view
 
-    # -- inside -----------------------------------------------------------------------------------
+    # -- inside ----------------------------------------------------------------------------------
 
     def _transmit(self, lane: Lane) -> Transmit:
         assert lane.request is not None
@@ -299,7 +309,7 @@ class Lanes:
         return self._transmit(lane)
 
     def _check_membership(self, number: int, reason: str) -> None:
-        """Finds out whether this worker is still in the job, once another view fenced it off."""
+        """Checks that this worker is still in the job, once another view has fenced it off."""
         view = self.known_view()
         known = {(entry.index, entry.incarnation) for entry in view.workers}
         if (self._worker, self.incarnation) not in known and view.number >= number:
@@ -325,7 +335,7 @@ class Lanes:
         return self.entry(lane.index)
 
     def _give_up(self, error: TriremeError, cause: Exception | None = None) -> NoReturn:
-        """Waits for no answer any longer: what was asked ends with an error."""
+        """Gives up all requests, with an error."""
         self._forget()
         raise error from cause
 
@@ -337,7 +347,7 @@ class Lanes:
 
 
 def _fence_of(message: Message) -> tuple[int, str] | None:
-    """Returns which view has fenced a request off, and why; None for any other answer."""
+    """Returns the view that has fenced a request off, and the reason; None for other answers."""
     if isinstance(message, PushReply) and isinstance(message.verdict, FencedVerdict):
         return message.verdict.view, message.verdict.reason
     if isinstance(message, Refused) and message.code == "fenced":
@@ -346,7 +356,7 @@ def _fence_of(message: Message) -> tuple[int, str] | None:
 
 
 def _error_of(message: Message) -> TriremeError | None:
-    """Returns what a refusal means; `busy` is left to who asked."""
+    """Returns the error that an answer means; None for `busy`, which the caller handles."""
     if isinstance(message, PushReply) and isinstance(message.verdict, RejectedVerdict):
         return Rejected(f"the parameter server rejected a push: {message.verdict.reason}")
     fence = _fence_of(message)

@@ -1,9 +1,8 @@
-"""A push that leaves while backward runs.
+"""Sends a push while backward runs.
 
-Backward makes the last layer's gradient first. Each chunk of the gradients is sent as soon as all
-of its parameters have theirs, so that what is left to send after backward is little. The last
-chunk is held back until all gradients are known to be final: no server ever has the whole of a
-push that is not.
+Backward computes the last layer's gradient first. Each chunk of the gradients is sent as soon as
+all its parameters have theirs, so that little is left to send after backward. The last chunk is
+held back until all gradients are known to be final: before that no server has the whole push.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ __all__ = ["Build", "Overlap"]
 
 _log = logging.getLogger(__name__)
 
-_MOST_SURPRISES = 3  # a layer that is never used costs one, and one that is frozen later another
+_MOST_MISMATCHES = 3  # a layer that is never used makes one, and one that is frozen later another
 
 Build = Callable[[tuple[int, ...]], Message]
 """Makes the message of a push whose payload brings the chunks in this order."""
@@ -32,9 +31,9 @@ class Overlap:
     """Sends a worker's gradients while they are computed, one push at a time.
 
     Args:
-        flat: the model; its gradients are watched from now on.
-        gradients: what is pushed to each server.
-        timeout: how many seconds sending may take after backward.
+        flat: the model, whose gradients are watched from now on.
+        gradients: each server's part of the gradients.
+        timeout: the seconds that sending may take after backward.
 
     Attributes:
         ruled_out: why this model's pushes cannot leave early; empty while they can.
@@ -59,25 +58,25 @@ class Overlap:
         self._open: list[tuple[int, Connection]] = []
         self._seen: set[int] = set()
         self._writes = self._flat_writes = 0
-        self._surprises = 0
-        self._spoilt = ""
+        self._mismatches = 0
+        self._invalid = ""
         self._handles = flat.watch_gradients(self._final)
 
     @property
     def servers(self) -> list[int]:
-        """To whom the push under way goes, or the last one went."""
+        """The servers of the push under way, or of the last one."""
         return [server for server, _ in self._open]
 
     def begin(self, frames: Sequence[tuple[int, Connection, int, Build]]) -> None:
         """Begins a push. The gradients are zero, and backward comes next.
 
         Args:
-            frames: for each server that is to have it early: its index, the connection, which is
-                nobody else's until the push is finished or abandoned, the frame's sequence, and
-                what builds the message.
+            frames: for each server that gets the push early: its index; the connection, which
+                nobody else uses until the push is finished or abandoned; the frame's sequence; and
+                the function that builds the message.
         """
         assert self._sender is None
-        self._spoilt = "" if self._flat.watched_alone else "another hook may change gradients"
+        self._invalid = "" if self._flat.watched_alone else "another hook may change gradients"
         self._writes, self._flat_writes = self._flat.gradient_writes, self._flat.flat_writes
         self._seen.clear()
         self._open = []
@@ -92,13 +91,13 @@ class Overlap:
         """Completes the push, after backward.
 
         Returns:
-            The servers that it was sent to. The connections of the others can only be closed:
-            they broke, or the gradients may have been changed after they were sent.
+            The servers that have the push. The connections to the others must be closed: they
+            broke, or the gradients may have changed after they were sent.
         """
         sender = self._sender
         assert sender is not None
         if self._changed():
-            self._rule_out(self._spoilt)
+            self._rule_out(self._invalid)
             self.abandon()
             return []
         for server, _ in self._open:
@@ -118,22 +117,22 @@ class Overlap:
         """Returns whether gradients may have been changed after they were sent."""
         flat = self._flat
         if flat.gradient_writes != self._writes or not flat.gradients_in_place:
-            self._spoilt = self._spoilt or "gradients were changed after backward had made them"
-        return bool(self._spoilt)
+            self._invalid = self._invalid or "gradients were changed after backward had made them"
+        return bool(self._invalid)
 
-    def surprised(self) -> None:
-        """Other parameters have gradients than was announced; where that goes on, gives up.
+    def note_mismatch(self) -> None:
+        """Notes that other parameters have gradients than announced; rules that out if it recurs.
 
-        What a push says of them it says before backward: as it was the time before.
+        A push announces them before backward: those of the push before.
         """
-        self._surprises += 1
+        self._mismatches += 1
         if self._changed():
-            self._rule_out(self._spoilt)
-        elif self._surprises >= _MOST_SURPRISES:
+            self._rule_out(self._invalid)
+        elif self._mismatches >= _MOST_MISMATCHES:
             self._rule_out("which parameters have a gradient changes from step to step")
 
     def abandon(self) -> list[int]:
-        """Gives the push up; returns the servers whose connections can only be closed."""
+        """Gives the push up; returns the servers whose connections must be closed."""
         if self._sender is None:
             return []
         self._sender.stop()
@@ -143,23 +142,23 @@ class Overlap:
         return [server for server, _ in self._open]
 
     def close(self) -> list[int]:
-        """Gives up the push under way, as `abandon`, and watches the gradients no longer."""
+        """Gives up the push under way, as `abandon`, and stops watching the gradients."""
         for handle in self._handles:
             handle.remove()
         return self.abandon()
 
     def _final(self, position: int) -> None:
-        """Backward has accumulated a parameter's gradient. Called by autograd."""
-        if self._sender is None or self._spoilt:
+        """Sends what is final, as autograd has accumulated a parameter's gradient."""
+        if self._sender is None or self._invalid:
             return
         self._writes += 1
         if position in self._seen:
-            self._spoilt = "backward makes the gradient of a parameter in several parts"
+            self._invalid = "backward makes the gradient of a parameter in several parts"
         elif not self._flat.gradient_in_place(position):
-            self._spoilt = "a gradient is not where it is sent from"
+            self._invalid = "a gradient is not where it is sent from"
         elif self._flat.flat_writes != self._flat_writes:
-            self._spoilt = "something besides backward writes to gradients"
-        if self._spoilt:
+            self._invalid = "something besides backward writes to gradients"
+        if self._invalid:
             return
         self._seen.add(position)
         for outlet, chunk in self._waiting[position]:
@@ -172,12 +171,12 @@ class Overlap:
 
 
 class _Outlet:
-    """What goes to one server: its chunks, and which of them are final.
+    """The chunks of a push to one server, and which of them are final.
 
     Attributes:
-        order: in which they are sent; at first from the last layer to the first, then as they
-            became final the time before.
-        place: of this server among those of the push; -1 while it has none.
+        order: the order in which they are sent: at first from the last layer to the first, then the
+            order in which they became final in the push before.
+        place: the position of this server among those of the push; -1 while there is no push.
     """
 
     def __init__(self, chunks: Sequence[Chunk], views: Sequence[memoryview]) -> None:
@@ -191,18 +190,18 @@ class _Outlet:
         self._sent = 0
 
     def open(self, place: int) -> None:
-        """A push begins: nothing is final."""
+        """Begins a push: no chunk is final."""
         self.place = place
         self._missing = [len(chunk.parameters) for chunk in self.chunks]
         self._finals = []
         self._sent = 0
 
     def close(self) -> None:
-        """The push has ended."""
+        """Ends the push."""
         self.place = -1
 
     def finalise(self, chunk: int) -> list[memoryview]:
-        """One more gradient of a chunk is final; returns what can be sent now."""
+        """Notes that one more gradient of a chunk is final; returns what can be sent now."""
         self._missing[chunk] -= 1
         if self._missing[chunk]:
             return []
@@ -218,7 +217,7 @@ class _Outlet:
         return [self._views[index] for index in self.order[begin:]]
 
     def learn(self) -> None:
-        """The push was sent: the next one's order is that in which chunks became final."""
+        """Ends a push that was sent, and takes the order in which its chunks became final."""
         self.close()
         known = set(self._finals)
         self.order = self._finals + [index for index in self.order if index not in known]

@@ -1,15 +1,15 @@
-"""What a worker says to the servers, and what follows from their answers. Without I/O.
+"""A worker's requests to the servers, and what follows from the answers. Without I/O.
 
-An operation is a generator: it yields what is to be done next, and is sent what came of it. The
-client of a worker runs them over real connections, the simulator in virtual time.
+An operation is a generator: it yields what to do next, and is sent the result. A worker's client
+runs operations over real connections, the simulator in virtual time.
 
-    yielded   what it is                                                 what is sent back
-    Ask       ask servers, and wait for their answers                    the answers, by server
-    AWAIT     wait for the answers to the push under way                 the same
-    PUBLISH   the values that came are complete: the model may have them nothing
-    Pause     let so many seconds pass                                   the time, in seconds
+    yielded   what to do                                             what is sent back
+    Ask       ask servers, and wait for their answers                the answers, by server
+    AWAIT     wait for the answers to the push under way             the same
+    PUBLISH   give the model the values, which have come completely  nothing
+    Pause     let so many seconds pass                               the time, in seconds
 
-A worker is one thread: it begins an operation when the one before is over.
+A worker has one thread: it begins an operation when the one before is over.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ __all__ = [
 
 
 class Ask(msgspec.Struct, frozen=True):
-    """Ask servers, in this order; `again`: under the newest view, when it was fenced off."""
+    """Ask servers, in this order; `again`: ask again under the newest view what was fenced off."""
 
     requests: Mapping[int, Request]
     again: bool = True
@@ -104,28 +104,28 @@ Wanted = Ask | Pause | Literal["await", "publish"]
 _T = TypeVar("_T")
 _M = TypeVar("_M", bound=Message)
 Operation = Generator[Wanted, Any, _T]
-"""Something that a worker does with the servers, and what it has in the end."""
+"""An operation of a worker with the servers, and its result."""
 
-Answers = Mapping[int, Answer]
+_Answers = Mapping[int, Answer]
 
 Copy = list[tuple[Snapshot, Sequence[Any]]]
-"""What the servers answered to one cut, in their order, with the payloads."""
+"""The servers' answers to one cut, in the servers' order, with the payloads."""
 
 
 class ClientProtocol:
-    """What a worker has said and heard.
+    """The state of a worker's protocol with the servers.
 
     Args:
-        worker: who speaks.
-        servers: how many there are.
-        patience_seconds: for how long a consistent copy is tried for.
-        rng: names cuts, and says how long to pause between two.
+        worker: the worker's index.
+        servers: the number of servers.
+        patience_seconds: for how long a consistent copy is tried.
+        rng: names cuts, and draws the pauses between two.
 
     Attributes:
         step: the global step of the values at hand.
         stopping: whether this worker has been told to stop.
         replies: to the last push, by server.
-        announced: the push that is on its way before it is made.
+        announced: the push that was announced and not made yet.
     """
 
     def __init__(
@@ -154,12 +154,12 @@ class ClientProtocol:
         # The answers to a push that was settled before it was waited for.
         self._settled: list[PushReply] | None = None
 
-    # -- joining the job --------------------------------------------------------------------------
+    # -- joining the job -------------------------------------------------------------------------
 
     def attach(self, layout: LayoutSpec, optimizer: OptimizerSpec, rule: Rule) -> Operation[bool]:
-        """Shows every server what is trained; returns whether all have values loaded already."""
+        """Shows every server the model; returns whether all have values loaded already."""
         self._rule = rule
-        self._hyper = None  # the servers may go by what an earlier worker has shown
+        self._hyper = None  # the servers may use what an earlier worker has shown
         answers = yield from self._ask_all(lambda view: Attach(view, layout, optimizer, rule))
         return all([answer.loaded for answer in self._all(answers, Attached)])
 
@@ -191,10 +191,10 @@ class ClientProtocol:
         self._settled = None
         self.announced = None
 
-    # -- training ---------------------------------------------------------------------------------
+    # -- training --------------------------------------------------------------------------------
 
     def pull(self, *, train: bool = True, at_least: int = 0) -> Operation[PullResult]:
-        """Receives the values, once they are of a step."""
+        """Receives the values, once they are of a step of at least `at_least`."""
         answers = yield from self._ask_all(
             lambda view: Pull(view, train, at_least), again=not train
         )
@@ -207,13 +207,13 @@ class ClientProtocol:
 
     @property
     def may_announce(self) -> bool:
-        """Whether the next thing to come may be a push."""
+        """Whether a push may be announced now."""
         return not (self.stopping or self._pushed)
 
     def announce(
         self, weight: float, hyper: tuple[GroupSpec, ...] | None, examples: Sequence[Span]
     ) -> Push:
-        """A push is on its way before it is made: returns what it will say if all is as usual."""
+        """Announces the next push; returns it as it will be, unless something unusual happens."""
         self.announced = self._next_push(weight, hyper, examples, absent=self._absent)
         return self.announced
 
@@ -228,7 +228,7 @@ class ClientProtocol:
         steps: int = 1,
         absent: tuple[int, ...] = (),
     ) -> Push:
-        """Makes a push; returns what it says, but for the view. The answers to it are for `wait`.
+        """Makes a push; returns its message without the view. `wait` takes the answers.
 
         Raises:
             ConfigurationError: the job has told this worker to stop, or a push is under way.
@@ -248,12 +248,12 @@ class ClientProtocol:
         return push
 
     def message(self, push: Push, server: int, view: int, order: tuple[int, ...] = ()) -> Push:
-        """Returns what one server is told of a push under a view; see `Push.order`."""
+        """Returns the message of a push to one server under a view; see `Push.order`."""
         examples = push.examples if server == 0 else ()
         return msgspec.structs.replace(push, view=view, examples=examples, order=order)
 
     def completes(self, push: Push) -> bool:
-        """Returns whether a push is the one that was announced, which is settled with that."""
+        """Returns whether a push is the one that was announced; none is announced afterwards."""
         announced, self.announced = self.announced, None
         return announced == push
 
@@ -268,7 +268,7 @@ class ClientProtocol:
         steps: int = 1,
         absent: tuple[int, ...] = (),
     ) -> Push:
-        """Returns what the next push says, but for the view."""
+        """Returns the message of the next push without the view."""
         return Push(
             view=0,
             sequence=self._sequence + 1,
@@ -283,7 +283,7 @@ class ClientProtocol:
         )
 
     def wait(self) -> Operation[PushResult]:
-        """Waits for the answers to the push, and has the values that they bring."""
+        """Waits for the answers to the push, and publishes the values that they bring."""
         if self._settled is None:
             yield from self.settle()
         replies, self._settled = self._settled, None
@@ -294,7 +294,7 @@ class ClientProtocol:
         first = replies[0]
         verdict = first.verdict
         if type(verdict) is not Applied and isinstance(decided(verdict), Stale):
-            self._hyper = None  # what a stale update brought along was dropped with it
+            self._hyper = None  # the servers have dropped them with the stale update
         self.step = first.step
         if len(replies) > 1:
             self.step = yield from self.level([reply.step for reply in replies])
@@ -302,16 +302,16 @@ class ClientProtocol:
         return PushResult(verdict, self.step, first.staleness, self.stopping, notice=first.notice)
 
     def settle(self) -> Operation[None]:
-        """Waits for the answers to the push under way, if there is one; `wait` has them then.
+        """Waits for the answers to the push under way, if there is one; `wait` takes them later.
 
-        Every other request settles first: a server is asked one thing at a time.
+        Every other request settles first: a worker has one request at a time with a server.
         """
         if self._pushed and self._settled is None:
             self._settled = self._all((yield AWAIT), PushReply)
             self.stopping = self._settled[0].stop
 
     def level(self, steps: list[int]) -> Operation[int]:
-        """Brings all parts of the values to the same step, in synchronous modes; returns it."""
+        """Pulls until all parts of the values are of one step, in synchronous modes; returns it."""
 
         def again(at_least: int, view: int) -> Message:
             return Pull(view, False, at_least)
@@ -328,15 +328,15 @@ class ClientProtocol:
         return steps[0]
 
     def retire(self) -> Operation[None]:
-        """Says that nobody need wait for this worker any longer: it trains no more."""
+        """Tells the servers that this worker trains no more: nobody waits for it any longer."""
         self._all((yield from self._ask_all(lambda view: Retire())), Done)
 
-    # -- what server 0 decides for all ------------------------------------------------------------
+    # -- requests to server 0 --------------------------------------------------------------------
 
     def lease(
         self, dataset: str, size: int, batch: int, count: int, *, resized: bool = False
     ) -> Operation[tuple[Span, ...]]:
-        """Asks for the next examples; an answer that did not arrive is asked for again."""
+        """Asks for the next examples; a repeat of the request gets the same ones."""
         self._leases += 1
         number = self._leases
         answer = yield from self._ask_first(
@@ -345,15 +345,15 @@ class ClientProtocol:
         return expect(answer, Leased).spans
 
     def stop(self, reason: str) -> Operation[int]:
-        """Asks that the job end; returns the global step at which it will."""
+        """Asks to end the job; returns the global step at which it will end."""
         return expect((yield from self._ask_first(lambda view: StopJob(reason))), Stopping).step
 
     def set_end(self, max_steps: int) -> Operation[int]:
-        """Sets the job's last step if it has none; returns the one that holds."""
+        """Sets the job's last step if it has none; returns the last step."""
         return expect((yield from self._ask_first(lambda view: SetEnd(max_steps))), Stopping).step
 
     def drain(self) -> Operation[int]:
-        """Waits until every worker has retired, and has the values then; returns their step."""
+        """Waits until every worker has retired, and pulls the values; returns their step."""
         step = expect((yield from self._ask_first(lambda view: Drain())), Stopping).step
         if self._rule.synchronous and self.step == step:
             return step  # the round that made it has brought them
@@ -363,22 +363,22 @@ class ClientProtocol:
         return (yield from self.pull(train=False, at_least=at_least)).step
 
     def status(self) -> Operation[list[ServerStatus]]:
-        """Asks each server how it is."""
+        """Asks each server for its status."""
         return self._all((yield from self._ask_all(lambda view: Status())), ServerStatus)
 
     def trace(self, server: int, action: Literal["start", "stop", "read"]) -> Operation[Answer]:
-        """Asks a server to note what it does when, to end that, or for its notes."""
+        """Asks a server to begin or end a trace, or for the notes of its trace."""
         answers = yield from self._ask({server: Request(lambda view: Trace(action))})
         expect(answers[server], Traced)
         return answers[server]
 
     def share(self, topic: str, data: bytes) -> Operation[None]:
-        """Leaves bytes for the other workers."""
+        """Shares bytes with the other workers."""
         answer = yield from self._ask_first(lambda view: Share(topic), [memoryview(data)])
         expect(answer, Done)
 
     def collect(self, topic: str) -> Operation[dict[int, bytes]]:
-        """Asks for what each worker has left under a topic."""
+        """Asks for the bytes that each worker has shared under a topic."""
         answer = yield from self._ask_first(lambda view: Collect(topic))
         message, joined = expect(answer, Collected), b"".join(answer[1])
         left: dict[int, bytes] = {}
@@ -388,7 +388,7 @@ class ClientProtocol:
             offset += size
         return left
 
-    # -- a consistent cut -------------------------------------------------------------------------
+    # -- a consistent cut ------------------------------------------------------------------------
 
     def snapshot(self, *, state: bool) -> Operation[Copy]:
         """Copies one consistent step of all servers.
@@ -410,7 +410,7 @@ class ClientProtocol:
                 )
 
     def cut(self, state: bool) -> Operation[Copy | None]:
-        """Tries once; returns None when something came in between."""
+        """Tries once to copy one step of all servers; returns None if something came in between."""
         token = self._rng.getrandbits(53)
         frozen = yield from self.freeze(token)
         if frozen is None:
@@ -430,7 +430,7 @@ class ClientProtocol:
         return copy if len(copy) == self._servers else None
 
     def freeze(self, token: int) -> Operation[list[Frozen] | None]:
-        """Freezes all servers; none, and returns None, if one is busy or has another view."""
+        """Freezes all servers; thaws them and returns None if one is busy or has another view."""
         frozen: list[Frozen] = []
         for server in range(self._servers):  # 0 first: whoever holds it goes on, the others wait
             answers = yield from self._ask({server: Request(lambda view: Freeze(token))})
@@ -450,17 +450,17 @@ class ClientProtocol:
         for answer in (yield Ask(dict.fromkeys(range(count), thaw))).values():
             expect(answer, Done)
 
-    # -- inside -----------------------------------------------------------------------------------
+    # -- inside ----------------------------------------------------------------------------------
 
-    def _ask(self, requests: Mapping[int, Request], *, again: bool = True) -> Operation[Answers]:
+    def _ask(self, requests: Mapping[int, Request], *, again: bool = True) -> Operation[_Answers]:
         if self._pushed:
             yield from self.settle()
-        answers: Answers = yield Ask(requests, again)
+        answers: _Answers = yield Ask(requests, again)
         return answers
 
     def _ask_all(
         self, build: Callable[[int], Message], *, again: bool = True
-    ) -> Operation[Answers]:
+    ) -> Operation[_Answers]:
         request = Request(build)
         return self._ask(dict.fromkeys(range(self._servers), request), again=again)
 
@@ -469,11 +469,11 @@ class ClientProtocol:
     ) -> Operation[Answer]:
         return (yield from self._ask({0: Request(build, payload)}))[0]
 
-    def _all(self, answers: Answers, wanted: type[_M]) -> list[_M]:
+    def _all(self, answers: _Answers, wanted: type[_M]) -> list[_M]:
         return [expect(answers[server], wanted) for server in range(self._servers)]
 
 
-def _in_order(answers: Answers) -> list[Answer]:
+def _in_order(answers: _Answers) -> list[Answer]:
     return [answers[server] for server in sorted(answers)]
 
 
@@ -483,10 +483,10 @@ def _refuse_unless_busy(message: Message) -> None:
 
 
 def expect(answer: Answer, wanted: type[_M]) -> _M:
-    """Returns an answer of the type that is due.
+    """Returns an answer's message, of the type that is expected.
 
     Raises:
-        FrameError: it is of another.
+        FrameError: it is of another type.
     """
     message = answer[0]
     if not isinstance(message, wanted):

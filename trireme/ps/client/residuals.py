@@ -1,4 +1,4 @@
-"""What packing has lost of one worker's pushes and is still to be sent, by parameter."""
+"""The residuals of one worker's packed pushes: what is lost in packing and still to be sent."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ __all__ = ["Residuals"]
 
 
 class Residuals:
-    """The memories of a worker's packers, put together, whatever the number of servers.
+    """The residuals of a worker's packers by parameter, whatever the number of servers.
 
     Args:
-        layout: what lies where.
+        layout: the model's layout.
         packers: one for each server.
     """
 
@@ -37,7 +37,7 @@ class Residuals:
         return named
 
     def restore(self, named: Mapping[str, torch.Tensor]) -> None:
-        """Replaces them; of what is not named nothing is left to be sent."""
+        """Replaces the residuals; those of parameters that are not named become zero."""
         for vector in self._layout.vectors:
             whole = torch.zeros(vector.length)
             for placed in vector.placed:
@@ -48,7 +48,7 @@ class Residuals:
                 residual.copy_(whole[start : start + residual.numel()])
 
     def _of(self, vector: Vector) -> Iterator[tuple[int, torch.Tensor]]:
-        """Yields where each server's part of a vector begins, and what was lost of it."""
+        """Yields each server's part of a vector: where it begins, and its residual."""
         for server, packer in enumerate(self._packers):
             parts = [part for part in self._layout.parts(server) if part.length]
             for part, residual in zip(parts, packer.residuals, strict=True):

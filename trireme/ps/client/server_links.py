@@ -1,7 +1,7 @@
-"""A worker's connections to the parameter servers: carries out what its `Lanes` say.
+"""A worker's connections to the servers, which carry out the instructions of its `Lanes`.
 
-Which requests are sent when, and which answers count, is theirs. What is here takes time: to
-connect and to prove who one is, to send, to wait for what comes.
+The lanes decide which requests are sent when, and which answers count. The connections do what
+takes time: connect, authenticate, send, and wait for messages.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import select
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal, Protocol
 
 from trireme.cluster.view import ServerEntry, View
@@ -23,7 +24,7 @@ from trireme.errors import (
     WireTimeout,
 )
 from trireme.ps.catalog import PS_CATALOG
-from trireme.ps.client.lanes import Answer, Instruction, Lane, Lanes, Request, Transmit
+from trireme.ps.client.lanes import Answer, ClientInstruction, Lane, Lanes, Request, Transmit
 from trireme.ps.client.shared_buffer import SharedBuffer
 from trireme.wire.connection import Connection
 from trireme.wire.frame_reader import Incoming
@@ -36,9 +37,9 @@ from trireme.wire.transports.shm import ShmStream, shm_address
 __all__ = [
     "SLICE",
     "ClientOptions",
+    "Destination",
     "Membership",
     "Overlapping",
-    "Place",
     "ServerLink",
     "ServerLinks",
     "identity_of",
@@ -47,9 +48,9 @@ __all__ = [
 _log = logging.getLogger(__name__)
 
 Overlapping = Literal["auto", "on", "off"]
-"""Whether pushes leave while backward runs: where that is possible, and where `auto`, also pays."""
+"""Whether pushes leave while backward runs: where possible, and with `auto` only where it pays."""
 
-Place = Callable[[int, Message, int], Sequence[memoryview]]
+Destination = Callable[[int, Message, int], Sequence[memoryview]]
 """Says where a payload of so many bytes goes that comes from a server with a message."""
 
 SLICE = 0.5
@@ -57,7 +58,7 @@ SLICE = 0.5
 
 
 class Membership(Protocol):
-    """Where a client learns who serves, and whether the job still runs."""
+    """Knows the servers, and whether the job still runs."""
 
     @property
     def view(self) -> View | None:
@@ -73,22 +74,23 @@ class Membership(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ClientOptions:
-    """Who a client is, and how long it waits.
+    """The identity of a client, and its timeouts.
 
     Attributes:
         job: the job's id.
         secret: the job's.
         worker: the worker's index.
-        incarnation: which start of this worker it is.
-        epoch: which start of the job it has joined.
+        incarnation: the worker's incarnation.
+        epoch: the job's epoch.
         retry_seconds: how long a server may be out of reach before that is an error.
         patience_seconds: how long an answer may be withheld, for instance until a slow worker's
             update is in, before that is an error.
         share_memory: whether to lend memory to servers of this host.
         overlap: whether pushes that `begin` announces leave while backward runs.
-        waiting: told why and for whom the answer is withheld, and since how many seconds.
-        hurries: whether this worker is asked to stop: a server that is out of reach is given up
-            sooner then.
+        waiting: is called with the reason for a withheld answer, the tasks that it waits for, and
+            the seconds that it has been withheld.
+        hurries: returns whether this worker is asked to stop: then a server that is out of reach is
+            given up sooner.
     """
 
     job: str
@@ -105,7 +107,7 @@ class ClientOptions:
 
 
 def identity_of(options: ClientOptions) -> Identity:
-    """Returns who a client says it is."""
+    """Returns the identity of a client for handshakes."""
     task = f"worker:{options.worker}"
     return Identity(options.job, task, options.incarnation, options.epoch)
 
@@ -116,7 +118,7 @@ class ServerLink:
     def __init__(self, index: int) -> None:
         self.index = index
         self.connection: Connection | None = None
-        self.trusts_memory = True  # until something else was met under the name of its socket
+        self.trusts_memory = True  # until another process was found at the address of its socket
 
     def close(self) -> None:
         """Closes the connection, if there is one. May be repeated."""
@@ -126,23 +128,23 @@ class ServerLink:
 
 
 class ServerLinks:
-    """All of them. Used by one thread.
+    """A worker's connections to all servers. Used by one thread.
 
     Args:
-        options: who asks.
-        membership: where to learn who serves.
-        servers: how many there are.
-        place: where payloads go.
+        options: the worker's identity and timeouts.
+        membership: knows the servers.
+        servers: the number of servers.
+        destination: returns the memory for a payload.
 
     Attributes:
-        options: may be replaced while nothing is under way; connections are then to be closed.
-        lanes: what is asked of each server.
-        links: by server.
-        shared_buffers: what to lend to each server, if it is on this host; empty for nothing.
+        options: may be replaced while no request is under way, once the connections are closed.
+        lanes: decides what is sent when.
+        links: the connections, by server.
+        shared_buffers: the memory to lend to each server of this host; empty for none.
     """
 
     def __init__(
-        self, options: ClientOptions, membership: Membership, servers: int, place: Place
+        self, options: ClientOptions, membership: Membership, servers: int, destination: Destination
     ) -> None:
         self.options = options
         self.lanes = Lanes(
@@ -155,11 +157,11 @@ class ServerLinks:
         )
         self.links = [ServerLink(server) for server in range(servers)]
         self.shared_buffers: Sequence[SharedBuffer] = ()
-        # An answer through memory is mostly there by then. Workers that sleep when a round is over
-        # are woken together, often on one core: the system takes milliseconds to part them.
+        # An answer through memory has mostly come by then. Workers that sleep until a round is over
+        # wake together, often on one core: the system takes milliseconds to part them.
         self._spin = SpinWait(least=0.0005, most=0.005, share=0.25)
         self._membership = membership
-        self._place = place
+        self._destination = destination
 
     def close(self) -> None:
         """Closes all connections; the next request connects again. May be repeated."""
@@ -196,13 +198,13 @@ class ServerLinks:
     def finish(self) -> Mapping[int, Answer]:
         """Waits for the answers of all servers that were asked.
 
-        All are kept going meanwhile: a server may withhold its answer until another one has what
-        broke, or was fenced off, on the way there.
+        Requests are sent again meanwhile where they must be: a server may withhold its answer until
+        another one has the request that was lost, or fenced off, on the way.
 
         Raises:
             Fenced: this worker was replaced, or taken out of the job.
-            Rejected: a server found the request senseless.
-            ModelMismatchError, UnsupportedOptimizerError: what a worker showed does not fit.
+            Rejected: a server has refused the request, as it makes no sense.
+            ModelMismatchError, UnsupportedOptimizerError: this worker's model does not fit.
             WaitTimeout: the answer was withheld too long; names those it was withheld for.
             JobFailed: the job ended meanwhile.
             WireError: a server was out of reach too long.
@@ -221,7 +223,7 @@ class ServerLinks:
         return lanes.answers
 
     def _receive(self, lane: Lane, *, sleeps: bool) -> bool:
-        """Takes what a server has said; returns whether anything has happened."""
+        """Takes a message of a server, if there is one; returns whether anything has happened."""
         connection = self.links[lane.index].connection
         if connection is None:
             return False
@@ -232,7 +234,7 @@ class ServerLinks:
             else:
                 incoming = connection.poll()
         except WireTimeout:
-            return False  # of connecting and sending, it is a failure
+            return False  # only in connecting and sending it is a failure
         except FrameError:
             raise
         except WireError as error:
@@ -250,18 +252,18 @@ class ServerLinks:
         )
         if said:
             self._follow(said)
-        if lane.request is not None:  # a notice, or another view: see what has become of the job
+        if lane.request is not None:  # a notice, or another view: the job may be over
             self._membership.check()
         return True
 
     def _slice(self) -> float:
-        """Returns how long nothing need be looked at but connections."""
+        """Returns how many seconds to wait for connections at most."""
         return max(0.0, min(SLICE, self.lanes.due - time.monotonic()))
 
     def _readable(self, waiting: Sequence[Lane]) -> bool:
         """Waits a little for something to read; returns whether there is.
 
-        Where several lead through memory, they are looked at first. One alone has been waited on.
+        If all connections are through memory, it spins first. For one alone, `_receive` has waited.
         """
         made = [self.links[lane.index].connection for lane in waiting]
         connections = [connection for connection in made if connection is not None]
@@ -273,7 +275,7 @@ class ServerLinks:
         through_memory = bool(made) and all([c is not None and c.spin is not None for c in made])
         return self._spin.wait(poller.poll, self._slice(), look=through_memory)
 
-    def _follow(self, instructions: Sequence[Instruction]) -> None:
+    def _follow(self, instructions: Sequence[ClientInstruction]) -> None:
         for instruction in instructions:
             if isinstance(instruction, Transmit):
                 self._transmit(instruction)
@@ -298,12 +300,12 @@ class ServerLinks:
             self._broke(order.server, error)
 
     def _broke(self, server: int, error: WireError) -> None:
-        """A connection failed: what was under way is sent again, or given up."""
+        """Closes a connection that failed: its request is sent again, or given up."""
         self.links[server].close()
         self.lanes.broke(time.monotonic(), server, error)
 
     def _connect(self, link: ServerLink) -> Connection:
-        """Connects to a server as the newest view has it, through memory where that can be."""
+        """Connects to a server of the newest view, through memory where possible."""
         entry = self.lanes.entry(link.index)
         connection = self._connect_by_memory(link, entry)
         if connection is None:
@@ -313,10 +315,10 @@ class ServerLinks:
         return connection
 
     def _connect_by_memory(self, link: ServerLink, entry: ServerEntry) -> Connection | None:
-        """Connects over the socket that a server of this host has for that; None without one.
+        """Connects through memory to a server of this host; returns None where that cannot be.
 
-        Any process of this host may take its name first. One that is not the server is told
-        nothing, is lent nothing, and keeps nobody from reaching the server over TCP.
+        Any process of this host may have taken the name of the server's socket. It gets no messages
+        and no memory, and the worker connects to the server over TCP.
         """
         if not self.shared_buffers or not link.trusts_memory:
             return None
@@ -340,11 +342,11 @@ class ServerLinks:
         _log.warning("%s goes on over TCP to ps:%d: %s", who, link.index, error)
 
     def _introduce(self, link: ServerLink, entry: ServerEntry, stream: Stream) -> Connection:
-        """Returns a connection of which both ends have proven who they are."""
+        """Returns a connection whose ends have authenticated each other."""
         options = self.options
         connection = Connection(stream, PS_CATALOG)
         connection.peer = f"ps:{link.index} at {entry.address}"
-        connection.destination = lambda message, length: self._place(link.index, message, length)
+        connection.destination = partial(self._destination, link.index)
         try:
             identity = identity_of(options)
             patience = min(HANDSHAKE_TIMEOUT, options.retry_seconds)

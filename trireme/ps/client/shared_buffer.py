@@ -1,4 +1,4 @@
-"""Memory that a worker lends to whoever takes its pushes on this host."""
+"""Memory that a worker lends to a server of its host."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ __all__ = ["SharedBuffer"]
 
 @dataclass(frozen=True)
 class SharedBuffer:
-    """What is lent: gradients to read, and values to write.
+    """The memory that is lent: gradients to read, and values to write.
 
     Attributes:
-        memory: in which both lie.
+        memory: contains both.
         outbound: the gradients.
         inbound: the values.
     """
@@ -28,7 +28,7 @@ class SharedBuffer:
     inbound: tuple[memoryview, ...]
 
     def offer(self, connection: Connection, stream: ShmStream, *, timeout: float) -> bool:
-        """Lends it to the other end of a connection: what lies there need not cross the socket.
+        """Lends the memory to the server: what lies there need not cross the socket.
 
         Args:
             connection: between two frames, with no request under way.
@@ -36,7 +36,7 @@ class SharedBuffer:
             timeout: in seconds, to send the offer and again to hear the answer.
 
         Returns:
-            Whether the other end uses it; if not, everything crosses the socket.
+            Whether the server uses it; if not, everything crosses the socket.
 
         Raises:
             WireError: the connection failed, or there was no answer in time.

@@ -1,4 +1,4 @@
-"""A worker's side of published values: what has changed is added to what it has."""
+"""A worker's copy of published values, to which it adds the changes that servers send."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ __all__ = ["Subscription"]
 class Subscription:
     """The published values of all servers, as one worker has them.
 
-    They lie where values are received. Who computes in that memory puts them back before an answer
-    is taken: an answer may be what has changed since.
+    They lie where values are received. A worker that computes in that memory restores them before
+    it takes an answer, which may be the change since.
 
     Args:
-        codec: what changes are packed with.
-        values: where each server's values are received.
+        codec: the codec of packed changes.
+        values: the memory of each server's values.
     """
 
     def __init__(self, codec: Codec, values: Sequence[PartBuffer]) -> None:
@@ -32,10 +32,10 @@ class Subscription:
         self._steps: list[int | None] = [None] * len(values)
 
     def place(self, server: int, length: int) -> Sequence[memoryview]:
-        """Returns where a packed change of so many bytes is received.
+        """Returns memory for a packed change of so many bytes.
 
         Raises:
-            FrameError: it cannot be one.
+            FrameError: a packed change is not of this size.
         """
         packed = self._packed[server]
         if not packed.fits(length):
@@ -48,10 +48,10 @@ class Subscription:
     def take(self, server: int, reply: PushReply | PullReply) -> int:
         """Takes one server's answer, whose payload has come; returns how many bytes that was.
 
-        After the answers of all servers the published values are at hand.
+        After the answers of all servers the published values are complete.
 
         Raises:
-            FrameError: it makes no sense, or is a change of other values than those at hand.
+            FrameError: the answer makes no sense, or is a change of other values than these.
         """
         since = reply.since if isinstance(reply, PushReply) else None
         size = self._values[server].nbytes if since is None else self._add(server, since)
@@ -59,7 +59,7 @@ class Subscription:
         return size
 
     def _add(self, server: int, since: int) -> int:
-        """Adds what has changed; returns of how many bytes it was."""
+        """Adds a change; returns its size in bytes."""
         packed = self._packed[server]
         if since != self._steps[server]:
             raise FrameError(

@@ -1,19 +1,18 @@
-"""Who says what to a server, and where it goes: what of a server is more than its shard. Pure.
+"""Routes the messages of one server's connections to its shard. Without I/O.
 
-The secret of a job proves that a process belongs to it, and the handshake which task it is. What
-comes over a connection is that task's: a worker's requests reach the shard with the worker and the
-incarnation of the handshake, and what another server says with its index. A message of another role
-is refused.
+The handshake of a connection has proven which task is at the other end, and the dispatcher gives
+every message to the shard as that task's: a worker's request with the worker and its incarnation,
+another server's message with its index. It refuses a message that the task's role may not send.
 
-Connections come in as they are, and are only told apart here; the server and the simulator, which
-own them, drive this same object.
+The dispatcher does not use the connections that it is given. The server and the simulator own them,
+and drive this same object.
 
-    event     what it is                                  what follows
-    opened    a peer has proven who it is                 what it is told at once
-    admit     something has come over a connection        the connection that is closed for it
-    happen    what was admitted happens to the shard      the shard's instructions
-    told      another server is to be told something      the connection to it, if there is one
-    closed    a connection is gone                        whether it was that to server 0
+    event      when it is called                            what it returns
+    opened     a peer has authenticated                     a message to send to it at once, if any
+    admit      a message has come over a connection         the connection to close for it, if any
+    dispatch   an admitted message goes to the shard        the shard's instructions
+    link_for   a message is to be sent to another server    the connection to it, if there is one
+    closed     a connection is gone                         whether it was the one to server 0
 """
 
 from __future__ import annotations
@@ -52,42 +51,42 @@ from trireme.ps.snapshot_messages import Cut, Freeze, Load, Thaw
 from trireme.wire.handshake import Identity
 from trireme.wire.message import Message
 
-__all__ = ["Dispatcher", "Speaker"]
+__all__ = ["AuthenticatedLink", "Dispatcher"]
 
 
-class Speaker(Protocol):
-    """A connection, as far as it matters here.
+class AuthenticatedLink(Protocol):
+    """What the dispatcher reads of a connection.
 
     Attributes:
-        identity: who the peer has proven to be.
-        opened_here: whether this process has made the connection, and not the peer.
+        identity: the peer's, as the handshake has proven it.
+        opened_here: whether this process has opened the connection, and not the peer.
     """
 
     identity: Identity
     opened_here: bool
 
 
-_S = TypeVar("_S", bound=Speaker)
+_S = TypeVar("_S", bound=AuthenticatedLink)
 
 
 class Dispatcher(Generic[_S]):
-    """Knows the connections of one server, and leads what they bring to its shard.
+    """Routes the messages of one server's connections to its shard.
 
     Args:
         shard: the server's.
 
     Attributes:
-        epoch: which start of the job this is; what tasks of another, or of none, say is refused.
-            None where that is not checked.
+        epoch: the job's epoch: messages of tasks that have joined another, or none, are refused.
+            None where epochs are not checked.
     """
 
     def __init__(self, shard: Shard) -> None:
         self.epoch: str | None = None
         self._shard = shard
         self._servers: dict[int, _S] = {}
-        self._untold: dict[int, Message] = {}  # the last word to each, for a new connection
-        # What each process speaks over. Connections are numbered as they come: a process makes
-        # another one only when it has given up the one before.
+        self._last_sent: dict[int, Message] = {}  # the last message to each, for a new connection
+        # The connection that each process uses. They are numbered in order: a process opens another
+        # one only when it has given up the one before.
         self._made = 0
         self._numbers: dict[_S, int] = {}
         self._speaking: dict[Identity, _S] = {}
@@ -113,7 +112,7 @@ class Dispatcher(Generic[_S]):
             Load: shard.load,
             Share: shard.share,
         }
-        self._words: Mapping[type[Message], Callable[..., list[Instruction]]] = {
+        self._server_events: Mapping[type[Message], Callable[..., list[Instruction]]] = {
             RoundReady: shard.round_ready,
             RoundClose: shard.round_close,
             PushesStaged: shard.staged,
@@ -122,36 +121,36 @@ class Dispatcher(Generic[_S]):
         }
 
     def opened(self, link: _S) -> Message | None:
-        """A peer has proven who it is; returns what it is told at once.
+        """Notes a new connection; returns a message to send over it at once, if there is one.
 
-        Another server that can be talked to over this is told again what it was told last.
+        Over a new connection to another server that is the last message which was sent to it.
         """
         self._made += 1
         self._numbers[link] = self._made
         if link.identity.role != "ps" or not self._leads(link):
             return None
         self._servers[link.identity.index] = link
-        return self._untold.get(link.identity.index)
+        return self._last_sent.get(link.identity.index)
 
     def _leads(self, link: _S) -> bool:
-        """Returns whether one end of a link to another server is server 0, and made by the other.
+        """Returns whether a link connects server 0 with another server, which has opened it.
 
-        Server 0 calls nobody: who calls a server and says that it is `ps:0` is not. Who calls the
-        coordinator that server 0 hosts does not call server 0.
+        Server 0 opens no connection to another server: whoever calls and names itself `ps:0` is an
+        impostor. A server that calls the coordinator hosted by server 0 does not call server 0.
         """
         if self._shard.server:
             return link.opened_here and link.identity.index == 0
         return link.identity.index > 0 and link.identity.calls == "ps:0"
 
     def admit(self, link: _S, message: Message) -> _S | None:
-        """Something has come; returns the connection that is to be closed for it.
+        """Admits a message, or not; returns the connection to close for it, if there is one.
 
-        That is the one over which the same process spoke before: an answer that went there would be
-        lost. Or it is this one, if the process has spoken over a later one: what the network still
-        brings over this is old, and does not happen.
+        That is the connection that the same process used before: an answer over it would be lost.
+        Or it is this connection, if the process has used a later one since: its message is old, and
+        is not admitted.
 
         Raises:
-            FrameError: the peer may not say this.
+            FrameError: the peer may not send this message.
         """
         superseded = None
         if link not in self._current:
@@ -162,40 +161,40 @@ class Dispatcher(Generic[_S]):
             self._check_server(link)
         return superseded
 
-    def happen(
+    def dispatch(
         self, now: float, link: _S, route: object, message: Message, payload: Any = None
     ) -> list[Instruction]:
-        """What was admitted happens to the shard.
+        """Gives an admitted message to the shard; returns the shard's instructions.
 
         Args:
             now: the time.
-            link: over which it came: it belongs to the task at the other end.
+            link: the connection over which the message came.
             route: where the answer goes.
-            message: what was said.
-            payload: what came with it, as the shard wants it: gradients, tensors, bytes.
+            message: the message.
+            payload: its payload, as the shard takes it: gradients, tensors, or bytes.
         """
         kind, identity = type(message), link.identity
         who = Participant(identity.index, identity.incarnation)
         if isinstance(message, Push):
             return self._shard.push(now, route, who, message, payload)
-        if kind in self._words:
-            return self._words[kind](now, identity.index, message)
+        if kind in self._server_events:
+            return self._server_events[kind](now, identity.index, message)
         if kind in self._requests:
             return self._requests[kind](now, route, message)
         if kind in self._of_participants:
             return self._of_participants[kind](now, route, who, message)
         return self._with_payload[kind](now, route, who, message, payload)
 
-    def told(self, word: Send) -> _S | None:
-        """Another server is to be told something; returns the connection to it, if there is one.
+    def link_for(self, word: Send) -> _S | None:
+        """Returns the connection over which to send a message to another server, if there is one.
 
-        Where there is none, it is told when there is one.
+        If there is none, `opened` returns the message when there is one.
         """
-        self._untold[word.server] = word.message
+        self._last_sent[word.server] = word.message
         return self._servers.get(word.server)
 
     def closed(self, link: _S) -> bool:
-        """A connection is gone; returns whether it was that to server 0."""
+        """Forgets a connection that is gone; returns whether it was the one to server 0."""
         self._current.discard(link)
         self._numbers.pop(link, None)
         if self._speaking.get(link.identity) is link:
@@ -206,20 +205,20 @@ class Dispatcher(Generic[_S]):
         return 0 in gone
 
     def _check_epoch(self, identity: Identity) -> None:
-        """Checks that a task of the job has joined the start of it that this server has.
+        """Checks that a task has joined the same epoch as this server.
 
         Raises:
-            FrameError: it has not, or another.
+            FrameError: the task has joined another epoch, or none.
         """
         if self.epoch is None or identity.epoch == self.epoch or identity.role == "observer":
             return
         raise FrameError(f"{identity.task} has not joined this start of the job")
 
     def _check_server(self, link: _S) -> None:
-        """Checks that it is over this link that a server is talked to.
+        """Checks that a link is the one between server 0 and another server.
 
         Raises:
-            FrameError: it is not.
+            FrameError: the link is not.
         """
         if self._servers.get(link.identity.index) is not link:
             raise FrameError(
@@ -228,10 +227,10 @@ class Dispatcher(Generic[_S]):
             )
 
     def _supersede(self, link: _S) -> _S | None:
-        """Tells which of the connections of a process is done with, if one is; see `admit`."""
+        """Returns the connection of a process that another one replaces, if any; see `admit`."""
         identity, number = link.identity, self._numbers[link]
         if not identity.incarnation:
-            return None  # an onlooker, or a server: several of one name may speak
+            return None  # an observer, or a server: several may use one name
         if number < self._newest.get(identity, 0):
             return link
         before = self._speaking.get(identity)
@@ -244,7 +243,7 @@ class Dispatcher(Generic[_S]):
 
 
 def _check_role(identity: Identity, message: Message) -> None:
-    """Checks that a task of this role may say a message to a server.
+    """Checks that a task of this role may send a message to a server.
 
     Raises:
         FrameError: it may not.

@@ -1,6 +1,6 @@
-"""What a server tells of itself: how it is, for the coordinator and for whoever measures.
+"""The metrics of one server, for the coordinator and for Prometheus.
 
-It looks at the shard from outside, between two messages: the shard itself reads no clock.
+They are read from the shard between two messages: the shard itself reads no clock.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from trireme.ps.shard.shard import Shard
 from trireme.ps.shard.values.gradient_sums import Total
 from trireme.ps.shard.values.parameters import Values, make_values
 
-__all__ = ["Observation", "Report", "Spectator"]
+__all__ = ["Report", "ShardMetrics", "StepListener"]
 
 _log = logging.getLogger(__name__)
 
@@ -30,29 +30,29 @@ _VERDICTS = ("applied", "stale", "duplicate", "fenced", "rejected")
 _NAMES = 8
 
 Report = Callable[[Mapping[str, float | str]], object]
-"""Takes what a server tells of itself, by name."""
+"""Takes a status report: values by name."""
 
 
-class Spectator(Protocol):
-    """Who is told of each time that updates are applied."""
+class StepListener(Protocol):
+    """Is called each time that updates are applied."""
 
     def applied(self, step: int, began: float, ended: float) -> None:
         """The global step `step` was made between two readings of `time.monotonic`."""
 
 
-class Observation:
-    """Watches one shard: what it applied, who waits there and for whom.
+class ShardMetrics:
+    """Measures one shard: the updates that it applies, and the workers that wait for an answer.
 
     Args:
-        registry: where it is counted.
-        report: told how the server is, every half second.
+        registry: holds the counters and gauges.
+        report: takes a status report every half second.
 
     Attributes:
-        spectator: told of each step besides, while somebody looks.
+        listener: is called at each step too, while a task traces this server.
     """
 
     def __init__(self, registry: Registry, report: Report) -> None:
-        self.spectator: Spectator | None = None
+        self.listener: StepListener | None = None
         self._report = report
         self._process = psutil.Process()
         self._due = 0.0
@@ -81,26 +81,26 @@ class Observation:
         )
 
     def values(self, layout: Layout, server: int, optimizer: OptimizerSpec, rule: Rule) -> Values:
-        """Makes a server's values, as `make_values`, and has each change of them measured."""
-        made = make_values(layout, server, optimizer, rule, _ObservedValues)
-        assert isinstance(made, _ObservedValues)
-        made.observation = self
+        """Makes a server's values, as `make_values`, whose changes are measured."""
+        made = make_values(layout, server, optimizer, rule, _MeasuredValues)
+        assert isinstance(made, _MeasuredValues)
+        made.metrics = self
         return made
 
     def applied(self, step: int, began: float, ended: float) -> None:
-        """A step was made between two readings of `time.monotonic`."""
+        """Records a step that was made between two readings of `time.monotonic`."""
         self._seconds += ended - began
         self._times += 1
         self._histogram.observe(ended - began)
-        if self.spectator is not None:
-            self.spectator.applied(step, began, ended)
+        if self.listener is not None:
+            self.listener.applied(step, began, ended)
 
     def look(self, now: float, shard: Shard) -> None:
-        """Tells how the shard is, if it is time for that.
+        """Reports the shard's status, if a report is due.
 
         Args:
             now: the time, on the clock by which the shard is driven.
-            shard: which.
+            shard: the shard.
         """
         if now < self._due:
             return
@@ -117,7 +117,7 @@ class Observation:
             )
 
     def status(self, now: float, shard: Shard) -> dict[str, float | str]:
-        """Returns how the shard is, and counts it. As `look`."""
+        """Returns the shard's status, and updates the counters; see `look`."""
         waits, lags, memory = shard.waits(now), shard.lags(), self._process.memory_info().rss
         for verdict, counter in self._pushes.items():
             counter.value = shard.state.counters[verdict]
@@ -147,16 +147,16 @@ class Observation:
             }
         status |= {f"lag/worker:{worker}": lag for worker, lag in sorted(lags.items())}
         self._seconds, self._times = 0.0, 0
-        # What is reported stays until it is reported anew: what is over has to be said too.
+        # A reported value stays until another is reported: what is over is reported as empty.
         over = {name: "" if isinstance(told, str) else 0.0 for name, told in self._told.items()}
         self._told = status
         return {name: told for name, told in over.items() if name not in status} | status
 
 
-class _ObservedValues(Values):
-    """Values whose changes are measured."""
+class _MeasuredValues(Values):
+    """Values that measure how long each change takes."""
 
-    observation: Observation
+    metrics: ShardMetrics
 
     def apply(
         self,
@@ -167,4 +167,4 @@ class _ObservedValues(Values):
     ) -> None:
         began = time.monotonic()
         super().apply(update, hyper, step, steps)
-        self.observation.applied(step, began, time.monotonic())
+        self.metrics.applied(step, began, time.monotonic())

@@ -1,4 +1,4 @@
-"""Where the gradients of pushes lie: in memory of ours, or lent by workers of this host."""
+"""Receive buffers: memory for pushed gradients, the server's own or lent by workers of its host."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Staging:
-    """A worker's link: where its gradients are received, and whether they are still needed.
+    """The receive buffer of one worker's link.
 
     Attributes:
-        gradients: what the shard is given.
-        views: where they are received, in the order in which they come.
-        packed: makes `gradients` of what was received; None where that is the same memory.
-        busy: whether the shard still needs them.
+        gradients: the gradients that the shard takes.
+        views: the memory that receives them, in the order in which they come.
+        packed: unpacks what was received into `gradients`; None where that is the same memory.
+        busy: whether the shard still needs the gradients.
     """
 
     gradients: PartBuffer
@@ -43,10 +43,10 @@ class Staging:
 
 
 class ReceiveBuffer:
-    """Takes gradients in, link by link.
+    """The receive buffers of one server, one for each link.
 
     Args:
-        state: the shard's, which says what lies where, and what gradients are packed with.
+        state: the shard's: its model's layout, and the codec of packed gradients.
     """
 
     def __init__(self, state: ShardState) -> None:
@@ -54,15 +54,15 @@ class ReceiveBuffer:
         self._server = state.server
 
     def place(self, link: Link, length: int, order: Sequence[int] = ()) -> Sequence[memoryview]:
-        """Returns where a gradient is received: memory that nobody else uses.
+        """Returns memory for a gradient, which nobody else uses.
 
         Args:
-            link: over which it comes.
-            length: of how many bytes it is.
-            order: in which order its chunks come; empty for the order in which they lie.
+            link: the link over which it comes.
+            length: its length in bytes.
+            order: the order in which its chunks come; empty for the order in which they lie.
 
         Raises:
-            FrameError: it is not as long as it must be, or has not each chunk once.
+            FrameError: the length is wrong, or a chunk is missing or named twice.
         """
         staging = link.context
         if not isinstance(staging, Staging) or staging.busy:
@@ -87,10 +87,10 @@ class ReceiveBuffer:
         return staging.views
 
     def take(self, link: Link, payload: Sequence[memoryview]) -> Staging:
-        """Returns the gradient that came, in memory of ours or in the worker's own; now busy.
+        """Returns the gradient that has come, and marks its memory as busy.
 
         Raises:
-            FrameError: none came, or it is not what the model's would be.
+            FrameError: no gradient has come, or it is not of this model.
         """
         staging = link.context
         if not isinstance(staging, Staging) or staging.views is not payload:
@@ -111,7 +111,7 @@ class ReceiveBuffer:
             return False
         try:
             memory = SharedMemory.attach(descriptor, message.nbytes)
-            memory.close()  # the mapping stays as long as somebody looks at it
+            memory.close()  # the mapping stays while a view of it exists
             outbound, inbound = memory.places(message.outbound), memory.places(message.inbound)
         except WireError as error:
             _log.warning("%s lends memory that cannot be used: %s", link.identity.task, error)
@@ -143,10 +143,10 @@ class ReceiveBuffer:
 def _in_order(
     staging: Staging, length: int, order: Sequence[int], task: str
 ) -> Sequence[memoryview]:
-    """Returns where a payload of so many bytes goes whose chunks come in this order.
+    """Returns the memory for a payload whose chunks come in this order.
 
     Raises:
-        FrameError: it is no order of all chunks, or what comes is packed and has none.
+        FrameError: the order does not name each chunk once, or the payload is packed.
     """
     if staging.packed is not None:
         if order:

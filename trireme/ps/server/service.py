@@ -1,7 +1,7 @@
 """One parameter server task: accepts connections and drives its shard.
 
-The loop is single-threaded: a message is received in place, the shard decides, the answer goes
-out, and only then comes the next one. There is no lock to hold and none to lose.
+The loop has one thread: it receives a message in place, lets the shard decide, and sends the answer
+before it handles the next message. So there are no locks.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from trireme.ps.flat import as_bytes
 from trireme.ps.layout import ITEM_SIZES
 from trireme.ps.messages import LendMemory, MemoryLent, Push, Refused, Share, Trace, Traced, Waiting
 from trireme.ps.server.dispatcher import Dispatcher
-from trireme.ps.server.metrics import Observation
+from trireme.ps.server.metrics import ShardMetrics
 from trireme.ps.server.receive_buffer import ReceiveBuffer, Staging
 from trireme.ps.server.trace import Notes
 from trireme.ps.shard.instructions import Instruction, Send
@@ -62,7 +62,7 @@ __all__ = ["LeaderLink", "Recording", "ServerConfig", "ShardHandler", "beside", 
 _log = logging.getLogger(__name__)
 
 Recording = Callable[[Mapping[str, float | str], bool], object]
-"""Takes how a server is, by name; and whether it is for the last time."""
+"""Takes a server's status, by name, and whether it is the last one."""
 
 _RETRY_SECONDS = 0.2
 _SHARE_BYTES = 1 << 32
@@ -71,12 +71,12 @@ _SLACK_BYTES = 1 << 20  # for scalars
 
 
 class _Route(msgspec.Struct, frozen=True, eq=False):
-    """Where an answer goes.
+    """The route of an answer.
 
     Attributes:
-        link: over which link.
-        sequence: of the request that it answers.
-        staging: what is not needed any longer once it is out.
+        link: the link over which it is sent.
+        sequence: the sequence of the request.
+        staging: the receive buffer that is free again once the answer is sent.
     """
 
     link: Link
@@ -90,11 +90,11 @@ class ShardHandler:
     Args:
         index: this server's task index.
         now: the service's clock.
-        observation: who watches the shard, if anybody.
+        metrics: measures the shard; None for no metrics.
 
     Attributes:
-        shard: what is served.
-        dispatcher: who may say what to it, and over which connection.
+        shard: the shard that is served.
+        dispatcher: routes the messages of connections to it.
         leader_gone: called when the connection to server 0 is lost.
     """
 
@@ -104,30 +104,30 @@ class ShardHandler:
         self,
         index: int,
         now: Callable[[], float] = time.monotonic,
-        observation: Observation | None = None,
+        metrics: ShardMetrics | None = None,
     ) -> None:
         self.index = index
-        self.shard = Shard(index, make_values if observation is None else observation.values)
+        self.shard = Shard(index, make_values if metrics is None else metrics.values)
         self.dispatcher: Dispatcher[Link] = Dispatcher(self.shard)
         self._now = now
-        self._observation = observation
+        self._metrics = metrics
         self._notes = Notes()
         self._receive_buffer = ReceiveBuffer(self.shard.state)
         self._values: Sequence[torch.Tensor] = ()
         self._value_bytes: tuple[memoryview, ...] = ()
         self.leader_gone: Callable[[], None] = lambda: None
 
-    # -- the service's handler ------------------------------------------------------------------
+    # -- the service's handler -------------------------------------------------------------------
 
     def authenticated(self, link: Link) -> None:
-        """A peer has proven itself: payloads of its pushes go to memory of their own."""
+        """Begins to serve a peer that has authenticated."""
         link.connection.destination = lambda message, length: self._place(link, message, length)
         word = self.dispatcher.opened(link)
         if word is not None:
             link.offer(word)
 
     def received(self, link: Link, incoming: Incoming) -> None:
-        """Lets a message happen to the shard, and carries out what that leads to."""
+        """Gives a message to the shard, and carries out the shard's instructions."""
         if isinstance(incoming.message, Trace):
             self._trace(link, incoming.sequence, incoming.message)
         elif not self._notes.wanted:
@@ -138,7 +138,7 @@ class ShardHandler:
             self._notes.handled(name, link.identity.task, began, time.monotonic())
 
     def _trace(self, link: Link, sequence: int, message: Trace) -> None:
-        """Begins or ends to note what happens when, or tells it."""
+        """Begins or ends a trace of this server, or sends it."""
         task, payload = link.identity.task, b""
         if message.action == "start":
             self._notes.start(task)
@@ -146,8 +146,8 @@ class ShardHandler:
             self._notes.stop(task)
         else:
             payload = self._notes.export()
-        if self._observation is not None:
-            self._observation.spectator = self._notes if self._notes.wanted else None
+        if self._metrics is not None:
+            self._metrics.listener = self._notes if self._notes.wanted else None
         views = [memoryview(payload)] if payload else []
         link.offer(Traced(time.monotonic(), clock_name()), views, sequence=sequence)
 
@@ -178,32 +178,32 @@ class ShardHandler:
             data = bytearray().join(payload)
             what = torch.frombuffer(data, dtype=torch.uint8) if data else torch.empty(0)
         route = _Route(link, incoming.sequence, staging)
-        self._carry_out(self.dispatcher.happen(now, link, route, message, what))
+        self._carry_out(self.dispatcher.dispatch(now, link, route, message, what))
 
     def closed(self, link: Link, error: WireError | None) -> None:
-        """A peer is gone: the coordinator says whether for good."""
+        """Forgets a link. The coordinator decides whether its task is lost."""
         self._notes.stop(link.identity.task)
         if self.dispatcher.closed(link):
             self.leader_gone()
 
     def tick(self, now: float) -> None:
-        """Passes time on."""
+        """Passes the time to the shard."""
         self._carry_out(self.shard.tick(now))
-        if self._observation is not None:
-            self._observation.look(now, self.shard)
+        if self._metrics is not None:
+            self._metrics.look(now, self.shard)
 
     def status(self) -> Mapping[str, float | str]:
-        """Returns how the shard is, where it is watched. In the service's thread, or after it."""
-        observation = self._observation
-        return {} if observation is None else observation.status(self._now(), self.shard)
+        """Returns the shard's status, if it is measured. In the service's thread, or after it."""
+        metrics = self._metrics
+        return {} if metrics is None else metrics.status(self._now(), self.shard)
 
-    # -- from the coordinator -------------------------------------------------------------------
+    # -- from the coordinator --------------------------------------------------------------------
 
     def view(self, view: View) -> None:
-        """Takes a new view. In the service's thread."""
+        """Passes a new view to the shard. In the service's thread."""
         self._carry_out(self.shard.view(self._now(), view))
 
-    # -- inside ---------------------------------------------------------------------------------
+    # -- inside ----------------------------------------------------------------------------------
 
     def _place(self, link: Link, message: Message, length: int) -> Sequence[memoryview]:
         if isinstance(message, Push):
@@ -220,7 +220,7 @@ class ShardHandler:
         raise FrameError(f"{type(message).__name__} has no payload of {length} bytes")
 
     def _most_loaded(self) -> int:
-        """Returns how many bytes a load may have: values, average, and any optimizer's state."""
+        """Returns the most bytes of a load: values, average, and any optimizer's state."""
         layout = self.shard.state.layout
         if layout is None:
             return 0
@@ -235,7 +235,7 @@ class ShardHandler:
     def _follow(self, instructions: Sequence[Instruction]) -> None:
         for instruction in instructions:
             if isinstance(instruction, Send):
-                server = self.dispatcher.told(instruction)
+                server = self.dispatcher.link_for(instruction)
                 if server is not None:
                     server.offer(instruction.message)
                 continue
@@ -247,7 +247,7 @@ class ShardHandler:
             route.link.offer(instruction.message, payload, sequence=route.sequence)
 
     def _bytes(self, tensors: Sequence[torch.Tensor]) -> Sequence[memoryview]:
-        """Returns the memory of tensors; the values are nearly always the same ones."""
+        """Returns the memory of tensors, which nearly always are the same values as before."""
         if tensors is not self._values:
             self._values = tensors
             self._value_bytes = tuple(as_bytes(tensor) for tensor in tensors if tensor.numel())
@@ -255,13 +255,13 @@ class ShardHandler:
 
 
 class LeaderLink:
-    """Keeps a server connected to server 0, which decides synchronous rounds for all.
+    """Keeps a server connected to server 0, which decides for all servers.
 
     A thread of its own connects, and connects again when the connection is lost; the connection
     itself is served by the service's loop.
 
     Args:
-        service: whose loop serves the connection.
+        service: serves the connection in its loop.
         identity: this server's.
         secret: the job's.
     """
@@ -278,8 +278,8 @@ class LeaderLink:
         """Connects to server 0, and stays connected.
 
         Args:
-            leader: where it is; only the first call's counts.
-            epoch: which start of the job this task has joined.
+            leader: server 0; only that of the first call counts.
+            epoch: the job's epoch.
         """
         self._identity = replace(self._identity, epoch=epoch)
         if self._thread is None:
@@ -289,11 +289,11 @@ class LeaderLink:
             self._thread.start()
 
     def lost(self) -> None:
-        """The connection is gone: makes another."""
+        """Connects again, as the connection is lost."""
         self._lost.set()
 
     def close(self) -> None:
-        """Gives up; does not wait."""
+        """Ends the thread, without waiting for it."""
         self._closed.set()
         self._lost.set()
 
@@ -332,8 +332,8 @@ class ServerConfig:
         index: this server's task index.
         listen: the address to listen at, with its scheme; port 0 leaves it to the system.
         coordinator: the coordinator's address; None where this server hosts it.
-        policy: what the job expects, for a coordinator hosted here.
-        config: what was asked for of the job.
+        policy: the policy of a coordinator that is hosted here.
+        config: the job's configuration.
     """
 
     job: str
@@ -355,18 +355,18 @@ def serve(
     """Serves one shard until the job is over.
 
     Args:
-        server: which server this is.
-        on_listening: told the address that was got, before anything else.
-        registry: where the server counts; its own by default.
-        record: told how the server is, every half second, as the coordinator is; and once more
-            when all is over, with True.
+        server: the server's configuration.
+        on_listening: is called with the server's address, before anything else.
+        registry: holds the server's metrics; a new one by default.
+        record: is called with the server's status every half second, and once more, with True,
+            when the job is over.
 
     Returns:
         How the job ended; None when the service was stopped from outside.
 
     Raises:
         AddressInUse: the address is taken; names its holder.
-        ClusterError: the coordinator did not let this server take part.
+        ClusterError: the coordinator refused this server.
     """
     # One BLAS thread a process is the launcher's business; autograd is of no use here.
     torch.set_grad_enabled(False)
@@ -377,7 +377,7 @@ def serve(
 
 
 class _Server:
-    """The parts of a server process, and how they learn of each other's end."""
+    """A server process: its shard, service and membership."""
 
     def __init__(
         self, server: ServerConfig, listener: Listener, registry: Registry, record: Recording
@@ -385,7 +385,7 @@ class _Server:
         self._server = server
         self._record = record
         identity = Identity(server.job, f"ps:{server.index}")
-        self._handler = ShardHandler(server.index, observation=Observation(registry, self._report))
+        self._handler = ShardHandler(server.index, metrics=ShardMetrics(registry, self._report))
         handlers: list[Handler] = [self._handler]
         epoch = ""  # until this server has joined
         if server.coordinator is None:
@@ -418,7 +418,7 @@ class _Server:
         self._failure: Exception | None = None
 
     def run(self) -> JobOver | None:
-        """Joins beside the loop, which may have to serve the coordinator that lets it join."""
+        """Serves, and joins in another thread: this loop may serve the coordinator itself."""
         self._member.subscribe(self._heard)
         joining = threading.Thread(target=self._join, name="join", daemon=True)
         joining.start()
@@ -442,7 +442,7 @@ class _Server:
             self._service.stop()
 
     def _heard(self, news: View | JobOver) -> None:
-        """A new view, or the end. In the member's thread."""
+        """Takes a new view, or the end of the job. In the member's thread."""
         if isinstance(news, View):
             self._service.epoch = self._handler.dispatcher.epoch = self._member.epoch
             self._service.call_soon(partial(self._handler.view, news))
@@ -463,7 +463,7 @@ class _Server:
 
 
 def beside(address: str) -> list[Listener]:
-    """Returns where workers of this host connect to lend memory; nothing where that cannot be."""
+    """Returns listeners for workers of this host that lend memory; none where that cannot be."""
     if not available() or not address.startswith("tcp://"):
         return []
     try:

@@ -1,7 +1,7 @@
-"""What a server did when: noted while somebody traces the job, and at no other time.
+"""The trace of one server: what it did when, recorded while a task traces the job.
 
-Notes stay when nobody wants more: workers trace the same steps of theirs, and one may be through
-with them before another begins. Whoever reads them leaves out what is of another time.
+Notes are kept after the trace has ended: workers trace the same steps, and one may have made them
+before another begins. The reader leaves out notes of another time.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ import msgspec
 __all__ = ["Note", "Notes"]
 
 _MOST = 200_000
-"""So many notes are kept; older ones go."""
+"""The most notes that are kept; the oldest are dropped."""
 
 
 class Note(msgspec.Struct, frozen=True, array_like=True):
     """One thing that a server did.
 
     Attributes:
-        name: what: the kind of a message that was handled, or `apply`.
-        began, ended: when, in seconds on the server's monotonic clock.
-        peer: whose message it was; "" for `apply`.
+        name: the type of the message that was handled, or `apply`.
+        began, ended: the times, in seconds on the server's monotonic clock.
+        peer: the task that sent the message; "" for `apply`.
         step: the global step that was made; 0 for a message.
     """
 
@@ -34,10 +34,10 @@ class Note(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Notes:
-    """The notes of one server, and who wants them.
+    """The notes of one server, and the tasks that trace it.
 
     Attributes:
-        wanted: whether anybody wants notes: asked at every message.
+        wanted: whether any task traces the server; read at every message.
     """
 
     def __init__(self) -> None:
@@ -46,21 +46,21 @@ class Notes:
         self._notes: deque[Note] = deque(maxlen=_MOST)
 
     def start(self, task: str) -> None:
-        """A task wants notes from now on."""
+        """Begins a task's trace."""
         self._wanted_by.add(task)
         self.wanted = True
 
     def stop(self, task: str) -> None:
-        """A task wants no more notes, or is gone."""
+        """Ends a task's trace, if there is one."""
         self._wanted_by.discard(task)
         self.wanted = bool(self._wanted_by)
 
     def handled(self, name: str, peer: str, began: float, ended: float) -> None:
-        """A message was handled."""
+        """Notes that a message was handled."""
         self._notes.append(Note(name, began, ended, peer))
 
     def applied(self, step: int, began: float, ended: float) -> None:
-        """A step was made."""
+        """Notes that a step was made."""
         self._notes.append(Note("apply", began, ended, step=step))
 
     def export(self) -> bytes:

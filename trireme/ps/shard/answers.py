@@ -1,8 +1,9 @@
-"""The answers of one shard: what they say, and until when they are withheld.
+"""The answers of one shard: their contents, and until when they are withheld.
 
-The answer to a push waits where its worker is too far ahead of the slowest, or where it depends on
-updates under way whether the worker may compute one more. The answer to a pull waits for values of
-the step that it asks for. Everybody who waits hears from time to time what for, and for whom.
+The answer to a push is withheld while its worker is too far ahead of the slowest worker, or while
+updates under way decide whether the worker may compute another one. The answer to a pull is
+withheld until the values are of the step that it asks for. From time to time a worker whose answer
+is withheld gets a notice with the reason.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ from trireme.ps.shard.instructions import Reply
 from trireme.ps.shard.participants import Participant
 from trireme.ps.shard.state import ShardState
 
-__all__ = ["Answer", "Answers", "Wait"]
+__all__ = ["Answers", "PushAnswer", "Wait"]
 
 _ONLOOKERS = 64
-"""So many tasks that are no workers may wait for the end of a job."""
+"""The most tasks that are not workers and wait for the end of a job."""
 
 
-class Answer(msgspec.Struct, frozen=True):
-    """The answer to a push, but for what is only known when it goes out."""
+class PushAnswer(msgspec.Struct, frozen=True):
+    """The answer to a push, without what is only known when it is sent."""
 
     pending: Pending
     verdict: Verdict
@@ -36,14 +37,14 @@ class Answer(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """A worker whose answer is withheld, and what it is told about it from time to time."""
+    """A worker whose answer is withheld, and the notice that it gets from time to time."""
 
     worker: int
     notice: Waiting
 
 
 class _WithheldPull(msgspec.Struct, frozen=True):
-    """A pull that is not answered yet: whose, where the answer goes, and since when it waits."""
+    """A pull that is not answered yet, with its participant, its route and its time."""
 
     owner: Participant
     route: object
@@ -52,27 +53,27 @@ class _WithheldPull(msgspec.Struct, frozen=True):
 
 
 class Answers:
-    """The answers of one shard to pushes, pulls and those who wait for the end.
+    """Gives and withholds the answers of one shard to pushes, pulls and `Drain`.
 
     Args:
         state: the shard's.
 
     Attributes:
-        notice: what the answers to pushes say besides.
-        due: what goes out when the event under way is over.
+        notice: the notice that answers to pushes carry; empty as a rule.
+        due: the answers that go out when the event under way is over.
         withheld: the answers to pushes that are decided, by worker.
     """
 
     def __init__(self, state: ShardState) -> None:
         self.notice = ""
-        self.due: list[Answer] = []
-        self.withheld: dict[int, Answer] = {}
+        self.due: list[PushAnswer] = []
+        self.withheld: dict[int, PushAnswer] = {}
         self._state = state
         self._pulls: list[_WithheldPull] = []
         self._drains: list[tuple[object, float]] = []  # and since when
 
-    def give(self, answer: Answer) -> list[Reply]:
-        """Answers a push at once; withholds the answer where its worker, or another one, waits."""
+    def give(self, answer: PushAnswer) -> list[Reply]:
+        """Answers a push at once, or withholds the answer if this worker or another must wait."""
         worker = answer.pending.owner.worker
         if not self.withheld and self._may_go_on(worker, self._highest_clock()):
             return [self.reply(answer)]
@@ -80,9 +81,9 @@ class Answers:
         return []
 
     def pull(self, now: float, route: object, who: Participant, pull: Pull) -> list[Reply]:
-        """Answers a pull once there are values of the step that it asks for.
+        """Answers a pull, now or when the values are of the step that it asks for.
 
-        A worker waits for one answer at a time: it has given up those that it asked for before.
+        A worker waits for one answer at a time: it has given up its pulls before this one.
         """
         if self._pulls:
             self._pulls = [each for each in self._pulls if each.owner.worker != who.worker]
@@ -90,17 +91,17 @@ class Answers:
         return self._answer_pulls()
 
     def drain(self, now: float, route: object) -> bool:
-        """Has somebody wait until no worker trains any more; returns False where too many do."""
+        """Has a task wait until no worker trains any more; returns False if too many wait."""
         if len(self._drains) > 2 * len(self._state.participants.incarnations) + _ONLOOKERS:
             return False
         self._drains.append((route, now))
         return True
 
     def take_fenced_pulls(self) -> list[object]:
-        """Takes out the pulls that a new view fences off; returns where their answers go.
+        """Drops the pulls that a new view fences off; returns their routes.
 
-        Those are of workers that are out; and all before values are loaded, as the chief may be
-        another one now.
+        These are the pulls of workers that are out; before values are loaded all pulls, as the
+        chief may be another worker now.
         """
         state = self._state
         holds = state.participants.holds
@@ -126,8 +127,8 @@ class Answers:
             out += [Reply(route, Stopping(self._state.step)) for route, _ in drains]
         return out
 
-    def reply(self, answer: Answer) -> Reply:
-        """Makes the answer to a push as it goes out now."""
+    def reply(self, answer: PushAnswer) -> Reply:
+        """Returns the answer to a push as it is sent now."""
         state, push = self._state, answer.pending.push
         stop = not state.ending.grant(answer.pending.owner.worker, state.step)
         since: int | None = None
@@ -139,20 +140,20 @@ class Answers:
         return Reply(answer.pending.route, message, payload)
 
     def _highest_clock(self) -> float:
-        """Returns how many pushes a worker that is answered may have made: the staleness bound."""
+        """Returns how many pushes a worker may have made that is answered now."""
         state, bound = self._state, self._state.rule.staleness
         if bound is None or state.ending.reached(state.step):
             return math.inf
         return state.table.slowest(state.participants.live) + bound
 
     def _may_go_on(self, worker: int, highest: float) -> bool:
-        """Returns whether a worker is not too far ahead, and it is known if it goes on."""
+        """Returns whether a worker is not too far ahead, and it is decided whether it goes on."""
         state = self._state
         ahead = state.table.records[worker].clock > highest
         return not ahead and not state.ending.undecided(worker, state.step)
 
     def _answer_pulls(self) -> list[Reply]:
-        """Answers pulls for a step that is reached, of whom it is known if they go on."""
+        """Answers the pulls for a step that is reached, if their workers need not wait."""
         state, out = self._state, list[Reply]()
         if not state.loaded or state.values is None:
             return out
@@ -170,10 +171,10 @@ class Answers:
             out.append(Reply(each.route, PullReply(state.step, stop), state.values.served))
         return out
 
-    # -- what those who wait are told -------------------------------------------------------------
+    # -- notices ---------------------------------------------------------------------------------
 
     def waiting_pulls(self, now: float) -> Iterator[tuple[object, Wait]]:
-        """Yields whose pulls are withheld, with where the answer will go, why and for whom."""
+        """Yields the pulls that are withheld: their routes, with the workers and the reasons."""
         state = self._state
         chief = state.participants.view.chief
         for each in self._pulls:
@@ -185,7 +186,7 @@ class Answers:
             yield each.route, Wait(each.owner.worker, Waiting(reason, names, now - each.since))
 
     def waiting_pushes(self, now: float) -> Iterator[tuple[object, Wait]]:
-        """Yields who is too far ahead, or of whom it is not known if they go on."""
+        """Yields the pushes whose answers are withheld: as `waiting_pulls`."""
         state, live = self._state, self._state.participants.live
         slowest = state.table.slowest(live)
         behind = tuple(f"worker:{w}" for w in live if state.table.records[w].clock == slowest)
@@ -198,7 +199,7 @@ class Answers:
             yield answer.pending.route, Wait(worker, notice)
 
     def waiting_for_the_end(self, now: float) -> Iterator[Reply]:
-        """Yields notices for those who wait until no worker trains any more."""
+        """Yields notices for the tasks that wait until no worker trains any more."""
         for route, since in self._drains:
             names = self._state.participants.training
             yield Reply(route, Waiting("the last updates", names, now - since))

@@ -31,38 +31,38 @@ from trireme.ps.shard.participants import Participant
 __all__ = ["CommitFollower", "CommitLeader", "Commits"]
 
 Entry = tuple[int, int, int, bool]
-"""A decision: worker, incarnation, sequence, and whether the push is applied or came too late."""
+"""A decision: worker, incarnation, sequence, and whether the push is applied; else it is stale."""
 
 
 class Commits(Protocol):
-    """What decides at one server when a staged push is applied."""
+    """Decides at one server when a staged push is applied."""
 
     @property
     def staged(self) -> Sequence[Pending]:
-        """The pushes that are here and not decided, in the order in which they came."""
+        """The pushes that are staged here and not decided, in the order in which they came."""
 
     def add(self, pending: Pending) -> None:
         """Stages a push."""
 
     def drop(self, pending: Pending, view: int) -> None:
-        """A worker is out since a view: its push is taken out, if nobody counts on it."""
+        """Drops the push of a worker that is out since a view, unless server 0 may commit it."""
 
     @property
     def ready(self) -> Pending | None:
-        """The push that this server is to decide next, as every server has it. Only at server 0."""
+        """The push to decide next, as every server has staged it. Only at server 0."""
 
     def decide(self, *, applied: bool) -> None:
-        """Decides the push that is `ready`: it is applied, or came too late."""
+        """Decides the push that is `ready`: it is applied, or it is stale."""
 
     @property
     def decided(self) -> tuple[Pending, bool] | None:
-        """The next push that is decided and not done here, and whether it is applied."""
+        """The next decided push that is not carried out here, and whether it is applied."""
 
     def done(self) -> None:
-        """The push that is `decided` is in the values, or was told that it came too late."""
+        """Notes that the decision about the push that is `decided` is carried out."""
 
     def tell(self, view: int) -> Sequence[Send]:
-        """Returns what to tell other servers.
+        """Returns messages to other servers.
 
         Args:
             view: the number of the view that this server has taken.
@@ -72,14 +72,14 @@ class Commits(Protocol):
         """Returns the tasks that a staged push waits for."""
 
 
-class _Told(msgspec.Struct):
+class _OtherServer(msgspec.Struct):
     """What server 0 knows of another server.
 
     Attributes:
         staged: the newest push of each worker that it has staged: (incarnation, sequence).
-        known: how many decisions it has heard of.
-        sent: how many it was last told of.
-        view: the view it was last told of.
+        known: how many decisions it has received.
+        sent: how many decisions were sent to it.
+        view: the number of the view that was last sent to it.
     """
 
     staged: dict[int, tuple[int, int]]
@@ -89,7 +89,7 @@ class _Told(msgspec.Struct):
 
 
 class CommitLeader:
-    """Server 0, which decides.
+    """Commits at server 0, which decides.
 
     Args:
         servers: how many there are.
@@ -97,7 +97,7 @@ class CommitLeader:
 
     def __init__(self, servers: int) -> None:
         self._others = range(1, servers)
-        self._told: dict[int, _Told] = {}
+        self._told: dict[int, _OtherServer] = {}
         self._waiting: dict[Participant, Pending] = {}  # a worker has one push under way
         self._ready: deque[Pending] = deque()
         self._decided: tuple[Pending, bool] | None = None
@@ -109,13 +109,13 @@ class CommitLeader:
         return [*self._ready, *self._waiting.values()]
 
     def hear(self, server: int, message: PushesStaged) -> None:
-        """Notes what another server has staged. What is said late, or twice, changes nothing.
+        """Takes what another server has staged. A late or repeated message changes nothing.
 
-        Nor does what no server of this job can say.
+        Neither does a message of a server that the job does not have.
         """
         if server not in self._others:
             return
-        told = self._told.setdefault(server, _Told({}))
+        told = self._told.setdefault(server, _OtherServer({}))
         told.known = max(told.known, min(message.known, self._first + len(self._log)))
         for worker, incarnation, sequence in message.pushes:
             newest = told.staged.get(worker, (0, 0))
@@ -156,7 +156,7 @@ class CommitLeader:
     def tell(self, view: int) -> list[Send]:
         end = self._first + len(self._log)
         out = []
-        for server, told in self._told.items():  # who has staged nothing yet needs no news
+        for server, told in self._told.items():  # a server that has staged nothing needs no message
             if told.sent < end or told.view < view:
                 told.sent, told.view = end, view
                 entries = tuple(islice(self._log, told.known - self._first, None))
@@ -186,7 +186,7 @@ class CommitLeader:
 
 
 class CommitFollower:
-    """Any other server: says what it has staged, and does what server 0 decides."""
+    """Commits at any other server, which reports what it has staged and follows server 0."""
 
     def __init__(self) -> None:
         self._staged: dict[Participant, Pending] = {}
@@ -201,10 +201,10 @@ class CommitFollower:
         return list(self._staged.values())
 
     def hear(self, message: PushesCommitted) -> None:
-        """Takes what server 0 has decided. What is said late, or twice, changes nothing."""
+        """Takes server 0's decisions. A late or repeated message changes nothing."""
         new = message.pushes[max(self._known - message.first, 0) :]
         if message.first > self._known or not all(map(self._has, new)):
-            return  # server 0 decides one after the other, and only what it was told of
+            return  # server 0 decides in order, and only pushes that were reported to it
         self._decided.extend(new)
         self._known += len(new)
         self._leader_view = max(self._leader_view, message.view)
@@ -223,7 +223,7 @@ class CommitFollower:
     def drop(self, pending: Pending, view: int) -> None:
         owner = pending.owner
         self._out[owner] = view
-        if not self._forget(owner, view):  # in memory of its own: its worker may write again
+        if not self._forget(owner, view):  # a copy: its worker may write to the memory again
             gradients = pending.gradients.copy()
             kept = msgspec.structs.replace(pending, gradients=gradients, answered=True)
             self._staged[owner] = kept

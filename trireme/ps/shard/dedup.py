@@ -1,7 +1,7 @@
-"""The exactly-once table: what became of every push, by (worker, incarnation, sequence).
+"""The exactly-once table: the verdict on every push, by (worker, incarnation, sequence).
 
-It changes together with the parameters and is part of every snapshot. An answer is kept until the
-worker says that it has it; nothing is forgotten by time.
+It changes together with the parameters and is part of every snapshot. A verdict is kept until the
+worker acknowledges it, however long that takes.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ __all__ = ["Pending", "PushTable", "WorkerRecord"]
 
 
 class Pending(msgspec.Struct, eq=False):
-    """A request whose answer is withheld.
+    """A push that is not answered yet.
 
     Attributes:
-        owner: whose it is.
-        push: what was asked.
+        owner: the participant that has pushed.
+        push: the message.
         route: where the answer goes; replaced when the worker comes back on a new connection.
-        gradients: the update; not written by anybody until the answer is out.
-        since: when it came, by the shard's clock.
-        answered: whether it was answered, though its update is still in an open round: its worker
-            is out of the job.
+        gradients: the update; nobody writes to it until the answer is sent.
+        since: when the push came, by the shard's clock.
+        answered: whether it was answered, though its update may still be applied: its worker is
+            out of the job.
     """
 
     owner: Participant
@@ -79,7 +79,7 @@ class PushTable:
         return record
 
     def decide(self, owner: Participant, sequence: int, verdict: Applied | Stale) -> None:
-        """Writes down what became of a push; of a start that was replaced, only counts it.
+        """Records the verdict on a push; of an incarnation that was replaced, only counts it.
 
         Raises:
             AssertionError: the push is not the worker's next one, which would be a lost or a
@@ -101,7 +101,7 @@ class PushTable:
         record.pending = None
 
     def forget_acknowledged(self, worker: int, acknowledged: int) -> None:
-        """Drops the answers that a worker says it has: those up to a sequence."""
+        """Forgets the verdicts that a worker has acknowledged: those up to a sequence."""
         verdicts = self.records[worker].verdicts
         for sequence in [*verdicts]:
             if sequence <= acknowledged:

@@ -1,4 +1,4 @@
-"""The ledgers of all data sets: what server 0 deals, and what is in the parameters."""
+"""The ledgers of all data sets: the examples that server 0 leases, and those in the parameters."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from trireme.data.ledger import MOST_DEALT, Ledger
 from trireme.ps.messages import Lease, Span
 
-__all__ = ["ExampleBook", "resized"]
+__all__ = ["ExampleLedgers", "resized"]
 
 _MOST_DATASETS = 1024
 _MANY = 64  # finished spans that are brought into the ledgers at once, at the latest
 
 
-class ExampleBook:
+class ExampleLedgers:
     """One ledger a data set, by name.
 
     Attributes:
-        interleave: how to deal; see `trireme.data.ledger.Ledger`.
+        interleave: how examples are leased; see `trireme.data.ledger.Ledger`.
     """
 
     def __init__(self) -> None:
@@ -31,14 +31,14 @@ class ExampleBook:
         self._finished: list[tuple[int, str, int, int]] = []
 
     def members(self, workers: Sequence[int]) -> None:
-        """Says who takes part from now on; what others held goes back."""
+        """Sets the workers that take part; the examples that others hold go back."""
         self._settle()
         self._members = workers
         for ledger in self._ledgers.values():
             ledger.members(workers)
 
     def lease(self, worker: int, request: Lease) -> tuple[Span, ...]:
-        """Deals examples; to a repeat of a worker's last request the same ones.
+        """Leases examples; a repeat of a worker's last request gets the same ones.
 
         Raises:
             ValueError: another size than before, or what the ledger refuses.
@@ -94,7 +94,7 @@ class ExampleBook:
     def finish(self, worker: int, spans: Iterable[Span]) -> None:
         """Notes that examples are in the parameters.
 
-        It is on the way of every push: the ledgers hear of many spans at once, later.
+        This is called at every push, so the ledgers take many spans at once, later.
         """
         for span in spans:
             self._finished.append((worker, span.dataset, span.start, span.stop))
@@ -112,21 +112,21 @@ class ExampleBook:
                 self._ledgers[dataset].finish_all(spans)
 
     def give_back(self, worker: int, spans: Iterable[Span]) -> None:
-        """Takes back examples whose update was not applied; they are dealt again."""
+        """Takes back examples whose update was not applied; they are leased again."""
         self._settle()
         for span in spans:
             if span.dataset in self._ledgers:
                 self._ledgers[span.dataset].give_back(worker, span.start, span.stop)
 
     def release(self, worker: int) -> None:
-        """Takes back all that a worker holds."""
+        """Takes back all examples that a worker holds."""
         self._settle()
         self._answered.pop(worker, None)
         for ledger in self._ledgers.values():
             ledger.release(worker)
 
     def consumed(self) -> tuple[Span, ...]:
-        """Returns what is in the parameters, data set by data set."""
+        """Returns the examples that are in the parameters, data set by data set."""
         self._settle()
         known = [(name, ledger.consumed) for name, ledger in self._ledgers.items()]
         known += [(name, tuple(ranges)) for name, ranges in self._restored.items()]

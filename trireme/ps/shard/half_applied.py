@@ -1,8 +1,8 @@
-"""Which pushes are on some of several servers only, where servers commit none.
+"""Counts the pushes that are on some of several servers only, where servers commit none.
 
 A worker has one push under way at most: when it is lost, the servers have the same last push of it,
-or some have one more. Each notes what it has when a worker is out, as it takes nothing of that
-worker afterwards. The others tell server 0, which compares.
+or some have one more. A server takes no more pushes of a worker that is out, so it notes the last
+one then. The other servers report theirs to server 0, which compares.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ class HalfApplied:
         self._since: dict[Participant, int] = {}  # the first view without it
 
     def left(self, who: Participant, sequence: int, view: int) -> None:
-        """A worker is out: this server takes no more pushes of it.
+        """Notes that a worker is out: this server takes no more pushes of it.
 
         Args:
-            who: which start of which worker.
+            who: the participant.
             sequence: its last push that is applied here; 0 for none.
             view: the number of the view without it.
         """
@@ -42,7 +42,7 @@ class HalfApplied:
         self._since.setdefault(who, view)
 
     def taken(self, view: int) -> Sequence[Send]:
-        """This server has taken a view; returns what to tell server 0."""
+        """Notes that this server has taken a view; returns the message to server 0."""
         self._views[self._server] = view
         if self._server == 0:
             return ()
@@ -52,7 +52,7 @@ class HalfApplied:
         return [Send(0, LastPushes(view, pushes))]
 
     def hear(self, server: int, message: LastPushes) -> None:
-        """Notes what another server has. What is said late, or twice, changes nothing."""
+        """Takes another server's last pushes. A late or repeated message changes nothing."""
         if server not in self._views or server == self._server:
             return
         self._views[server] = max(self._views[server], message.view)

@@ -1,4 +1,4 @@
-"""What a shard asks its driver to do. The shard itself opens nothing and sends nothing."""
+"""The instructions of a shard to its driver. The shard itself sends nothing."""
 
 from __future__ import annotations
 

@@ -14,11 +14,11 @@ __all__ = ["ShownModel"]
 
 @dataclass(frozen=True, slots=True)
 class ShownModel:
-    """What one worker has shown; the first worker's holds for all.
+    """What one worker has shown; that of the first worker holds for all.
 
     Attributes:
         task: the worker's name, such as `worker:0`.
-        layout: what lies where.
+        layout: the model's layout.
         optimizer: what updates the values.
         rule: how pushes become steps.
     """

@@ -1,4 +1,4 @@
-"""Who takes part, by the newest view that a server has taken."""
+"""The workers that take part, by the newest view that a server has taken."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["Participant", "Participants"]
 
 
 class Participant(NamedTuple):
-    """One start of a worker: who makes a request, as the handshake has proven it."""
+    """One incarnation of a worker, as the handshake of its connection has proven it."""
 
     worker: int
     incarnation: int
@@ -42,7 +42,7 @@ class Participants:
         return staying
 
     def retire(self, worker: int) -> None:
-        """A worker trains no more, though it stays."""
+        """Notes that a worker trains no more, though it stays."""
         self._retired.add(worker)
         self._count_live()
 
@@ -55,14 +55,14 @@ class Participants:
         self.live = {w: i for w, i in self.incarnations.items() if w not in self._retired}
 
     def holds(self, who: Participant) -> bool:
-        """Returns whether this start of a worker takes part."""
+        """Returns whether a participant is in the view."""
         return self.incarnations.get(who.worker) == who.incarnation
 
     def fence(self, who: Participant, view: int) -> str | None:
         """Returns why a request is fenced off; None when it is not.
 
         Args:
-            who: whose request it is.
+            who: the participant that makes it.
             view: the number of the view under which it was made.
         """
         current = self.incarnations.get(who.worker)

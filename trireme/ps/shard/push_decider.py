@@ -14,7 +14,7 @@ from trireme.ps.server_messages import (
     RoundClose,
     RoundReady,
 )
-from trireme.ps.shard.answers import Answer, Answers
+from trireme.ps.shard.answers import Answers, PushAnswer
 from trireme.ps.shard.commit import CommitFollower, CommitLeader, Commits
 from trireme.ps.shard.dedup import Pending, WorkerRecord
 from trireme.ps.shard.half_applied import HalfApplied
@@ -22,7 +22,7 @@ from trireme.ps.shard.instructions import Send
 from trireme.ps.shard.model_agreement import ShownModel
 from trireme.ps.shard.participants import Participant
 from trireme.ps.shard.round_hyperparameters import RoundHyperparameters
-from trireme.ps.shard.rounds import Decision, Follower, Judge, Leader, Round
+from trireme.ps.shard.rounds import Decision, Round, RoundCoordinator, RoundFollower, RoundLeader
 from trireme.ps.shard.state import ShardState
 from trireme.ps.shard.values.gradient_sums import Total
 
@@ -34,7 +34,7 @@ class PushDecider:
 
     Args:
         state: the shard's.
-        answers: take the answers to the pushes that are decided.
+        answers: takes the answers to decided pushes.
 
     Attributes:
         due: whether a push is decided that other servers must hear of before it is applied here.
@@ -47,24 +47,24 @@ class PushDecider:
         self._hyper = RoundHyperparameters()
         self._scratch: PartBuffer | None = None
         self._round = Round(0, self._spare)
-        self._judge: Judge = Leader(Rule(), 1)
+        self._coordinator: RoundCoordinator = RoundLeader(Rule(), 1)
         self._commits: Commits | None = None  # of asynchronous pushes, where servers are several
         self._half_applied: HalfApplied | None = None  # counts them, where nobody commits
 
-    # -- events -----------------------------------------------------------------------------------
+    # -- events ----------------------------------------------------------------------------------
 
     def begin(self, shown: ShownModel) -> None:
-        """The first worker has shown its model: says how pushes are decided from now on."""
+        """Chooses how pushes are decided, as the first worker has shown its model."""
         rule, servers, index = shown.rule, shown.layout.spec.servers, self._state.server
         self._hyper = RoundHyperparameters(shown.optimizer.groups)
-        self._judge = Follower(rule) if index else Leader(rule, servers)
+        self._coordinator = RoundFollower(rule) if index else RoundLeader(rule, servers)
         if not rule.synchronous and servers > 1 and rule.uncommitted:
             self._half_applied = HalfApplied(index, servers)
         elif not rule.synchronous and servers > 1:
             self._commits = CommitFollower() if index else CommitLeader(servers)
 
     def load(self) -> None:
-        """Values are loaded: the first round is on top of their step."""
+        """Begins the first round, as values are loaded."""
         self._round = Round(self._state.step, self._spare)
 
     @property
@@ -73,13 +73,13 @@ class PushDecider:
         state = self._state
         return not state.synchronous and self._commits is None and state.barrier.token is None
 
-    def decide_at_once(self, pending: Pending) -> Answer:
+    def decide_at_once(self, pending: Pending) -> PushAnswer:
         """Decides a push by itself: applies it, or calls it stale where the job is over."""
         over = self._state.ending.reached(self._state.step)
         return self._decide_stale(pending) if over else self._apply_one(pending)
 
     def consider(self, pending: Pending) -> None:
-        """Decides a push at once, stages it, puts it into its round, or has it wait for a cut."""
+        """Decides a push, stages it, adds it to its round, or holds it back for a cut."""
         state, worker = self._state, pending.owner.worker
         if state.table.records[worker].pending is not pending:
             return  # it was held back, and its worker is out by now
@@ -95,11 +95,11 @@ class PushDecider:
             self._round.add(pending)
 
     def drop(self, worker: int, record: WorkerRecord) -> None:
-        """A worker is out: takes out its push, unless another server counts on it."""
+        """Drops the push of a worker that is out, unless another server counts on it."""
         pending, number = record.pending, self._state.participants.view.number
         if pending is not None:
             if self._round.pending.get(pending.owner) is pending:
-                self._judge.drop(self._round, pending.owner)
+                self._coordinator.drop(self._round, pending.owner)
             if self._commits is not None:
                 self._commits.drop(pending, number)
             record.pending = None
@@ -108,7 +108,7 @@ class PushDecider:
             self._half_applied.left(who, record.sequence, number)
 
     def take_view(self, number: int) -> Sequence[Send]:
-        """The shard has taken a view; returns what to tell other servers."""
+        """Notes that the shard has taken a view; returns messages to other servers."""
         if self._half_applied is None:
             return ()
         told = self._half_applied.taken(number)
@@ -116,70 +116,70 @@ class PushDecider:
         return told
 
     def replay(self) -> None:
-        """A cut is over: considers again what it has held back."""
+        """Considers again the pushes that a cut has held back."""
         barrier = self._state.barrier
         held, barrier.later = barrier.later, []
         for pending in held:
             self.consider(pending)
 
     def round_ready(self, server: int, message: RoundReady) -> Sequence[Send]:
-        """At server 0: which updates another server holds."""
-        if isinstance(self._judge, Leader):
-            return self._judge.hear(self._state.step, server, message)
+        """At server 0: takes which updates another server holds."""
+        if isinstance(self._coordinator, RoundLeader):
+            return self._coordinator.hear(self._state.step, server, message)
         return ()
 
     def round_close(self, message: RoundClose) -> None:
-        """At the others: what server 0 has proposed or decided of a round."""
-        if not isinstance(self._judge, Follower):
+        """At the others: takes what server 0 has proposed or decided of a round."""
+        if not isinstance(self._coordinator, RoundFollower):
             return
         # Server 0 counts only on what this one has said that it holds.
         step, held = self._state.step, self._round.pending.keys()
         if message.step != step or all(pair in held for pair in message.members):
-            self._judge.hear(step, message)
+            self._coordinator.hear(step, message)
 
     def staged(self, server: int, message: PushesStaged) -> None:
-        """At server 0: which asynchronous pushes another server has."""
+        """At server 0: takes which asynchronous pushes another server has staged."""
         if isinstance(self._commits, CommitLeader):
             self._commits.hear(server, message)
 
     def committed(self, message: PushesCommitted) -> None:
-        """At the others: what server 0 has decided of them."""
+        """At the others: takes server 0's decisions about them."""
         if isinstance(self._commits, CommitFollower):
             self._commits.hear(message)
 
     def last_pushes(self, server: int, message: LastPushes) -> None:
-        """At server 0: what another server has of workers that are out."""
+        """At server 0: takes another server's last pushes of workers that are out."""
         if self._half_applied is not None and self._state.server == 0:
             self._half_applied.hear(server, message)
             self._state.counters["half_applied"] = self._half_applied.count
 
     def proceed(self) -> Sequence[Send]:
-        """Decides all that can be decided now; returns what to tell other servers."""
+        """Decides all that can be decided now; returns messages to other servers."""
         if self._state.synchronous:
             return self._close_round()
         return () if self._commits is None else self._commit(self._commits)
 
-    # -- what is waited for -----------------------------------------------------------------------
+    # -- what is waited for ----------------------------------------------------------------------
 
     @property
     def copies_any_step(self) -> bool:
-        """Whether the servers' steps may differ in a copy: what is on some only leaves them so."""
+        """Whether the servers' steps may differ in a copy: a push may be on some of them only."""
         return self._half_applied is not None
 
     def waiting(self) -> Iterator[tuple[Pending, str, tuple[str, ...]]]:
-        """Yields the pushes that are not decided, with what they wait for, and for which tasks."""
+        """Yields the pushes that are not decided, each with the reason and the tasks waited for."""
         reason = f"round {self._round.step + 1}"
-        missing = self._judge.missing(self._round, self._state.participants.live)
+        missing = self._coordinator.missing(self._round, self._state.participants.live)
         for pending in self._round.pending.values():
             yield pending, reason, missing
         if self._commits is not None:
             for pending in self._commits.staged:
                 yield pending, "a push to reach every server", self._commits.missing(pending)
 
-    # -- deciding ---------------------------------------------------------------------------------
+    # -- deciding --------------------------------------------------------------------------------
 
-    def _apply_one(self, pending: Pending) -> Answer:
-        """Applies an update by itself; returns the answer."""
+    def _apply_one(self, pending: Pending) -> PushAnswer:
+        """Applies one update; returns the answer."""
         state, push = self._state, pending.push
         assert state.values is not None
         staleness = state.step - push.pulled
@@ -189,8 +189,8 @@ class PushDecider:
         state.values.apply(update, push.hyper, state.step, push.steps)
         return self._decide(pending, Applied(state.step), staleness)
 
-    def _decide(self, pending: Pending, verdict: Applied | Stale, staleness: int) -> Answer:
-        """Writes down what became of a push; returns the answer."""
+    def _decide(self, pending: Pending, verdict: Applied | Stale, staleness: int) -> PushAnswer:
+        """Records the verdict on a push; returns the answer."""
         state, owner, push = self._state, pending.owner, pending.push
         state.table.decide(owner, push.sequence, verdict)
         if state.participants.holds(owner):
@@ -201,14 +201,14 @@ class PushDecider:
         else:
             state.counters["stale"] += 1
             state.examples.give_back(owner.worker, push.examples)
-        return Answer(pending, verdict, staleness)
+        return PushAnswer(pending, verdict, staleness)
 
-    def _decide_stale(self, pending: Pending) -> Answer:
+    def _decide_stale(self, pending: Pending) -> PushAnswer:
         step = self._state.step
         return self._decide(pending, Stale(step), step - pending.push.pulled)
 
     def _commit(self, commits: Commits) -> Sequence[Send]:
-        """Does what is decided of staged pushes, and decides the next."""
+        """Carries out the decisions about staged pushes, and makes the next one."""
         state = self._state
         while (found := commits.decided) is not None:
             pending, applied = found
@@ -225,17 +225,17 @@ class PushDecider:
         return commits.tell(state.participants.view.number)
 
     def _close_round(self) -> Sequence[Send]:
-        """Takes the open round as far as it goes."""
+        """Closes the open round, or takes it as far as it goes."""
         state = self._state
         if state.barrier.stops_round(state.step):
             return ()
-        told, decision = self._judge.judge(self._round, state.participants.live)
+        told, decision = self._coordinator.decide(self._round, state.participants.live)
         if decision is not None:
             self._apply_round(decision)
         return told
 
     def _apply_round(self, decision: Decision) -> None:
-        """Applies the round; what came too late for it is stale."""
+        """Applies the round; updates that came too late for it are stale."""
         state, current = self._state, self._round
         assert state.values is not None
         update = current.update(decision)
@@ -249,14 +249,14 @@ class PushDecider:
         if self._hyper.disagreements:
             state.counters["disagreements"] = self._hyper.disagreements
         self._round = Round(state.step, self._spare)
-        self._judge.begin()
+        self._coordinator.begin()
         late = [pending for _, pending in sorted(current.pending.items()) if not pending.answered]
         decided = [self._decide(pending, Applied(state.step), 0) for pending in members]
         decided += map(self._decide_stale, late)
         self._answers.due += [each for each in decided if not each.pending.answered]
 
     def _spare(self) -> PartBuffer:
-        """Returns memory for the sum of a round: made when the first round needs it."""
+        """Returns memory for the sum of a round, made when the first round needs it."""
         if self._scratch is None:
             shown = self._state.shown
             assert shown is not None

@@ -28,14 +28,14 @@ from trireme.ps.shard.instructions import Send
 from trireme.ps.shard.participants import Participant
 from trireme.ps.shard.values.gradient_sums import Total, squared_norm, total_of
 
-__all__ = ["Decision", "Follower", "Judge", "Leader", "Round", "clip_factor"]
+__all__ = ["Decision", "Round", "RoundCoordinator", "RoundFollower", "RoundLeader", "clip_factor"]
 
 Live = Mapping[int, int]
 """The workers that still train, by index, with their incarnations."""
 
 
 class Decision(msgspec.Struct, frozen=True):
-    """How a round ends: whose updates make it, and what to multiply their mean by."""
+    """The decision about a round: whose updates make it, and the factor for their mean."""
 
     members: tuple[Participant, ...]
     scale: float
@@ -47,8 +47,8 @@ class Round:
 
     Attributes:
         step: the global step of the values that its gradients are computed from.
-        spare: gives the memory for a sum or a mean; asked only when one is needed.
-        pending: the updates that are here, by whose they are.
+        spare: returns memory for a sum or a mean; called only when one is needed.
+        pending: the updates that are here, by participant.
     """
 
     step: int
@@ -61,7 +61,7 @@ class Round:
         self.pending[pending.owner] = pending
 
     def keep(self, member: Participant) -> None:
-        """Keeps an update in memory of its own: its worker is out, and will write to it again."""
+        """Copies an update whose worker is out, as the worker will write to its memory again."""
         pending = self.pending[member]
         self.pending[member] = msgspec.structs.replace(
             pending, gradients=pending.gradients.copy(), answered=True
@@ -69,7 +69,7 @@ class Round:
         self._mean = (), None  # it may be that very memory
 
     def held(self, live: Live) -> tuple[Participant, ...]:
-        """Returns whose updates are here and count, by worker."""
+        """Returns the participants whose updates are here and count, by worker."""
         return tuple(sorted([m for m in self.pending if live.get(m.worker) == m.incarnation]))
 
     def mean(self, members: tuple[Participant, ...]) -> PartBuffer | None:
@@ -94,9 +94,9 @@ class Round:
         return total_of(weights, [update.gradients for update in weighty], self.spare(), absent)
 
     def update(self, decision: Decision) -> Total | None:
-        """Returns what a decision asks for; None where it weighs nothing.
+        """Returns the update that a decision makes; None where it weighs nothing.
 
-        A gradient itself is never written to. Means that were asked for before are no more.
+        The gradients are not written to. Means that were returned before may be overwritten.
         """
         absent = self.absent(decision.members)
         if decision.scale == 1.0 and self._mean[0] != decision.members:
@@ -114,7 +114,7 @@ class Round:
     def absent(self, members: tuple[Participant, ...]) -> tuple[int, ...]:
         """Returns the parameters of which none of the members' updates has a gradient.
 
-        What weighs nothing is not looked at.
+        Updates of weight 0 are left out.
         """
         pushes = [self.pending[member].push for member in members]
         absent = [push.absent for push in pushes if push.weight > 0]
@@ -128,24 +128,24 @@ class Round:
         return 0.0 if mean is None else squared_norm(mean)
 
 
-class Judge(Protocol):
-    """What decides the rounds at one server."""
+class RoundCoordinator(Protocol):
+    """Decides the rounds at one server, in agreement with the other servers."""
 
     def begin(self) -> None:
-        """A new round has begun."""
+        """Begins a new round."""
 
-    def judge(self, current: Round, live: Live) -> tuple[Sequence[Send], Decision | None]:
-        """Returns what to tell other servers, and the decision once there is one."""
+    def decide(self, current: Round, live: Live) -> tuple[Sequence[Send], Decision | None]:
+        """Returns messages to other servers, and the decision once there is one."""
 
     def drop(self, current: Round, member: Participant) -> None:
-        """A worker is out: its update is taken out of the round, if nobody counts on it."""
+        """Takes the update of a worker that is out from the round, unless server 0 counts on it."""
 
     def missing(self, current: Round, live: Live) -> tuple[str, ...]:
         """Returns the tasks that the round waits for."""
 
 
-class Leader:
-    """Server 0, which decides for all; alone, it asks nobody.
+class RoundLeader:
+    """Coordinates rounds at server 0, which decides for all servers; alone, it asks nobody.
 
     Args:
         rule: when a round has enough updates, and how it is clipped.
@@ -164,12 +164,12 @@ class Leader:
         self._proposed = ()
 
     def hear(self, step: int, server: int, message: RoundReady) -> list[Send]:
-        """Notes what another server holds; tells one that is behind what it has missed.
+        """Takes what another server holds; repeats the last decision if it has missed that.
 
         Args:
             step: the step of the open round.
             server: the other server.
-            message: what it said.
+            message: its message.
         """
         if not 0 < server < self._servers:
             return []  # a job has no such server
@@ -179,16 +179,16 @@ class Leader:
             return [Send(server, self._told)]
         return []
 
-    def judge(self, current: Round, live: Live) -> tuple[list[Send], Decision | None]:
+    def decide(self, current: Round, live: Live) -> tuple[list[Send], Decision | None]:
         needed = _needed(self._rule, live)
-        if not 0 < needed <= len(current.pending):  # as mostly, when one of several has come
+        if not 0 < needed <= len(current.pending):  # mostly: one update of several has come
             return [], None
         common = self._common(current, live)
         if len(common) < needed:
             return [], None
         members = _first(current, common, needed)
         if len(self._proposed) >= needed and set(self._proposed) <= set(common):
-            members = self._proposed  # of which the norms are known already, or on their way
+            members = self._proposed  # their norms are known already, or on their way
         if self._rule.clip_norm is None:
             return self._close(current, Decision(members, 1.0))
         squares = [m.square for _, m in sorted(self._heard.items()) if m.measured == members]
@@ -206,7 +206,7 @@ class Leader:
         return workers or tuple(servers)
 
     def _common(self, current: Round, live: Live) -> tuple[Participant, ...]:
-        """Returns whose updates every server holds; nobody's while some have not said."""
+        """Returns the participants whose updates every server holds, once all have reported."""
         if len(self._heard) < self._servers - 1:
             return ()
         held = current.held(live)
@@ -228,8 +228,8 @@ class Leader:
         return [Send(server, message) for server in range(1, self._servers)]
 
 
-class Follower:
-    """Any other server: says what it holds, and does what server 0 decides.
+class RoundFollower:
+    """Coordinates rounds at any other server, which reports what it holds and follows server 0.
 
     Args:
         rule: when a round has enough updates, and whether it is clipped.
@@ -250,7 +250,7 @@ class Follower:
 
         Args:
             step: the step of the open round.
-            message: what it said.
+            message: its message.
         """
         if message.step != step:
             return
@@ -259,7 +259,7 @@ class Follower:
         else:
             self._proposed = _members(message)
 
-    def judge(self, current: Round, live: Live) -> tuple[list[Send], Decision | None]:
+    def decide(self, current: Round, live: Live) -> tuple[list[Send], Decision | None]:
         if self._decision is not None:
             return [], self._decision
         held = current.held(live)
@@ -292,7 +292,7 @@ def _needed(rule: Rule, live: Collection[int]) -> int:
 
 
 def _first(current: Round, members: Collection[Participant], count: int) -> tuple[Participant, ...]:
-    """Returns so many of the members, the first whose updates came here, by worker."""
+    """Returns the first `count` members whose updates came here, by worker."""
     came = [member for member in current.pending if member in members]
     return tuple(sorted(came[:count]))
 

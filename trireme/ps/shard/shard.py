@@ -1,27 +1,27 @@
 """The shard: one server's whole behaviour, without sockets, threads, or a clock of its own.
 
-Events come in as method calls, each with the time it happens at; instructions go out as a list.
-The server, the simulator, the tests and a lone process all drive this same object.
+Events come in as method calls, each with its time; instructions go out as a list. The server, the
+simulator, the tests and a lone process all drive this same object.
 
     event                      what it is
     view                       the coordinator's newest view
-    attach, load, pull, push   what workers ask
-    lease, stop, set_end       what workers ask of server 0: examples, and when to end
+    attach, load, pull, push   requests of workers
+    lease, stop, set_end       requests to server 0: for examples, and for the job's end
     freeze, cut, thaw          a consistent cut over all servers, for checkpoints and evaluation
-    round_ready, round_close   what servers tell each other when server 0 decides the rounds
+    round_ready, round_close   messages of other servers, where server 0 decides the rounds
     staged, committed          the same where it decides asynchronous pushes
     last_pushes                the same where each server applies them by itself
     tick                       time passes
 
-After an event, once its instructions are carried out, `go_on` is called as long as something is
-`due`: what other servers must hear of before this one does it.
+When the instructions of an event are carried out, the driver calls `go_on` while `due` holds: other
+servers must hear of a decision before this server carries it out.
 
-Whoever drives the shard says who makes a request, or which server says something, as the handshake
-of the connection has proven it.
+The driver names the participant that makes a request, or the server that sends a message, as the
+handshake of the connection has proven it.
 
 A request is answered once, by one `Reply` to the route it came with. A push is decided once, by
-(worker, incarnation, sequence); its verdict is written down together with the change of the
-values, and a repeat gets the same verdict.
+(worker, incarnation, sequence). Its verdict is recorded together with the change of the values, and
+a repeat gets the same verdict.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ from trireme.ps.server_messages import (
     RoundClose,
     RoundReady,
 )
-from trireme.ps.shard.answers import Answer, Answers, Wait
+from trireme.ps.shard.answers import Answers, PushAnswer, Wait
 from trireme.ps.shard.dedup import Pending
 from trireme.ps.shard.instructions import Instruction, Reply
 from trireme.ps.shard.model_agreement import ShownModel
@@ -89,20 +89,22 @@ __all__ = ["FREEZE_SECONDS", "NOTICE_SECONDS", "Shard"]
 NOTICE_SECONDS = 5.0
 """How often a worker whose answer is withheld is told for whom it waits."""
 
+_CODES = {ModelMismatchError: "mismatch", UnsupportedOptimizerError: "optimizer"}
+
 FREEZE_SECONDS = 60.0
 """After this long a cut that was not completed is given up, and training goes on."""
 
 
 class Shard:
-    """One server's part of the parameters and all that is decided about it.
+    """One server's part of the parameters, and all decisions about it.
 
     Args:
         server: this server's index; server 0 also deals examples and decides when the job ends.
-        factory: how to make the values once the first worker has shown its model.
+        factory: makes the values once the first worker has shown its model.
 
     Attributes:
         server: the same index.
-        state: what the shard holds and knows. Only the shard changes it.
+        state: the shard's state. Only the shard changes it.
     """
 
     def __init__(self, server: int, factory: ValuesFactory = make_values) -> None:
@@ -119,10 +121,10 @@ class Shard:
         """Whether `go_on` is to be called before the next event."""
         return self._decider.due
 
-    # -- membership -----------------------------------------------------------------------------
+    # -- membership ------------------------------------------------------------------------------
 
     def view(self, now: float, view: View) -> list[Instruction]:
-        """Takes the coordinator's newest view: who lives, and who must be waited for no longer."""
+        """Takes the coordinator's newest view: nobody waits any longer for workers that are out."""
         state = self.state
         participants, table = state.participants, state.table
         if view.number <= participants.view.number:
@@ -144,7 +146,7 @@ class Shard:
             self.state.table.admit(worker, incarnation, clock)
 
     def _drop(self, worker: int) -> list[Reply]:
-        """A worker left or was started anew: nothing it had begun counts any longer."""
+        """Drops what a worker that is out, or was started anew, had begun; answers its push."""
         record, withheld = self.state.table.records[worker], self._answers.withheld
         unanswered = [withheld.pop(worker).pending] if worker in withheld else []
         if record.pending is not None:
@@ -155,7 +157,7 @@ class Shard:
         return [self._fenced(pending) for pending in unanswered]
 
     def _fenced(self, pending: Pending) -> Reply:
-        """Answers a push whose worker is out."""
+        """Returns the answer to a push whose worker is out."""
         participants = self.state.participants
         reason = participants.fence(pending.owner, pending.push.view) or "it was taken for lost"
         verdict = FencedVerdict(participants.view.number, reason)
@@ -175,22 +177,18 @@ class Shard:
     def _refused(self, route: object, code: str, reason: str) -> Reply:
         return Reply(route, Refused(code, reason, self.state.participants.view.number))
 
-    # -- what workers ask -----------------------------------------------------------------------
+    # -- what workers ask ------------------------------------------------------------------------
 
     def attach(
         self, now: float, route: object, who: Participant, request: Attach
     ) -> list[Instruction]:
-        """A worker shows its model. The first creates the shard, the others must agree."""
+        """Takes a worker's model: the first creates the values, the others must be the same."""
         if fenced := self._fence(route, who, request.view):
             return fenced
         try:
             self._agree(f"worker:{who.worker}", request)
-        except ModelMismatchError as error:
-            return [self._refused(route, "mismatch", str(error))]
-        except UnsupportedOptimizerError as error:
-            return [self._refused(route, "optimizer", str(error))]
-        except ConfigurationError as error:
-            return [self._refused(route, "rejected", str(error))]
+        except (ModelMismatchError, UnsupportedOptimizerError, ConfigurationError) as error:
+            return [self._refused(route, _CODES.get(type(error), "rejected"), str(error))]
         except RuntimeError as error:  # of torch: there is no memory for the model
             return [self._refused(route, "rejected", f"the model cannot be made here: {error}")]
         return [Reply(route, Attached(self.state.loaded, self.state.step))]
@@ -223,7 +221,7 @@ class Shard:
     def load(
         self, now: float, route: object, who: Participant, request: Load, tensors: Tensors
     ) -> list[Instruction]:
-        """The chief's first values, or a checkpoint's."""
+        """Loads the chief's first values, or a checkpoint's."""
         state = self.state
         if fenced := self._fence(route, who, request.view):
             return fenced
@@ -246,7 +244,7 @@ class Shard:
         return [Reply(route, Loaded(state.step)), *self._answers.proceed()]
 
     def pull(self, now: float, route: object, who: Participant, request: Pull) -> list[Instruction]:
-        """Asks for the values; withheld until they are loaded."""
+        """Answers with the values, once they are loaded."""
         if fenced := self._fence(route, who, request.view):
             return fenced
         return [*self._answers.pull(now, route, who, request)]
@@ -254,7 +252,7 @@ class Shard:
     def push(
         self, now: float, route: object, who: Participant, push: Push, gradients: PartBuffer
     ) -> list[Instruction]:
-        """A worker's update. `gradients` must stay as they are until the answer is out."""
+        """Takes a worker's update. `gradients` must stay as they are until the answer is sent."""
         state = self.state
         reason = state.participants.fence(who, push.view)
         if reason is not None:
@@ -278,7 +276,7 @@ class Shard:
         return self._proceed()
 
     def _repeat(self, pending: Pending) -> list[Instruction]:
-        """Answers a push that was decided before as it was answered then."""
+        """Answers a push that was decided before with its first verdict."""
         worker, sequence, state = pending.owner.worker, pending.push.sequence, self.state
         state.counters["duplicate"] += 1
         withheld = self._answers.withheld.get(worker)
@@ -290,12 +288,12 @@ class Shard:
             reason = f"push {sequence} was decided, and the worker said it knew how"
             rejected = PushReply(RejectedVerdict(reason), state.step, 0, False)
             return [Reply(pending.route, rejected)]
-        return [self._answers.reply(Answer(pending, Duplicate(original), 0))]
+        return [self._answers.reply(PushAnswer(pending, Duplicate(original), 0))]
 
     def lease(
         self, now: float, route: object, who: Participant, request: Lease
     ) -> list[Instruction]:
-        """Deals examples."""
+        """Leases examples to a worker."""
         if fenced := self._fence(route, who, request.view):
             return fenced
         try:
@@ -304,40 +302,40 @@ class Shard:
             return [self._refused(route, "rejected", str(error))]
         return [Reply(route, Leased(spans))]
 
-    # -- what servers tell each other -------------------------------------------------------------
+    # -- what servers tell each other ------------------------------------------------------------
 
     def round_ready(self, now: float, server: int, message: RoundReady) -> list[Instruction]:
-        """At server 0: what another server holds."""
+        """At server 0: takes which updates of a round another server holds."""
         return [*self._decider.round_ready(server, message), *self._proceed()]
 
     def round_close(self, now: float, server: int, message: RoundClose) -> list[Instruction]:
-        """At the others: what server 0 has proposed or decided."""
+        """At the others: takes what server 0 has proposed or decided of a round."""
         self._decider.round_close(message)
         return self._proceed()
 
     def staged(self, now: float, server: int, message: PushesStaged) -> list[Instruction]:
-        """At server 0: which asynchronous pushes another server has."""
+        """At server 0: takes which asynchronous pushes another server has staged."""
         self._decider.staged(server, message)
         return self._proceed()
 
     def committed(self, now: float, server: int, message: PushesCommitted) -> list[Instruction]:
-        """At the others: what server 0 has decided of them."""
+        """At the others: takes server 0's decisions about them."""
         self._decider.committed(message)
         return self._proceed()
 
     def last_pushes(self, now: float, server: int, message: LastPushes) -> list[Instruction]:
-        """At server 0: what another server has of workers that are out."""
+        """At server 0: takes another server's last pushes of workers that are out."""
         self._decider.last_pushes(server, message)
         return []
 
     def go_on(self, now: float) -> list[Instruction]:
-        """Does what was `due` when the instructions before were carried out."""
+        """Carries out what was `due`."""
         return self._proceed()
 
     def _proceed(self) -> list[Instruction]:
-        """Does all that has become possible, then answers with what it has led to.
+        """Decides all that can be decided, then makes the answers that can go out.
 
-        The answers come last, so that the values they carry are of the step that they name.
+        The answers come last: the values that they carry are of the step that they name.
         """
         out: list[Instruction] = []
         while True:
@@ -348,7 +346,7 @@ class Shard:
                 break
         return [*out, *self._answers.proceed()]
 
-    # -- the end --------------------------------------------------------------------------------
+    # -- the end ---------------------------------------------------------------------------------
 
     def stop(self, now: float, route: object, request: StopJob) -> list[Instruction]:
         """Ends the job at the next step at which every worker can."""
@@ -361,7 +359,7 @@ class Shard:
         return [Reply(route, Stopping(last)), *self._proceed()]
 
     def drain(self, now: float, route: object, request: Drain) -> list[Instruction]:
-        """Waits until no worker trains any more, so that the last step is in."""
+        """Answers when no worker trains any more: the last step is made then."""
         if not self._answers.drain(now, route):
             return [self._refused(route, "busy", "more tasks wait for the end than there are")]
         return [*self._answers.proceed()]
@@ -369,18 +367,18 @@ class Shard:
     def retire(
         self, now: float, route: object, who: Participant, request: Retire
     ) -> list[Instruction]:
-        """A worker trains no more, though it stays: nobody shall wait for its updates."""
+        """Notes that a worker trains no more, though it stays: nobody waits for its updates."""
         if self.state.participants.holds(who):
             self.state.participants.retire(who.worker)
             self.state.ending.done(who.worker)
         return [Reply(route, Done()), *self._proceed()]
 
-    # -- what workers tell each other -----------------------------------------------------------
+    # -- what workers share ----------------------------------------------------------------------
 
     def share(
         self, now: float, route: object, who: Participant, request: Share, payload: torch.Tensor
     ) -> list[Instruction]:
-        """Keeps what a worker leaves for the others."""
+        """Keeps bytes that a worker shares with the others."""
         if self.state.participants.holds(who):
             try:
                 self._topics.put(request.topic, who.worker, payload)
@@ -389,16 +387,16 @@ class Shard:
         return [Reply(route, Done())]
 
     def collect(self, now: float, route: object, request: Collect) -> list[Instruction]:
-        """Answers what workers have left under a topic, by worker."""
+        """Answers with the bytes that workers have shared under a topic."""
         left = self._topics.left(request.topic)
         sizes = tuple(tensor.numel() for _, tensor in left)
         message = Collected(tuple(worker for worker, _ in left), sizes)
         return [Reply(route, message, [tensor for _, tensor in left])]
 
-    # -- a consistent cut -----------------------------------------------------------------------
+    # -- a consistent cut ------------------------------------------------------------------------
 
     def freeze(self, now: float, route: object, request: Freeze) -> list[Instruction]:
-        """Decides nothing more until `cut` is complete, or `thaw`."""
+        """Holds back all decisions until `cut` is complete, or `thaw`."""
         state = self.state
         if not state.loaded:
             return [self._refused(route, "rejected", "no values are loaded")]
@@ -409,7 +407,7 @@ class Shard:
         return [Reply(route, Frozen(state.step, decided, state.participants.view.number))]
 
     def cut(self, now: float, route: object, request: Cut) -> list[Instruction]:
-        """Decides what other servers have already decided, answers a copy, and goes on."""
+        """Decides what other servers have already decided, and answers with a copy then."""
         barrier = self.state.barrier
         if barrier.token != request.token:
             reason = "the cut was given up: it took too long, or its view has changed"
@@ -426,7 +424,7 @@ class Shard:
         return [*out, *self._proceed()]
 
     def _abandon_cut(self, reason: str) -> list[Reply]:
-        """Gives up a cut under way; who asked for it may ask again."""
+        """Gives up a cut under way; the worker may ask again."""
         barrier = self.state.barrier
         if barrier.token is None:
             return []
@@ -436,7 +434,7 @@ class Shard:
         return [self._refused(route, "busy", f"the cut was given up: {reason}")] if asked else []
 
     def _complete_cut(self) -> list[Reply]:
-        """Answers a copy once all that other servers have decided is decided here."""
+        """Returns the copy, once all that other servers have decided is decided here."""
         state, cut, route = self.state, self.state.barrier.cut, self.state.barrier.route
         if cut is None or (state.step < cut.step and not self._decider.copies_any_step):
             return []
@@ -452,10 +450,10 @@ class Shard:
         self._decider.replay()
         return [Reply(route, snapshot, [tensor for _, tensor in tensors])]
 
-    # -- time, and how things are ---------------------------------------------------------------
+    # -- time, and how things are ----------------------------------------------------------------
 
     def tick(self, now: float) -> list[Instruction]:
-        """Tells those who wait for whom; gives up a cut that takes too long."""
+        """Sends notices to those who wait; gives up a cut that takes too long."""
         out: list[Instruction] = []
         barrier = self.state.barrier
         if barrier.token is not None and now - barrier.since > FREEZE_SECONDS:
@@ -468,12 +466,12 @@ class Shard:
         return out
 
     def waits(self, now: float) -> tuple[Wait, ...]:
-        """Returns whose answers are withheld, and for whom; the longest first."""
+        """Returns the workers whose answers are withheld, and the reasons; the longest first."""
         waits = [wait for _, wait in self._waits(now)]
         return tuple(sorted(waits, key=lambda wait: -wait.notice.seconds))
 
     def _waits(self, now: float) -> Iterator[tuple[object, Wait]]:
-        """Yields who waits for an answer, with where it will go, why and for whom."""
+        """Yields the withheld answers: their routes, with the workers and the reasons."""
         yield from self._answers.waiting_pulls(now)
         for pending, reason, names in self._decider.waiting():
             if not pending.answered:
@@ -482,13 +480,13 @@ class Shard:
         yield from self._answers.waiting_pushes(now)
 
     def lags(self) -> dict[int, int]:
-        """Returns by how many pushes each training worker is behind the one that is furthest."""
+        """Returns how many pushes each training worker is behind the furthest one."""
         records, live = self.state.table.records, self.state.participants.live
         clocks = {worker: records[worker].clock for worker in live}
         return {worker: max(clocks.values()) - clock for worker, clock in clocks.items()}
 
     def status(self, now: float, route: object, request: Status) -> list[Instruction]:
-        """Tells how things are."""
+        """Answers with the shard's status."""
         state = self.state
         counters = {name: float(value) for name, value in sorted(state.counters.items())}
         view, table = state.participants.view.number, state.table.export()

@@ -1,4 +1,4 @@
-"""What workers leave for each other at server 0, by topic."""
+"""Bytes that workers share with each other at server 0, by topic."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ _MOST_TOPICS = 4096
 
 
 class SharedTopics:
-    """Bytes that workers leave for each other: under each topic, the last of each worker."""
+    """The shared bytes: under each topic, the last of each worker."""
 
     def __init__(self) -> None:
         self._left: dict[str, dict[int, torch.Tensor]] = {}
 
     def put(self, topic: str, worker: int, payload: torch.Tensor) -> None:
-        """Keeps what a worker leaves.
+        """Keeps what a worker shares.
 
         Raises:
             ValueError: that would be a topic too many.
@@ -26,5 +26,5 @@ class SharedTopics:
         self._left.setdefault(topic, {})[worker] = payload
 
     def left(self, topic: str) -> list[tuple[int, torch.Tensor]]:
-        """Returns what workers have left under a topic, by worker."""
+        """Returns what workers have shared under a topic, by worker."""
         return sorted(self._left.get(topic, {}).items())

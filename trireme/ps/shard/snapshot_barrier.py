@@ -1,4 +1,4 @@
-"""What a consistent cut holds back, so that all servers copy the same state."""
+"""The barrier of a consistent cut, which lets all servers copy the same state."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ __all__ = ["SnapshotBarrier"]
 
 
 class SnapshotBarrier:
-    """What a cut holds back: nothing is decided that the cut does not ask for.
+    """Holds back decisions while a cut is under way, but for those that the cut asks for.
 
     Attributes:
-        token: which cut; None when nothing is held.
+        token: names the cut; None while none is under way.
         since: when it began.
-        cut: the cut itself, once asked for.
+        cut: the request for a copy, once it has come.
         route: where its answer goes.
         later: the pushes to decide afterwards, in the order in which they came.
     """
@@ -27,12 +27,12 @@ class SnapshotBarrier:
         self.later: list[Pending] = []
 
     def begin(self, token: int, now: float) -> None:
-        """Begins to hold back; a repeat keeps what is held."""
+        """Begins a cut; a repeat changes nothing."""
         if self.token is None:
             self.token, self.since = token, now
 
     def end(self) -> None:
-        """Holds back nothing more. What was held is still in `later`."""
+        """Ends the cut. The pushes that were held back are still in `later`."""
         self.token, self.cut, self.route = None, None, None
 
     def holds(self, pending: Pending) -> bool:
@@ -52,7 +52,7 @@ class SnapshotBarrier:
     def stops_commit(self, pending: Pending, step: int) -> bool:
         """Returns whether a push that every server has must not be decided now, on top of `step`.
 
-        All servers decide in one order: whatever makes a step that the cut has is in it. What makes
-        none, as it came too late, is known by its sequence.
+        All servers decide in one order: a push that makes a step of the cut is in it. A stale push,
+        which makes none, is told by its sequence.
         """
         return self.token is not None and self.stops_round(step) and self.holds(pending)

@@ -7,7 +7,7 @@ from collections import Counter
 from trireme.ps.layout import Layout
 from trireme.ps.rule import Rule
 from trireme.ps.shard.dedup import PushTable
-from trireme.ps.shard.example_ledgers import ExampleBook
+from trireme.ps.shard.example_ledgers import ExampleLedgers
 from trireme.ps.shard.model_agreement import ShownModel
 from trireme.ps.shard.participants import Participants
 from trireme.ps.shard.snapshot_barrier import SnapshotBarrier
@@ -18,7 +18,7 @@ __all__ = ["ShardState"]
 
 
 class ShardState:
-    """What one server holds and knows.
+    """The state of one shard.
 
     Args:
         server: the server's index.
@@ -28,15 +28,15 @@ class ShardState:
         step: the global step of the values.
         loaded: whether values are loaded.
         shown: what the first worker has shown; None before.
-        rule: the shown one.
-        synchronous: whether the rule is; asked several times a push.
+        rule: the rule of what was shown.
+        synchronous: whether the rule is synchronous; read several times a push.
         values: the values; None before a worker has shown its model.
-        counters: how often each verdict was given, and the like.
+        counters: how many pushes had each verdict, and other counts.
         participants: the workers of the newest view.
         table: the exactly-once table.
-        ending: when the job ends.
+        ending: decides when the job ends.
         examples: the ledgers of the data sets.
-        barrier: what a consistent cut holds back.
+        barrier: holds decisions back during a consistent cut.
     """
 
     def __init__(self, server: int) -> None:
@@ -51,10 +51,10 @@ class ShardState:
         self.participants = Participants()
         self.table = PushTable()
         self.ending = Ending(decides=server == 0)
-        self.examples = ExampleBook()
+        self.examples = ExampleLedgers()
         self.barrier = SnapshotBarrier()
 
     @property
     def layout(self) -> Layout | None:
-        """What lies where; None before the first worker has shown its model."""
+        """The model's layout; None before the first worker has shown it."""
         return None if self.shown is None else self.shown.layout

@@ -23,7 +23,7 @@ States = Sequence[Mapping[str, Any]]
 
 
 def _counters(states: States) -> tuple[Values, Callable[[], None]]:
-    """Returns the step counters, and what adds one to each.
+    """Returns the step counters, and a function that adds one to each.
 
     They are single numbers, and these views of their memory are quicker than any call of torch's.
     """

@@ -13,7 +13,7 @@ __all__ = ["Total", "squared_norm", "total_of"]
 
 
 class Total(msgspec.Struct, frozen=True):
-    """A weighted sum of gradients, and what to divide it by for their mean.
+    """A weighted sum of gradients, and the divisor for their mean.
 
     Attributes:
         gradients: the sum, in memory that may be written to; where `divisor` is 1 it may be a

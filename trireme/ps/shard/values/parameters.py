@@ -1,4 +1,4 @@
-"""The values that one server holds, with all that changes with them: optimizer and average."""
+"""The values that one server holds, with the optimizer and the moving average."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class Values:
     """One server's part of the parameters.
 
     Args:
-        layout: what lies where.
-        server: whose part.
-        buffer: the parameters' memory.
-        optimizer: what updates `buffer`.
+        layout: the model's layout.
+        server: the server's index.
+        buffer: the memory of the values.
+        optimizer: updates `buffer`.
         rule: whether to keep a moving average of the values, and to publish changes of them.
     """
 
@@ -56,7 +56,7 @@ class Values:
         return (self.buffer if self._publication is None else self._publication.published).vectors
 
     def since(self, step: int) -> tuple[int | None, Sequence[torch.Tensor]]:
-        """Returns what a worker is sent that has the values of some step; see `Publication`."""
+        """Returns the payload for a worker that has the values of a step; see `Publication`."""
         if self._publication is None:
             return None, self.buffer.vectors
         return self._publication.since(step)
@@ -71,11 +71,11 @@ class Values:
         """Updates the values in place.
 
         Args:
-            update: by the mean of which gradients; None if nothing weighs anything: the values
-                stay as they are.
+            update: the gradients; None leaves the values as they are.
             hyper: the optimizer's hyper-parameters from now on, where they have changed.
             step: the global step that this makes.
-            steps: how many steps it makes at once; the moving average decays once for each.
+            steps: the number of steps that it makes at once; the moving average decays once for
+                each.
         """
         if hyper is not None:
             self.optimizer.set_hyper(hyper)
@@ -104,7 +104,7 @@ class Values:
 
         Args:
             step: the global step of the values.
-            tensors: the values, and what else there is.
+            tensors: the values, and other kinds of tensors.
 
         Raises:
             Rejected: the values do not cover this part exactly.
@@ -134,7 +134,7 @@ def make_values(
     rule: Rule,
     kind: type[Values] = Values,
 ) -> Values:
-    """Returns a server's values in memory of its own, zero until they are loaded."""
+    """Returns a server's values in new memory, zero until they are loaded."""
     buffer = PartBuffer(layout, server)
     return kind(layout, server, buffer, SegmentOptimizer(optimizer, layout, server, buffer), rule)
 

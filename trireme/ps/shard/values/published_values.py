@@ -1,14 +1,14 @@
-"""What a server tells workers of its values where it packs that: the values that workers have.
+"""Published values: the values that workers have, where a server packs the changes that it sends.
 
-Beside the true values a server keeps the *published* ones, which every worker has. After a round it
-packs the difference, values - published, and adds to the published values what unpacking it gives.
-Who has the published values of the round before is sent the packed difference and adds the same;
-anybody else is sent the published values whole. What packing loses stays in the difference, and so
-is part of the next one. Source: Tang et al., DoubleSqueeze (ICML 2019), algorithm 1, the server's
-side.
+Besides the true values a server keeps the *published* ones, which every worker has. After a round
+it packs the difference, values - published, and adds the unpacked difference to the published
+values. A worker that has the published values of the round before gets the packed difference and
+adds the same; any other gets the published values whole. What packing loses stays in the
+difference, and so is part of the next one. Source: Tang et al., DoubleSqueeze (ICML 2019),
+algorithm 1, the server's side.
 
-Both sides add up by `add_packed`, in numbers of the same width: their published values are equal to
-the bit.
+Both sides add by `add_packed`, in numbers of the same width: their published values are equal bit
+by bit.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ class Publication:
 
     Args:
         codec: packs the differences.
-        layout: what lies where.
-        server: whose part.
+        layout: the model's layout.
+        server: the server's index.
         values: the true values.
 
     Attributes:
-        published: what workers have.
-        step: the global step of the values that they come from.
+        published: the values that workers have.
+        step: the global step of the true values that they come from.
     """
 
     def __init__(self, codec: Codec, layout: Layout, server: int, values: PartBuffer) -> None:
@@ -47,27 +47,27 @@ class Publication:
         self._values = values
         self._parts = layout.parts(server)
         self._packed = Packed(codec, self.published, deflates=True)
-        self._before: int | None = None  # of which step the values are that the change leads from
+        self._before: int | None = None  # the step of the published values before the change
         self._change: tuple[torch.Tensor, ...] = ()
 
     def begin(self, step: int, tensors: Tensors) -> None:
-        """Begins with loaded values: with the published ones among them, else with all.
+        """Begins with loaded values: with the published ones, where they were loaded too.
 
         Args:
-            step: the values'.
-            tensors: what was loaded.
+            step: the global step of the values.
+            tensors: the tensors that were loaded.
         """
         self._take_over()
         fill(self.published, self._parts, tensors, PUBLISHED)
         self.step, self._before = step, None
 
     def publish(self, step: int) -> None:
-        """The values have changed: publishes as much of that as packing keeps.
+        """Publishes a change of the values, as much of it as packing keeps.
 
         Values that are not finite cannot be packed: then all are published whole.
 
         Args:
-            step: the values' now.
+            step: the global step of the values now.
         """
         before, self.step = self.step, step
         if not self._pack():
@@ -79,11 +79,11 @@ class Publication:
         self._change = tuple(_owned(view) for view in self._packed.views)
 
     def since(self, step: int) -> tuple[int | None, Sequence[torch.Tensor]]:
-        """Returns what a worker is sent that has the published values of some step.
+        """Returns the payload for a worker that has the published values of a step.
 
         Returns:
-            That step and the packed change since; or None and the published values, where it takes
-            more than one change.
+            That step and the packed change since then; or None and the published values, where it
+            takes more than one change.
         """
         if step == self._before:
             return step, self._change
@@ -111,10 +111,10 @@ class Publication:
 
 
 def add_packed(codec: Codec, packed: torch.Tensor, published: torch.Tensor) -> None:
-    """Adds a packed change to published values: the same numbers wherever it is done.
+    """Adds a packed change to published values, with the same numbers on servers and workers.
 
     Raises:
-        ValueError: the bytes are not something that the codec writes.
+        ValueError: the codec does not write such bytes.
     """
     change = torch.empty(published.numel(), dtype=wide_of(published))
     codec.decode(packed, change)
@@ -122,10 +122,10 @@ def add_packed(codec: Codec, packed: torch.Tensor, published: torch.Tensor) -> N
 
 
 def wide_of(vector: torch.Tensor) -> torch.dtype:
-    """Returns what differences are computed in: codecs pack float32 and float64."""
+    """Returns the dtype of differences: codecs pack float32 and float64."""
     return torch.float64 if vector.dtype == torch.float64 else torch.float32
 
 
 def _owned(view: memoryview) -> torch.Tensor:
-    """Returns bytes in memory of their own: what is packed next must not change an answer."""
+    """Returns a copy of bytes: the next packing must not change an answer."""
     return torch.frombuffer(bytearray(view), dtype=torch.uint8)

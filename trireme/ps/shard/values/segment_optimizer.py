@@ -23,7 +23,7 @@ __all__ = ["PartOptimizer", "SegmentOptimizer", "load_optimizers"]
 
 
 class PartOptimizer(Protocol):
-    """What a shard asks of an optimizer over one server's part."""
+    """An optimizer over one server's part."""
 
     def step(
         self, gradients: PartBuffer, divisor: float = 1.0, absent: tuple[int, ...] = ()
@@ -38,7 +38,7 @@ class PartOptimizer(Protocol):
         """Takes new hyper-parameters, group by group."""
 
     def export(self) -> list[tuple[TensorSpec, torch.Tensor]]:
-        """Returns the state: live tensors, to be copied by whoever keeps them."""
+        """Returns the state: live tensors, which the caller must copy to keep."""
 
     def restore(self, state: Tensors) -> None:
         """Replaces the state."""
@@ -57,9 +57,9 @@ class SegmentOptimizer:
     """The optimizers of one server's part: each updates the segments of its parameter groups.
 
     Args:
-        spec: which optimizers, with which hyper-parameters.
-        layout: what lies where.
-        server: whose part.
+        spec: the optimizers and their hyper-parameters.
+        layout: the model's layout.
+        server: the server's index.
         values: the values that are updated in place.
 
     Raises:
@@ -86,9 +86,9 @@ class SegmentOptimizer:
     ) -> None:
         """Updates the values in place by gradients, divided by `divisor`.
 
-        Where that is not 1 the gradients themselves are divided: by the fused kernel on its way,
-        which spares a pass over memory, where it does that as precisely. Only quotients too small
-        to be normal count as zero there.
+        A divisor other than 1 divides the gradients themselves: in the fused kernel, which spares a
+        pass over memory, where that is as precise. Only quotients too small to be normal count as
+        zero there.
 
         Once there is state to work on, the fused kernel is called without the bookkeeping of
         `Optimizer.step`, which takes longer than the kernel does for a small model.
@@ -98,9 +98,9 @@ class SegmentOptimizer:
         by more than 1e-30.
 
         Args:
-            gradients: or their sum.
-            divisor: what to divide it by.
-            absent: the positions of the parameters that have none and are left out.
+            gradients: the gradients, or their sum.
+            divisor: the divisor.
+            absent: the positions of the parameters that have no gradient and are left out.
         """
         gone = self._layout.ranges(absent, self._server) if absent else ()
         torch.set_flush_denormal(self._flushes)
@@ -138,5 +138,5 @@ class SegmentOptimizer:
             optimizer.restore(state)
 
     def _may_flush(self) -> bool:
-        """Returns whether denormal numbers may count as zero: not where one may divide by them."""
+        """Returns whether denormal numbers may count as zero: not if one may be a divisor."""
         return all(optimizer.may_flush for optimizer in self._optimizers)

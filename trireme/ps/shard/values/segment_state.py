@@ -1,4 +1,4 @@
-"""The state of an optimizer over flat segments: cut where segments are, and put together again."""
+"""The state of an optimizer over flat segments: divides it, and joins it again."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["divided", "state_within"]
 
 
 def divided(value: Any, low: int, high: int) -> Any:
-    """Returns a piece's share of a state: of what it has for each element, its elements."""
+    """Returns a piece's share of a state: its elements, or a copy of a scalar."""
     if not isinstance(value, torch.Tensor):
         return value
     return value.clone() if value.dim() == 0 else value[low:high]

@@ -14,17 +14,17 @@ from trireme.ps.snapshot_messages import TensorSpec
 __all__ = ["PUBLISHED", "Tensors", "fill", "ranges", "tensors_from"]
 
 Tensors = Sequence[tuple[TensorSpec, torch.Tensor]]
-"""What a snapshot's payload holds, in order."""
+"""The tensors of a snapshot's payload, in order."""
 
 PUBLISHED = "state/published"
-"""The values that workers have, where those are others: see `published_values`. In snapshots and
-checkpoints they go where the optimizer's state goes."""
+"""The key of published values: see `published_values`. Snapshots and checkpoints keep them with the
+optimizer's state."""
 
 
 def ranges(
     key: str, parts: Sequence[Part], buffer: PartBuffer
 ) -> list[tuple[TensorSpec, torch.Tensor]]:
-    """Returns a buffer's vectors, with what they are."""
+    """Returns a buffer's vectors, with their specs."""
     return [
         (TensorSpec(key, part.vector.dtype, part.vector.dtype, part.start, part.stop), tensor)
         for part, tensor in zip(parts, buffer.vectors, strict=True)
@@ -32,7 +32,7 @@ def ranges(
 
 
 def fill(buffer: PartBuffer, parts: Sequence[Part], tensors: Tensors, key: str) -> int:
-    """Copies the ranges of `key` that lie in a buffer's parts; returns how many elements."""
+    """Copies the ranges of `key` into a buffer's parts; returns the number of elements."""
     covered = 0
     for spec, tensor in tensors:
         for part, target in zip(parts, buffer.vectors, strict=True):

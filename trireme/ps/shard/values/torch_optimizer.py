@@ -38,9 +38,9 @@ class _Piece:
     """Elements that are updated together, with state of their own.
 
     Attributes:
-        place: of which of the part's segments.
-        segment: that one.
-        start, stop: which elements of the vector.
+        place: the position of its segment in the part.
+        segment: that segment.
+        start, stop: its elements of the vector.
         values: their values.
     """
 
@@ -51,7 +51,7 @@ class _Piece:
     values: torch.Tensor
 
     def within(self, ranges: Iterable[tuple[int, int]]) -> bool:
-        """Returns whether all of it lies in one of some ranges of its vector."""
+        """Returns whether one of some ranges of its vector contains all of it."""
         return any(start <= self.start and self.stop <= stop for start, stop in ranges)
 
     def gradient(self, gradients: PartBuffer) -> torch.Tensor:
@@ -67,10 +67,10 @@ class _Call:
     """A kernel, bound to some pieces of one parameter group.
 
     Attributes:
-        kernel: updates their values.
+        kernel: updates the pieces' values.
         group: the group's hyper-parameters.
-        places: the segments that the pieces are of.
-        pieces: the pieces; none where they are the segments themselves.
+        places: the positions of the pieces' segments.
+        pieces: the pieces; none where they are whole segments.
     """
 
     kernel: Kernel
@@ -83,12 +83,12 @@ class TorchOptimizer:
     """One optimizer of `torch.optim`, over the segments of its parameter groups.
 
     Args:
-        name: of the registry.
-        spec: all groups; those of other optimizers are passed over.
+        name: the optimizer's name in the registry.
+        spec: all groups; those of other optimizers are ignored.
         layout, server, values: as for `SegmentOptimizer`.
 
     Attributes:
-        pieces: what it updates; none where this server holds nothing of it.
+        pieces: the pieces that it updates; none where this server holds nothing of its groups.
     """
 
     def __init__(
@@ -150,15 +150,15 @@ class TorchOptimizer:
 
     @property
     def may_flush(self) -> bool:
-        """Whether denormal numbers may count as zero: not where one may divide by them."""
+        """Whether denormal numbers may count as zero: not if the optimizer may divide by them."""
         groups = [] if self._optimizer is None else self._optimizer.param_groups
         tolerant = all(group.get("eps", 1.0) >= _LEAST_EPS for group in groups)
         return tolerant and self._entry.flushes
 
-    # -- a step -----------------------------------------------------------------------------------
+    # -- a step ----------------------------------------------------------------------------------
 
     def step(self, gradients: PartBuffer, divisor: float, gone: tuple[Range, ...]) -> None:
-        """Updates all pieces but those in the ranges `gone`."""
+        """Updates all pieces except those in the ranges `gone`."""
         calls = self._calls.get(gone)
         scale = None
         if divisor != 1.0:
@@ -178,7 +178,7 @@ class TorchOptimizer:
             call.kernel(call.group, parts, scale)
 
     def _step_at_length(self, gradients: PartBuffer, gone: tuple[Range, ...]) -> None:
-        """Steps as torch does; then there may be state to work on."""
+        """Steps as torch does, which makes the state."""
         assert self._optimizer is not None
         if gone:
             self._cut(gone)
@@ -198,16 +198,16 @@ class TorchOptimizer:
         self._bind(gone, present)
 
     def _scale(self, divisor: float) -> torch.Tensor | None:
-        """Returns a divisor for the kernels, which take a float32; None where that is not enough.
+        """Returns a divisor for the kernels, which take a float32; None where that is not precise.
 
-        Of narrow types they round the quotient later than `div_` does.
+        For narrow dtypes the kernels round the quotient later than `div_` does.
         """
         if self._divisor.item() != divisor:
             self._divisor = torch.tensor(divisor, dtype=torch.float32)
         return self._divisor if self._wide and self._divisor.item() == divisor else None
 
     def _bind(self, gone: tuple[Range, ...], present: Sequence[_Piece]) -> None:
-        """Finds how to update these pieces directly from now on, where there is a way."""
+        """Binds kernels that update these pieces directly from now on, where there are any."""
         assert self._optimizer is not None
         bind = DIRECT.get(self._name)
         if bind is None or not self._fused:
@@ -227,17 +227,17 @@ class TorchOptimizer:
                 places = [piece.place for piece in pieces]
                 calls.append(_Call(kernel, group, places, [] if whole else pieces))
 
-    # -- pieces -----------------------------------------------------------------------------------
+    # -- pieces ----------------------------------------------------------------------------------
 
     def _by_vector(self, ranges: Iterable[Range]) -> dict[str, list[tuple[int, int]]]:
-        """Returns ranges by the vector's name."""
+        """Returns ranges by the name of their vector."""
         return {
             name: [(start, stop) for vector, start, stop in ranges if vector == number]
             for name, number in self._vectors.items()
         }
 
     def _cut(self, ranges: tuple[Range, ...]) -> None:
-        """Cuts pieces where ranges begin and end, if they are not cut there yet."""
+        """Cuts pieces where ranges begin and end."""
         edges = {
             name: sorted({edge for pair in pairs for edge in pair})
             for name, pairs in self._by_vector(ranges).items()
@@ -250,7 +250,7 @@ class TorchOptimizer:
             self._replace(cut)
 
     def _divide(self, piece: _Piece, edges: Sequence[int]) -> list[_Piece]:
-        """Divides a piece, and its state, at some elements."""
+        """Divides a piece and its state at some elements."""
         assert self._optimizer is not None
         had = self._optimizer.state.pop(piece.values, {})
         pieces: list[_Piece] = []
@@ -265,14 +265,14 @@ class TorchOptimizer:
         return pieces
 
     def _replace(self, pieces: list[_Piece]) -> None:
-        """Has other pieces from now on, which cover the same elements."""
+        """Replaces the pieces by others, which cover the same elements."""
         assert self._optimizer is not None
         self.pieces = pieces
         for index, group in zip(self._groups, self._optimizer.param_groups, strict=True):
             group["params"] = self._tensors(index)
         self._calls.clear()
 
-    # -- hyper-parameters and state ---------------------------------------------------------------
+    # -- hyper-parameters and state --------------------------------------------------------------
 
     def set_hyper(self, groups: Sequence[GroupSpec]) -> None:
         """Takes new hyper-parameters of its groups."""
