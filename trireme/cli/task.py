@@ -332,8 +332,6 @@ def _serve_metrics(
     update: Callable[[], object] = lambda: None,
 ) -> AbstractContextManager[object]:
     """Serves a task's metrics while the block runs, if --metrics-port is given."""
-    if task.config.metrics_port is None:
-        return nullcontext()
     from trireme.monitor.prometheus import expose
 
     exposition = expose(registry, task.name, task.config.metrics_host, task.scrape_port, update)
