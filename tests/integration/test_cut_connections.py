@@ -247,12 +247,12 @@ def test_a_worker_taken_for_lost_at_the_very_end_comes_back_and_holds_nobody_up(
         return drain(client)
 
     def retired(trainer: Trainer) -> None:
-        if trainer._life.is_chief:
-            assert waits.wait(20) and trainer._life.member is not None
+        if trainer._lifecycle.is_chief:
+            assert waits.wait(20) and trainer._lifecycle.member is not None
             proxies[1].hold()
-            without = trainer._life.member.wait_for_view(newer_than=1, timeout=20)
+            without = trainer._lifecycle.member.wait_for_view(newer_than=1, timeout=20)
             proxies[1].flow()
-            again = trainer._life.member.wait_for_view(newer_than=without.number, timeout=20)
+            again = trainer._lifecycle.member.wait_for_view(newer_than=without.number, timeout=20)
             assert [(entry.index, entry.incarnation) for entry in again.workers] == [(0, 1), (1, 2)]
         retire(trainer)
 
