@@ -197,7 +197,7 @@ def keepers(cluster: Cluster, ran: Ran[T]) -> Iterator[str]:
         [coordinator],
         job=JOB,
         secret=SECRET,
-        epoch=coordinator.epoch,
+        epoch=coordinator.state.epoch,
         tick_seconds=0.02,
     )
     address = service.address
@@ -210,7 +210,7 @@ def keepers(cluster: Cluster, ran: Ran[T]) -> Iterator[str]:
         threads.join(SECONDS)
     finally:
         service.stop()
-        ran.over = coordinator.over
+        ran.over = coordinator.state.over
 
 
 _names = itertools.count()

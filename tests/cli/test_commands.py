@@ -341,7 +341,7 @@ def test_a_dry_run_prints_origins_and_asks_the_program_for_the_rest(
 def test_workers_auto_is_one_for_each_gpu(
     restored, capsys, monkeypatch, gpus: int, options: tuple[str, ...], workers: int, origin: str
 ) -> None:
-    monkeypatch.setattr("trireme.cli.run.visible_gpus", lambda: gpus)
+    monkeypatch.setattr("trireme.cli.run._visible_gpus", lambda: gpus)
     write("train.py", "pass")
     assert main(["run", "--workers", "auto", *options, "--dry-run", "train.py"]) == 0
     (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("workers")]

@@ -85,7 +85,7 @@ class Host:
             [self.coordinator, self.onlooker],
             job=JOB,
             secret=SECRET,
-            epoch=self.coordinator.epoch,
+            epoch=self.coordinator.state.epoch,
             tick_seconds=0.01,
         )
         self.address = self.service.address

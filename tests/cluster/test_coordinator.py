@@ -39,7 +39,7 @@ def host(request: pytest.FixtureRequest) -> Iterator[Host]:
 def test_a_task_joins_and_is_told_the_pace(host: Host) -> None:
     with ByHand(host.address, "worker:0") as peer:
         peer.say(Join("worker", 0, 0, "by-hand", 1, ""))
-        assert peer.hear(Joined) == Joined(1, 0.05, 5.0, host.coordinator.epoch, 1)
+        assert peer.hear(Joined) == Joined(1, 0.05, 5.0, host.coordinator.state.epoch, 1)
         peer.say(Heartbeat({"step": 1}))
         peer.hear(HeartbeatHeard)
 
@@ -85,7 +85,7 @@ def test_the_coordinator_is_done_when_everybody_knows(host: Host) -> None:
         first.say(Leave("failed", "boom"))
         first.hear(Left)
         over = second.hear(JobOver)
-        assert over == first.hear(JobOver) == host.coordinator.over
+        assert over == first.hear(JobOver) == host.coordinator.state.over
         assert over.culprit == "worker:0"
         first.say(JobOverHeard())
         with pytest.raises(PeerClosed):

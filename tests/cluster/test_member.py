@@ -159,7 +159,7 @@ class TestJoining:
     def test_a_process_may_host_the_coordinator_it_joins(self, address: str) -> None:
         coordinator = Coordinator(Policy(workers=1, servers=1))
         service = Service(
-            listen(address), [coordinator], job=JOB, secret=SECRET, epoch=coordinator.epoch
+            listen(address), [coordinator], job=JOB, secret=SECRET, epoch=coordinator.state.epoch
         )
         with Watched(service.address, "ps:0") as server, Watched(address, "worker:0") as worker:
             server.subscribe(lambda news: service.call_soon(service.stop))
@@ -322,12 +322,12 @@ class TestLeaving:
         first, second = pair
         assert second.leave("failed", "ValueError: \udcff" + "x" * (2 * MAX_LINE))
         over = first.end()
-        assert over == second.end() == first.over == host.coordinator.over
+        assert over == second.end() == first.over == host.coordinator.state.over
         assert (over.outcome, over.culprit) == ("failed", "worker:1")
         assert over.reason.endswith("ValueError: ?" + "x" * (MAX_LINE - 13))
         assert first.leave("failed", "because of the other")
         assert host.done.wait(PATIENCE)
-        assert host.coordinator.over == over
+        assert host.coordinator.state.over == over
 
     def test_before_joining_there_is_nothing_to_leave(self, address: str) -> None:
         with Watched(address, "worker:0") as member:
@@ -487,7 +487,7 @@ class TestCoordinatorGone:
             with Host(address) as host, host.member("worker:0") as member:
                 assert member.epoch == ""
                 member.join()
-                assert member.epoch == host.coordinator.epoch
+                assert member.epoch == host.coordinator.state.epoch
                 epochs.append(member.epoch)
         assert epochs[0] != epochs[1]
 

@@ -671,14 +671,14 @@ class TestReasons:
         job.say(a, Heartbeat({}))
         assert job.reason == "worker:0 is alive"
         job.say(9, Heartbeat({}))
-        assert job.reason == "the connection of no task is closed: Heartbeat has no place here"
+        assert job.reason == "the connection of no task is closed: Heartbeat was not expected"
         job.say(a, HeartbeatHeard())
         assert job.reason.startswith(
-            "the connection of worker:0 (pid 7 on h) is closed: HeartbeatHeard has no place here; "
-            "worker:0 (pid 7 on h) is cut off: HeartbeatHeard has no place here"
+            "the connection of worker:0 (pid 7 on h) is closed: HeartbeatHeard was not expected; "
+            "worker:0 (pid 7 on h) is cut off: HeartbeatHeard was not expected"
         )
         task = job.state.tasks["worker:0"]
-        assert task.reason == "its connection closed (HeartbeatHeard has no place here)"
+        assert task.reason == "its connection closed (HeartbeatHeard was not expected)"
         assert (task.state, task.connection, task.since) == ("disconnected", None, job.now)
 
     def test_who_is_cut_off_and_lost(self) -> None:

@@ -60,7 +60,7 @@ class Victim:
     def attack_as_worker(self, data: bytes, closed: bool = True) -> None:
         """Sends bytes after the handshake, then closes the connection or waits for its end."""
         with little_memory():
-            stream = self.run.client("worker:1")._stream
+            stream = self.run.client("worker:1").stream
             self._send(stream, data)
             if closed:
                 read_until_end(stream)
@@ -187,7 +187,7 @@ def test_what_is_announced_and_does_not_come(victim: Victim) -> None:
         waiting = [victim.run.client(f"worker:{i}") for i in range(1, 30)]
         header = pack_header(Echo.kind, LIMITS.metadata, 0, 0)
         for client in waiting:
-            write_all(client._stream, header + b"\x91")
+            write_all(client.stream, header + b"\x91")
         ask(victim.good, "still served")
     for client in waiting:
         client.close()

@@ -257,7 +257,7 @@ def test_a_known_peer_that_sends_nonsense(caplog: pytest.LogCaptureFixture) -> N
     handler = EchoHandler()
     with running(handler) as run, run.client() as good:
         bad = run.client("worker:1")
-        write_all(bad._stream, bytes(100))
+        write_all(bad.stream, bytes(100))
         _, error = handler.closings.get(timeout=PATIENCE)
         assert isinstance(error, FrameError)
         with pytest.raises((PeerClosed, ConnectionBroken)):
@@ -418,7 +418,7 @@ def test_a_closing_link_does_not_wait_for_ever() -> None:
     handler, clock = Dismissive(), VirtualClock()
     with running(handler, clock=clock) as run, run.client() as client:
         client.send(Echo(), timeout=PATIENCE)
-        wait_readable(client._stream)
+        wait_readable(client.stream)
         run.turn()
         assert nothing_more(handler)
         clock.advance(2.1)
@@ -516,7 +516,7 @@ def test_stop_sends_what_was_offered_and_closes_all() -> None:
     with running(handler) as run, run.client() as client:
         stranger = run.stranger()
         client.send(Echo("last"), [pattern(24 << 20)], timeout=PATIENCE)
-        wait_readable(client._stream)
+        wait_readable(client.stream)
         run.service.stop()
         run.service.stop()
         run.turn()
@@ -539,7 +539,7 @@ def test_stop_does_not_wait_for_who_does_not_read() -> None:
     options = {"service_limits": service_limits, "clock": clock, "tick_seconds": 3600.0}
     with running(handler, address="memory://", **options) as run, run.client() as client:
         client.send(Echo(), [bytes(24 << 20)], timeout=PATIENCE)
-        wait_readable(client._stream)
+        wait_readable(client.stream)
         run.service.stop()
         run.join()
         assert handler.closings.get(timeout=PATIENCE)[1] is None

@@ -20,7 +20,6 @@ from trireme.launch.config.secret import fresh_secret, read_secret
 from trireme.launch.config.sources import read_config, read_file
 from trireme.launch.console import Console
 from trireme.launch.environment.detect import TASK_VARIABLE, TaskConfig, encode_task, fresh_job
-from trireme.launch.environment.gpus import visible_gpus
 from trireme.launch.launcher import Job
 from trireme.launch.local import run_local
 from trireme.launch.process_setup.script import check_script, run_script
@@ -72,11 +71,18 @@ def _sized(config: JobConfig) -> JobConfig:
     """Returns the configuration with a number of workers, by this host's GPUs for `auto`."""
     if config.workers != "auto":
         return config
-    gpus = visible_gpus()
+    gpus = _visible_gpus()
     found = f"{gpus} GPUs here" if gpus != 1 else "1 GPU here"
     return config.replaced(
         f"{config.origin('workers')}: auto, {found}", workers=max(1, gpus // config.inside)
     )
+
+
+def _visible_gpus() -> int:
+    """Returns how many GPUs PyTorch finds on this host; `CUDA_VISIBLE_DEVICES` limits them."""
+    import torch  # takes seconds, and only `--workers auto` needs it
+
+    return torch.cuda.device_count()
 
 
 def _task(config: JobConfig) -> TaskConfig:

@@ -269,7 +269,7 @@ def _serve_coordinator(task: TaskConfig, endpoint: _Endpoint) -> JobOver | None:
         [coordinator],
         job=task.job,
         secret=bytes.fromhex(task.secret),
-        epoch=coordinator.epoch,
+        epoch=coordinator.state.epoch,
         serves=("coordinator:0",),
     )
     _write_address(endpoint, listener.address)
@@ -287,7 +287,7 @@ def _serve_coordinator(task: TaskConfig, endpoint: _Endpoint) -> JobOver | None:
         else MembershipReportWriter(file, lambda: _membership_report(coordinator)),
     ):
         service.run()
-    return coordinator.over
+    return coordinator.state.over
 
 
 def _membership_report(coordinator: Coordinator) -> MembershipReport:
@@ -332,8 +332,6 @@ def _serve_metrics(
     update: Callable[[], object] = lambda: None,
 ) -> AbstractContextManager[object]:
     """Serves a task's metrics while the block runs, if --metrics-port is given."""
-    if task.config.metrics_port is None:
-        return nullcontext()
     from trireme.monitor.prometheus import expose
 
     exposition = expose(registry, task.name, task.config.metrics_host, task.scrape_port, update)

@@ -18,7 +18,6 @@ from trireme.cluster.membership import (
     Paused,
     Policy,
     Received,
-    State,
     Tick,
     cluster_status,
     everybody_told,
@@ -28,7 +27,6 @@ from trireme.cluster.membership import (
 from trireme.cluster.messages import (
     CLUSTER_MESSAGES,
     Heartbeat,
-    JobOver,
     Join,
     Leave,
     StatusQuery,
@@ -37,7 +35,6 @@ from trireme.cluster.spec import task_name
 from trireme.errors import FrameError, WireError
 from trireme.wire.frame_reader import Incoming
 from trireme.wire.handshake import new_epoch
-from trireme.wire.message import Message
 from trireme.wire.service import Link
 
 __all__ = ["Coordinator"]
@@ -59,7 +56,13 @@ class Coordinator:
         clock: the service's clock.
         on_done: called once, in the service's thread, when the job is over and every task was
             informed, or `policy.end_grace` has passed since. The service may stop then.
+
+    Attributes:
+        state: the state of the job. It is immutable, so that any thread may read it.
+        done: whether the job is over and every task was informed.
     """
+
+    messages = CLUSTER_MESSAGES
 
     def __init__(
         self,
@@ -72,37 +75,12 @@ class Coordinator:
     ) -> None:
         self._clock = clock or MonotonicClock()
         self._on_done = on_done
-        self._state = initial_state(self._clock.now(), policy, epoch or new_epoch(), term)
+        self.state = initial_state(self._clock.now(), policy, epoch or new_epoch(), term)
         self._connections: dict[Link, int] = {}
         self._links: dict[int, Link] = {}
         self._numbers = itertools.count(1)
         self._last_fed: float | None = None
-        self._done = False
-
-    @property
-    def messages(self) -> tuple[type[Message], ...]:
-        """The cluster's messages."""
-        return CLUSTER_MESSAGES
-
-    @property
-    def state(self) -> State:
-        """The state of the job. It is immutable, so that any thread may read it."""
-        return self._state
-
-    @property
-    def epoch(self) -> str:
-        """The epoch of the job, which the service shares."""
-        return self._state.epoch
-
-    @property
-    def over(self) -> JobOver | None:
-        """How the job ended; None before that."""
-        return self._state.over
-
-    @property
-    def done(self) -> bool:
-        """Whether the job is over and every task was informed."""
-        return self._done
+        self.done = False
 
     def authenticated(self, link: Link) -> None:
         number = next(self._numbers)
@@ -116,7 +94,7 @@ class Coordinator:
         if isinstance(message, Leave):
             link.departing = True
         if isinstance(message, StatusQuery):
-            status = cluster_status(self._clock.now(), self._state)
+            status = cluster_status(self._clock.now(), self.state)
             link.offer(status, sequence=incoming.sequence)
         else:
             self._handle(Received(self._connections[link], message))
@@ -128,8 +106,8 @@ class Coordinator:
 
     def tick(self, now: float) -> None:
         self._handle(Tick())
-        if not self._done and everybody_told(now, self._state):
-            self._done = True
+        if not self.done and everybody_told(now, self.state):
+            self.done = True
             if self._on_done is not None:
                 self._on_done()
 
@@ -142,8 +120,8 @@ class Coordinator:
         self._decide(now, event)
 
     def _decide(self, now: float, event: Event) -> None:
-        before = self._state
-        self._state, instructions, reason = step(now, before, event)
+        before = self.state
+        self.state, instructions, reason = step(now, before, event)
         if reason:
             routine = isinstance(event, Received) and isinstance(event.message, Heartbeat)
             _log.log(logging.DEBUG if routine else logging.INFO, "%s", reason)

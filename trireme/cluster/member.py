@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import socket
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from typing import Self
 
 from trireme.cluster.member_loop import MemberLoop
@@ -15,6 +13,7 @@ from trireme.cluster.member_state import MemberState, Subscriber
 from trireme.cluster.messages import MAX_LINE, JobOver, Leave, Outcome, StatusValue, WaitingFor
 from trireme.cluster.view import View, WorkerEntry
 from trireme.errors import ClusterError, JobFailed, WaitTimeout
+from trireme.wire.wakeup import Wakeup
 
 __all__ = ["Member", "MemberConfig"]
 
@@ -36,12 +35,9 @@ class Member:
     def __init__(self, config: MemberConfig) -> None:
         self._config = config
         self._state = MemberState()
-        self._wakeup_reader, wakeup_writer = socket.socketpair()
-        self._wakeup_writer = wakeup_writer
-        for end in (self._wakeup_reader, wakeup_writer):
-            end.setblocking(False)
+        self._wakeup = Wakeup()
         self._thread = threading.Thread(
-            target=MemberLoop(config, self._state, self._wakeup_reader).run,
+            target=MemberLoop(config, self._state, self._wakeup).run,
             name=f"trireme-member-{config.name}",
             daemon=True,
         )
@@ -245,7 +241,7 @@ class Member:
             if state.leaving is None:
                 text = reason.encode("utf-8", "replace").decode()  # what is no text cannot be sent
                 state.leaving = Leave(outcome, text[:MAX_LINE])
-        self._wake()
+        self._wakeup.wake()
         state.wait_until(
             lambda: state.left or state.over is not None or state.ended or not state.incarnation,
             time.monotonic() + timeout,
@@ -259,18 +255,12 @@ class Member:
         """
         with self._state.change():
             self._state.closing = True
-        self._wake()
+        self._wakeup.wake()
         if self._thread.is_alive() and self._thread is not threading.current_thread():
             # An attempt to connect may take a little longer; then the thread ends by itself.
             self._thread.join(_CLOSE_SECONDS)
         if not self._thread.is_alive():
-            self._wakeup_reader.close()
-            self._wakeup_writer.close()
-
-    def _wake(self) -> None:
-        # A full socket has woken the thread already; with a closed one the thread has ended.
-        with suppress(OSError):
-            self._wakeup_writer.send(b"\0")
+            self._wakeup.close()
 
     def _check_running(self) -> None:
         self.check()

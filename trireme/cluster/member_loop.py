@@ -11,7 +11,6 @@ import os
 import select
 import socket
 import time
-from contextlib import suppress
 
 from trireme.cluster.member_protocol import ATTEMPT_SECONDS, MemberConfig, MemberProtocol
 from trireme.cluster.member_state import MemberState
@@ -27,6 +26,7 @@ from trireme.wire.connection import Connection
 from trireme.wire.handshake import Identity, authenticate
 from trireme.wire.message import Limits, Message
 from trireme.wire.transport import connect
+from trireme.wire.wakeup import Wakeup
 
 __all__ = ["MemberLoop"]
 
@@ -41,14 +41,14 @@ class MemberLoop:
     Args:
         config: which task this is.
         state: the member's state, which is shared with other threads.
-        wakeup: a socket that becomes readable when another thread has changed the state.
+        wakeup: woken when another thread has changed the state.
     """
 
-    def __init__(self, config: MemberConfig, state: MemberState, wakeup: socket.socket) -> None:
+    def __init__(self, config: MemberConfig, state: MemberState, wakeup: Wakeup) -> None:
         now = time.monotonic()
         self._config = config
         self._state = state
-        self._wakeup_reader = wakeup
+        self._wakeup = wakeup
         self._protocol = MemberProtocol(config, state, now, socket.gethostname(), os.getpid())
         self._logged_at = now
 
@@ -126,13 +126,9 @@ class MemberLoop:
 
     def _sleep(self, seconds: float) -> None:
         poller = select.poll()
-        poller.register(self._wakeup_reader, select.POLLIN)
+        poller.register(self._wakeup, select.POLLIN)
         poller.poll(1000 * max(0.0, seconds))
-        self._drain_wakeups()
-
-    def _drain_wakeups(self) -> None:
-        with suppress(BlockingIOError):
-            self._wakeup_reader.recv(4096)
+        self._wakeup.drain()
 
     # Sending and receiving ---------------------------------------------------------------------
 
@@ -144,7 +140,7 @@ class MemberLoop:
         """
         connection.offer(self._protocol.connected(time.monotonic()))
         poller = select.poll()
-        poller.register(self._wakeup_reader, select.POLLIN)
+        poller.register(self._wakeup, select.POLLIN)
         while self._receive_all(connection):
             now = time.monotonic()
             try:
@@ -156,7 +152,7 @@ class MemberLoop:
             events = select.POLLIN | (select.POLLOUT if connection.wants_write else 0)
             poller.register(connection, events)
             poller.poll(1000 * max(0.0, self._protocol.due - now))
-            self._drain_wakeups()
+            self._wakeup.drain()
             if connection.wants_write:
                 connection.flush()
 

@@ -137,7 +137,7 @@ def _receive(builder: DecisionBuilder, connection: int, message: Message) -> Non
         task = builder.state.holder(connection)
         handler = _HANDLERS.get(type(message))
         if task is None or handler is None:
-            _drop_connection(builder, connection, f"{type(message).__name__} has no place here")
+            _drop_connection(builder, connection, f"{type(message).__name__} was not expected")
             return
         handler(builder, replace(task, heard=builder.now), connection, message)
 

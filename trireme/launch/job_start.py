@@ -5,7 +5,7 @@ from __future__ import annotations
 from trireme.launch.exit_reason import ExitReason
 from trireme.launch.verdict import Failure
 
-__all__ = ["JobStart", "ended_too_early", "no_worker_joined"]
+__all__ = ["ENDED_TOO_EARLY", "NO_WORKER_JOINED", "JobStart"]
 
 
 class JobStart:
@@ -35,21 +35,18 @@ class JobStart:
         return absent
 
 
-def ended_too_early() -> ExitReason:
-    """Returns the reason of a worker whose program ended well before the job had begun."""
-    return ExitReason(
-        kind="usage",
-        summary="its program ended before the job had begun: the others waited for it. Does it "
-        "open a trireme.Session, or call trireme.distribute, on every worker?",
-        at=0.0,
-    )
+ENDED_TOO_EARLY = ExitReason(
+    kind="usage",
+    summary="its program ended before the job had begun: the others waited for it. Does it open a "
+    "trireme.Session, or call trireme.distribute, on every worker?",
+    at=0.0,
+)
+"""Why a worker failed whose program ended well before the job had begun."""
 
-
-def no_worker_joined() -> ExitReason:
-    """Returns the reason of a job whose programs ended well and never joined it."""
-    return ExitReason(
-        kind="usage",
-        summary="the program ended, and no worker had joined the job: nothing was trained. Does "
-        "it open a trireme.Session, or call trireme.distribute?",
-        at=0.0,
-    )
+NO_WORKER_JOINED = ExitReason(
+    kind="usage",
+    summary="the program ended, and no worker had joined the job: nothing was trained. Does it "
+    "open a trireme.Session, or call trireme.distribute?",
+    at=0.0,
+)
+"""Why a job failed whose programs ended well and never joined it."""

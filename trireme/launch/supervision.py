@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping
 from trireme.launch.actions import Action, Kill, Notify, Restart, RestartAll, Terminate
 from trireme.launch.exit_reason import ExitReason
 from trireme.launch.group_restart import GroupRestart
-from trireme.launch.job_start import JobStart, ended_too_early, no_worker_joined
+from trireme.launch.job_start import ENDED_TOO_EARLY, NO_WORKER_JOINED, JobStart
 from trireme.launch.supervised_task import SupervisedTask
 from trireme.launch.supervision_limits import SupervisionLimits
 from trireme.launch.verdict import INTERRUPTED, Failure, Verdict
@@ -92,7 +92,7 @@ class Supervision:
             self._ended_well += task.worker
             self._saved_early |= status == INTERRUPTED
             self.verdict.interrupted |= status == INTERRUPTED
-            self._note_absence(now, task, Failure(name, ended_too_early()))
+            self._note_absence(now, task, Failure(name, ENDED_TOO_EARLY))
             self._job_over |= task.coordinator and not task.terminated
         elif not ended_by_us:
             failure = Failure(name, reason)
@@ -465,7 +465,7 @@ class Supervision:
         if joined is False and not verdict.failed and not verdict.interrupted:
             first = next(task.name for task in self._tasks.values() if task.worker)
             verdict.failed = True
-            verdict.failures.append(Failure(first, no_worker_joined()))
+            verdict.failures.append(Failure(first, NO_WORKER_JOINED))
         self.phase = Phase.DONE
         self._phase_deadline = None
 

@@ -10,10 +10,12 @@ import logging
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Self
 
-from trireme.errors import ConfigurationError
 from trireme.metrics import Registry
 
 if TYPE_CHECKING:
+    from threading import Thread
+    from wsgiref.simple_server import WSGIServer
+
     from prometheus_client.metrics_core import Metric
 
 __all__ = ["Exposition", "expose"]
@@ -22,44 +24,16 @@ _log = logging.getLogger(__name__)
 
 
 class Exposition:
-    """Serves the metrics of a registry at `/metrics`, on a thread of its own.
+    """Serves the metrics of a registry at `/metrics`, on a thread of its own; see `expose`.
 
-    Args:
-        registry: the registry of the metrics.
-        task: the task's name, the label `task` of each metric.
-        host: the address to listen on.
-        port: the port; 0 lets the system choose.
-        look: called before each scrape, to update metrics that are not counted continuously.
-
-    Raises:
-        ConfigurationError: the port is not available, or prometheus-client is not installed.
+    Attributes:
+        address: where the metrics are served.
     """
 
-    def __init__(
-        self,
-        registry: Registry,
-        task: str,
-        host: str,
-        port: int,
-        look: Callable[[], object] = lambda: None,
-    ) -> None:
-        try:
-            from prometheus_client import CollectorRegistry, start_http_server
-        except ImportError as error:
-            raise ConfigurationError(
-                f"metrics for Prometheus need prometheus-client, which cannot be imported here "
-                f"({error}): pip install 'prometheus-client>=0.20'"
-            ) from error
-        collectors = CollectorRegistry()
-        collectors.register(_Collector(registry, task, look))
-        try:
-            self._server, self._thread = start_http_server(port, addr=host, registry=collectors)
-        except (OSError, OverflowError) as error:
-            raise ConfigurationError(
-                f"{task} cannot serve metrics at {host}:{port}: {error}. Choose another "
-                "--metrics-port, or 0 for any"
-            ) from error
-        self.address = f"http://{host}:{self._server.server_port}/metrics"
+    def __init__(self, address: str, server: WSGIServer, thread: Thread) -> None:
+        self.address = address
+        self._server = server
+        self._thread = thread
 
     def __enter__(self) -> Self:
         return self
@@ -86,18 +60,34 @@ def expose(
 
     Args:
         registry: the registry of the metrics.
-        task: the task's name.
+        task: the task's name, the label `task` of each metric.
         host: the address to listen on.
         port: the port; 0 lets the system choose, None serves nothing.
-        look: called before each scrape.
+        look: called before each scrape, to update metrics that are not counted continuously.
     """
     if port is None:
         return None
     try:
-        return Exposition(registry, task, host, port, look)
-    except ConfigurationError as error:
-        _log.warning("no metrics for Prometheus: %s", error)
+        from prometheus_client import CollectorRegistry, start_http_server
+
+        collectors = CollectorRegistry()
+        collectors.register(_Collector(registry, task, look))
+        server, thread = start_http_server(port, addr=host, registry=collectors)
+    except ImportError as error:
+        _log.warning(
+            "no metrics for Prometheus: they need prometheus-client, which cannot be imported here "
+            "(%s): pip install 'prometheus-client>=0.20'",
+            error,
+        )
         return None
+    except (OSError, OverflowError) as error:
+        _log.warning(
+            "no metrics for Prometheus: %s cannot serve metrics at %s:%d: %s. Choose another "
+            "--metrics-port, or 0 for any",
+            *(task, host, port, error),
+        )
+        return None
+    return Exposition(f"http://{host}:{server.server_port}/metrics", server, thread)
 
 
 class _Collector:

@@ -7,15 +7,14 @@ from __future__ import annotations
 
 import math
 import select
-import socket
 import threading
 from collections import deque
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 
 from trireme.clock import Clock, MonotonicClock
 from trireme.errors import WireError, WireTimeout
 from trireme.wire.connection import Connection
+from trireme.wire.wakeup import Wakeup
 
 __all__ = ["BackgroundSender"]
 
@@ -41,9 +40,7 @@ class BackgroundSender:
         self._deadline: float | None = None
         self._seconds = math.inf
         self._stopped = False
-        self._wakeup_reader, self._wakeup_writer = socket.socketpair()
-        self._wakeup_reader.setblocking(False)
-        self._wakeup_writer.setblocking(False)
+        self._wakeup = Wakeup()
         self._thread = threading.Thread(target=self._run, name="push", daemon=True)
         self._thread.start()
 
@@ -55,7 +52,7 @@ class BackgroundSender:
             payload: see `Connection.extend`.
         """
         self._pieces.append((index, payload))
-        self._wake()
+        self._wakeup.wake()
 
     def finish(self, timeout: float) -> list[WireError | None]:
         """Waits until all pieces have been sent, and gives the connections back to the caller.
@@ -79,14 +76,9 @@ class BackgroundSender:
         self._end()
 
     def _end(self) -> None:
-        self._wake()
+        self._wakeup.wake()
         self._thread.join()  # its waits end at the deadline
-        self._wakeup_reader.close()
-        self._wakeup_writer.close()
-
-    def _wake(self) -> None:
-        with suppress(OSError):  # full: it is awake already; closed: it has ended
-            self._wakeup_writer.send(b"\0")
+        self._wakeup.close()
 
     # In the thread -----------------------------------------------------------------------------
 
@@ -131,10 +123,9 @@ class BackgroundSender:
                     )
                 return
         poller = select.poll()
-        poller.register(self._wakeup_reader, select.POLLIN)
+        poller.register(self._wakeup, select.POLLIN)
         for index in blocked:
             poller.register(self._connections[index], select.POLLOUT)
         for descriptor, _ in poller.poll(math.ceil(seconds * 1000)):
-            if descriptor == self._wakeup_reader.fileno():
-                with suppress(BlockingIOError):
-                    self._wakeup_reader.recv(4096)
+            if descriptor == self._wakeup.fileno():
+                self._wakeup.drain()

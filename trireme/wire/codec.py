@@ -13,12 +13,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from difflib import get_close_matches
-from typing import ClassVar
 
 import torch
 
 from trireme.errors import ConfigurationError
+from trireme.suggestion import suggestion
 
 __all__ = ["CODECS", "BlockInt8", "Codec", "ErrorFeedback", "Half", "TopK", "make_codec"]
 
@@ -27,13 +26,7 @@ _LARGEST_HALF = 65504.0
 
 
 class Codec(ABC):
-    """Encodes flat float tensors in fewer bytes, and decodes them.
-
-    Attributes:
-        name: the codec's name on the command line.
-    """
-
-    name: ClassVar[str]
+    """Encodes flat float tensors in fewer bytes, and decodes them."""
 
     @abstractmethod
     def nbytes(self, count: int) -> int:
@@ -67,8 +60,6 @@ class Half(Codec):
     def __init__(self, dtype: torch.dtype) -> None:
         self._dtype = dtype
 
-    name = "half"
-
     def nbytes(self, count: int) -> int:
         return 2 * count
 
@@ -86,8 +77,6 @@ class BlockInt8(Codec):
 
     The scales (float32), one for each block of 256 numbers, precede the numbers.
     """
-
-    name = "int8"
 
     def nbytes(self, count: int) -> int:
         return 4 * -(-count // _BLOCK) + count
@@ -132,8 +121,6 @@ class TopK(Codec):
     Raises:
         ConfigurationError: the share is out of range.
     """
-
-    name = "topk"
 
     def __init__(self, share: float = 0.01) -> None:
         if not 0 < share <= 1:
@@ -214,10 +201,9 @@ def make_codec(name: str) -> Codec | None:
             raise ConfigurationError(f"{name}: {argument!r} is not a number") from None
     if kind in CODECS and not colon:
         return CODECS[kind]()
-    close = get_close_matches(kind, CODECS, 1)
-    hint = f"did you mean {close[0]!r}? " if close else ""
     raise ConfigurationError(
-        f"unknown codec {name!r}: {hint}the codecs are none, {', '.join(CODECS)} and topk:SHARE"
+        f"unknown codec {name!r}{suggestion(kind, CODECS)}: the codecs are none, "
+        f"{', '.join(CODECS)} and topk:SHARE"
     )
 
 

@@ -46,6 +46,7 @@ class Connection:
     messages which a peer sent before it went away can still be received.
 
     Attributes:
+        stream: the stream, for features that only one transport has.
         catalog: the messages that may be sent and received.
         limits: the largest frame to accept.
         destination: called for each payload that is not empty, before it is read, to get the memory
@@ -79,7 +80,7 @@ class Connection:
         self.spin: SpinWait | None = None
         self.peer = stream.peer
         self.bytes_sent = 0
-        self._stream = stream
+        self.stream = stream
         self._reader = FrameReader(stream)
         self._queue = SendQueue()
         self._poller = select.poll()
@@ -105,7 +106,7 @@ class Connection:
 
     def fileno(self) -> int:
         """Returns the descriptor to wait on."""
-        return self._stream.fileno()
+        return self.stream.fileno()
 
     @property
     def wants_write(self) -> bool:
@@ -130,18 +131,13 @@ class Connection:
         """How many bytes came from the stream."""
         return self._reader.bytes_received
 
-    @property
-    def stream(self) -> Stream:
-        """The stream, for features that only one transport has."""
-        return self._stream
-
     def close(self) -> None:
         """Closes the stream and drops offered bytes that it has not taken. May be repeated."""
         closed = ConnectionClosed(f"the connection to {self.peer} was closed by this side")
         self._receive_failure = self._send_failure = closed
         self._queue.free()
         self._frame_rest, self._bytes_to_come = [], 0
-        self._stream.close()
+        self.stream.close()
 
     # Sending -----------------------------------------------------------------------------------
 
@@ -320,7 +316,7 @@ class Connection:
     def _write(self, views: list[memoryview]) -> list[memoryview]:
         """Writes what the stream takes, once; returns what is left."""
         try:
-            count = self._stream.write(views)
+            count = self.stream.write(views)
         except WireError as error:
             self._send_failed(error)
             raise
@@ -415,7 +411,7 @@ class Connection:
             events |= select.POLLOUT
         if events != self._polled_events:
             self._polled_events = events
-            self._poller.register(self._stream.fileno(), events)
+            self._poller.register(self.stream.fileno(), events)
         if self.spin is not None:
             return self.spin.wait(self._poller.poll, seconds, look=events == select.POLLIN)
         return bool(self._poller.poll(math.ceil(seconds * 1000)))

@@ -9,10 +9,8 @@ bug: it is logged and ends `run`.
 from __future__ import annotations
 
 import logging
-import socket
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
-from contextlib import suppress
 from functools import partial
 from typing import Protocol
 
@@ -26,6 +24,7 @@ from trireme.wire.message import HANDSHAKE_LIMITS, Catalog, Limits, Message
 from trireme.wire.polling import READABLE, Poller
 from trireme.wire.refusals import Refusals
 from trireme.wire.transport import Listener, Stream
+from trireme.wire.wakeup import Wakeup
 
 __all__ = ["Handler", "Link", "Service", "ServiceLimits"]
 
@@ -125,11 +124,9 @@ class Service:
         self._calls: deque[Callable[[], object]] = deque()
         self._stopping = False
         self._accepting = False
-        self._wakeup_reader, self._wakeup_writer = socket.socketpair()
-        self._wakeup_reader.setblocking(False)
-        self._wakeup_writer.setblocking(False)
+        self._wakeup = Wakeup()
         self._poller = Poller()
-        self._poller.register(self._wakeup_reader.fileno(), READABLE, self._drain_wakeups)
+        self._poller.register(self._wakeup.fileno(), READABLE, lambda _: self._wakeup.drain())
 
     @property
     def address(self) -> str:
@@ -141,17 +138,12 @@ class Service:
     def stop(self) -> None:
         """Ends `run` once all offered messages are sent, or time is up. May be repeated."""
         self._stopping = True
-        self._wake()
+        self._wakeup.wake()
 
     def call_soon(self, function: Callable[[], object]) -> None:
         """Has the loop call a function. A call that is pending when the service ends is dropped."""
         self._calls.append(function)
-        self._wake()
-
-    def _wake(self) -> None:
-        # A full socket has woken the loop already; with a closed one the service has ended.
-        with suppress(OSError):
-            self._wakeup_writer.send(b"\0")
+        self._wakeup.wake()
 
     # The loop ----------------------------------------------------------------------------------
 
@@ -212,10 +204,6 @@ class Service:
         for peer in list(self._peers):
             peer.expire(now)
 
-    def _drain_wakeups(self, mask: int) -> None:
-        with suppress(BlockingIOError):
-            self._wakeup_reader.recv(4096)
-
     def _linger(self) -> None:
         """Sends what was offered, then drops all peers."""
         self._stop_accepting()
@@ -238,8 +226,7 @@ class Service:
         self._poller.close()
         for listener in self._listeners:
             listener.close()
-        self._wakeup_reader.close()
-        self._wakeup_writer.close()
+        self._wakeup.close()
 
     # Peers -------------------------------------------------------------------------------------
 

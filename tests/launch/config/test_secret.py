@@ -69,7 +69,7 @@ def test_others_must_not_be_able_to_read_it(tmp_path: Path) -> None:
     file = tmp_path / "secret"
     user_secret(file)
     file.chmod(0o640)
-    with pytest.raises(ConfigurationError, match="readable by nobody else"):
+    with pytest.raises(ConfigurationError, match="can be read by other users"):
         user_secret(file)
 
 

@@ -21,7 +21,7 @@ from trireme.errors import (
 from trireme.wire.connection import Connection
 from trireme.wire.transport import Stream, connect, listen
 from trireme.wire.transports import tcp
-from trireme.wire.transports.socket_stream import SocketStream
+from trireme.wire.transports.socket_stream import SocketListener, SocketStream
 
 LOOPBACK = "tcp://127.0.0.1:0"
 
@@ -263,7 +263,7 @@ def test_a_listener_that_cannot_accept(monkeypatch: pytest.MonkeyPatch) -> None:
     listening = Full()
     listening.bind(("127.0.0.1", 0))
     listening.listen()
-    listener = tcp.TcpListener(listening, "127.0.0.1")
+    listener = SocketListener(listening, "tcp://127.0.0.1:1", lambda accepted, peer: None)
     with pytest.raises(WireError, match=r"cannot accept: Too many open files"):
         listener.accept()
     listener.close()

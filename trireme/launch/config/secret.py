@@ -76,7 +76,8 @@ def find_secret(
             "a file of yours alone (`(umask 077; openssl rand -hex 32 > job.secret)`), copy it to "
             f"every host and give each task --secret-file job.secret, or set {SECRET_VARIABLE}"
         )
-    return _user_secret(environ)
+    path = user_secret_path(environ)
+    return user_secret(path), f"file {path}"
 
 
 def read_secret(path: Path) -> str:
@@ -182,11 +183,6 @@ def user_secret_path(environ: Mapping[str, str]) -> Path:
     return home / "trireme" / "secret"
 
 
-def _user_secret(environ: Mapping[str, str]) -> tuple[str, str]:
-    path = user_secret_path(environ)
-    return user_secret(path), f"file {path}"
-
-
 def user_secret(path: Path) -> str:
     """Returns this user's own secret, in hexadecimal digits; creates the file if there is none.
 
@@ -198,17 +194,11 @@ def user_secret(path: Path) -> str:
     try:
         if not path.exists():
             _create(path)
-        mode = path.stat()
     except OSError as error:
         raise ConfigurationError(
             f"no secret was given, and {path} cannot be made: {error}. Give one with "
             f"--secret-file or {SECRET_VARIABLE}"
         ) from error
-    if mode.st_uid != os.getuid() or mode.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
-        raise ConfigurationError(
-            f"{path} must belong to you and be readable by nobody else: remove it, and a new one "
-            "is made"
-        )
     return read_secret(path)
 
 

@@ -29,21 +29,23 @@ _CLASSES = 20
 
 
 class Capture:
-    """One step.
+    """The copied values of one step.
 
     Args:
-        images: whether pictures are wanted.
-        sample_rate: of inputs that are sounds, in samples a second; None where they are none.
+        images: whether pictures are written.
+        sample_rate: the sample rate of inputs that are sounds, in samples a second; None for other
+            inputs.
 
     Attributes:
-        values: tensors whose distribution is shown, by tag.
-        first: the name and a copy of the weights of the first layer that looks at images.
-        inputs, originals: the first examples as the model saw them, and as they were before the
-            loader's transform; None where that is not known.
-        labels: what the examples are; None where that is not a class each.
-        outputs: of the model; None where they are not one tensor.
-        features: the last activations that are one vector an example, by the module's name.
-        graph: of the forward pass.
+        values: the tensors whose distribution is shown, by tag.
+        first: the name and a copy of the weights of the first layer whose inputs are images.
+        inputs, originals: the first examples after the loader's transform and before it; None where
+            they are not known.
+        labels: the class of each example; None where the targets are not classes.
+        outputs: the outputs of the model; None where they are not one tensor.
+        features: the name of a module and its activations: the last that have one vector for each
+            example.
+        graph: the graph of the forward pass.
     """
 
     def __init__(self, *, images: bool, sample_rate: int | None) -> None:
@@ -88,11 +90,11 @@ class Capture:
                 self.values[f"{tag}/gradient"] = _local(parameter.grad).clone()
 
     def batch(self, inputs: Any, targets: Any, originals: Any = None) -> None:
-        """Copies the batch: what it is shown from, not all where it is large.
+        """Copies the first 512 examples of the batch, and the labels of all.
 
         Args:
-            inputs: as the model takes them.
-            targets: as the loss takes them.
+            inputs: the inputs of the model.
+            targets: the targets of the loss.
             originals: the first inputs before the loader's transform.
         """
         seen = next(tensors_in(inputs), None)
@@ -163,7 +165,7 @@ class Capture:
             writer.add_pr_curve(tag, labels > 0, likely, step, walltime=self.walltime)
 
     def write_features(self, writer: SummaryWriter, step: int) -> None:
-        """Writes what the model makes of the examples, with labels and pictures, as points."""
+        """Writes the features of the examples as points for the projector, with their labels."""
         name, points = self.features or ("outputs", self.outputs)
         if points is None or points.dim() != 2:
             return

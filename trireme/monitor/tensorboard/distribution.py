@@ -20,10 +20,10 @@ class Distribution:
     """The distribution of a tensor's finite values.
 
     Attributes:
-        low, high: the least and the greatest.
-        mean, deviation: their mean and standard deviation (of all of them, not an estimate).
-        count: how many there are.
-        infinite: how many values are NaN or infinite, and left out.
+        low, high: the least and the greatest value.
+        mean, deviation: the mean and the standard deviation of the values, which are no estimates.
+        count: the number of values.
+        infinite: the number of values that are NaN or infinite, and are left out.
         limits: the ranges' upper bounds, ascending; the first range begins at `low`.
         counts: how many values are in each range.
     """
@@ -57,12 +57,12 @@ class Distribution:
 def distribution_of(values: torch.Tensor, bins: int = BINS) -> Distribution | None:
     """Returns the distribution of values; None if none of them is finite.
 
-    Ranges of equal width rather than TensorBoard's usual 1,500 that grow exponentially: torch
-    counts them where the tensor is, and it is what TensorBoard draws in the end.
+    The ranges have equal widths, where TensorBoard usually has 1,500 that grow exponentially:
+    PyTorch counts equal ranges on the tensor's device, and TensorBoard draws equal ranges anyway.
 
     Args:
-        values: of any shape, dtype and device; the work is done on that device.
-        bins: how many ranges.
+        values: a tensor of any shape, dtype and device; the device of the tensor computes.
+        bins: the number of ranges.
     """
     flat = _in_memory_order(values)
     total = flat.numel()

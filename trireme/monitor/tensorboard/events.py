@@ -48,13 +48,13 @@ def add_graph(writer: SummaryWriter, graph: Graph) -> None:
 def add_costs(writer: SummaryWriter, graph: Graph, tag: str, step: int) -> None:
     """Writes the compute time and the memory of each node, for the GRAPHS dashboard.
 
-    TensorBoard lists it under "Tag", and colours the graph by it, as with TensorFlow's run
-    metadata: the nodes have the names of the graph's.
+    TensorBoard lists the costs under "Tag", and colours the graph by them, as with TensorFlow's run
+    metadata. The nodes have the same names as in the graph that `add_graph` has written.
 
     Args:
-        writer: the run's.
-        graph: of the pass.
-        tag: what it is listed as; each only once in a run.
+        writer: the writer of the run.
+        graph: the graph of the traced pass.
+        tag: the name in the list; a run may have each name once.
         step: the global step.
     """
     metadata = TaggedRunMetadata(tag=tag, run_metadata=_costs(graph).SerializeToString())
@@ -67,11 +67,11 @@ def add_distribution(
     """Writes a histogram as `name`, and its moments as scalars below: `name/mean` and so on.
 
     Args:
-        writer: the run's.
-        name: what it is shown as.
-        found: how the values are distributed.
+        writer: the writer of the run.
+        name: the tag under which TensorBoard shows the histogram.
+        found: the distribution of the values.
         step: the global step.
-        walltime: when that was, in seconds since the epoch.
+        walltime: the time of day of the step, in seconds since 1970.
     """
     writer.add_histogram_raw(
         name,
@@ -95,12 +95,12 @@ def add_distribution(
 def add_hparams(
     writer: SummaryWriter, values: Mapping[str, Hyper], metrics: Mapping[str, str]
 ) -> None:
-    """Writes a run's hyper-parameters, and which curves compare runs: the HPARAMS dashboard.
+    """Writes a run's hyper-parameters and the curves that compare runs: the HPARAMS dashboard.
 
     Args:
-        writer: of the run that has those curves.
-        values: by name.
-        metrics: what the curves are shown as, by their tags.
+        writer: the writer of the run that has those curves.
+        values: the hyper-parameters by name.
+        metrics: the displayed name of each curve, by the curve's tag.
     """
     shown = [hparams.Metric(tag, display_name=name) for tag, name in metrics.items()]
     asked = [hparams.HParam(name) for name in values]

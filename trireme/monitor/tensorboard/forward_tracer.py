@@ -137,7 +137,7 @@ def graph_of(model: nn.Module, inputs: Any) -> Graph:
     """Returns the graph of a model, which computes once for it, in evaluation mode.
 
     Args:
-        model: which.
+        model: the model.
         inputs: a tensor, a tuple of arguments, or a dict of keyword arguments.
     """
     modes = [(module, module.training) for module in model.modules()]
@@ -196,12 +196,12 @@ class _DispatchTracer(TorchDispatchMode):
         return _Aside(self)
 
     def inputs(self, arguments: Any) -> None:
-        """Notes what goes into the model."""
+        """Records the inputs of the model."""
         for tensor in tensors_in(arguments):
             self._leaf(tensor, "Input", "input")
 
     def outputs(self, outputs: Any) -> None:
-        """Notes what comes out of the model."""
+        """Records the outputs of the model."""
         for tensor in tensors_in(outputs):
             maker = self._makers.get(tensor)
             if maker is not None:

@@ -14,7 +14,7 @@ _SMALLEST_SIDE = 256  # pixels; smaller pictures are enlarged
 
 
 def as_images(inputs: torch.Tensor, count: int = 16) -> torch.Tensor | None:
-    """Returns the first examples of a batch as images; None if they are none.
+    """Returns the first examples of a batch as images; None if they are not images.
 
     Images are (N, 1 or 3, height, width), or rows of as many values as a square has pixels, from
     8x8.
@@ -33,14 +33,14 @@ def as_images(inputs: torch.Tensor, count: int = 16) -> torch.Tensor | None:
 
 
 def filters(weight: torch.Tensor) -> torch.Tensor | None:
-    """Returns what the units of a first layer look for, as a picture; None if that is no image.
+    """Returns the weights of a first layer as a picture; None if its inputs are not images.
 
     Args:
-        weight: of a convolution over images (units, 1 or 3, height, width), or of a linear layer
-            (units, inputs) where the inputs are the pixels of a square, from 8x8.
+        weight: the weight of a convolution over images (units, 1 or 3, height, width), or of a
+            linear layer (units, inputs) whose inputs are the pixels of a square, from 8x8.
 
     Returns:
-        A picture as of `grid`, of at most 64 units.
+        A picture as from `grid`, of at most 64 units.
     """
     weight = weight[:_SHOWN].detach().float()
     if weight.dim() == 2 and (side := _side(weight.shape[1])) is not None:
@@ -53,13 +53,13 @@ def filters(weight: torch.Tensor) -> torch.Tensor | None:
 
 
 def feature_maps(outputs: torch.Tensor) -> torch.Tensor | None:
-    """Returns what a layer makes of the first example, as a picture; None if that is no image.
+    """Returns a layer's outputs for the first example as a picture; None if they are not images.
 
     Args:
-        outputs: (N, channels, height, width).
+        outputs: the outputs of the layer, of shape (N, channels, height, width).
 
     Returns:
-        A picture as of `grid`, of at most 64 channels in grey, all on one scale.
+        A picture as from `grid`, of at most 64 channels in grey, all on one scale.
     """
     if outputs.dim() != 4 or not outputs.numel() or outputs.shape[2:].numel() < 4:
         return None
@@ -69,7 +69,7 @@ def feature_maps(outputs: torch.Tensor) -> torch.Tensor | None:
 
 
 def grid(images: torch.Tensor) -> torch.Tensor:
-    """Returns images side by side, in as many columns as rows, enlarged where that is small.
+    """Returns images side by side, in as many columns as rows; a small picture is enlarged.
 
     Args:
         images: floats in [0, 1] of shape (N, channels, height, width), N from 1.

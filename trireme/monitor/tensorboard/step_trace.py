@@ -33,12 +33,12 @@ class StepTrace:
         The plugin lists each step as a session, and in it each process as a host.
 
         Args:
-            directory: of the run, in TensorBoard's log directory.
-            process: its name.
+            directory: the directory of the run in TensorBoard's log directory.
+            process: the name of this process.
             step: the global step.
 
         Raises:
-            OSError: it cannot be written.
+            OSError: a file cannot be written.
         """
         session = directory / "plugins" / "profile" / f"step_{step:09}"
         session.mkdir(parents=True, exist_ok=True)

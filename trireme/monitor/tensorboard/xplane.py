@@ -2,7 +2,8 @@
 
 That is OpenXLA's XSpace (`xplane.proto`), a protocol buffer: planes (the host, and each device)
 have lines (threads, and streams of kernels), and these have events, whose names stand in a table of
-the plane. PyTorch does not write it. It takes few of its fields, which are encoded here by hand.
+the plane. PyTorch does not write this format. Few of its fields are needed, and they are encoded
+here by hand.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any
 __all__ = ["STEP", "encode"]
 
 STEP = "step"
-"""The name of the event that all others are inside of."""
+"""The name of the event that contains all others."""
 
 _PICOSECONDS = 1_000_000  # in a microsecond, the profiler's unit
 _SHAPES, _STEP_NUMBER, _ROOT = 1, 2, 3  # what is known of an event besides its time
@@ -22,7 +23,7 @@ _STATS = {_SHAPES: "shapes", _STEP_NUMBER: "step_num", _ROOT: "_r"}
 
 
 def encode(events: Iterable[Any], step: int) -> bytes:
-    """Encodes what a profiler has seen: a plane for the host, and one for each device that worked.
+    """Encodes the events of a profiler: a plane for the host, and one for each device with events.
 
     Args:
         events: `torch.profiler.profile.events()`, once it has stopped.

@@ -391,7 +391,7 @@ class _Server:
         if server.coordinator is None:
             coordinator = Coordinator(server.policy, on_done=self._coordinator_done)
             handlers.append(coordinator)
-            epoch = coordinator.epoch
+            epoch = coordinator.state.epoch
         self._service = Service(
             listener,
             handlers,

@@ -22,19 +22,24 @@ from trireme.errors import (
     AddressInUse,
     AuthenticationError,
     ConfigurationError,
-    ConnectionClosed,
     ConnectionRefused,
     ConnectTimeout,
     PeerClosed,
     WireError,
 )
 from trireme.wire.transport import Listener, Stream
-from trireme.wire.transports.socket_stream import BUFFER_BYTES, IOV_MAX, SocketStream, explain
+from trireme.wire.transports.socket_stream import (
+    BUFFER_BYTES,
+    IOV_MAX,
+    SocketListener,
+    SocketStream,
+    explain,
+)
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-__all__ = ["ShmListener", "ShmStream", "connect", "listen", "shm_address"]
+__all__ = ["ShmStream", "connect", "listen", "shm_address"]
 
 _BACKLOG = 512
 _ANCILLARY = socket.CMSG_LEN(4)  # for one descriptor: CMSG_SPACE would have room for two
@@ -90,7 +95,15 @@ def listen(rest: str, *, allow_plaintext: bool) -> Listener:
                 "another name"
             ) from error
         raise WireError(f"cannot listen at shm://{name}: {error.strerror}") from error
-    return ShmListener(server, name)
+    address = f"shm://{name}"
+
+    def admit(accepted: socket.socket, _: object) -> Stream | None:
+        if _user_of(accepted) == os.geteuid():
+            return ShmStream(accepted, f"{address}#client", accepted=True)
+        accepted.close()
+        return None
+
+    return SocketListener(server, address, admit)
 
 
 class ShmStream(SocketStream):
@@ -156,35 +169,6 @@ class ShmStream(SocketStream):
         super().close()
         if (unused := self.take_descriptor()) is not None:
             os.close(unused)
-
-
-class ShmListener(Listener):
-    """Listens under an abstract name; closes connections of other users."""
-
-    def __init__(self, server: socket.socket, name: str) -> None:
-        server.setblocking(False)
-        self.address = f"shm://{name}"
-        self._socket = server
-
-    def fileno(self) -> int:
-        return self._socket.fileno()
-
-    def accept(self) -> Stream | None:
-        while True:
-            try:
-                accepted, _ = self._socket.accept()
-            except BlockingIOError:
-                return None
-            except OSError as error:
-                if error.errno == errno.EBADF:
-                    raise ConnectionClosed(f"{self.address} was closed by this side") from error
-                raise WireError(f"{self.address} cannot accept: {error.strerror}") from error
-            if _user_of(accepted) == os.geteuid():
-                return ShmStream(accepted, f"{self.address}#client", accepted=True)
-            accepted.close()
-
-    def close(self) -> None:
-        self._socket.close()
 
 
 def _user_of(connected: socket.socket) -> int:

@@ -1,20 +1,20 @@
-"""A `Stream` over any connected stream socket, for TCP, unix and in-process connections."""
+"""Streams over connected sockets, for TCP, unix and in-process connections, and their listeners."""
 
 from __future__ import annotations
 
 import errno
 import os
 import socket
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 from trireme.errors import ConnectionBroken, ConnectionClosed, PeerClosed, WireError
-from trireme.wire.transport import Stream
+from trireme.wire.transport import Listener, Stream
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-__all__ = ["BUFFER_BYTES", "IOV_MAX", "SocketStream", "explain"]
+__all__ = ["BUFFER_BYTES", "IOV_MAX", "SocketListener", "SocketStream", "explain"]
 
 IOV_MAX = os.sysconf("SC_IOV_MAX")  # how many buffers the system takes in one call
 
@@ -63,6 +63,48 @@ class SocketStream(Stream):
             return 0
         except OSError as error:
             raise explain(error, self.peer) from error
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+class SocketListener(Listener):
+    """A listening socket, which this object owns from now on.
+
+    Args:
+        listening: the socket.
+        address: the address at which it listens, with its scheme.
+        admit: makes a stream of an accepted socket and the peer's address, or closes the socket
+            and returns None.
+    """
+
+    def __init__(
+        self,
+        listening: socket.socket,
+        address: str,
+        admit: Callable[[socket.socket, Any], Stream | None],
+    ) -> None:
+        listening.setblocking(False)
+        self.address = address
+        self._socket = listening
+        self._admit = admit
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    def accept(self) -> Stream | None:
+        while True:
+            try:
+                accepted, peer = self._socket.accept()
+            except (BlockingIOError, ConnectionAbortedError):
+                return None
+            except OSError as error:
+                if error.errno == errno.EBADF:
+                    raise ConnectionClosed(f"{self.address} was closed by this side") from error
+                raise WireError(f"{self.address} cannot accept: {error.strerror}") from error
+            stream = self._admit(accepted, peer)
+            if stream is not None:
+                return stream
 
     def close(self) -> None:
         self._socket.close()

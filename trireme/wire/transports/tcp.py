@@ -13,16 +13,15 @@ import psutil
 from trireme.errors import (
     AddressInUse,
     ConfigurationError,
-    ConnectionClosed,
     ConnectionRefused,
     ConnectTimeout,
     TriremeError,
     WireError,
 )
 from trireme.wire.transport import Listener, Stream
-from trireme.wire.transports.socket_stream import BUFFER_BYTES, SocketStream
+from trireme.wire.transports.socket_stream import BUFFER_BYTES, SocketListener, SocketStream
 
-__all__ = ["TcpListener", "connect", "listen"]
+__all__ = ["connect", "listen"]
 
 USER_TIMEOUT_SECONDS = 10
 """How long sent bytes may stay unacknowledged, or the peer's window shut, before the system gives
@@ -61,37 +60,15 @@ def listen(rest: str, *, allow_plaintext: bool) -> Listener:
         listening = _listen_once(family, address)
     except OSError as error:
         raise _explain_listen(error, rest, port) from error
-    return TcpListener(listening, host)
+    return SocketListener(listening, _url(host, listening.getsockname()[1]), _admit)
 
 
-class TcpListener(Listener):
-    """A listening socket, which this object owns from now on."""
-
-    def __init__(self, listening: socket.socket, host: str) -> None:
-        listening.setblocking(False)
-        self._socket = listening
-        self.address = _url(host, listening.getsockname()[1])
-
-    def fileno(self) -> int:
-        return self._socket.fileno()
-
-    def accept(self) -> Stream | None:
-        try:
-            accepted, address = self._socket.accept()
-        except (BlockingIOError, ConnectionAbortedError):
-            return None
-        except OSError as error:
-            if error.errno == errno.EBADF:
-                raise ConnectionClosed(f"{self.address} was closed by this side") from error
-            raise WireError(f"{self.address} cannot accept: {error.strerror}") from error
-        try:
-            return _stream(accepted, _url(address[0], address[1]), accepted.getsockname())
-        except OSError:  # reset by now: some systems then refuse the options
-            accepted.close()
-            return None
-
-    def close(self) -> None:
-        self._socket.close()
+def _admit(accepted: socket.socket, peer: tuple[Any, ...]) -> Stream | None:
+    try:
+        return _stream(accepted, _url(peer[0], peer[1]), accepted.getsockname())
+    except OSError:  # reset by now: some systems then refuse the options
+        accepted.close()
+        return None
 
 
 def _connect_once(
