@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, TypeVar
 
 from trireme.errors import FrameError
-from trireme.ps.client.lanes import Answer, Request
+from trireme.ps.client.lanes import Request
 from trireme.ps.client.overlap import Overlap
 from trireme.ps.client.protocol import (
     PUBLISH,
@@ -451,6 +451,7 @@ class Client:
             return value
 
     def _carry_out(self, wanted: Wanted) -> Any:
+        """Does what the protocol wants; waits for answers, and counts the bytes of their values."""
         if isinstance(wanted, Pause):
             time.sleep(wanted.seconds)
             return time.monotonic()
@@ -459,10 +460,6 @@ class Client:
             return None
         if isinstance(wanted, Ask):
             self._servers.ask(wanted.requests, again=wanted.again)
-        return self._answers()
-
-    def _answers(self) -> Mapping[int, Answer]:
-        """Waits for the answers to the requests, and counts the bytes of their values."""
         answers = self._servers.finish()
         for server, (message, _) in answers.items():
             if isinstance(message, (PushReply, PullReply)):

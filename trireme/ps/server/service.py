@@ -228,23 +228,23 @@ class ShardHandler:
         return _SLACK_BYTES + _MOST_TENSORS * 8 * elements
 
     def _carry_out(self, instructions: Sequence[Instruction]) -> None:
-        self._follow(instructions)
-        while self.shard.due:
-            self._follow(self.shard.go_on(self._now()))
-
-    def _follow(self, instructions: Sequence[Instruction]) -> None:
-        for instruction in instructions:
-            if isinstance(instruction, Send):
-                server = self.dispatcher.link_for(instruction)
-                if server is not None:
-                    server.offer(instruction.message)
-                continue
-            route = instruction.route
-            assert isinstance(route, _Route)
-            if route.staging is not None and not isinstance(instruction.message, Waiting):
-                route.staging.busy = False
-            payload = self._bytes(instruction.payload)
-            route.link.offer(instruction.message, payload, sequence=route.sequence)
+        """Sends what the shard asks for, and lets it go on as long as it has more to decide."""
+        while True:
+            for instruction in instructions:
+                if isinstance(instruction, Send):
+                    server = self.dispatcher.link_for(instruction)
+                    if server is not None:
+                        server.offer(instruction.message)
+                    continue
+                route = instruction.route
+                assert isinstance(route, _Route)
+                if route.staging is not None and not isinstance(instruction.message, Waiting):
+                    route.staging.busy = False
+                payload = self._bytes(instruction.payload)
+                route.link.offer(instruction.message, payload, sequence=route.sequence)
+            if not self.shard.due:
+                return
+            instructions = self.shard.go_on(self._now())
 
     def _bytes(self, tensors: Sequence[torch.Tensor]) -> Sequence[memoryview]:
         """Returns the memory of tensors, which nearly always are the same values as before."""
