@@ -55,6 +55,10 @@ WARM = ("torch", "numpy", "msgspec", "safetensors.torch", "hypothesis.stateful",
 """What the program imports and is slow to import: once, before the first process is forked."""
 
 
+SIMULATOR = {"tests/simulation"}
+"""Drives what decides in `trireme/ps` and `trireme/cluster`, from a folder of its own."""
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     asked = _parse(arguments)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # ends what it has started
@@ -67,7 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         importlib.import_module(name)
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
         first = Tree.copied(ROOT, Path(folder) / "0")
-        folders = sorted({f"tests/{Path(mutant.path).parts[1]}" for mutant in drawn})
+        folders = sorted({f"tests/{Path(mutant.path).parts[1]}" for mutant in drawn} | SIMULATOR)
         reach = measure(first, folders, asked.jobs, ROOT / "build" / "mutants" / "reach.json")
         print(
             f"{len(reach.seconds)} tests measured in {time.monotonic() - began:.0f} s"
