@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -191,15 +192,42 @@ class _Endless(IterableDataset[Any]):
         (TensorDataset(torch.zeros(0, 8)), 10, {}, "no examples"),
         (DATA, 10, {"epochs": -1}, "above 0"),
         (DATA, 10, {"epochs": 0}, "above 0"),
-        (DATA, 0, {}, "batch_size=0, workers=0: a batch has at least 1 example"),
-        (DATA, 10, {"workers": -1}, "batch_size=10, workers=-1"),
+        (DATA, 0, {}, "batch_size=0: it must be a whole number from 1"),
+        (DATA, "4", {}, "batch_size='4': it must be a whole number from 1"),
+        (DATA, 10, {"workers": -1}, "workers=-1: it must be a whole number from 0"),
     ],
 )
 def test_a_loader_refuses_what_it_cannot_deal(
-    dataset: Any, batch_size: int, options: dict[str, Any], says: str
+    dataset: Any, batch_size: Any, options: dict[str, Any], says: str
 ) -> None:
     with pytest.raises(ConfigurationError, match=says), make_session() as session:
         session.loader(dataset, batch_size, **options)
+
+
+MODEL = torch.nn.Linear(8, 2)
+LOSS = torch.nn.MSELoss()
+SGD = torch.optim.SGD(MODEL.parameters(), lr=0.1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "says"),
+    [
+        ((MODEL, SGD, LOSS), {}, "the loss comes before the optimizer"),
+        ((MODEL, SGD, SGD), {}, "the loss comes before the optimizer"),
+        ((3, LOSS, SGD), {}, "the model is 3"),
+        ((MODEL, "mse", SGD), {}, "the loss is 'mse'"),
+        ((MODEL, LOSS, SGD), {"max_steps": "20"}, "max_steps='20': it must be a whole number"),
+        ((MODEL, LOSS, SGD), {"max_steps": 2.5}, "max_steps=2.5: it must be a whole number"),
+        ((MODEL, LOSS, SGD), {"seed": "a"}, "seed='a': it must be a whole number"),
+        ((MODEL, LOSS, SGD), {"clip_norm": "1"}, "clip_norm='1': it must be above 0"),
+        ((MODEL, LOSS, SGD), {"metrics": trireme.accuracy}, "give a mapping from names"),
+    ],
+)
+def test_arguments_of_the_wrong_kind_are_named(
+    arguments: tuple[Any, ...], options: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=re.escape(says)):
+        trireme.Session(*arguments, **options)
 
 
 def test_a_hook_that_raises_at_the_start_leaves_nothing_behind() -> None:

@@ -15,6 +15,7 @@ from trireme.data.order import Order
 from trireme.errors import ConfigurationError, Fenced
 from trireme.ps.messages import Span
 from trireme.session.observers.phases import Phases
+from trireme.session.options import check_whole
 from trireme.session.stopping.last_iteration import LastIteration
 from trireme.session.worker import Worker
 
@@ -56,11 +57,8 @@ class DataFeed:
         size = _size_of(dataset)
         if epochs is not None and not epochs > 0:
             raise ConfigurationError(f"epochs={epochs}: it must be above 0")
-        if batch_size < 1 or workers < 0:
-            raise ConfigurationError(
-                f"batch_size={batch_size}, workers={workers}: a batch has at least 1 example, and "
-                "workers is 0 or more"
-            )
+        batch_size = check_whole("batch_size", batch_size)
+        workers = check_whole("workers", workers, least=0)
         if epochs is not None and settings.max_steps is None:
             per_step = batch_size * settings.batches_per_step
             backend.set_end(-(-int(epochs * size) // per_step))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from trireme.session.hooks import Hook
     from trireme.strategies.base import Strategy
 
-__all__ = ["Average", "Checkpoint", "OptionValues", "Options", "make_options"]
+__all__ = ["Average", "Checkpoint", "OptionValues", "Options", "check_whole", "make_options"]
 
 
 @dataclass(frozen=True)
@@ -136,8 +137,9 @@ class Options:
     def __post_init__(self) -> None:
         _one_of("precision", self.precision, ("float32", "bfloat16"))
         _one_of("nan", self.nan, ("raise", "skip", "ignore"))
-        _whole("accumulate", self.accumulate)
-        _whole("log_every", self.log_every)
+        check_whole("accumulate", self.accumulate)
+        check_whole("log_every", self.log_every)
+        check_whole("seed", self.seed, least=None)
         _above("l2", self.l2, 0, equal=True)
         if not _are_hooks(self.hooks):
             raise ConfigurationError(
@@ -197,12 +199,20 @@ def _are_hooks(hooks: object) -> bool:
     return isinstance(hooks, Sequence) and all(hasattr(hook, "before_step") for hook in hooks)
 
 
-def _whole(name: str, value: object) -> None:
-    if not isinstance(value, int) or value < 1:
-        raise ConfigurationError(f"{name}={value}: it must be a whole number from 1")
+def check_whole(name: str, value: object, *, least: int | None = 1) -> int:
+    """Returns a whole number, of NumPy's types too, as an `int`.
+
+    Raises:
+        ConfigurationError: it is no whole number, or is below `least`.
+    """
+    number = None if isinstance(value, bool) or not isinstance(value, Integral) else int(value)
+    if number is None or (least is not None and number < least):
+        bound = "" if least is None else f" from {least}"
+        raise ConfigurationError(f"{name}={value!r}: it must be a whole number{bound}")
+    return number
 
 
 def _above(name: str, value: object, bound: float, *, equal: bool = False) -> None:
     if not isinstance(value, (int, float)) or not (value >= bound if equal else value > bound):
         how = "at least" if equal else "above"
-        raise ConfigurationError(f"{name}={value}: it must be {how} {bound}")
+        raise ConfigurationError(f"{name}={value!r}: it must be {how} {bound}")

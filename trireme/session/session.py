@@ -20,7 +20,7 @@ from trireme.monitor.tensorboard.board import TensorBoard
 from trireme.session.data_feed import DataFeed
 from trireme.session.dry_run import end_if_dry_run
 from trireme.session.observers.recorder import Recorder
-from trireme.session.options import Options, OptionValues, make_options
+from trireme.session.options import Options, OptionValues, check_whole, make_options
 from trireme.session.replica.assembly import (
     Computation,
     Optimizers,
@@ -85,6 +85,9 @@ class Session(SummaryMethods):
         max_steps: int | None = None,
         **options: Unpack[OptionValues],
     ) -> None:
+        _check_arguments(model, loss, optimizer, metrics)
+        if max_steps is not None:
+            max_steps = check_whole("max_steps", max_steps, least=0)
         self.task: TaskConfig = current_task()
         self.options: Options = _with_profile(make_options(options), self.task)
         self.metrics = dict(metrics or {})
@@ -473,3 +476,25 @@ def _with_profile(options: Options, task: TaskConfig) -> Options:
     from trireme.session.observers.profile import Profile
 
     return replace(options, hooks=(*options.hooks, Profile(task.config.profile)))
+
+
+def _check_arguments(model: object, loss: object, optimizer: object, metrics: object) -> None:
+    """Checks that what a session trains is of the right kinds, and in the right order."""
+    if isinstance(loss, torch.optim.Optimizer) or isinstance(optimizer, nn.Module):
+        raise ConfigurationError(
+            "the loss comes before the optimizer: write Session(model, loss, optimizer)"
+        )
+    if not callable(model):
+        raise ConfigurationError(
+            f"the model is {model!r}: give a torch.nn.Module, or a function that builds one"
+        )
+    if not callable(loss):
+        raise ConfigurationError(
+            f"the loss is {loss!r}: give a function of outputs and targets, such as "
+            "torch.nn.CrossEntropyLoss(), or trireme.model_loss for a model that computes its own"
+        )
+    if not isinstance(metrics, Mapping | None):
+        raise ConfigurationError(
+            f"metrics={metrics!r}: give a mapping from names to functions, such as "
+            '{"accuracy": trireme.accuracy}'
+        )
