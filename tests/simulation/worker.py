@@ -96,10 +96,10 @@ class Worker:
                 yield from self._update()
             chief = self.member.view.chief == self.index
             yield from run(protocol.retire())
+            self.client.draining = True
+            yield from run(protocol.drain())
+            self.client.draining = False
             if chief:
-                self.client.draining = True
-                yield from run(protocol.drain())
-                self.client.draining = False
                 self.place.copied((yield from run(protocol.snapshot(state=True))))
         except Fenced as fence:
             if self._takes_part(self.place.view):
