@@ -4,6 +4,9 @@ The lender names two lists of ranges in it: *outbound* ranges hold the payloads 
 *inbound* ranges receive the payloads that are sent to it. A frame whose payload lies there has a
 flag in its header, and the payload does not cross the connection. There are no locks: the order of
 request and answer keeps one side from writing what the other reads.
+
+It gains: a push and pull of 318 KB takes half as long as over TCP on one host, of 4 MB a fifth
+(benchmarks/results/push_pull.md).
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""Spin, then block: a wait that polls for a short time before it sleeps."""
+"""Spin, then block: a wait that polls for a short time before it sleeps.
+
+It gains 8% for asynchronous training of a small model over shared memory, 4% for synchronous, and
+up to 10% for steps of 8 ms (decision 0019).
+"""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 By default glibc returns large blocks to the system when they are freed, and requests them again,
 page by page, a moment later. A training step frees and allocates the same megabytes each time. For
-a small convolutional network that took more than a quarter of each step.
+LeNet-5 with batches of 100 that took 2 to 3.5 ms of 10 (decision 0011).
 """
 
 from __future__ import annotations

@@ -260,8 +260,9 @@ def _backward(loss: torch.Tensor) -> None:
     """Computes the gradients, as `torch.autograd.backward`.
 
     The argument checks of that function take as long as Trireme's own part of a short step; the
-    operator that TorchScript calls does the same without them (decision 0021). Only the function
-    turns warnings of the engine into Python warnings: it is called where warnings are enabled.
+    operator that TorchScript calls does the same without them. It gains 13 of 253 microseconds of a
+    small model's backward (decision 0021). Only the function turns warnings of the engine into
+    Python warnings: it is called where warnings are enabled.
 
     Raises:
         ConfigurationError: the loss depends on no parameter that is trained.
