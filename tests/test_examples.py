@@ -48,6 +48,7 @@ def reached(output: str) -> float:
     return float(ending[1])
 
 
+@pytest.mark.thorough
 def test_the_demo_on_a_server_and_two_workers(tmp_path: Path) -> None:
     launch = ("-m", "trireme", "run", "--ps", "1", "--workers", "2", "--run-dir", "run")
     output = run(tmp_path, *launch, EXAMPLES / "digits.py")

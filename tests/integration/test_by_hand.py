@@ -88,6 +88,7 @@ def only_error(ended: Ended) -> str:
     return lines[0]
 
 
+@pytest.mark.thorough
 def test_both_workers_train_in_step(ends: dict[str, Ended], module_shell: Shell) -> None:
     assert (ends["first"].status, ends["late"].status) == (0, 0)
     assert ends["first"].err == ends["late"].err == ""

@@ -111,6 +111,7 @@ def test_the_job_goes_on_without_a_killed_worker_and_its_examples_are_dealt_agai
     assert consumed(data) == [[0, (steps + together) * BATCH]]
 
 
+@pytest.mark.thorough
 def test_backup_workers_count_what_came_too_late(shell: Shell) -> None:
     steps = 40
     count(shell, steps, "--ps", 1, "--workers", 3, "--strategy", "sync", "--aggregate", 2)
@@ -124,7 +125,7 @@ def test_backup_workers_count_what_came_too_late(shell: Shell) -> None:
     assert sum(stop - start for start, stop in consumed(data)) == 2 * steps * BATCH
 
 
-@pytest.mark.thorough(but=("('--strategy', 'sync', '--aggregate', 1)",))
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "words",
     [

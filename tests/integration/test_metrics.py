@@ -28,6 +28,7 @@ def values(families: dict[str, Metric], name: str) -> list[float]:
     return [sample.value for sample in samples if sample.name == name]
 
 
+@pytest.mark.thorough
 def test_every_task_of_a_job_can_be_scraped(shell: Shell) -> None:
     job = shell.start(
         *("run", "--ps", 1, "--workers", 2, "--strategy", "sync", "--metrics-port", 0),

@@ -93,7 +93,7 @@ def tensorflow(kind: str, index: int, **hosts: list[int]) -> dict[str, str]:
     return {"TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": kind, "index": index}})}
 
 
-@pytest.mark.thorough(but=("slurm",))
+@pytest.mark.thorough
 @pytest.mark.parametrize("launcher", ["slurm", "mpi", "TF_CONFIG"])
 def test_processes_that_others_start_train_together(shell: Shell, launcher: str) -> None:
     (port,) = free_ports(1)

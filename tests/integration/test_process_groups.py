@@ -68,6 +68,7 @@ def test_started_again_from_a_checkpoint_they_end_at_the_same_bits(
     assert all(torch.equal(found[name], wanted[name]) for name in wanted)
 
 
+@pytest.mark.thorough
 def test_one_that_is_stopped_is_named_by_the_others_and_may_go_on(shell: Shell) -> None:
     running = shell.start(
         *("run", *JOBS["allreduce"], "--run-dir", "run", *TRAIN, "--fault", "1:5:before:hang")
@@ -85,6 +86,7 @@ def test_an_exception_in_one_is_shown_once_and_the_others_are_victims(shell: She
     assert "only waited or were stopped: worker:0" in ended.err
 
 
+@pytest.mark.thorough
 def test_a_model_that_differs_is_refused_by_name(shell: Shell) -> None:
     ended = run(shell, "pipeline", *TRAIN, "--odd-one-out")
     assert ended.status == 2

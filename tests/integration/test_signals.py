@@ -31,6 +31,7 @@ def test_ctrl_c_saves_and_ends_with_130(shell: Shell) -> None:
     assert f"saved run/checkpoints/step-{data.step:09d}" in ended.text
 
 
+@pytest.mark.thorough
 def test_two_ctrl_c_end_at_once(shell: Shell) -> None:
     running, terminal = shell.start_at_terminal(
         *("run", "--ps", 1, "--workers", 2, "--strategy", "sync", "--run-dir", "run"),

@@ -10,6 +10,7 @@ from tests.tracing import arrows, read_trace, tasks_of
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
 
 
+@pytest.mark.thorough
 def test_two_workers_and_a_server_on_one_timeline(shell: Shell) -> None:
     ended = shell.run(
         *("run", "--ps", 1, "--workers", 2, "--strategy", "sync", "--run-dir", "run"),

@@ -83,14 +83,7 @@ def crossings() -> list[tuple[str, str]]:
     return list(found)
 
 
-@pytest.mark.thorough(
-    but=(
-        "allreduce-fsdp",
-        "tensor-pipeline",
-        "ps sync over pp=2-one process",
-        "one process-ps async, 2 servers",
-    )
-)
+@pytest.mark.thorough
 @pytest.mark.parametrize(("writer", "reader"), crossings())
 def test_resumed_under_another_way_everything_is_there_to_the_bit(
     writer: str, reader: str, written: dict[str, Path], tmp_path: Path
