@@ -120,9 +120,10 @@ def test_a_killed_server_fails_the_job_by_name_soon(shell: Shell) -> None:
 
 def test_a_killed_server_costs_what_the_workers_have_not(shell: Shell) -> None:
     words = ("run", "--ps", 2, "--workers", 2, "--strategy", "async", "--run-dir", "run", *TRAIN)
-    running = shell.start(*words, "--max-steps", 10**9, "--every-steps", 20)
-    running.until(r"at most 20 steps can be lost if a server dies")
-    running.until(r"saved .*step-0000000[2-9]\d")
+    running = shell.start(*words, "--max-steps", 10**9, "--every-steps", 2000)
+    running.until(r"at most 2,?000 steps can be lost if a server dies")
+    running.until(r"saved .*step-000002\d\d\d")
+    running.until(r"\(global 2[2-9]\d\d/")  # what the workers have is newer than what is saved
     os.kill(pid_of(shell.directory / "run", "ps:1"), signal.SIGKILL)
     ended = running.ended()
     assert ended.status == 1
@@ -131,6 +132,7 @@ def test_a_killed_server_costs_what_the_workers_have_not(shell: Shell) -> None:
         ended.err,
         re.M,
     )
+    assert said, ended.text
     lost = max(said, key=lambda found: int(found[1]))  # each has saved values that were newer
     newest = list_checkpoints(shell.directory / "run")[-1]
     assert step_of(newest) == int(lost[1])

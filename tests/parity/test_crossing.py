@@ -118,6 +118,7 @@ def _same(arrays: Arrays, tensors: Mapping[str, torch.Tensor]) -> bool:
     return all(np.array_equal(arrays[name], tensors[name].numpy()) for name in arrays)
 
 
+@pytest.mark.thorough
 def test_a_checkpoint_does_not_say_who_wrote_it(written: dict[str, Path]) -> None:
     """Its tensors have the names, the shapes and the types that one process gives them."""
     shapes = {}
