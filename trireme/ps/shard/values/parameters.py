@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 
 import torch
@@ -30,6 +31,10 @@ class Values:
         buffer: the memory of the values.
         optimizer: updates `buffer`.
         rule: whether to keep a moving average of the values, and to publish changes of them.
+
+    Attributes:
+        on_applied: is called after each change with its global step and the times when it began
+            and ended, read from `time.monotonic`; None where nobody measures.
     """
 
     def __init__(
@@ -40,6 +45,7 @@ class Values:
         optimizer: PartOptimizer,
         rule: Rule,
     ) -> None:
+        self.on_applied: Callable[[int, float, float], object] | None = None
         self.buffer = buffer
         self.optimizer = optimizer
         self._parts: tuple[Part, ...] = layout.parts(server)
@@ -77,6 +83,7 @@ class Values:
             steps: the number of steps that it makes at once; the moving average decays once for
                 each.
         """
+        began = time.monotonic()
         if hyper is not None:
             self.optimizer.set_hyper(hyper)
         if update is not None:
@@ -87,6 +94,8 @@ class Values:
                     average.lerp_(value, weight)
         if self._publication is not None:
             self._publication.publish(step)
+        if self.on_applied is not None:
+            self.on_applied(step, began, time.monotonic())
 
     def copy(self, *, state: bool) -> list[tuple[TensorSpec, torch.Tensor]]:
         """Returns copies of the values and the average, with `state` of the optimizer's too."""
@@ -127,16 +136,10 @@ class Values:
             self._publication.begin(step, tensors)
 
 
-def make_values(
-    layout: Layout,
-    server: int,
-    optimizer: OptimizerSpec,
-    rule: Rule,
-    kind: type[Values] = Values,
-) -> Values:
+def make_values(layout: Layout, server: int, optimizer: OptimizerSpec, rule: Rule) -> Values:
     """Returns a server's values in new memory, zero until they are loaded."""
     buffer = PartBuffer(layout, server)
-    return kind(layout, server, buffer, SegmentOptimizer(optimizer, layout, server, buffer), rule)
+    return Values(layout, server, buffer, SegmentOptimizer(optimizer, layout, server, buffer), rule)
 
 
 ValuesFactory = Callable[[Layout, int, OptimizerSpec, Rule], Values]
