@@ -95,12 +95,12 @@ def test_a_wait_that_is_over_is_said_to_be_so() -> None:
 def test_steps_are_noted_for_whoever_looks() -> None:
     watched, notes = Watched(), Notes()
     bench = watched.bench
-    watched.metrics.listener = notes
+    watched.metrics.notes = notes
     bench.push(0, 1, 2.0)
     assert notes.export() == b"[]"
     bench.push(1, 1, 4.0)
     assert notes.export().startswith(b'[["apply",')
-    watched.metrics.listener = None
+    watched.metrics.notes = None
     bench.push(0, 2, 2.0, pulled=1)
     bench.push(1, 2, 2.0, pulled=1)
     assert notes.export().count(b"apply") == 1

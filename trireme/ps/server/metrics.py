@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Protocol
 
 import psutil
 
@@ -16,10 +15,11 @@ from trireme.metrics import Histogram, Registry
 from trireme.ps.layout import Layout
 from trireme.ps.messages import OptimizerSpec
 from trireme.ps.rule import Rule
+from trireme.ps.server.trace import Notes
 from trireme.ps.shard.shard import Shard
 from trireme.ps.shard.values.parameters import Values, make_values
 
-__all__ = ["Report", "ShardMetrics", "StepListener"]
+__all__ = ["Report", "ShardMetrics"]
 
 _log = logging.getLogger(__name__)
 
@@ -31,13 +31,6 @@ Report = Callable[[Mapping[str, float | str]], object]
 """Takes a status report: values by name."""
 
 
-class StepListener(Protocol):
-    """Is called each time that updates are applied."""
-
-    def applied(self, step: int, began: float, ended: float) -> None:
-        """The global step `step` was made between two readings of `time.monotonic`."""
-
-
 class ShardMetrics:
     """Measures one shard: the updates that it applies, and the workers that wait for an answer.
 
@@ -46,11 +39,11 @@ class ShardMetrics:
         report: takes a status report every half second.
 
     Attributes:
-        listener: is called at each step too, while a task traces this server.
+        notes: notes each step too, while a task traces this server; else None.
     """
 
     def __init__(self, registry: Registry, report: Report) -> None:
-        self.listener: StepListener | None = None
+        self.notes: Notes | None = None
         self._report = report
         self._process = psutil.Process()
         self._due = 0.0
@@ -89,8 +82,8 @@ class ShardMetrics:
         self._seconds += ended - began
         self._times += 1
         self._histogram.observe(ended - began)
-        if self.listener is not None:
-            self.listener.applied(step, began, ended)
+        if self.notes is not None:
+            self.notes.applied(step, began, ended)
 
     def look(self, now: float, shard: Shard) -> None:
         """Reports the shard's status, if a report is due.

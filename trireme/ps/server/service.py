@@ -128,31 +128,11 @@ class ShardHandler:
 
     def received(self, link: Link, incoming: Incoming) -> None:
         """Gives a message to the shard, and carries out the shard's instructions."""
-        if isinstance(incoming.message, Trace):
-            self._trace(link, incoming.sequence, incoming.message)
-        elif not self._notes.wanted:
-            self._take(link, incoming)
-        else:
-            began, name = time.monotonic(), type(incoming.message).__name__
-            self._take(link, incoming)
-            self._notes.handled(name, link.identity.task, began, time.monotonic())
-
-    def _trace(self, link: Link, sequence: int, message: Trace) -> None:
-        """Begins or ends a trace of this server, or sends it."""
-        task, payload = link.identity.task, b""
-        if message.action == "start":
-            self._notes.start(task)
-        elif message.action == "stop":
-            self._notes.stop(task)
-        else:
-            payload = self._notes.export()
-        if self._metrics is not None:
-            self._metrics.listener = self._notes if self._notes.wanted else None
-        views = [memoryview(payload)] if payload else []
-        link.offer(Traced(time.monotonic(), clock_name()), views, sequence=sequence)
-
-    def _take(self, link: Link, incoming: Incoming) -> None:
-        now, message = self._now(), incoming.message
+        message = incoming.message
+        if isinstance(message, Trace):
+            self._trace(link, incoming.sequence, message)
+            return
+        began = self._now()
         superseded = self.dispatcher.admit(link, message)
         if superseded is not None:
             superseded.close()
@@ -178,7 +158,24 @@ class ShardHandler:
             data = bytearray().join(payload)
             what = torch.frombuffer(data, dtype=torch.uint8) if data else torch.empty(0)
         route = _Route(link, incoming.sequence, staging)
-        self._carry_out(self.dispatcher.dispatch(now, link, route, message, what))
+        self._carry_out(self.dispatcher.dispatch(began, link, route, message, what))
+        if self._notes.wanted:
+            name = type(message).__name__
+            self._notes.handled(name, link.identity.task, began, self._now())
+
+    def _trace(self, link: Link, sequence: int, message: Trace) -> None:
+        """Begins or ends a trace of this server, or sends it."""
+        task, payload = link.identity.task, b""
+        if message.action == "start":
+            self._notes.start(task)
+        elif message.action == "stop":
+            self._notes.stop(task)
+        else:
+            payload = self._notes.export()
+        if self._metrics is not None:
+            self._metrics.notes = self._notes if self._notes.wanted else None
+        views = [memoryview(payload)] if payload else []
+        link.offer(Traced(time.monotonic(), clock_name()), views, sequence=sequence)
 
     def closed(self, link: Link, error: WireError | None) -> None:
         """Forgets a link. The coordinator decides whether its task is lost."""

@@ -53,13 +53,6 @@ class Commits(Protocol):
         """Drops the push of a worker that is out since a view, unless server 0 may commit it."""
 
     @property
-    def ready(self) -> Pending | None:
-        """The push to decide next, as every server has staged it. Only at server 0."""
-
-    def decide(self, *, applied: bool) -> None:
-        """Decides the push that is `ready`: it is applied, or it is stale."""
-
-    @property
     def decided(self) -> tuple[Pending, bool] | None:
         """The next decided push that is not carried out here, and whether it is applied."""
 
@@ -144,9 +137,11 @@ class CommitLeader:
 
     @property
     def ready(self) -> Pending | None:
+        """The push to decide next, as every server has staged it."""
         return self._ready[0] if self._ready else None
 
     def decide(self, *, applied: bool) -> None:
+        """Decides the push that is `ready`: it is applied, or it is stale."""
         pending = self._ready.popleft()
         self._log.append((*pending.owner, pending.push.sequence, applied))
         self._decided = pending, applied
@@ -241,13 +236,6 @@ class CommitFollower:
         del self._out[owner]
         self._staged.pop(owner, None)
         return True
-
-    @property
-    def ready(self) -> Pending | None:
-        return None
-
-    def decide(self, *, applied: bool) -> None:
-        raise AssertionError("server 0 decides")
 
     @property
     def decided(self) -> tuple[Pending, bool] | None:

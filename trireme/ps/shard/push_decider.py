@@ -220,10 +220,11 @@ class PushDecider:
             answer = self.decide_one(pending, applied=applied)
             if not pending.answered:
                 self._answers.withheld[pending.owner.worker] = answer
-        ready = commits.ready
-        self.due = ready is not None and not state.barrier.stops_commit(ready, state.step)
-        if self.due:  # the others are told first, and apply it when this server does
-            commits.decide(applied=not state.ending.reached(state.step))
+        if isinstance(commits, CommitLeader):
+            ready = commits.ready
+            self.due = ready is not None and not state.barrier.stops_commit(ready, state.step)
+            if self.due:  # the others are told first, and apply it when this server does
+                commits.decide(applied=not state.ending.reached(state.step))
         return commits.tell(state.participants.view.number)
 
     def _close_round(self) -> Sequence[Send]:
