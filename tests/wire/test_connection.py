@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import tracemalloc
+from array import array
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
@@ -119,6 +120,16 @@ def test_offers_survive_a_stream_that_takes_little(
         assert len(stream.outgoing) + connection.unsent == len(expected)
     assert stream.outgoing == expected
     assert connection.bytes_sent == len(expected)
+
+
+def test_a_payload_of_numbers_is_sent_byte_by_byte() -> None:
+    numbers = array("d", range(5))
+    stream = ScriptedStream(sizes=[3] * 40)
+    connection = Connection(stream, CATALOG)
+    connection.offer(Note("x"), [numbers])
+    while not connection.flush():
+        pass
+    assert stream.outgoing == frame_of(Note("x"), numbers.tobytes())
 
 
 def test_one_write_sends_header_metadata_and_payload() -> None:
