@@ -122,16 +122,6 @@ def test_offers_survive_a_stream_that_takes_little(
     assert connection.bytes_sent == len(expected)
 
 
-def test_a_payload_of_numbers_is_sent_byte_by_byte() -> None:
-    numbers = array("d", range(5))
-    stream = ScriptedStream(sizes=[3] * 40)
-    connection = Connection(stream, CATALOG)
-    connection.offer(Note("x"), [numbers])
-    while not connection.flush():
-        pass
-    assert stream.outgoing == frame_of(Note("x"), numbers.tobytes())
-
-
 def test_one_write_sends_header_metadata_and_payload() -> None:
     stream = ScriptedStream()
     Connection(stream, CATALOG).send(Note("x"), [bytes(10), b"", bytes(20)], timeout=1.0)
@@ -351,6 +341,19 @@ def test_deadlines_hold_though_bytes_keep_moving() -> None:
         ours.send(Note(), [bytes(20_000)], timeout=1.05)
     # The header's write and twenty more; then the first write and eleven more.
     assert clock.now() == pytest.approx(now + 2.1 + 1.2)
+    ours.close()
+    theirs.close()
+
+
+def test_a_payload_of_numbers_is_cut_anywhere() -> None:
+    here, there = socket.socketpair()
+    clock = VirtualClock()
+    ours = Connection(TricklingStream(here, clock), CATALOG, clock=clock)
+    theirs = Connection(SocketStream(there, "here"), CATALOG)
+    numbers = array("d", range(500))
+    ours.send(Note(), [numbers], timeout=PATIENCE)
+    incoming = theirs.receive(timeout=PATIENCE)
+    assert b"".join(incoming.payload) == numbers.tobytes()
     ours.close()
     theirs.close()
 
