@@ -350,7 +350,7 @@ def test_a_payload_of_numbers_is_cut_anywhere() -> None:
     clock = VirtualClock()
     ours = Connection(TricklingStream(here, clock), CATALOG, clock=clock)
     theirs = Connection(SocketStream(there, "here"), CATALOG)
-    numbers = array("d", range(500))
+    numbers = array("d", range(2500))
     ours.send(Note(), [numbers], timeout=PATIENCE)
     incoming = theirs.receive(timeout=PATIENCE)
     assert b"".join(incoming.payload) == numbers.tobytes()
