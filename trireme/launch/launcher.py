@@ -15,22 +15,23 @@ from typing import Protocol
 import msgspec
 
 from trireme.job_config import OPTIONS
-from trireme.launch.actions import Action, Kill, Notify, Restart, RestartAll, Terminate
 from trireme.launch.config.task_config import Role, TaskConfig
 from trireme.launch.console import Console
 from trireme.launch.exit_reason import ExitReason
-from trireme.launch.failure_report import failure_report
-from trireme.launch.membership_report import MembershipReport
 from trireme.launch.run_directory import RECORD, JobRecord, RunDirectory
+from trireme.launch.supervised_task import Action, Kill, Notify, Restart, Terminate
 from trireme.launch.supervision import Phase, Supervision
 from trireme.launch.supervision_limits import SupervisionLimits
+from trireme.launch.task_messages import MembershipReport
+from trireme.launch.task_outputs import TaskOutputs
+from trireme.launch.verdict import failure_report
 
 __all__ = [
+    "COORDINATOR",
     "Engine",
     "Event",
     "Job",
     "Launcher",
-    "MembershipReported",
     "StopSignalled",
     "TaskEnded",
     "TaskLocated",
@@ -72,13 +73,6 @@ class TaskLocated:
 
 
 @dataclass(frozen=True, slots=True)
-class MembershipReported:
-    """The coordinator has reported its members, which it does every second."""
-
-    membership_report: MembershipReport
-
-
-@dataclass(frozen=True, slots=True)
 class TaskEnded:
     """A task has ended.
 
@@ -86,16 +80,14 @@ class TaskEnded:
         name: the task.
         status: its exit status, or minus the number of the signal that killed it.
         reason: why it ended.
-        last_lines: the end of its output.
     """
 
     name: str
     status: int
     reason: ExitReason
-    last_lines: tuple[str, ...]
 
 
-Event = StopSignalled | MembershipReported | TaskLocated | TaskEnded
+Event = StopSignalled | MembershipReport | TaskLocated | TaskEnded
 
 
 class Engine(Protocol):
@@ -109,9 +101,7 @@ class Engine(Protocol):
 
     pids: dict[str, int]
     nodes: dict[str, str]
-
-    @property
-    def coordinator(self) -> str: ...
+    coordinator: str
 
     def start(self, config: TaskConfig) -> None:
         """Starts a task, or starts it again. A failure to do so is reported as `TaskEnded`.
@@ -157,39 +147,44 @@ def worker_tasks(task: TaskConfig) -> list[TaskConfig]:
 class Launcher:
     """One job, and the supervision that decides what to do with its tasks."""
 
-    def __init__(self, job: Job, directory: RunDirectory, console: Console, engine: Engine) -> None:
+    def __init__(
+        self,
+        job: Job,
+        directory: RunDirectory,
+        console: Console,
+        engine: Engine,
+        outputs: TaskOutputs,
+    ) -> None:
         self._job = job
         self._directory = directory
         self._console = console
         self._engine = engine
         self._supervision = Supervision(job.limits)
-        self._tails: dict[str, Sequence[str]] = {}
+        self._outputs = outputs
         self._started = time.time()
         self._begin = time.monotonic()
         self._last_check = self._begin
         self._last_report_at: float | None = None  # when the coordinator last reported its members
         self._unrecorded = False  # `job.json` cannot be written now
         self._removed = False  # the run directory is gone
-        self._restart_all_pending = False  # the whole job is to be started again
 
     # From start to end -----------------------------------------------------------------------
 
     def run(self) -> None:
         """Starts all tasks and returns when the last one has ended."""
-        self._start_all()
         while self._supervision.phase is not Phase.DONE:
-            self._turn(1.0)
-            if self._restart_all_pending:
+            if self._supervision.phase is Phase.STARTING:
                 self._start_all()
+            self._turn(1.0)
 
     def _start_all(self) -> None:
         task = self._job.task
-        self._restart_all_pending, self._last_report_at = False, None
-        if task.servers and self._supervision.phase is Phase.RUNNING:
+        self._last_report_at = None
+        if task.servers:
             self._start("coordinator", 0)
             self._wait_for_address()
-        if self._supervision.phase is not Phase.RUNNING or self._restart_all_pending:
-            return
+            if self._supervision.phase is not Phase.RUNNING:
+                return
         for index in range(task.servers):
             self._start("ps", index)
         for config in worker_tasks(task):
@@ -199,29 +194,25 @@ class Launcher:
     def conclude(self) -> int:
         """Reports how the job ended and returns its exit status."""
         verdict, seconds = self._supervision.verdict, time.monotonic() - self._begin
-        logs = self._directory.path / "logs"
-        status = verdict.status
+        status, logs = verdict.status, self._directory.path / "logs"
+        report: list[str] = []
         if verdict.failed:
-            report = failure_report(
+            report = lines = failure_report(
                 verdict,
                 self._supervision.names,
                 seconds=seconds,
                 log=self._directory.log,
-                last_lines=lambda name: self._tails.get(name, ()),
+                last_lines=self._outputs.last_lines,
             )
-            for line in report:
-                self._console.say(line, alarm=True)
-            self._record("failed", status, report)
         elif verdict.unsaved:
-            names = ", ".join(verdict.unsaved)
-            self._console.say(f"ended after {seconds:.1f} s; {names} did not save", alarm=True)
-            self._record("interrupted", status)
+            lines = [f"ended after {seconds:.1f} s; {', '.join(verdict.unsaved)} did not save"]
         elif verdict.interrupted:
-            self._console.say(f"interrupted after {seconds:.1f} s; logs in {logs}")
-            self._record("interrupted", status)
+            lines = [f"interrupted after {seconds:.1f} s; logs in {logs}"]
         else:
-            self._console.say(f"finished in {seconds:.1f} s; logs in {logs}")
-            self._record("finished", status)
+            lines = [f"finished in {seconds:.1f} s; logs in {logs}"]
+        for line in lines:
+            self._console.say(line, alarm=verdict.failed or bool(verdict.unsaved))
+        self._record(verdict.state, status, report)
         return status
 
     def _record(self, state: str, status: int | None, failure: Sequence[str] = ()) -> None:
@@ -265,6 +256,7 @@ class Launcher:
 
     def _start_task(self, config: TaskConfig) -> None:
         self._supervision.started(config.name)
+        self._outputs.begin(config.name)
         self._engine.start(
             msgspec.structs.replace(
                 config,
@@ -273,21 +265,10 @@ class Launcher:
             )
         )
 
-    def _restart(self, name: str, left: int) -> None:
-        config = next(config for config in worker_tasks(self._job.task) if config.name == name)
-        self._engine.start(
-            msgspec.structs.replace(
-                config, coordinator=self._engine.coordinator, restarts_left=left
-            )
-        )
-        self._record("running", None)
-
     def _wait_for_address(self) -> None:
         """Waits until the coordinator listens, or has ended."""
         deadline = time.monotonic() + self._job.address_timeout
         while self._supervision.phase is Phase.RUNNING and not self._engine.coordinator:
-            if self._restart_all_pending:
-                return
             if time.monotonic() > deadline:
                 self._console.say(
                     f"{COORDINATOR} did not listen within {self._job.address_timeout:.0f} s",
@@ -327,7 +308,7 @@ class Launcher:
         if silence > self._job.limits.silence:
             self._last_report_at = None
             summary = f"given up and killed: it sent nothing for {silence:.0f} s"
-            reason = ExitReason(kind="hung", summary=summary, at=time.time())
+            reason = ExitReason(kind="hung", summary=summary)
             self._carry_out(self._supervision.hung(now, COORDINATOR, reason))
         for name in self._supervision.outliving_workers:
             self._carry_out(self._supervision.worker_used(now, name, self._engine.used(name)))
@@ -337,32 +318,25 @@ class Launcher:
         match event:
             case StopSignalled():
                 self._carry_out(self._supervision.interrupt(now))
-            case TaskEnded(name, status, reason, last_lines):
-                self._tails[name] = last_lines
+            case TaskEnded(name, status, reason):
                 if name == COORDINATOR:
                     self._last_report_at = None
                 self._carry_out(self._supervision.exited(now, name, status, reason))
-            case MembershipReported(membership_report):
+            case MembershipReport():
                 self._last_report_at = now
-                self._membership_reported(now, membership_report)
+                self._carry_out(self._membership_reported(now, event))
             case TaskLocated():
                 if self._supervision.phase is Phase.RUNNING:
                     self._record("running", None)
 
-    def _membership_reported(self, now: float, membership_report: MembershipReport) -> None:
+    def _membership_reported(self, now: float, report: MembershipReport) -> Sequence[Action]:
         pids = self._engine.pids
         lost = {
-            task.name: ExitReason(
-                kind="hung", summary=f"given up and killed: {task.reason}", at=time.time()
-            )
-            for task in membership_report.lost
+            task.name: ExitReason(kind="hung", summary=f"given up and killed: {task.reason}")
+            for task in report.lost
             if pids.get(task.name) == task.pid  # else another process has taken its place
         }
-        self._carry_out(
-            self._supervision.membership_reported(
-                now, membership_report.joined, lost, formed=membership_report.formed
-            )
-        )
+        return self._supervision.membership_reported(now, report.joined, lost, formed=report.formed)
 
     def _carry_out(self, actions: Sequence[Action]) -> None:
         for action in actions:
@@ -373,7 +347,7 @@ class Launcher:
                     self._engine.terminate(name)
                 case Kill(name):
                     self._engine.kill(name)
-                case Restart(name, left):
-                    self._restart(name, left)
-                case RestartAll():
-                    self._restart_all_pending = True
+                case Restart(name):
+                    tasks = worker_tasks(self._job.task)
+                    self._start_task(next(config for config in tasks if config.name == name))
+                    self._record("running", None)

@@ -1,4 +1,4 @@
-"""One task as the supervision of its job knows it."""
+"""One task as the supervision of its job knows it, and what the launcher is asked to do with it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,38 @@ from dataclasses import dataclass
 
 from trireme.launch.exit_reason import ExitReason
 
-__all__ = ["SupervisedTask"]
+__all__ = ["Action", "Kill", "Notify", "Restart", "SupervisedTask", "Terminate"]
+
+
+@dataclass(frozen=True, slots=True)
+class Terminate:
+    """Ask a task to end, with SIGTERM."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Kill:
+    """End a task and its children at once, with SIGKILL."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Restart:
+    """Start a worker again."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Notify:
+    """Show a line to the user."""
+
+    text: str
+
+
+Action = Terminate | Kill | Restart | Notify
 
 
 @dataclass(slots=True)
@@ -18,7 +49,7 @@ class SupervisedTask:
         alive: whether its process runs.
         terminated: whether SIGTERM was sent to it.
         killed: whether SIGKILL was sent to it.
-        restarts: how often it was started again.
+        restarts: how often it was started again by itself or with the other workers.
         given_up: why it is killed, or was; None unless it is given up although its process lives.
         due: when it is killed for that, and after SIGKILL, when it counts as ended; None for never.
         used: how much it had done at the time `active_at`.
@@ -39,6 +70,22 @@ class SupervisedTask:
         """Marks the task as started, for the first time or again."""
         self.alive, self.terminated, self.killed = True, False, False
         self.given_up = self.due = self.active_at = None
+
+    def restart(self) -> Restart:
+        """Starts the task again, and counts that."""
+        self.restarts += 1
+        self.start()
+        return Restart(self.name)
+
+    def terminate(self) -> Terminate:
+        """Asks the task to end."""
+        self.terminated = True
+        return Terminate(self.name)
+
+    def kill(self, due: float | None = None) -> Kill:
+        """Kills the task. After `due` it counts as ended even if its process lives."""
+        self.killed, self.due = True, due
+        return Kill(self.name)
 
     @property
     def kill_reason(self) -> ExitReason:

@@ -19,7 +19,8 @@ from trireme.launch.config.secret import (
     secret_descriptor,
     user_secret,
 )
-from trireme.launch.environment.detect import TASK_VARIABLE, TaskConfig, detect, encode_task
+from trireme.launch.config.task_config import TASK_VARIABLE, TaskConfig, encode_task
+from trireme.launch.environment.detect import detect
 
 LONG = "0123456789abcdef" * 2
 

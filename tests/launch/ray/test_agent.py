@@ -11,7 +11,8 @@ import pytest
 
 from tests.launch.programs import alive
 from trireme.launch.config.task_config import TaskConfig, encode_task
-from trireme.launch.ray.agent import ProcessEnd, StartRequest, TaskAgent
+from trireme.launch.launcher import TaskEnded
+from trireme.launch.ray.agent import StartRequest, TaskAgent
 
 pytestmark = pytest.mark.processes
 
@@ -37,15 +38,16 @@ def start_request(directory: Path, program: str, **environ: str) -> StartRequest
     )
 
 
-def hear(agent: TaskAgent, until: str = "") -> tuple[list[tuple[str, bool]], ProcessEnd | None]:
+def hear(agent: TaskAgent, until: str = "") -> tuple[list[tuple[str, bool]], TaskEnded | None]:
     """Listens until a line was said, or the task has ended."""
     lines: list[tuple[str, bool]] = []
     deadline = time.monotonic() + SECONDS
     while time.monotonic() < deadline:
         report = agent.report(1.0)
-        lines += report.lines
-        if report.end is not None or (until and (until, False) in lines):
-            return lines, report.end
+        lines += [(line.decode(), error) for line, error in report.lines]
+        ended = [event for event in report.events if isinstance(event, TaskEnded)]
+        if ended or (until and (until, False) in lines):
+            return lines, ended[0] if ended else None
     raise AssertionError(f"no end after {SECONDS:.0f} s: {lines}")
 
 
@@ -56,7 +58,7 @@ def test_it_passes_on_what_the_task_says_and_how_it_ends(agent: TaskAgent, tmp_p
     assert sorted(lines) == [("--x b", False), ("alas", True)]
     assert end is not None
     assert (end.status, end.reason.kind) == (1, "exit")
-    assert end.age >= 0
+    assert time.time() - SECONDS < end.reason.at <= time.time()
 
 
 def test_it_starts_the_task_again(agent: TaskAgent, tmp_path: Path) -> None:

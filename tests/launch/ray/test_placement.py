@@ -7,10 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trireme.errors import ConfigurationError
+from trireme.job_config import JobConfig
 from trireme.launch.config.task_config import TaskConfig
 from trireme.launch.launcher import worker_tasks
 from trireme.launch.ray.agent import NodeFacts
-from trireme.launch.ray.placement import ResourceRequest, listen_hosts, plan
+from trireme.launch.ray.placement import listen_hosts, plan
 
 HERE = NodeFacts(node="n1", address="10.0.0.1", host="kernel/1", version="1.0")
 THERE = NodeFacts(node="n2", address="10.0.0.2", host="kernel/2", version="1.0")
@@ -27,15 +28,14 @@ THERE = NodeFacts(node="n2", address="10.0.0.2", host="kernel/2", version="1.0")
 def test_every_task_has_a_seat_of_its_own_and_the_coordinator_sits_with_the_first_server(
     servers: int, workers: int, cpus: int, gpus: float, pack: bool, processes: int
 ) -> None:
-    groups, placements = plan(ResourceRequest(servers, workers, cpus, gpus, pack, processes))
-    one = TaskConfig(job="j", workers=workers, servers=servers, processes=processes)
-    names = [f"ps:{i}" for i in range(servers)]
-    if servers:
-        names += [task.name for task in worker_tasks(one)]
-    else:
-        names += [
-            f"worker:{i}" + f"/{r}" * (r > 0) for i in range(workers) for r in range(processes)
-        ]
+    config = JobConfig(ray_cpus_per_worker=cpus, ray_gpus_per_worker=gpus, ray_pack_workers=pack)
+    # Without servers all processes are in one group, each a worker.
+    counts = (workers, processes) if servers else (workers * processes, workers * processes)
+    task = TaskConfig(
+        job="j", workers=counts[0], servers=servers, processes=counts[1], config=config
+    )
+    groups, placements = plan(task)
+    names = [f"ps:{i}" for i in range(servers)] + [each.name for each in worker_tasks(task)]
     assert list(placements) == (["coordinator:0"] if servers else []) + names
     assert len({(placements[name].group, placements[name].index) for name in names}) == len(names)
     if servers:

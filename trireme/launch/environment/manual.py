@@ -1,9 +1,8 @@
-"""One task started by hand: its `TaskConfig`, and the address at which it listens."""
+"""One task of a job that is started by hand."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
@@ -12,30 +11,13 @@ from trireme.errors import ConfigurationError
 from trireme.job_config import JobConfig
 from trireme.launch.config.secret import find_secret
 from trireme.launch.config.task_config import Role, TaskConfig
+from trireme.launch.process_setup.resources import threads_of_task
 
-__all__ = ["JOB", "ManualTask", "manual_task"]
+__all__ = ["JOB", "manual_task"]
 
 JOB = "by-hand"
 """The id of every job started by hand, as there is no launcher to choose one for all of its tasks.
 Address and secret keep such jobs apart."""
-
-
-@dataclass(frozen=True, slots=True)
-class ManualTask:
-    """A task that was started by hand.
-
-    Attributes:
-        task: its configuration.
-        listen: the address, with its scheme, at which a server or a coordinator listens; "" for a
-            worker.
-        hosts_coordinator: whether the coordinator is served at the same address.
-        neighbours: how many tasks share this host, as far as that is known.
-    """
-
-    task: TaskConfig
-    listen: str
-    hosts_coordinator: bool
-    neighbours: int
 
 
 def manual_task(
@@ -43,7 +25,7 @@ def manual_task(
     config: JobConfig,
     environ: Mapping[str, str],
     secret_file: Path | None = None,
-) -> ManualTask:
+) -> TaskConfig:
     """Returns a task of a cluster.
 
     Args:
@@ -54,6 +36,7 @@ def manual_task(
 
     Raises:
         ConfigurationError: there is no such task, or no server; or the secret is missing.
+        UsageError: the options are not consistent.
     """
     role, index, cluster = named.role, named.index, named.cluster
     if not cluster.ps:
@@ -71,21 +54,19 @@ def manual_task(
     loopback = all(map(is_loopback, addresses))
     secret, _ = find_secret(secret_file, environ, loopback=loopback)
     workers, servers = len(cluster.worker), len(cluster.ps)
-    task = TaskConfig(
+    config = config.replaced("the hosts", workers=workers, ps=servers)
+    config.check_together(servers)
+    return TaskConfig(
         job=JOB,
         role=cast(Role, role),
         index=index,
         workers=workers,
         servers=servers,
         coordinator=f"tcp://{cluster.coordinator_address}",
-        secret=secret,
-        config=config.replaced("the hosts", workers=workers, ps=servers),
-        connect_timeout=config.join_timeout,
-    )
-    hosts_coordinator = cluster.coordinator is None and task.name == "ps:0"
-    return ManualTask(
-        task=task,
         listen="" if role == "worker" else f"tcp://{cluster.address(role, index)}",
-        hosts_coordinator=hosts_coordinator or role == "coordinator",
-        neighbours=workers + servers if loopback else 1,
+        secret=secret,
+        config=config,
+        connect_timeout=config.join_timeout,
+        # Of other hosts it is not known which tasks share them.
+        threads=threads_of_task(environ, workers + servers if loopback else 1),
     )

@@ -11,12 +11,11 @@ from pathlib import Path
 from types import TracebackType
 
 from trireme.errors import JobFailed, TriremeError, UsageError
-from trireme.launch.exit_reason import ExitReason, describe, write_exit_reason
+from trireme.launch.exit_reason import INTERRUPTED, describe
 from trireme.launch.process_setup.program_end import program_failed
+from trireme.launch.task_messages import LauncherPipe
 
-__all__ = ["INTERRUPTED", "check_script", "run_script"]
-
-INTERRUPTED = 130
+__all__ = ["check_script", "run_script"]
 
 
 def check_script(script: str) -> Path:
@@ -36,7 +35,7 @@ def check_script(script: str) -> Path:
 
 
 def run_script(
-    script: Path, arguments: Sequence[str], *, task: str = "", exit_reason: Path | None = None
+    script: Path, arguments: Sequence[str], *, task: str = "", launcher: LauncherPipe | None = None
 ) -> int:
     """Runs a program as `__main__` in this process and returns its exit status.
 
@@ -47,7 +46,7 @@ def run_script(
         script: the program.
         arguments: the program's `sys.argv` after its own name.
         task: the name to print before an error, such as `worker:1`.
-        exit_reason: the file for the reason of a failure, which the launcher reads.
+        launcher: the pipe for the reason of a failure; None where no launcher hears of it.
 
     Returns:
         0 if the program ends by itself; the status that it passes to `sys.exit`; 130 after a
@@ -59,16 +58,16 @@ def run_script(
     try:
         runpy.run_path(str(script), run_name="__main__")
     except SystemExit as error:
-        return _exited(error, exit_reason)
+        return _exited(error, launcher)
     except KeyboardInterrupt as error:
         program_failed(error)
         return INTERRUPTED
     except BaseException as error:
-        return _failed(error, task, exit_reason)
+        return _failed(error, task, launcher)
     return 0
 
 
-def _exited(error: SystemExit, exit_reason: Path | None) -> int:
+def _exited(error: SystemExit, launcher: LauncherPipe | None) -> int:
     if error.code is None or error.code == 0:
         return 0
     status = error.code if isinstance(error.code, int) else 1
@@ -76,26 +75,23 @@ def _exited(error: SystemExit, exit_reason: Path | None) -> int:
         print(error.code, file=sys.stderr)
     if status != INTERRUPTED:
         program_failed(error)
-        _write(exit_reason, describe(error))
+        if launcher is not None:
+            launcher.send(describe(error))
     return status
 
 
-def _failed(error: BaseException, task: str, exit_reason: Path | None) -> int:
+def _failed(error: BaseException, task: str, launcher: LauncherPipe | None) -> int:
     own = _without_launcher(error.__traceback__)
     program_failed(error)
-    if exit_reason is not None and isinstance(error, JobFailed):
+    if launcher is not None and isinstance(error, JobFailed):
         print("ends: the job failed elsewhere", file=sys.stderr)  # the launcher reports where
     elif isinstance(error, TriremeError):
         print(f"{task}: error: {error}" if task else f"error: {error}", file=sys.stderr)
     else:
         traceback.print_exception(type(error), error, own)
-    _write(exit_reason, describe(error, _location(own)))
+    if launcher is not None:
+        launcher.send(describe(error, _location(own)))
     return 2 if isinstance(error, UsageError) else 1
-
-
-def _write(path: Path | None, exit_reason: ExitReason) -> None:
-    if path is not None:
-        write_exit_reason(path, exit_reason)
 
 
 def _without_launcher(frames: TracebackType | None) -> TracebackType | None:

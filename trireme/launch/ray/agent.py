@@ -7,10 +7,8 @@ its agent.
 from __future__ import annotations
 
 import os
-import selectors
 import signal
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Mapping
@@ -18,21 +16,18 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 
-from trireme.launch.command import TaskFiles, inherited, task_command
-from trireme.launch.config.task_config import TASK_VARIABLE, decode_task, encode_task
-from trireme.launch.exit_reason import ExitReason, describe_status, read_exit_reason
-from trireme.launch.membership_report import MembershipReport, MembershipReportReader
-from trireme.launch.process import TaskProcess
-from trireme.launch.process_setup.orphan_reaper import OrphanReaper
+from trireme.launch.config.task_config import decode_task
+from trireme.launch.launcher import Event, TaskEnded
+from trireme.launch.local import HostEngine
 
 __all__ = [
     "NodeFacts",
-    "ProcessEnd",
     "StartRequest",
     "TaskAgent",
     "TaskReport",
     "TaskStarted",
     "host_identity",
+    "installed_version",
 ]
 
 POLL_SECONDS = 0.05
@@ -97,37 +92,22 @@ class TaskStarted:
 
 
 @dataclass(frozen=True, slots=True)
-class ProcessEnd:
-    """How a task ended.
-
-    Attributes:
-        status: its exit status, or minus the number of the signal that killed it.
-        reason: why it ended.
-        age: how many seconds ago it ended. The clocks of two nodes may differ.
-    """
-
-    status: int
-    reason: ExitReason
-    age: float
-
-
-@dataclass(frozen=True, slots=True)
 class TaskReport:
     """What a task has printed and done since the report before.
 
     Attributes:
         lines: its lines, each with whether it went to standard error.
-        address: the address at which it listens, if it has written that; else "".
-        end: how it ended; None while it runs. Nothing comes after it.
-        members: the report of a coordinator, if there is a new one.
+        events: what became of it, as its engine reports that. Nothing comes after its end.
+        coordinator: of a coordinator, the address at which it listens; "" while it is not known.
         used: how much it has done: seconds of a core, plus a second for each line.
+        now: the time of day on its node, in seconds since 1970. The clocks of two nodes may differ.
     """
 
-    lines: tuple[tuple[str, bool], ...]
-    address: str
-    end: ProcessEnd | None
-    members: MembershipReport | None = None
-    used: float = 0.0
+    lines: tuple[tuple[bytes, bool], ...]
+    events: tuple[Event, ...]
+    coordinator: str
+    used: float
+    now: float
 
 
 def host_identity() -> str:
@@ -143,20 +123,24 @@ def host_identity() -> str:
         return os.uname().nodename
 
 
+def installed_version() -> str:
+    """Returns the version of Trireme on this node."""
+    # Not an import: it would point upwards in the layers.
+    version: str = sys.modules["trireme"].__version__
+    return version
+
+
 class TaskAgent:
     """Starts one task and reports on it. Any thread may call; call `start` before `report`."""
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._changed = threading.Condition()
-        self._lines: list[tuple[str, bool]] = []
+        self._lines: list[tuple[bytes, bool]] = []
         self._unread = 0
-        self._address = ""
-        self._membership_report: MembershipReport | None = None
+        self._events: list[Event] = []
         self._used = self._measured = 0.0
-        self._end: tuple[int, ExitReason] | None = None
-        self._process: TaskProcess | None = None
-        self._reaper: OrphanReaper | None = None
+        self._engine: HostEngine | None = None  # while the task runs
         self._thread: threading.Thread | None = None
         self._attempt = 0
         self._terminated_attempt = 0  # the attempts up to this one are asked to end
@@ -171,14 +155,12 @@ class TaskAgent:
             directory: where tasks are started.
             script: the user's program, as seen from there.
         """
-        # Not an import: it would point upwards in the layers.
-        version: str = sys.modules["trireme"].__version__
         problem = ""
         if not os.path.isdir(directory):
             problem = f"there is no directory {directory}"
         elif not os.access(os.path.join(directory, script), os.R_OK):
             problem = f"{os.path.join(directory, script)} cannot be read"
-        return NodeFacts(node, address, host_identity(), version, problem)
+        return NodeFacts(node, address, host_identity(), installed_version(), problem)
 
     def start(self, request: StartRequest) -> TaskStarted:
         """Starts the task, again if it has run before.
@@ -188,8 +170,7 @@ class TaskAgent:
         """
         self._join()
         with self._changed:
-            self._lines, self._unread, self._address, self._end = [], 0, "", None
-            self._membership_report = None
+            self._lines, self._unread, self._events = [], 0, []
             self._attempt = request.attempt
         started: Future[TaskStarted] = Future()
         # The kernel ends the task with the thread that started it, so that thread lives as long.
@@ -205,43 +186,34 @@ class TaskAgent:
     def report(self, timeout: float) -> TaskReport:
         """Waits for news of the task, at most `timeout` seconds, and returns it."""
         with self._changed:
-            self._changed.wait_for(
-                lambda: self._lines or self._address or self._membership_report or self._end,
-                timeout,
-            )
+            self._changed.wait_for(lambda: self._lines or self._events, timeout)
             lines, self._lines, self._unread = tuple(self._lines), [], 0
-            address, self._address = self._address, ""
-            members, self._membership_report = self._membership_report, None
-            process = self._process
-            end = None
-            if self._end is not None:
-                status, reason = self._end
-                end = ProcessEnd(status, reason, max(0.0, time.time() - reason.at))
+            events, self._events = tuple(self._events), []
+            engine = self._engine
             self._changed.notify_all()
-        if process is not None and time.monotonic() - self._measured >= 1.0:
-            self._measured, self._used = time.monotonic(), process.used()
-        return TaskReport(lines, address, end, members, self._used)
+        if engine is not None and time.monotonic() - self._measured >= 1.0:
+            self._measured, self._used = time.monotonic(), engine.used(self._name)
+        coordinator = "" if engine is None else engine.coordinator
+        return TaskReport(lines, events, coordinator, self._used, time.time())
 
     def terminate(self, attempt: int) -> None:
         """Asks the task to end. If it has not started yet, it is asked as soon as it has."""
         with self._changed:
             self._terminated_attempt = max(self._terminated_attempt, attempt)
-            if self._process is not None and self._attempt <= attempt:
-                self._process.terminate()
+            if self._engine is not None and self._attempt <= attempt:
+                self._engine.terminate(self._name)
 
     def kill(self, attempt: float) -> None:
         """Ends the task and its children at once, or as soon as it has started."""
         with self._changed:
             self._killed_attempt = max(self._killed_attempt, attempt)
-            if self._process is not None and self._attempt <= attempt:
-                self._process.kill()
+            if self._engine is not None and self._attempt <= attempt:
+                self._engine.kill(self._name)
 
     def shut_down(self) -> None:
         """Kills the task and waits for its end. The agent starts no other task after that."""
         self.kill(float("inf"))
         self._join()
-        if self._reaper is not None:
-            self._reaper.close()
 
     def _join(self) -> None:
         if self._thread is not None:
@@ -252,56 +224,40 @@ class TaskAgent:
     def _run_task(self, request: StartRequest, started: Future[TaskStarted]) -> None:
         # Ray's threads may have signals blocked, and a child inherits that.
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
-        with (
-            tempfile.TemporaryDirectory(prefix="trireme-") as scratch,
-            selectors.DefaultSelector() as selector,
-        ):
-            files = TaskFiles(
-                Path(scratch) / "address", Path(scratch) / "reason", Path(scratch) / "members"
-            )
-            reader = MembershipReportReader(files.membership_report)
+        with HostEngine(
+            request.program,
+            {**os.environ, **request.environ},
+            lambda name, line, error: self._show(line, error),
+            host=request.host,
+            directory=Path(request.directory),
+        ) as engine:
             try:
-                process, process_group = self._spawn(request, files)
+                started.set_result(self._start_task(engine, request))
             except BaseException as error:
                 started.set_exception(error)
                 return
-            started.set_result(TaskStarted(process.pid, process_group))
-            for pipe in process.pipes:
-                selector.register(pipe.fd, selectors.EVENT_READ, pipe)
-            while (status := process.poll()) is None:
-                for key, _ in selector.select(POLL_SECONDS):
-                    if not process.read(key.data):
-                        selector.unregister(key.fd)
-                if not selector.get_map():  # its output is closed, and it lives
-                    self._pause()
-                self._pass_address(files.address)
-                self._pass_membership_report(reader)
-            self._pass_membership_report(reader)
-            self._conclude(process, status, files.exit_reason)
+            ended = False
+            while not ended:
+                events = engine.wait(POLL_SECONDS)
+                ended = any(isinstance(event, TaskEnded) for event in events)
+                with self._changed:
+                    self._events += events
+                    self._engine = None if ended else engine
+                    self._changed.notify_all()
 
-    def _spawn(self, request: StartRequest, files: TaskFiles) -> tuple[TaskProcess, str]:
+    def _start_task(self, engine: HostEngine, request: StartRequest) -> TaskStarted:
         task = decode_task(request.task)
-        with self._changed, inherited(task, request.host) as (config, fds):
-            if self._reaper is None:
-                self._reaper = OrphanReaper()
-            set_here = {TASK_VARIABLE: encode_task(config), "PYTHONUNBUFFERED": "1"}
-            process = TaskProcess(
-                self._name,
-                task_command(config, files, request.program, host=request.host),
-                {**os.environ, **request.environ, **set_here, **self._reaper.variables},
-                log=Path(os.devnull),  # the launcher keeps the log
-                emit=self._emit,
-                pass_fds=fds,
-                directory=Path(request.directory),
-            )
-            self._process = process
+        with self._changed:
+            engine.start(task)
+            self._engine = engine
             if self._killed_attempt >= request.attempt:
-                process.kill()
+                engine.kill(self._name)
             elif self._terminated_attempt >= request.attempt:
-                process.terminate()
-        return process, config.process_group if config.process_group_fd is not None else ""
+                engine.terminate(self._name)
+        process_group = "" if task.group is None else engine.process_groups.get(task.group, "")
+        return TaskStarted(engine.pids[self._name], process_group)
 
-    def _emit(self, line: str, error: bool) -> None:
+    def _show(self, line: bytes, error: bool) -> None:
         with self._changed:
             # A launcher that falls behind slows the task down, as a full pipe does.
             self._changed.wait_for(
@@ -310,31 +266,4 @@ class TaskAgent:
             )
             self._lines.append((line, error))
             self._unread += len(line)
-            self._changed.notify_all()
-
-    def _pause(self) -> None:
-        with self._changed:
-            self._changed.wait(POLL_SECONDS)
-
-    def _pass_address(self, file: Path) -> None:
-        if file.exists():
-            address = file.read_text(encoding="utf-8").strip()
-            file.unlink()
-            with self._changed:
-                self._address = address
-                self._changed.notify_all()
-
-    def _pass_membership_report(self, reader: MembershipReportReader) -> None:
-        news = reader.news()
-        if news is not None:
-            with self._changed:
-                self._membership_report = news
-                self._changed.notify_all()
-
-    def _conclude(self, process: TaskProcess, status: int, reason: Path) -> None:
-        with self._changed:
-            self._process = None
-        process.finish()
-        with self._changed:
-            self._end = (status, read_exit_reason(reason) or describe_status(status))
             self._changed.notify_all()

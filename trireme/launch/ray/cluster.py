@@ -14,8 +14,9 @@ from concurrent.futures import Future
 from typing import Any
 
 from trireme.errors import ConfigurationError, WaitTimeout
+from trireme.launch.config.task_config import TaskConfig
 from trireme.launch.ray.agent import NodeFacts, TaskAgent
-from trireme.launch.ray.placement import ResourceRequest, TaskPlacement, plan
+from trireme.launch.ray.placement import TaskPlacement, plan
 
 __all__ = [
     "Agent",
@@ -131,16 +132,11 @@ class RayCluster:
 
 
 @contextlib.contextmanager
-def reserve_resources(
-    address: str, request: ResourceRequest, timeout: float, say: Callable[[str], None]
-) -> Iterator[RayCluster]:
+def reserve_resources(task: TaskConfig, say: Callable[[str], None]) -> Iterator[RayCluster]:
     """Joins a Ray cluster and holds the resources of a job there while the block runs.
 
     Args:
-        address: the address of the cluster's head, `host:port`; `auto` finds the cluster of this
-            host.
-        request: the resources.
-        timeout: seconds within which the cluster must grant them.
+        task: what all tasks of the job have in common, with the options of the cluster.
         say: called with a line for the user, every few seconds of waiting.
 
     Raises:
@@ -148,13 +144,13 @@ def reserve_resources(
         WaitTimeout: the cluster had no room in time.
     """
     ray = load_ray()
-    _join(ray, address)
+    _join(ray, task.config.ray_address)
     held: dict[str, Any] = {}
     try:
-        groups, placements = plan(request)
+        groups, placements = plan(task)
         for name, group in groups.items():
             held[name] = ray.util.placement_group(list(group.bundles), strategy=group.strategy)
-        _wait_for_room(ray, list(held.values()), request, timeout, say)
+        _wait_for_room(ray, list(held.values()), task, say)
         yield RayCluster(held, placements)
     finally:
         for group in held.values():
@@ -227,12 +223,9 @@ def _no_cluster(address: str, error: Exception) -> ConfigurationError:
 
 
 def _wait_for_room(
-    ray: Any,
-    groups: Sequence[Any],
-    request: ResourceRequest,
-    timeout: float,
-    say: Callable[[str], None],
+    ray: Any, groups: Sequence[Any], task: TaskConfig, say: Callable[[str], None]
 ) -> None:
+    timeout = task.config.join_timeout
     begin = time.monotonic()
     noticed = begin
     for group in groups:
@@ -241,22 +234,23 @@ def _wait_for_room(
             if now > begin + timeout:
                 raise WaitTimeout(
                     f"the Ray cluster had no room within {timeout:.0f} s: "
-                    f"{_describe_shortage(ray, request)}. "
+                    f"{_describe_shortage(ray, task)}. "
                     "Ask for less, or add nodes with `ray start`"
                 )
             if now > noticed + NOTICE_SECONDS:
                 noticed = now
-                say(f"waiting for room on the Ray cluster: {_describe_shortage(ray, request)}")
+                say(f"waiting for room on the Ray cluster: {_describe_shortage(ray, task)}")
 
 
-def _describe_shortage(ray: Any, request: ResourceRequest) -> str:
+def _describe_shortage(ray: Any, task: TaskConfig) -> str:
     has, free = ray.cluster_resources(), ray.available_resources()
-    processes = request.workers * request.processes
-    cores = request.servers + processes * request.cpus
+    cpus, gpus = task.config.ray_cpus_per_worker, task.config.ray_gpus_per_worker
+    workers = task.tasks - task.servers
+    cores = task.servers + workers * cpus
     wanted = f"{cores} cores"
     there = f"{has.get('CPU', 0):g} cores ({free.get('CPU', 0):g} free)"
-    if request.gpus:
-        wanted += f" and {processes * request.gpus:g} GPUs"
+    if gpus:
+        wanted += f" and {workers * gpus:g} GPUs"
         there += f" and {has.get('GPU', 0):g} GPUs ({free.get('GPU', 0):g} free)"
-    largest = f", {request.cpus} cores" + (f" and {request.gpus:g} GPUs" if request.gpus else "")
+    largest = f", {cpus} cores" + (f" and {gpus:g} GPUs" if gpus else "")
     return f"the job asks for {wanted}{largest} of them on one node; the cluster has {there}"

@@ -13,35 +13,38 @@ import selectors
 import signal
 import socket
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from concurrent.futures import wait as wait_for_all
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
 import msgspec
 
-from trireme.launch.command import LOOPBACK
+from trireme.cluster.spec import LOOPBACK
 from trireme.launch.config.secret import SECRET_VARIABLE
 from trireme.launch.config.task_config import TASK_VARIABLE, TaskConfig, encode_task
 from trireme.launch.console import Console
 from trireme.launch.exit_reason import ExitReason, describe_status
 from trireme.launch.launcher import (
+    COORDINATOR,
     Event,
     Job,
     Launcher,
-    MembershipReported,
     StopSignalled,
     TaskEnded,
     TaskLocated,
 )
-from trireme.launch.log_file import LogFile
-from trireme.launch.process import LAST_LINES
+from trireme.launch.process_setup.resources import thread_variables, threads_of_task
 from trireme.launch.process_setup.signals import requests_to_stop, signals
-from trireme.launch.process_setup.threads import thread_variables
-from trireme.launch.ray.agent import NodeFacts, StartRequest, TaskReport, TaskStarted
+from trireme.launch.ray.agent import (
+    NodeFacts,
+    StartRequest,
+    TaskReport,
+    TaskStarted,
+    installed_version,
+)
 from trireme.launch.ray.cluster import (
     Agent,
     RayCluster,
@@ -49,8 +52,9 @@ from trireme.launch.ray.cluster import (
     inspect_nodes,
     reserve_resources,
 )
-from trireme.launch.ray.placement import ResourceRequest, bracketed, listen_hosts
+from trireme.launch.ray.placement import bracketed, listen_hosts
 from trireme.launch.run_directory import RunDirectory
+from trireme.launch.task_outputs import TaskOutputs
 
 __all__ = ["run_ray"]
 
@@ -63,48 +67,33 @@ ANSWER_TIMEOUT = 60.0
 SHUT_DOWN_SECONDS = 10.0
 
 
-def run_ray(
-    job: Job,
-    directory: RunDirectory,
-    console: Console,
-    *,
-    address: str,
-    request: ResourceRequest,
-    version: str,
-) -> int:
+def run_ray(job: Job, directory: RunDirectory, console: Console) -> int:
     """Runs a job to its end and returns its exit status, as `run_local` does.
 
     Args:
         job: what to run.
         directory: where its logs and its record go. It stays claimed.
         console: where the lines of its tasks go.
-        address: the cluster's address.
-        request: the resources to request from it.
-        version: the version of Trireme, which every node has to have.
 
     Raises:
         ConfigurationError: there is no such cluster, or a task cannot run there or be reached.
         WaitTimeout: the cluster had no room in time.
     """
-    patience = job.task.config.join_timeout
-    with reserve_resources(address, request, patience, console.say) as cluster:
+    config = job.task.config
+    with (
+        TaskOutputs(directory.log, console) as outputs,
+        reserve_resources(job.task, console.say) as cluster,
+    ):
         agents = {name: cluster.start_agent(name) for name in cluster.names}
-        facts = inspect_nodes(agents, os.getcwd(), job.program[0], patience)
-        hosts = listen_hosts(facts, version, allow_plaintext=job.task.config.allow_plaintext)
+        facts = inspect_nodes(agents, os.getcwd(), job.program[0], config.join_timeout)
+        hosts = listen_hosts(facts, installed_version(), allow_plaintext=config.allow_plaintext)
         tasks = {
-            name: _Task(
-                name,
-                agent,
-                facts[name],
-                hosts[name],
-                LogFile(directory.log(name), lambda text: console.say(text, alarm=True)),
-            )
-            for name, agent in agents.items()
+            name: _Task(name, agent, facts[name], hosts[name]) for name, agent in agents.items()
         }
         for line in _describe_nodes(facts):
             console.say(line)
-        with _Engine(job, console, cluster, request, tasks) as engine:
-            launcher = Launcher(job, directory, console, engine)
+        with _Engine(job, outputs, cluster, tasks) as engine:
+            launcher = Launcher(job, directory, console, engine, outputs)
             launcher.run()
         return launcher.conclude()
 
@@ -130,8 +119,6 @@ class _Task:
         agent: its agent; None once that is lost.
         facts: what the agent has found on its node.
         host: the address at which the task listens, if it listens.
-        log: the file that keeps its lines.
-        last_lines: the last of its lines.
         running: whether it was started and has not ended.
         attempt: how often it was started.
         used: how much it has done, by its agent's last report.
@@ -142,8 +129,6 @@ class _Task:
     agent: Agent | None
     facts: NodeFacts
     host: str
-    log: LogFile
-    last_lines: deque[str] = field(default_factory=lambda: deque(maxlen=LAST_LINES))
     running: bool = False
     attempt: int = 0
     used: float = 0.0
@@ -159,18 +144,16 @@ class _Engine:
     def __init__(
         self,
         job: Job,
-        console: Console,
+        outputs: TaskOutputs,
         cluster: RayCluster,
-        request: ResourceRequest,
         tasks: Mapping[str, _Task],
     ) -> None:
         self.pids: dict[str, int] = {}
         self.nodes = {name: _node(task.facts) for name, task in tasks.items()}
         self.coordinator = ""
         self._job = job
-        self._console = console
+        self._outputs = outputs
         self._cluster = cluster
-        self._request = request
         self._tasks = tasks
         self._events: list[Event] = []
         self._process_group_addresses: dict[
@@ -206,8 +189,6 @@ class _Engine:
             wait_for_all([agent.call("shut_down") for agent in agents], SHUT_DOWN_SECONDS)
             for agent in agents:
                 agent.end()
-            for task in self._tasks.values():
-                task.log.close()
 
     # The interface of an engine --------------------------------------------------------------
 
@@ -283,13 +264,13 @@ class _Engine:
             )
         elif process_group is not None:
             self._process_group_addresses.pop(process_group, None)
-        cores = self._request.cpus if config.role == "worker" else 1
-        threads, variables = thread_variables(os.environ, 1, cores)
+        cores = config.config.ray_cpus_per_worker if config.role == "worker" else 1
+        threads = threads_of_task(os.environ, 1, cores)
         start_request = StartRequest(
             task=encode_task(msgspec.structs.replace(config, threads=threads)),
             program=self._job.program,
             directory=os.getcwd(),
-            environ=_own_variables(os.environ) | variables,
+            environ=_own_variables(os.environ) | thread_variables(os.environ, threads),
             host=task.host,
             attempt=task.attempt,
         )
@@ -324,36 +305,31 @@ class _Engine:
         )
 
     def _take_report(self, task: _Task, agent: Agent, report: TaskReport) -> None:
-        self._show(task, report)
-        task.used = report.used
-        if report.members is not None:
-            self._events.append(MembershipReported(report.members))
-        if report.address and task.name == "coordinator:0":
-            self.coordinator = report.address
-            self._events.append(TaskLocated())
-        if report.end is None:
-            self._ask_for_report(task, agent)
-            return
-        # By the launcher's clock, so that one clock decides which task failed first.
-        at = time.time() - report.end.age
-        reason = msgspec.structs.replace(report.end.reason, at=at)
-        self._ended(task, report.end.status, reason)
-
-    def _show(self, task: _Task, report: TaskReport) -> None:
         for line, error in report.lines:
-            task.log.write(line.encode("utf-8", "replace"))
-            task.last_lines.append(line)
-            self._console.line(task.name, line, error)
+            self._outputs.show(task.name, line, error)
+        task.used = report.used
+        if task.name == COORDINATOR and report.coordinator:
+            self.coordinator = report.coordinator
+        for event in report.events:
+            if isinstance(event, TaskEnded):
+                # By the launcher's clock, so that one clock decides which task failed first.
+                at = time.time() - max(0.0, report.now - event.reason.at)
+                reason = msgspec.structs.replace(event.reason, at=at)
+                self._ended(task, event.status, reason)
+            else:
+                self._events.append(event)
+        if task.running:
+            self._ask_for_report(task, agent)
 
     # Ends ------------------------------------------------------------------------------------
 
     def _ended(self, task: _Task, status: int, reason: ExitReason) -> None:
         task.running = False
         task.answer_due = float("inf")
-        self._events.append(TaskEnded(task.name, status, reason, tuple(task.last_lines)))
+        self._events.append(TaskEnded(task.name, status, reason))
 
     def _fail(self, task: _Task, summary: str) -> None:
-        self._ended(task, 1, ExitReason(kind="error", summary=summary, at=time.time()))
+        self._ended(task, 1, ExitReason(kind="error", summary=summary))
 
     def _lose(self, task: _Task, why: str) -> None:
         """Counts a task as killed whose agent is gone: it ends with its agent."""
@@ -361,7 +337,7 @@ class _Engine:
             task.agent.end()
             task.agent = None
         summary = f"lost with its agent on node {_node(task.facts)}: {why}"
-        reason = ExitReason(kind="signal", summary=summary, at=time.time())
+        reason = ExitReason(kind="signal", summary=summary)
         self._ended(task, -signal.SIGKILL, reason)
 
     def _lose_unanswered(self) -> None:

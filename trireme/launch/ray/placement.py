@@ -8,39 +8,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from trireme.cluster.spec import LOOPBACK
 from trireme.errors import ConfigurationError
-from trireme.launch.command import LOOPBACK
+from trireme.launch.config.task_config import TaskConfig
+from trireme.launch.launcher import worker_tasks
 from trireme.launch.ray.agent import NodeFacts
 
 __all__ = [
     "PlacementGroup",
-    "ResourceRequest",
     "TaskPlacement",
     "bracketed",
     "listen_hosts",
     "plan",
 ]
-
-
-@dataclass(frozen=True, slots=True)
-class ResourceRequest:
-    """The resources that a job requests from its cluster.
-
-    Attributes:
-        servers: the number of parameter servers.
-        workers: the number of workers.
-        processes: the number of processes of each worker.
-        cpus: the cores of each process.
-        gpus: the GPUs of each process; a number below 1 is a share of one GPU.
-        pack: whether workers go to as few nodes as possible; if not, to as many as possible.
-    """
-
-    servers: int
-    workers: int
-    cpus: int = 1
-    gpus: float = 0.0
-    pack: bool = False
-    processes: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,25 +51,29 @@ class TaskPlacement:
     gpus: float = 0.0
 
 
-def plan(request: ResourceRequest) -> tuple[dict[str, PlacementGroup], dict[str, TaskPlacement]]:
+def plan(task: TaskConfig) -> tuple[dict[str, PlacementGroup], dict[str, TaskPlacement]]:
     """Returns the placement groups by name, and the placement of each task by the task's name.
 
     The coordinator hardly computes. It shares the bundle of the first server.
+
+    Args:
+        task: what all tasks of the job have in common.
     """
+    config = task.config
     groups, placements = {}, {}
-    if request.servers:
-        groups["servers"] = PlacementGroup("SPREAD", ({"CPU": 1.0},) * request.servers)
+    if task.servers:
+        groups["servers"] = PlacementGroup("SPREAD", ({"CPU": 1.0},) * task.servers)
         placements["coordinator:0"] = TaskPlacement("servers", 0)
         placements |= {
-            f"ps:{index}": TaskPlacement("servers", index) for index in range(request.servers)
+            f"ps:{index}": TaskPlacement("servers", index) for index in range(task.servers)
         }
-    bundle = {"CPU": float(request.cpus)} | ({"GPU": request.gpus} if request.gpus else {})
-    processes = request.workers * request.processes
-    groups["workers"] = PlacementGroup("PACK" if request.pack else "SPREAD", (bundle,) * processes)
-    for number in range(processes):
-        index, rank = divmod(number, request.processes)
-        name = f"worker:{index}/{rank}" if rank else f"worker:{index}"
-        placements[name] = TaskPlacement("workers", number, request.gpus)
+    gpus = config.ray_gpus_per_worker
+    bundle = {"CPU": float(config.ray_cpus_per_worker)} | ({"GPU": gpus} if gpus else {})
+    workers = worker_tasks(task)
+    strategy = "PACK" if config.ray_pack_workers else "SPREAD"
+    groups["workers"] = PlacementGroup(strategy, (bundle,) * len(workers))
+    for number, worker in enumerate(workers):
+        placements[worker.name] = TaskPlacement("workers", number, gpus)
     return groups, placements
 
 
