@@ -18,7 +18,7 @@ from trireme.launch.console import Console
 from trireme.launch.launcher import Job
 from trireme.launch.local import run_local
 from trireme.launch.run_directory import JobRecord, claim, read_record
-from trireme.launch.supervision_limits import SupervisionLimits
+from trireme.launch.supervision_state import SupervisionLimits
 
 LISTEN = "tell('listening', address='tcp://127.0.0.1:9')"
 """What a coordinator does first."""

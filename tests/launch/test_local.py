@@ -11,7 +11,7 @@ import pytest
 
 from tests.launch.programs import LISTEN, alive, eventually, run_programs
 from trireme.launch.run_directory import read_record
-from trireme.launch.supervision_limits import SupervisionLimits
+from trireme.launch.supervision_state import SupervisionLimits
 
 pytestmark = pytest.mark.processes
 

@@ -7,9 +7,15 @@ from dataclasses import replace
 import pytest
 
 from trireme.launch.exit_reason import ExitReason, describe_status
-from trireme.launch.supervised_task import Kill, Notify, Restart, Terminate
-from trireme.launch.supervision import Phase, Supervision
-from trireme.launch.supervision_limits import SupervisionLimits
+from trireme.launch.supervision import Supervision
+from trireme.launch.supervision_state import (
+    Kill,
+    Notify,
+    Phase,
+    Restart,
+    SupervisionLimits,
+    Terminate,
+)
 
 LIMITS = SupervisionLimits(settle=2, give_up=1, stop=60, end=15, kill=10, echo=0.2)
 SERVICES = ("coordinator:0", "ps:0")

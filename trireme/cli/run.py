@@ -23,7 +23,7 @@ from trireme.launch.local import run_local
 from trireme.launch.process_setup.resources import thread_variables, threads_of_task
 from trireme.launch.process_setup.script import check_script, run_script
 from trireme.launch.run_directory import RunDirectory, claim, claim_free, read_record
-from trireme.launch.supervision_limits import SupervisionLimits
+from trireme.launch.supervision_state import SupervisionLimits
 from trireme.monitor.records import records_directory
 from trireme.strategies import choose
 

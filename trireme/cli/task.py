@@ -22,8 +22,7 @@ from trireme.job_config import TASK_OPTIONS
 from trireme.launch.config.secret import SECRET_VARIABLE, secret_descriptor
 from trireme.launch.config.sources import read_config, read_file
 from trireme.launch.config.task_config import TASK_VARIABLE, TaskConfig, encode_task
-from trireme.launch.environment.detect import detect
-from trireme.launch.environment.manual import manual_task
+from trireme.launch.environment.detect import detect, manual_task
 from trireme.launch.environment.tf_config import TF_VARIABLE, read_tf_config
 from trireme.launch.exit_reason import describe
 from trireme.launch.process_setup.orphans import end_with_parent

@@ -28,7 +28,9 @@ from trireme.errors import (
 )
 
 __all__ = [
+    "ENDED_TOO_EARLY",
     "INTERRUPTED",
+    "NO_WORKER_JOINED",
     "ExitReason",
     "describe",
     "describe_status",
@@ -94,6 +96,23 @@ class ExitReason(msgspec.Struct, frozen=True, kw_only=True, tag="ended"):
     def worth_a_restart(self) -> bool:
         """Whether the same task may succeed when it is started again."""
         return self.kind not in ("usage", "victim")
+
+
+ENDED_TOO_EARLY = ExitReason(
+    kind="usage",
+    summary="its program ended before the job had begun: the others waited for it. Does it open a "
+    "trireme.Session, or call trireme.distribute, on every worker?",
+    at=0.0,
+)
+"""Why a worker failed whose program ended well before the job had begun."""
+
+NO_WORKER_JOINED = ExitReason(
+    kind="usage",
+    summary="the program ended, and no worker had joined the job: nothing was trained. Does it "
+    "open a trireme.Session, or call trireme.distribute?",
+    at=0.0,
+)
+"""Why a job failed whose programs ended well and never joined it."""
 
 
 def describe(error: BaseException, location: str = "") -> ExitReason:

@@ -19,9 +19,16 @@ from trireme.launch.config.task_config import Role, TaskConfig
 from trireme.launch.console import Console
 from trireme.launch.exit_reason import ExitReason
 from trireme.launch.run_directory import RECORD, JobRecord, RunDirectory
-from trireme.launch.supervised_task import Action, Kill, Notify, Restart, Terminate
-from trireme.launch.supervision import Phase, Supervision
-from trireme.launch.supervision_limits import SupervisionLimits
+from trireme.launch.supervision import Supervision
+from trireme.launch.supervision_state import (
+    Action,
+    Kill,
+    Notify,
+    Phase,
+    Restart,
+    SupervisionLimits,
+    Terminate,
+)
 from trireme.launch.task_messages import MembershipReport
 from trireme.launch.task_outputs import TaskOutputs
 from trireme.launch.verdict import failure_report
@@ -175,7 +182,8 @@ class Launcher:
         while self._supervision.phase is not Phase.DONE:
             if self._supervision.phase is Phase.STARTING:
                 self._start_all()
-            self._turn(1.0)
+            else:
+                self._turn(1.0)
 
     def _start_all(self) -> None:
         task = self._job.task

@@ -10,34 +10,24 @@ otherwise the job ends. A task that the coordinator has given up is killed by a 
 
 from __future__ import annotations
 
-import enum
 import signal
 from collections.abc import Iterable, Mapping
 
-from trireme.launch.exit_reason import INTERRUPTED, ExitReason
-from trireme.launch.job_start import ENDED_TOO_EARLY, NO_WORKER_JOINED, JobStart
-from trireme.launch.supervised_task import Action, Notify, SupervisedTask
-from trireme.launch.supervision_limits import SupervisionLimits
+from trireme.launch.exit_reason import ENDED_TOO_EARLY, INTERRUPTED, NO_WORKER_JOINED, ExitReason
+from trireme.launch.supervision_state import (
+    Action,
+    JobStart,
+    Notify,
+    Phase,
+    SupervisedTask,
+    SupervisionLimits,
+)
 from trireme.launch.verdict import Failure, Verdict
 
-__all__ = ["Phase", "Supervision"]
+__all__ = ["Supervision"]
 
 ACTIVE_SHARE = 0.01
 """The share of a core above which a process counts as active."""
-
-
-class Phase(enum.Enum):
-    """How far the supervision of a job is."""
-
-    STARTING = "starting"
-    """All tasks are to be started, for the first time or again."""
-    RUNNING = "running"
-    RESTARTING = "restarting"
-    """Tasks are to end, before they are started again together."""
-    STOPPING = "stopping"
-    FAILING = "failing"
-    ENDING = "ending"
-    DONE = "done"
 
 
 class Supervision:

@@ -10,7 +10,7 @@ from trireme.cluster.spec import ClusterSpec, ClusterTask
 from trireme.errors import ConfigurationError
 from trireme.launch.config.sources import read_config
 from trireme.launch.config.task_config import TaskConfig
-from trireme.launch.environment.manual import manual_task
+from trireme.launch.environment.detect import manual_task
 
 
 @dataclass(frozen=True)

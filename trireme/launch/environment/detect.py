@@ -17,16 +17,22 @@ import sys
 from collections.abc import Mapping, MutableMapping, Sequence
 from pathlib import Path
 from types import TracebackType
+from typing import cast
 
 import msgspec
 
-from trireme.cluster.spec import is_loopback
+from trireme.cluster.spec import ClusterTask, is_loopback
 from trireme.errors import ConfigurationError, TriremeError, UsageError
 from trireme.job_config import OPTIONS, TASK_OPTIONS, JobConfig, Option
-from trireme.launch.config.secret import receive_secret
+from trireme.launch.config.secret import find_secret, receive_secret
 from trireme.launch.config.sources import read_config, read_file
-from trireme.launch.config.task_config import TASK_VARIABLE, TaskConfig, decode_task, fresh_job
-from trireme.launch.environment.manual import manual_task
+from trireme.launch.config.task_config import (
+    TASK_VARIABLE,
+    Role,
+    TaskConfig,
+    decode_task,
+    fresh_job,
+)
 from trireme.launch.environment.process_launchers import (
     LAUNCHER_VARIABLES,
     RANK_VARIABLES,
@@ -37,7 +43,11 @@ from trireme.launch.environment.process_launchers import (
 from trireme.launch.environment.tf_config import TF_VARIABLE, read_tf_config, tf_launched_process
 from trireme.launch.process_setup.resources import threads_of_task
 
-__all__ = ["current_task", "detect"]
+__all__ = ["JOB", "current_task", "detect", "manual_task"]
+
+JOB = "by-hand"
+"""The id of every job started by hand, as there is no launcher to choose one for all of its tasks.
+Address and secret keep such jobs apart."""
 
 _log = logging.getLogger(__name__)
 
@@ -142,6 +152,58 @@ def _process_group_task(
         # All processes write to one terminal or file, without their names before the lines.
         display="none" if process.rank else "auto",
         threads=threads_of_task(environ, sharing, cores) if process.size > 1 else None,
+    )
+
+
+def manual_task(
+    named: ClusterTask,
+    config: JobConfig,
+    environ: Mapping[str, str],
+    secret_file: Path | None = None,
+) -> TaskConfig:
+    """Returns a task of a cluster.
+
+    Args:
+        named: the task; where its cluster has no address of the coordinator, `ps:0` hosts it.
+        config: the options that `trireme run` has too.
+        environ: the environment, which may hold the secret.
+        secret_file: the file with the job's secret, if the user named one.
+
+    Raises:
+        ConfigurationError: there is no such task, or no server; or the secret is missing.
+        UsageError: the options are not consistent.
+    """
+    role, index, cluster = named.role, named.index, named.cluster
+    if not cluster.ps:
+        raise ConfigurationError(
+            "a job started by hand needs a parameter server: name at least one host:port with "
+            "--ps-hosts, the same for every task"
+        )
+    cluster.check_task(role, index)
+    if role == "coordinator" and cluster.coordinator is None:
+        raise ConfigurationError(
+            "a task of role coordinator needs its address: give --coordinator host:port to it and "
+            "to every other task; without one, ps:0 hosts the coordinator"
+        )
+    addresses = [a for a in (*cluster.ps, *cluster.worker, cluster.coordinator) if a]
+    loopback = all(map(is_loopback, addresses))
+    secret = find_secret(secret_file, environ, loopback=loopback)
+    workers, servers = len(cluster.worker), len(cluster.ps)
+    config = config.replaced("the hosts", workers=workers, ps=servers)
+    config.check_together(servers)
+    return TaskConfig(
+        job=JOB,
+        role=cast(Role, role),
+        index=index,
+        workers=workers,
+        servers=servers,
+        coordinator=f"tcp://{cluster.coordinator_address}",
+        listen="" if role == "worker" else f"tcp://{cluster.address(role, index)}",
+        secret=secret,
+        config=config,
+        connect_timeout=config.join_timeout,
+        # Of other hosts it is not known which tasks share them.
+        threads=threads_of_task(environ, workers + servers if loopback else 1),
     )
 
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import islice, product
 
 from trireme.cluster.spec import LOOPBACK
 from trireme.errors import ConfigurationError
@@ -313,64 +314,43 @@ def _port(variables: Mapping[str, str], job: str) -> int:
 MOST_HOSTS = 100_000
 """The most hosts of a list. A longer list is a mistake, and would only take memory."""
 
-_HOST_ENTRY = re.compile(r"(?:[^\[\],\s]|\[[^\[\]]*\])+")
-_HOST_PIECE = re.compile(r"([^\[\]]*)(?:\[([^\[\]]*)\])?")
-_HOST_RANGE = re.compile(r"([0-9]+)(?:-([0-9]+))?")
+_ENTRY = r"(?:[^\[\],\s]|\[[0-9,-]+\])+"
+_NODELIST = re.compile(rf"{_ENTRY}(?:,{_ENTRY})*")
 
 
 def expand_nodelist(text: str) -> list[str]:
     """Returns the hosts of a list in Slurm's notation, such as `node[01-03,7],login`, in its order.
 
+    Numbers keep their zeros: `01`.
+
     Raises:
         ConfigurationError: the text is not such a list.
     """
-    hosts: list[str] = []
-    position = 0
-    while position < len(text) or not hosts:
-        entry = _HOST_ENTRY.match(text, position)
-        if entry is None:
-            raise _no_list(text)
-        for host in _hosts(text, entry[0]):
-            hosts.append(host)
+    try:
+        if not _NODELIST.fullmatch(text):
+            raise ValueError(text)
+        hosts: list[str] = []
+        for entry in re.findall(_ENTRY, text):
+            pieces = [_numbers(piece) for piece in re.split(r"(\[[^\]]*\])", entry)]
+            hosts += map("".join, islice(product(*pieces), MOST_HOSTS + 1))
             if len(hosts) > MOST_HOSTS:
-                raise _no_list(text)
-        position = entry.end()
-        if position < len(text):
-            if text[position] != "," or position + 1 == len(text):
-                raise _no_list(text)
-            position += 1
+                raise ValueError(text)
+    except ValueError as error:
+        raise ConfigurationError(
+            f"{text[:200]!r} is no list of hosts as Slurm writes it, such as node[01-03,7]"
+        ) from error
     return hosts
 
 
-def _hosts(text: str, entry: str) -> Iterator[str]:
-    """Yields the hosts of one entry: every combination of the numbers in its brackets."""
-    piece = _HOST_PIECE.match(entry)
-    assert piece is not None
-    rest = entry[piece.end() :]
-    for number in _numbers(text, piece[2]):
-        if not rest:
-            yield piece[1] + number
-            continue
-        for tail in _hosts(text, rest):
-            yield piece[1] + number + tail
-
-
-def _numbers(text: str, inside: str | None) -> Iterator[str]:
-    if inside is None:
-        yield ""
-        return
-    for part in inside.split(","):
-        found = _HOST_RANGE.fullmatch(part)
-        if found is None:
-            raise _no_list(text)
-        first, last = found[1], found[2] or found[1]
-        if len(last) > 9 or int(last) < int(first):
-            raise _no_list(text)
-        for number in range(int(first), int(last) + 1):
-            yield str(number).zfill(len(first))
-
-
-def _no_list(text: str) -> ConfigurationError:
-    return ConfigurationError(
-        f"{text[:200]!r} is no list of hosts as Slurm writes it, such as node[01-03,7]"
-    )
+def _numbers(piece: str) -> list[str]:
+    """Returns the numbers in brackets, or the piece itself where it has none."""
+    if not piece.startswith("["):
+        return [piece]
+    numbers: list[str] = []
+    for part in piece.strip("[]").split(","):
+        first, dash, last = part.partition("-")
+        count = int(last if dash else first) - int(first) + 1
+        if not 0 < count <= MOST_HOSTS - len(numbers):
+            raise ValueError(part)
+        numbers += [str(int(first) + each).zfill(len(first)) for each in range(count)]
+    return numbers
