@@ -15,7 +15,7 @@ from typing import Protocol
 import msgspec
 
 from trireme.job_config import OPTIONS
-from trireme.launch.config.task_config import Role, TaskConfig
+from trireme.launch.config.task_config import TaskConfig
 from trireme.launch.console import Console
 from trireme.launch.exit_reason import ExitReason
 from trireme.launch.run_directory import RECORD, JobRecord, RunDirectory
@@ -42,7 +42,7 @@ __all__ = [
     "StopSignalled",
     "TaskEnded",
     "TaskLocated",
-    "worker_tasks",
+    "tasks_of_job",
 ]
 
 ADDRESS_TIMEOUT = 60.0
@@ -132,15 +132,20 @@ class Engine(Protocol):
         """
 
 
-def worker_tasks(task: TaskConfig) -> list[TaskConfig]:
-    """Returns the worker processes of a job, of which a worker has one or several.
+def tasks_of_job(task: TaskConfig) -> list[TaskConfig]:
+    """Returns the tasks of a job in the order of their start, the coordinator first.
+
+    A worker has one process or several, each of which is a task.
 
     Args:
         task: what all tasks of the job have in common.
     """
+    replace = msgspec.structs.replace
+    servers = [replace(task, role="ps", index=index) for index in range(task.servers)]
+    coordinators = [replace(task, role="coordinator")] if task.servers else []
     together = task.processes if task.servers else 1
-    return [
-        msgspec.structs.replace(
+    workers = [
+        replace(
             task,
             index=index,
             rank=rank if task.servers else index,
@@ -149,6 +154,7 @@ def worker_tasks(task: TaskConfig) -> list[TaskConfig]:
         for index in range(task.workers)
         for rank in range(together)
     ]
+    return [*coordinators, *servers, *workers]
 
 
 class Launcher:
@@ -167,6 +173,7 @@ class Launcher:
         self._console = console
         self._engine = engine
         self._supervision = Supervision(job.limits)
+        self._tasks = {config.name: config for config in tasks_of_job(job.task)}
         self._outputs = outputs
         self._started = time.time()
         self._begin = time.monotonic()
@@ -186,17 +193,13 @@ class Launcher:
                 self._turn(1.0)
 
     def _start_all(self) -> None:
-        task = self._job.task
         self._last_report_at = None
-        if task.servers:
-            self._start("coordinator", 0)
-            self._wait_for_address()
-            if self._supervision.phase is not Phase.RUNNING:
-                return
-        for index in range(task.servers):
-            self._start("ps", index)
-        for config in worker_tasks(task):
-            self._start_task(config)
+        for config in self._tasks.values():
+            self._start(config)
+            if config.role == "coordinator":
+                self._wait_for_address()
+                if self._supervision.phase is not Phase.RUNNING:
+                    return
         self._record("running", None)
 
     def conclude(self) -> int:
@@ -224,8 +227,27 @@ class Launcher:
         return status
 
     def _record(self, state: str, status: int | None, failure: Sequence[str] = ()) -> None:
+        """Writes `job.json`, which `trireme status` reads."""
+        task = self._job.task
+        record = JobRecord(
+            job=task.job,
+            state=state,
+            status=status,
+            host=socket.gethostname(),
+            launcher=os.getpid(),
+            pids=self._engine.pids,
+            nodes=self._engine.nodes,
+            coordinator=self._engine.coordinator,
+            secret_file=str(self._directory.secret_file.resolve()),
+            command=self._job.program,
+            options=task.config.values,
+            origins={each.name: task.config.origin(each.field) for each in OPTIONS},
+            started=self._started,
+            ended=None if status is None else time.time(),
+            failure=tuple(failure),
+        )
         try:
-            self._directory.write_record(self._job_record(state, status, failure))
+            self._directory.write_record(record)
         except OSError as error:
             if not self._unrecorded:
                 self._console.say(
@@ -237,32 +259,9 @@ class Launcher:
         else:
             self._unrecorded = False
 
-    def _job_record(self, state: str, status: int | None, failure: Sequence[str]) -> JobRecord:
-        job = self._job
-        return JobRecord(
-            job=job.task.job,
-            state=state,
-            status=status,
-            host=socket.gethostname(),
-            launcher=os.getpid(),
-            pids=self._engine.pids,
-            nodes=self._engine.nodes,
-            coordinator=self._engine.coordinator,
-            secret_file=str(self._directory.secret_file.resolve()),
-            command=job.program,
-            options=job.task.config.values,
-            origins={each.name: job.task.config.origin(each.field) for each in OPTIONS},
-            started=self._started,
-            ended=None if status is None else time.time(),
-            failure=tuple(failure),
-        )
-
     # Starting --------------------------------------------------------------------------------
 
-    def _start(self, role: Role, index: int) -> None:
-        self._start_task(msgspec.structs.replace(self._job.task, role=role, index=index, rank=0))
-
-    def _start_task(self, config: TaskConfig) -> None:
+    def _start(self, config: TaskConfig) -> None:
         self._supervision.started(config.name)
         self._outputs.begin(config.name)
         self._engine.start(
@@ -356,6 +355,5 @@ class Launcher:
                 case Kill(name):
                     self._engine.kill(name)
                 case Restart(name):
-                    tasks = worker_tasks(self._job.task)
-                    self._start_task(next(config for config in tasks if config.name == name))
+                    self._start(self._tasks[name])
                     self._record("running", None)

@@ -70,7 +70,7 @@ def run_local(
     job = replace(job, task=msgspec.structs.replace(job.task, threads=threads))
     environ = {**os.environ, **thread_variables(os.environ, threads)}
     environ.pop(SECRET_VARIABLE, None)
-    with signals() as wakeup, TaskOutputs(directory.log, console) as outputs:
+    with signals() as (wakeup, _), TaskOutputs(directory.log, console) as outputs:
         with HostEngine(job.program, environ, outputs.show, build_command) as engine:
             engine.selector.register(wakeup, selectors.EVENT_READ)
             launcher = Launcher(job, directory, console, engine, outputs)

@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from tests.launch.programs import alive
-from trireme.launch.config.task_config import TaskConfig, encode_task
+from trireme.launch.config.task_config import TaskConfig
 from trireme.launch.launcher import TaskEnded
 from trireme.launch.ray.agent import StartRequest, TaskAgent
 
@@ -30,7 +30,7 @@ def agent() -> Iterator[TaskAgent]:
 def start_request(directory: Path, program: str, **environ: str) -> StartRequest:
     (directory / "program.py").write_text(program)
     return StartRequest(
-        task=encode_task(TaskConfig(job="j")),
+        task=TaskConfig(job="j"),
         program=("program.py", "--x"),
         directory=str(directory),
         environ=environ,
@@ -83,7 +83,7 @@ def test_who_is_dismissed_leaves_nothing_behind(agent: TaskAgent, tmp_path: Path
     child = "import subprocess, sys\np = subprocess.Popen([sys.executable, '-c', 'input()'], " + (
         "stdin=subprocess.PIPE)\nprint(p.pid, flush=True)\n"
     )
-    pid = agent.start(start_request(tmp_path, child + FOREVER)).pid
+    pid, _ = agent.start(start_request(tmp_path, child + FOREVER))
     lines, _ = hear(agent, "up")
     grandchild = int(lines[0][0])
     agent.shut_down()
@@ -119,10 +119,10 @@ def test_the_first_of_a_process_group_has_the_socket_at_which_they_meet(
         "print(task.process_group, '%s:%s' % here)\n"
     )
     first = TaskConfig(job="j", workers=2, processes=2)
-    started = agent.start(replace(start_request(tmp_path, program), task=encode_task(first)))
-    assert started.process_group.startswith("127.0.0.1:")
+    _, meeting = agent.start(replace(start_request(tmp_path, program), task=first))
+    assert meeting.startswith("127.0.0.1:")
     lines, _ = hear(agent)
-    assert lines == [(f"{started.process_group} {started.process_group}", False)]
+    assert lines == [(f"{meeting} {meeting}", False)]
 
 
 def test_it_says_what_is_wrong_with_its_node(agent: TaskAgent, tmp_path: Path) -> None:

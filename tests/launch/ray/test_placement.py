@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from trireme.errors import ConfigurationError
 from trireme.job_config import JobConfig
 from trireme.launch.config.task_config import TaskConfig
-from trireme.launch.launcher import worker_tasks
+from trireme.launch.launcher import tasks_of_job
 from trireme.launch.ray.agent import NodeFacts
 from trireme.launch.ray.placement import listen_hosts, plan
 
@@ -35,7 +35,9 @@ def test_every_task_has_a_seat_of_its_own_and_the_coordinator_sits_with_the_firs
         job="j", workers=counts[0], servers=servers, processes=counts[1], config=config
     )
     groups, placements = plan(task)
-    names = [f"ps:{i}" for i in range(servers)] + [each.name for each in worker_tasks(task)]
+    names = [each.name for each in tasks_of_job(task) if each.role != "coordinator"]
+    assert names[:servers] == [f"ps:{i}" for i in range(servers)]
+    assert len(names) == servers + workers * processes
     assert list(placements) == (["coordinator:0"] if servers else []) + names
     assert len({(placements[name].group, placements[name].index) for name in names}) == len(names)
     if servers:

@@ -16,7 +16,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 
-from trireme.launch.config.task_config import decode_task
+from trireme.launch.config.task_config import TaskConfig
 from trireme.launch.launcher import Event, TaskEnded
 from trireme.launch.local import HostEngine
 
@@ -25,7 +25,6 @@ __all__ = [
     "StartRequest",
     "TaskAgent",
     "TaskReport",
-    "TaskStarted",
     "host_identity",
     "installed_version",
 ]
@@ -60,7 +59,7 @@ class StartRequest:
     """A request to start a task.
 
     Attributes:
-        task: its `TaskConfig`, encoded.
+        task: the task.
         program: the user's program and its arguments.
         directory: the directory to start it in.
         environ: variables of its environment, besides the node's own.
@@ -69,26 +68,12 @@ class StartRequest:
         attempt: the number of this start of the task, from 1. Requests to end it name it too.
     """
 
-    task: str
+    task: TaskConfig
     program: tuple[str, ...]
     directory: str
     environ: Mapping[str, str]
     host: str
     attempt: int = 1
-
-
-@dataclass(frozen=True, slots=True)
-class TaskStarted:
-    """A task that was started.
-
-    Attributes:
-        pid: its process id.
-        process_group: `host:port` at which its process group meets, if this task serves that
-            address; else "".
-    """
-
-    pid: int
-    process_group: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,8 +147,12 @@ class TaskAgent:
             problem = f"{os.path.join(directory, script)} cannot be read"
         return NodeFacts(node, address, host_identity(), installed_version(), problem)
 
-    def start(self, request: StartRequest) -> TaskStarted:
+    def start(self, request: StartRequest) -> tuple[int, str]:
         """Starts the task, again if it has run before.
+
+        Returns:
+            Its process id; and `host:port` at which its process group meets, if this task serves
+            that address, else "".
 
         Raises:
             OSError: the process cannot be started.
@@ -172,7 +161,7 @@ class TaskAgent:
         with self._changed:
             self._lines, self._unread, self._events = [], 0, []
             self._attempt = request.attempt
-        started: Future[TaskStarted] = Future()
+        started: Future[tuple[int, str]] = Future()
         # The kernel ends the task with the thread that started it, so that thread lives as long.
         self._thread = threading.Thread(
             target=self._run_task,
@@ -221,7 +210,7 @@ class TaskAgent:
 
     # On a thread of the task's own -----------------------------------------------------------
 
-    def _run_task(self, request: StartRequest, started: Future[TaskStarted]) -> None:
+    def _run_task(self, request: StartRequest, started: Future[tuple[int, str]]) -> None:
         # Ray's threads may have signals blocked, and a child inherits that.
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         with HostEngine(
@@ -245,17 +234,18 @@ class TaskAgent:
                     self._engine = None if ended else engine
                     self._changed.notify_all()
 
-    def _start_task(self, engine: HostEngine, request: StartRequest) -> TaskStarted:
-        task = decode_task(request.task)
+    def _start_task(self, engine: HostEngine, request: StartRequest) -> tuple[int, str]:
         with self._changed:
-            engine.start(task)
+            engine.start(request.task)
             self._engine = engine
             if self._killed_attempt >= request.attempt:
                 engine.kill(self._name)
             elif self._terminated_attempt >= request.attempt:
                 engine.terminate(self._name)
-        process_group = "" if task.group is None else engine.process_groups.get(task.group, "")
-        return TaskStarted(engine.pids[self._name], process_group)
+        group = request.task.group
+        return engine.pids[self._name], "" if group is None else engine.process_groups.get(
+            group, ""
+        )
 
     def _show(self, line: bytes, error: bool) -> None:
         with self._changed:

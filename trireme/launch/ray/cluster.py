@@ -11,6 +11,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import Any
 
 from trireme.errors import ConfigurationError, WaitTimeout
@@ -88,10 +89,6 @@ class Agent:
         future: Future[Any] = getattr(self._actor, method).remote(*arguments).future()
         return future
 
-    def tell(self, method: str, *arguments: object) -> None:
-        """Calls a method whose answer nobody needs."""
-        getattr(self._actor, method).remote(*arguments)
-
     def is_loss(self, error: BaseException) -> bool:
         """Returns whether a call failed because the agent is gone."""
         return isinstance(error, load_ray().exceptions.RayActorError)
@@ -102,29 +99,29 @@ class Agent:
             load_ray().kill(self._actor)
 
 
+@dataclass(frozen=True, slots=True)
 class RayCluster:
-    """The reserved resources of one job; made by `reserve_resources`."""
+    """The reserved resources of one job; made by `reserve_resources`.
 
-    def __init__(self, groups: Mapping[str, Any], placements: Mapping[str, TaskPlacement]) -> None:
-        self._groups = groups
-        self._placements = placements
+    Attributes:
+        groups: Ray's placement groups, by name.
+        placements: the placement of each task, by the task's name.
+    """
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The name of every task that has a placement."""
-        return tuple(self._placements)
+    groups: Mapping[str, Any]
+    placements: Mapping[str, TaskPlacement]
 
     def start_agent(self, name: str) -> Agent:
         """Starts an agent in the bundle of a task, on the node where that is now."""
         ray = load_ray()
-        placement = self._placements[name]
+        placement = self.placements[name]
         options = {
             "num_cpus": AGENT_CORES,
             "num_gpus": placement.gpus,
             "max_concurrency": CONCURRENT_CALLS,
             "max_restarts": 0,
             "scheduling_strategy": ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(
-                placement_group=self._groups[placement.group],
+                placement_group=self.groups[placement.group],
                 placement_group_bundle_index=placement.index,
             ),
         }

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
-import selectors
 import signal
 import socket
 import time
@@ -17,14 +16,14 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from concurrent.futures import wait as wait_for_all
 from dataclasses import dataclass
-from types import TracebackType
+from multiprocessing.connection import wait as wait_for_any
 from typing import Any
 
 import msgspec
 
 from trireme.cluster.spec import LOOPBACK
 from trireme.launch.config.secret import SECRET_VARIABLE
-from trireme.launch.config.task_config import TASK_VARIABLE, TaskConfig, encode_task
+from trireme.launch.config.task_config import TASK_VARIABLE, TaskConfig
 from trireme.launch.console import Console
 from trireme.launch.exit_reason import ExitReason, describe_status
 from trireme.launch.launcher import (
@@ -42,7 +41,6 @@ from trireme.launch.ray.agent import (
     NodeFacts,
     StartRequest,
     TaskReport,
-    TaskStarted,
     installed_version,
 )
 from trireme.launch.ray.cluster import (
@@ -84,7 +82,7 @@ def run_ray(job: Job, directory: RunDirectory, console: Console) -> int:
         TaskOutputs(directory.log, console) as outputs,
         reserve_resources(job.task, console.say) as cluster,
     ):
-        agents = {name: cluster.start_agent(name) for name in cluster.names}
+        agents = {name: cluster.start_agent(name) for name in cluster.placements}
         facts = inspect_nodes(agents, os.getcwd(), job.program[0], config.join_timeout)
         hosts = listen_hosts(facts, installed_version(), allow_plaintext=config.allow_plaintext)
         tasks = {
@@ -92,7 +90,10 @@ def run_ray(job: Job, directory: RunDirectory, console: Console) -> int:
         }
         for line in _describe_nodes(facts):
             console.say(line)
-        with _Engine(job, outputs, cluster, tasks) as engine:
+        with (
+            signals() as (reader, writer),
+            contextlib.closing(_Engine(job, outputs, cluster, tasks, reader, writer)) as engine,
+        ):
             launcher = Launcher(job, directory, console, engine, outputs)
             launcher.run()
         return launcher.conclude()
@@ -147,6 +148,8 @@ class _Engine:
         outputs: TaskOutputs,
         cluster: RayCluster,
         tasks: Mapping[str, _Task],
+        wakeup_reader: socket.socket,
+        wakeup_writer: socket.socket,
     ) -> None:
         self.pids: dict[str, int] = {}
         self.nodes = {name: _node(task.facts) for name, task in tasks.items()}
@@ -155,40 +158,21 @@ class _Engine:
         self._outputs = outputs
         self._cluster = cluster
         self._tasks = tasks
+        self._wakeup_reader = wakeup_reader
+        self._wakeup_writer = wakeup_writer
         self._events: list[Event] = []
-        self._process_group_addresses: dict[
-            int, str
-        ] = {}  # of each process group, once its rank 0 lives
-        self._waiting_for_rank_0: dict[
-            str, tuple[_Task, Agent, TaskConfig]
-        ] = {}  # who has to wait for that
+        # Where each process group meets, once its rank 0 lives; and who waits for that.
+        self._process_groups: dict[int, str] = {}
+        self._waiting_for_rank_0: dict[str, TaskConfig] = {}
         self._answers: queue.SimpleQueue[tuple[Answer, Future[Any]]] = queue.SimpleQueue()
-        self._resources = contextlib.ExitStack()
-        self._selector = selectors.DefaultSelector()
 
-    def __enter__(self) -> _Engine:
-        self._resources.enter_context(self._selector)
-        self._signals = self._resources.enter_context(signals())
-        self._wakeup_reader, self._wakeup_writer = socket.socketpair()
-        for end in (self._wakeup_reader, self._wakeup_writer):
-            self._resources.enter_context(end).setblocking(False)
-        self._selector.register(self._signals, selectors.EVENT_READ)
-        self._selector.register(self._wakeup_reader, selectors.EVENT_READ)
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
         """Ends every agent and task, even if this launcher itself failed."""
-        with self._resources:
-            agents = [task.agent for task in self._tasks.values() if task.agent is not None]
-            # The end of an agent ends its task, but not the task's children.
-            wait_for_all([agent.call("shut_down") for agent in agents], SHUT_DOWN_SECONDS)
-            for agent in agents:
-                agent.end()
+        agents = [task.agent for task in self._tasks.values() if task.agent is not None]
+        # The end of an agent ends its task, but not the task's children.
+        wait_for_all([agent.call("shut_down") for agent in agents], SHUT_DOWN_SECONDS)
+        for agent in agents:
+            agent.end()
 
     # The interface of an engine --------------------------------------------------------------
 
@@ -199,10 +183,17 @@ class _Engine:
         if config.role == "coordinator":
             self.coordinator = ""
         task.answer_due = time.monotonic() + self._job.task.config.join_timeout
-        if task.agent is None:
-            self._start_agent(task, config)
-        else:
-            self._send_start(task, task.agent, config)
+        if task.agent is not None:
+            self._send_start(task, config)
+            return
+        task.agent = self._cluster.start_agent(task.name)  # perhaps on another node
+        self._ask(
+            task,
+            lambda facts: self._located(task, facts, config),
+            "inspect_node",
+            os.getcwd(),
+            self._job.program[0],
+        )
 
     def terminate(self, name: str) -> None:
         self._signal(name, "terminate", signal.SIGTERM)
@@ -214,12 +205,8 @@ class _Engine:
         return self._tasks[name].used
 
     def wait(self, seconds: float) -> list[Event]:
-        for key, _ in self._selector.select(seconds):
-            if key.fileobj is self._signals:
-                self._events += [StopSignalled()] * requests_to_stop(key.fd)
-            else:
-                with contextlib.suppress(BlockingIOError):
-                    self._wakeup_reader.recv(4096)
+        if wait_for_any([self._wakeup_reader], seconds):
+            self._events += [StopSignalled()] * requests_to_stop(self._wakeup_reader.fileno())
         with contextlib.suppress(queue.Empty):
             while True:
                 answer, future = self._answers.get_nowait()
@@ -230,16 +217,8 @@ class _Engine:
 
     # Starting --------------------------------------------------------------------------------
 
-    def _start_agent(self, task: _Task, config: TaskConfig) -> None:
-        """Starts a new agent, perhaps on another node, and then the task."""
-        agent = task.agent = self._cluster.start_agent(task.name)
-        inspection = agent.call("inspect_node", os.getcwd(), self._job.program[0])
-        self._when_answered(
-            task, agent, inspection, lambda facts: self._located(task, agent, facts, config)
-        )
-
-    def _located(self, task: _Task, agent: Agent, facts: NodeFacts, config: TaskConfig) -> None:
-        """Starts a task on the node of its agent, if it can reach the other tasks from there."""
+    def _located(self, task: _Task, facts: NodeFacts, config: TaskConfig) -> None:
+        """Starts a task on the node of its new agent, if it can reach the other tasks from there."""
         problem = facts.problem
         if not problem and task.host == LOOPBACK and facts.host != task.facts.host:
             problem = "the job began with all its tasks on one host, and this is another"
@@ -250,61 +229,48 @@ class _Engine:
         if task.host != LOOPBACK:
             task.host = bracketed(facts.address)
         self.nodes[task.name] = _node(facts)
-        self._send_start(task, agent, config)
+        self._send_start(task, config)
 
-    def _send_start(self, task: _Task, agent: Agent, config: TaskConfig) -> None:
+    def _send_start(self, task: _Task, config: TaskConfig) -> None:
         """Has an agent start its task. Rank 0 of a process group starts before the other ranks."""
-        process_group = config.group
-        if process_group is not None and config.rank:
-            if process_group not in self._process_group_addresses:
-                self._waiting_for_rank_0[task.name] = (task, agent, config)
+        group = config.group
+        if group is not None and config.rank:
+            if group not in self._process_groups:
+                self._waiting_for_rank_0[task.name] = config
                 return
-            config = msgspec.structs.replace(
-                config, process_group=self._process_group_addresses[process_group]
-            )
-        elif process_group is not None:
-            self._process_group_addresses.pop(process_group, None)
+            config = msgspec.structs.replace(config, process_group=self._process_groups[group])
+        elif group is not None:
+            self._process_groups.pop(group, None)
         cores = config.config.ray_cpus_per_worker if config.role == "worker" else 1
         threads = threads_of_task(os.environ, 1, cores)
-        start_request = StartRequest(
-            task=encode_task(msgspec.structs.replace(config, threads=threads)),
+        request = StartRequest(
+            task=msgspec.structs.replace(config, threads=threads),
             program=self._job.program,
             directory=os.getcwd(),
             environ=_own_variables(os.environ) | thread_variables(os.environ, threads),
             host=task.host,
             attempt=task.attempt,
         )
-        starting = agent.call("start", start_request)
-        self._when_answered(
-            task,
-            agent,
-            starting,
-            lambda started: self._started(task, agent, process_group, started),
-        )
+        self._ask(task, lambda started: self._started(task, group, *started), "start", request)
 
-    def _started(
-        self, task: _Task, agent: Agent, process_group: int | None, started: TaskStarted
-    ) -> None:
-        self.pids[task.name] = started.pid
+    def _started(self, task: _Task, group: int | None, pid: int, process_group: str) -> None:
+        self.pids[task.name] = pid
         self._events.append(TaskLocated())
-        self._ask_for_report(task, agent)
-        if process_group is not None and started.process_group:
-            self._process_group_addresses[process_group] = started.process_group
-            for name, (waiting, its_agent, config) in list(self._waiting_for_rank_0.items()):
-                if config.group == process_group:
+        self._ask_for_report(task)
+        if group is not None and process_group:
+            self._process_groups[group] = process_group
+            for name, config in list(self._waiting_for_rank_0.items()):
+                if config.group == group:
                     del self._waiting_for_rank_0[name]
-                    self._send_start(waiting, its_agent, config)
+                    self._send_start(self._tasks[name], config)
 
     # Listening -------------------------------------------------------------------------------
 
-    def _ask_for_report(self, task: _Task, agent: Agent) -> None:
+    def _ask_for_report(self, task: _Task) -> None:
         task.answer_due = time.monotonic() + ANSWER_TIMEOUT
-        reporting = agent.call("report", REPORT_SECONDS)
-        self._when_answered(
-            task, agent, reporting, lambda report: self._take_report(task, agent, report)
-        )
+        self._ask(task, lambda report: self._take_report(task, report), "report", REPORT_SECONDS)
 
-    def _take_report(self, task: _Task, agent: Agent, report: TaskReport) -> None:
+    def _take_report(self, task: _Task, report: TaskReport) -> None:
         for line, error in report.lines:
             self._outputs.show(task.name, line, error)
         task.used = report.used
@@ -319,7 +285,7 @@ class _Engine:
             else:
                 self._events.append(event)
         if task.running:
-            self._ask_for_report(task, agent)
+            self._ask_for_report(task)
 
     # Ends ------------------------------------------------------------------------------------
 
@@ -336,6 +302,7 @@ class _Engine:
         if task.agent is not None:
             task.agent.end()
             task.agent = None
+        self._waiting_for_rank_0.pop(task.name, None)
         summary = f"lost with its agent on node {_node(task.facts)}: {why}"
         reason = ExitReason(kind="signal", summary=summary)
         self._ended(task, -signal.SIGKILL, reason)
@@ -353,12 +320,18 @@ class _Engine:
         if self._waiting_for_rank_0.pop(name, None) is not None:  # it was not started yet
             self._ended(task, -number, describe_status(-number))
         elif task.running and task.agent is not None:
-            task.agent.tell(method, task.attempt)
+            task.agent.call(method, task.attempt)
 
-    def _when_answered(
-        self, task: _Task, agent: Agent, future: Future[Any], then: Callable[[Any], None]
+    def _ask(
+        self, task: _Task, then: Callable[[Any], None], method: str, *arguments: object
     ) -> None:
-        """Calls `then` with an agent's answer, in this thread, unless the agent was replaced."""
+        """Calls a method of a task's agent, and `then` with the answer, in this thread.
+
+        The answer of an agent that was replaced counts no more.
+        """
+        agent = task.agent
+        if agent is None:  # it is lost, and so the task has ended
+            return
 
         def answered(future: Future[Any]) -> None:
             if task.agent is not agent or not task.running:
@@ -373,14 +346,15 @@ class _Engine:
                 return
             then(value)
 
-        future.add_done_callback(lambda future: self._wake(answered, future))
+        asked = agent.call(method, *arguments)
+        asked.add_done_callback(lambda future: self._wake(answered, future))
 
     def _wake(self, answer: Answer, future: Future[Any]) -> None:
         """Hands an answer to the launcher and wakes it. Called by a thread of Ray's."""
         self._answers.put((answer, future))
         # A full socket has woken the launcher already; with a closed one the engine has ended.
         with contextlib.suppress(OSError):
-            self._wakeup_writer.send(b"!")
+            self._wakeup_writer.send(b"\0")
 
 
 def _own_variables(environ: Mapping[str, str]) -> dict[str, str]:

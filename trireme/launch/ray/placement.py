@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from trireme.cluster.spec import LOOPBACK
 from trireme.errors import ConfigurationError
 from trireme.launch.config.task_config import TaskConfig
-from trireme.launch.launcher import worker_tasks
+from trireme.launch.launcher import tasks_of_job
 from trireme.launch.ray.agent import NodeFacts
 
 __all__ = [
@@ -60,18 +60,19 @@ def plan(task: TaskConfig) -> tuple[dict[str, PlacementGroup], dict[str, TaskPla
         task: what all tasks of the job have in common.
     """
     config = task.config
-    groups, placements = {}, {}
-    if task.servers:
-        groups["servers"] = PlacementGroup("SPREAD", ({"CPU": 1.0},) * task.servers)
-        placements["coordinator:0"] = TaskPlacement("servers", 0)
-        placements |= {
-            f"ps:{index}": TaskPlacement("servers", index) for index in range(task.servers)
-        }
     gpus = config.ray_gpus_per_worker
+    tasks = tasks_of_job(task)
+    servers = [each for each in tasks if each.role == "ps"]
+    workers = [each for each in tasks if each.role == "worker"]
     bundle = {"CPU": float(config.ray_cpus_per_worker)} | ({"GPU": gpus} if gpus else {})
-    workers = worker_tasks(task)
     strategy = "PACK" if config.ray_pack_workers else "SPREAD"
-    groups["workers"] = PlacementGroup(strategy, (bundle,) * len(workers))
+    groups = {"workers": PlacementGroup(strategy, (bundle,) * len(workers))}
+    placements = {}
+    if servers:
+        groups["servers"] = PlacementGroup("SPREAD", ({"CPU": 1.0},) * len(servers))
+        placements["coordinator:0"] = TaskPlacement("servers", 0)
+    for server in servers:
+        placements[server.name] = TaskPlacement("servers", server.index)
     for number, worker in enumerate(workers):
         placements[worker.name] = TaskPlacement("workers", number, gpus)
     return groups, placements
