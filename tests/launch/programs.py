@@ -14,9 +14,9 @@ from pathlib import Path
 import psutil
 
 from trireme.launch.config.task_config import TaskConfig
-from trireme.launch.console import Console
 from trireme.launch.launcher import Job
 from trireme.launch.local import run_local
+from trireme.launch.output import Console
 from trireme.launch.run_directory import JobRecord, claim, read_record
 from trireme.launch.supervision_state import SupervisionLimits
 

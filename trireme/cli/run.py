@@ -17,11 +17,11 @@ from trireme.job_config import JobConfig
 from trireme.launch.config.secret import fresh_secret, read_secret
 from trireme.launch.config.sources import read_config, read_file
 from trireme.launch.config.task_config import TASK_VARIABLE, TaskConfig, encode_task, fresh_job
-from trireme.launch.console import Console
 from trireme.launch.launcher import Job
 from trireme.launch.local import run_local
+from trireme.launch.output import Console
+from trireme.launch.process_setup.program import check_script, run_script
 from trireme.launch.process_setup.resources import thread_variables, threads_of_task
-from trireme.launch.process_setup.script import check_script, run_script
 from trireme.launch.run_directory import RunDirectory, claim, claim_free, read_record
 from trireme.launch.supervision_state import SupervisionLimits
 from trireme.monitor.records import records_directory

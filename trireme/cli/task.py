@@ -26,8 +26,8 @@ from trireme.launch.environment.detect import detect, manual_task
 from trireme.launch.environment.tf_config import TF_VARIABLE, read_tf_config
 from trireme.launch.exit_reason import describe
 from trireme.launch.process_setup.orphans import end_with_parent
+from trireme.launch.process_setup.program import check_script, run_script
 from trireme.launch.process_setup.resources import keep_freed_memory, take_turns, thread_variables
-from trireme.launch.process_setup.script import check_script, run_script
 from trireme.launch.task_messages import (
     LauncherPipe,
     Listening,

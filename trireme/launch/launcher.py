@@ -16,8 +16,8 @@ import msgspec
 
 from trireme.job_config import OPTIONS
 from trireme.launch.config.task_config import TaskConfig
-from trireme.launch.console import Console
 from trireme.launch.exit_reason import ExitReason
+from trireme.launch.output import Console, TaskOutputs
 from trireme.launch.run_directory import RECORD, JobRecord, RunDirectory
 from trireme.launch.supervision import Supervision
 from trireme.launch.supervision_state import (
@@ -30,7 +30,6 @@ from trireme.launch.supervision_state import (
     Terminate,
 )
 from trireme.launch.task_messages import MembershipReport
-from trireme.launch.task_outputs import TaskOutputs
 from trireme.launch.verdict import failure_report
 
 __all__ = [

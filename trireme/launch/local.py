@@ -22,7 +22,6 @@ import msgspec
 from trireme.cluster.spec import LOOPBACK
 from trireme.launch.config.secret import SECRET_VARIABLE, secret_descriptor
 from trireme.launch.config.task_config import TASK_VARIABLE, TaskConfig, encode_task
-from trireme.launch.console import Console
 from trireme.launch.launcher import (
     COORDINATOR,
     Event,
@@ -32,13 +31,13 @@ from trireme.launch.launcher import (
     TaskEnded,
     TaskLocated,
 )
+from trireme.launch.output import Console, TaskOutputs
 from trireme.launch.process import TaskProcess
 from trireme.launch.process_setup.orphans import OrphanReaper
 from trireme.launch.process_setup.resources import thread_variables, threads_of_task
 from trireme.launch.process_setup.signals import requests_to_stop, signals
 from trireme.launch.run_directory import RunDirectory
 from trireme.launch.task_messages import Listening, MembershipReport
-from trireme.launch.task_outputs import TaskOutputs
 
 __all__ = ["CommandBuilder", "HostEngine", "run_local", "task_command"]
 

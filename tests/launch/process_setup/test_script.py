@@ -8,8 +8,8 @@ import pytest
 
 from trireme.errors import UsageError
 from trireme.launch.exit_reason import ExitReason, describe_status
-from trireme.launch.process_setup import program_end
-from trireme.launch.process_setup.script import check_script, run_script
+from trireme.launch.process_setup import program
+from trireme.launch.process_setup.program import check_script, run_script
 from trireme.launch.task_messages import LauncherPipe, decode_message
 
 
@@ -18,7 +18,7 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Writes a program and runs it; the interpreter is as before afterwards."""
     monkeypatch.setattr(sys, "argv", sys.argv)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setattr(program_end, "_FAILED", [])
+    monkeypatch.setattr(program, "_FAILED", [])
 
     def run(text: str, *arguments: str, task: str = "") -> tuple[int, ExitReason | None]:
         path = tmp_path / "train.py"
@@ -138,6 +138,6 @@ def test_a_status_says_what_little_it_can() -> None:
 
 def test_who_runs_at_exit_can_see_a_failing_status(script) -> None:
     assert script("import sys; sys.exit(0)")[0] == 0
-    assert program_end.ProgramEnd().error is None
+    assert program.ProgramEnd().error is None
     assert script("import sys; sys.exit(3)")[0] == 3
-    assert isinstance(program_end.ProgramEnd().error, SystemExit)
+    assert isinstance(program.ProgramEnd().error, SystemExit)

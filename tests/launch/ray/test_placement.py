@@ -11,7 +11,7 @@ from trireme.job_config import JobConfig
 from trireme.launch.config.task_config import TaskConfig
 from trireme.launch.launcher import tasks_of_job
 from trireme.launch.ray.agent import NodeFacts
-from trireme.launch.ray.placement import listen_hosts, plan
+from trireme.launch.ray.cluster import listen_hosts, plan
 
 HERE = NodeFacts(node="n1", address="10.0.0.1", host="kernel/1", version="1.0")
 THERE = NodeFacts(node="n2", address="10.0.0.2", host="kernel/2", version="1.0")

@@ -27,6 +27,7 @@ __all__ = [
 TORCHRUN = "torchrun"
 SLURM = "Slurm"
 PMI = "MPI"
+CORES = "SLURM_CPUS_PER_TASK"
 
 FIRST_PORT, PORTS = 12000, 16000
 """The range from which a port is derived for a job without one. It lies below the ports that
@@ -141,7 +142,7 @@ def find_launched_process(
     Raises:
         ConfigurationError: some of the variables are missing, or contradict each other.
     """
-    variables = {name: value for name, value in environ.items() if value.strip()}
+    variables = {name: value.strip() for name, value in environ.items() if value.strip()}
     for launcher in _LAUNCHERS:
         if only in (None, launcher.name) and _started(launcher, variables):
             return _launched_process(launcher, variables)
@@ -156,7 +157,7 @@ def _started(launcher: _Launcher, variables: Mapping[str, str]) -> bool:
     # A batch script finds SLURM_PROCID=0 and the job's SLURM_NTASKS too, and is one process.
     address_set = "MASTER_ADDR" in variables and "MASTER_PORT" in variables
     in_step = address_set or any(name in variables for name in _STEP_VARIABLES)
-    return launcher.rank in variables and (in_step or variables[launcher.rank].strip() != "0")
+    return launcher.rank in variables and (in_step or variables[launcher.rank] != "0")
 
 
 def _set_by_srun(variables: Mapping[str, str]) -> bool:
@@ -195,7 +196,9 @@ def _launched_process(launcher: _Launcher, variables: Mapping[str, str]) -> Laun
         address=_address(launcher, variables, size, local_size, job) if size > 1 else "",
         prefix=_prefix(variables) if launcher.name == TORCHRUN and size > 1 else "",
         job=job,
-        cores=_cores(launcher, variables),
+        cores=_number(launcher, variables, CORES, least=1)
+        if launcher.name == SLURM and CORES in variables
+        else None,
     )
 
 
@@ -207,10 +210,10 @@ def _number(
     least: int = 0,
     default: int | None = None,
 ) -> int:
-    text = variables.get(name, "").strip()
-    if not text and default is not None:
+    text = variables.get(name)
+    if text is None and default is not None:
         return default
-    if not text:
+    if text is None:
         raise ConfigurationError(
             f"{name} is not set, and other variables of {launcher.name}'s are: it sets "
             f"{launcher.rank} and {launcher.size[0]} for each process; set what is missing, or "
@@ -237,18 +240,12 @@ def _local_size(launcher: _Launcher, variables: Mapping[str, str], size: int) ->
     return max(1, min(count, size))
 
 
-def _cores(launcher: _Launcher, variables: Mapping[str, str]) -> int | None:
-    if launcher.name != SLURM or "SLURM_CPUS_PER_TASK" not in variables:
-        return None
-    return _number(launcher, variables, "SLURM_CPUS_PER_TASK", least=1)
-
-
 def _prefix(variables: Mapping[str, str]) -> str:
     """Returns the prefix of this start's keys in a store that torchrun keeps over restarts."""
     if variables.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         return ""
     restart = variables.get("TORCHELASTIC_RESTART_COUNT", "0")
-    return f"trireme/{restart}/{variables['WORLD_SIZE'].strip()}"
+    return f"trireme/{restart}/{variables['WORLD_SIZE']}"
 
 
 # The address of rank 0 ---------------------------------------------------------------------------
@@ -257,7 +254,7 @@ def _prefix(variables: Mapping[str, str]) -> str:
 def _address(
     launcher: _Launcher, variables: Mapping[str, str], size: int, local_size: int, job: str
 ) -> str:
-    host = variables.get("MASTER_ADDR", "").strip() or _host(launcher, variables, size, local_size)
+    host = variables.get("MASTER_ADDR") or _host(launcher, variables, size, local_size)
     if re.search(r"[\s/]", host):
         raise ConfigurationError(
             f"MASTER_ADDR is {host!r}: it must be the name or the address of rank 0's host"
@@ -275,7 +272,7 @@ def _host(launcher: _Launcher, variables: Mapping[str, str], size: int, local_si
         return nodes[0]
     if launcher.name == SLURM and "SLURM_LAUNCH_NODE_IPADDR" in variables:
         # The node where srun runs, which is the first node of a batch job.
-        return variables["SLURM_LAUNCH_NODE_IPADDR"].strip()
+        return variables["SLURM_LAUNCH_NODE_IPADDR"]
     if together:
         return LOOPBACK
     raise ConfigurationError(
@@ -286,11 +283,11 @@ def _host(launcher: _Launcher, variables: Mapping[str, str], size: int, local_si
 
 
 def _nodes(variables: Mapping[str, str]) -> list[str]:
-    name = next((name for name in _NODELISTS if name in variables), "")
-    if not name:
+    name = next((name for name in _NODELISTS if name in variables), None)
+    if name is None:
         return []
     try:
-        return expand_nodelist(variables[name].strip())
+        return expand_nodelist(variables[name])
     except ConfigurationError as error:
         raise ConfigurationError(
             f"{name}: {error}: set MASTER_ADDR to the host of rank 0, and unset {name}"
@@ -298,8 +295,8 @@ def _nodes(variables: Mapping[str, str]) -> list[str]:
 
 
 def _port(variables: Mapping[str, str], job: str) -> int:
-    text = variables.get("MASTER_PORT", "").strip()
-    if not text:
+    text = variables.get("MASTER_PORT")
+    if text is None:
         return FIRST_PORT + zlib.crc32(job.encode("utf-8", "replace")) % PORTS
     if not re.fullmatch(r"[0-9]{1,5}", text) or not 0 < int(text) < 65536:
         raise ConfigurationError(

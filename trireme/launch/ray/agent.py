@@ -243,9 +243,8 @@ class TaskAgent:
             elif self._terminated_attempt >= request.attempt:
                 engine.terminate(self._name)
         group = request.task.group
-        return engine.pids[self._name], "" if group is None else engine.process_groups.get(
-            group, ""
-        )
+        meeting = "" if group is None else engine.process_groups.get(group, "")
+        return engine.pids[self._name], meeting
 
     def _show(self, line: bytes, error: bool) -> None:
         with self._changed:

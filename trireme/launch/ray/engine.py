@@ -24,7 +24,6 @@ import msgspec
 from trireme.cluster.spec import LOOPBACK
 from trireme.launch.config.secret import SECRET_VARIABLE
 from trireme.launch.config.task_config import TASK_VARIABLE, TaskConfig
-from trireme.launch.console import Console
 from trireme.launch.exit_reason import ExitReason, describe_status
 from trireme.launch.launcher import (
     COORDINATOR,
@@ -35,6 +34,7 @@ from trireme.launch.launcher import (
     TaskEnded,
     TaskLocated,
 )
+from trireme.launch.output import Console, TaskOutputs
 from trireme.launch.process_setup.resources import thread_variables, threads_of_task
 from trireme.launch.process_setup.signals import requests_to_stop, signals
 from trireme.launch.ray.agent import (
@@ -46,13 +46,13 @@ from trireme.launch.ray.agent import (
 from trireme.launch.ray.cluster import (
     Agent,
     RayCluster,
+    bracketed,
     first_line,
     inspect_nodes,
+    listen_hosts,
     reserve_resources,
 )
-from trireme.launch.ray.placement import bracketed, listen_hosts
 from trireme.launch.run_directory import RunDirectory
-from trireme.launch.task_outputs import TaskOutputs
 
 __all__ = ["run_ray"]
 
@@ -218,7 +218,7 @@ class _Engine:
     # Starting --------------------------------------------------------------------------------
 
     def _located(self, task: _Task, facts: NodeFacts, config: TaskConfig) -> None:
-        """Starts a task on the node of its new agent, if it can reach the other tasks from there."""
+        """Starts a task on its new agent's node, if it can reach the other tasks from there."""
         problem = facts.problem
         if not problem and task.host == LOOPBACK and facts.host != task.facts.host:
             problem = "the job began with all its tasks on one host, and this is another"

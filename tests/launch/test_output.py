@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from trireme.launch.console import Console
+from trireme.launch.output import Console
 from trireme.launch.process import LINE_BYTES, Pipe
 
 
@@ -59,7 +59,7 @@ def test_a_reader_that_went_away_does_not_end_the_job() -> None:
 def test_a_full_disk_under_one_stream_is_said_at_the_other(tmp_path: Path) -> None:
     code = """
 import resource, signal, sys
-from trireme.launch.console import Console
+from trireme.launch.output import Console
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (100, resource.RLIM_INFINITY))
 console = Console(sys.stdout, sys.stderr, {})

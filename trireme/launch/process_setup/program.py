@@ -1,7 +1,12 @@
-"""Runs the user's program as `python` would, and reports how it failed."""
+"""Runs the user's program as `python` would, and tells how it failed and whether it ends by that.
+
+`sys.last_value` does not tell: an interactive interpreter keeps every exception there that it has
+shown, and goes on.
+"""
 
 from __future__ import annotations
 
+import inspect
 import os
 import runpy
 import sys
@@ -12,10 +17,9 @@ from types import TracebackType
 
 from trireme.errors import JobFailed, TriremeError, UsageError
 from trireme.launch.exit_reason import INTERRUPTED, describe
-from trireme.launch.process_setup.program_end import program_failed
 from trireme.launch.task_messages import LauncherPipe
 
-__all__ = ["check_script", "run_script"]
+__all__ = ["ProgramEnd", "check_script", "run_script"]
 
 
 def check_script(script: str) -> Path:
@@ -60,7 +64,7 @@ def run_script(
     except SystemExit as error:
         return _exited(error, launcher)
     except KeyboardInterrupt as error:
-        program_failed(error)
+        _FAILED.append(error)
         return INTERRUPTED
     except BaseException as error:
         return _failed(error, task, launcher)
@@ -74,7 +78,7 @@ def _exited(error: SystemExit, launcher: LauncherPipe | None) -> int:
     if not isinstance(error.code, int):
         print(error.code, file=sys.stderr)
     if status != INTERRUPTED:
-        program_failed(error)
+        _FAILED.append(error)
         if launcher is not None:
             launcher.send(describe(error))
     return status
@@ -82,7 +86,7 @@ def _exited(error: SystemExit, launcher: LauncherPipe | None) -> int:
 
 def _failed(error: BaseException, task: str, launcher: LauncherPipe | None) -> int:
     own = _without_launcher(error.__traceback__)
-    program_failed(error)
+    _FAILED.append(error)
     if launcher is not None and isinstance(error, JobFailed):
         print("ends: the job failed elsewhere", file=sys.stderr)  # the launcher reports where
     elif isinstance(error, TriremeError):
@@ -113,3 +117,70 @@ def _location(frames: TracebackType | None) -> str:
             location = f"{os.path.basename(first)}:{frames.tb_lineno}"
         frames = frames.tb_next
     return location
+
+
+class ProgramEnd:
+    """Watches, from `watch` to `forget`, for the exception that ends this program."""
+
+    def __init__(self) -> None:
+        self._error: BaseException | None = None
+        self._before = sys.excepthook
+
+    def watch(self) -> None:
+        """Replaces `sys.excepthook`; the hook of before is still called."""
+        self._before = sys.excepthook
+        sys.excepthook = self._hook
+
+    def forget(self) -> None:
+        """Restores `sys.excepthook`, unless it has been replaced again since."""
+        self.goes_on()
+        if sys.excepthook == self._hook:
+            sys.excepthook = self._before
+
+    def goes_on(self) -> None:
+        """Notes that the program still runs, so that an exception shown before did not end it."""
+        self._error = None
+
+    @property
+    def error(self) -> BaseException | None:
+        """The exception that ended the program; None if it ended by itself, or is interactive."""
+        return _FAILED[-1] if _FAILED else self._error
+
+    def _hook(
+        self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
+    ) -> None:
+        if not _prompt_follows(trace) and not _shown_by_program(error):
+            self._error = error
+        self._before(kind, error, trace)
+
+
+_FAILED: list[BaseException] = []
+"""The exceptions that ended the program of this process, for functions that run at exit."""
+
+
+def _prompt_follows(trace: TracebackType | None) -> bool:
+    """Returns whether the interpreter prompts for another line after showing an exception."""
+    if sys.flags.interactive or sys.flags.inspect:
+        return True
+    # A program that opened a prompt for a while still has `sys.ps1` when it fails later on.
+    typed = trace is not None and trace.tb_frame.f_code.co_filename.startswith("<")
+    return typed and hasattr(sys, "ps1")
+
+
+def _shown_by_program(error: BaseException) -> bool:
+    """Returns whether running code, such as a console's, has called the hook to show an exception.
+
+    At the program's end none of its code runs: the callers are other hooks, each of which received
+    the exception.
+    """
+    frame = sys._getframe()
+    while frame.f_back is not None:
+        frame = frame.f_back
+    if not frame.f_code.co_flags & inspect.CO_OPTIMIZED:  # a module, and no function
+        return True
+    given = [*frame.f_locals.values()]
+    return not any(value is error or _holds(value, error) for value in given)
+
+
+def _holds(value: object, error: BaseException) -> bool:
+    return type(value) is tuple and any(each is error for each in value)

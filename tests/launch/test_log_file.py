@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from trireme.launch.task_outputs import LogFile
+from trireme.launch.output import LogFile
 
 
 @contextmanager
