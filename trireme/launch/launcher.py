@@ -6,6 +6,7 @@ An `Engine` knows where the tasks run, and how to start, end and watch them ther
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import time
 from collections.abc import Sequence
@@ -115,11 +116,11 @@ class Engine(Protocol):
         The address of a coordinator that is started again is unknown until it reports it.
         """
 
-    def terminate(self, name: str) -> None:
-        """Asks a task to end; one that has ended already is left alone."""
+    def send_signal(self, name: str, number: signal.Signals) -> None:
+        """Asks a task to end by SIGTERM, or ends it and its children at once by SIGKILL.
 
-    def kill(self, name: str) -> None:
-        """Ends a task and its children at once, unless it has ended already."""
+        A task that has ended already is left alone.
+        """
 
     def used(self, name: str) -> float:
         """Returns how much a task has done: seconds of a core, and a second for each line."""
@@ -280,7 +281,7 @@ class Launcher:
                     f"{COORDINATOR} did not listen within {self._job.address_timeout:.0f} s",
                     alarm=True,
                 )
-                self._engine.kill(COORDINATOR)
+                self._engine.send_signal(COORDINATOR, signal.SIGKILL)
                 deadline = float("inf")
             self._turn(0.01)
 
@@ -350,9 +351,9 @@ class Launcher:
                 case Notify(text):
                     self._console.say(text, alarm=text.startswith("WARNING"))
                 case Terminate(name):
-                    self._engine.terminate(name)
+                    self._engine.send_signal(name, signal.SIGTERM)
                 case Kill(name):
-                    self._engine.kill(name)
+                    self._engine.send_signal(name, signal.SIGKILL)
                 case Restart(name):
                     self._start(self._tasks[name])
                     self._record("running", None)

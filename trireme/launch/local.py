@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import selectors
+import signal
 import socket
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -123,7 +124,7 @@ class HostEngine:
     def __exit__(self, *exception: object) -> None:
         """Kills every task that lives, even if the launcher itself failed."""
         for process in self._processes.values():
-            process.kill()
+            process.send_signal(signal.SIGKILL)
         self.selector.close()
         self._reaper.close()
 
@@ -155,15 +156,10 @@ class HostEngine:
         for pipe in process.pipes:
             self.selector.register(pipe.stream, selectors.EVENT_READ, pipe)
 
-    def terminate(self, name: str) -> None:
+    def send_signal(self, name: str, number: signal.Signals) -> None:
         process = self._processes.get(name)
         if process is not None:
-            process.terminate()
-
-    def kill(self, name: str) -> None:
-        process = self._processes.get(name)
-        if process is not None:
-            process.kill()
+            process.send_signal(number)
 
     def used(self, name: str) -> float:
         process = self._processes.get(name)

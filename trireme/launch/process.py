@@ -129,12 +129,11 @@ class TaskProcess:
         """Returns how much the task has done: seconds of a core, and a second for each line."""
         return self._lines + _processor_seconds(self.pid)
 
-    def terminate(self) -> None:
-        """Asks the task to end, but not its children."""
-        self._process.send_signal(signal.SIGTERM)
-
-    def kill(self) -> None:
-        """Ends the task and its children at once."""
+    def send_signal(self, number: signal.Signals) -> None:
+        """Asks the task to end by SIGTERM, or ends it and its children at once by SIGKILL."""
+        if number != signal.SIGKILL:
+            self._process.send_signal(number)
+            return
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
 
@@ -153,7 +152,7 @@ class TaskProcess:
         Returns:
             The reason that it has sent, else what its status tells.
         """
-        self.kill()  # a process group outlives its leader
+        self.send_signal(signal.SIGKILL)  # a process group outlives its leader
         for pipe in self.pipes:
             pipe.close()
         return self._reason or describe_status(status)

@@ -11,7 +11,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +22,6 @@ from trireme.launch.local import HostEngine
 
 __all__ = [
     "NodeFacts",
-    "StartRequest",
     "TaskAgent",
     "TaskReport",
     "host_identity",
@@ -52,28 +51,6 @@ class NodeFacts:
     host: str
     version: str
     problem: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class StartRequest:
-    """A request to start a task.
-
-    Attributes:
-        task: the task.
-        program: the user's program and its arguments.
-        directory: the directory to start it in.
-        environ: variables of its environment, besides the node's own.
-        host: the address of the node at which a server or coordinator listens, or at which a
-            process group meets.
-        attempt: the number of this start of the task, from 1. Requests to end it name it too.
-    """
-
-    task: TaskConfig
-    program: tuple[str, ...]
-    directory: str
-    environ: Mapping[str, str]
-    host: str
-    attempt: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,10 +93,18 @@ def installed_version() -> str:
 
 
 class TaskAgent:
-    """Starts one task and reports on it. Any thread may call; call `start` before `report`."""
+    """Starts one task and reports on it. Any thread may call; call `start` before `report`.
 
-    def __init__(self, name: str) -> None:
+    Args:
+        name: the task's name.
+        program: the user's program and its arguments.
+        directory: the directory to start the task in.
+    """
+
+    def __init__(self, name: str, program: Sequence[str], directory: str) -> None:
         self._name = name
+        self._program = program
+        self._directory = Path(directory)
         self._changed = threading.Condition()
         self._lines: list[tuple[bytes, bool]] = []
         self._unread = 0
@@ -128,27 +113,34 @@ class TaskAgent:
         self._engine: HostEngine | None = None  # while the task runs
         self._thread: threading.Thread | None = None
         self._attempt = 0
-        self._terminated_attempt = 0  # the attempts up to this one are asked to end
-        self._killed_attempt = 0.0  # the attempts up to this one are killed
+        # The attempts up to which the task is sent each signal.
+        self._signalled = {signal.SIGKILL: 0.0, signal.SIGTERM: 0.0}
 
-    def inspect(self, node: str, address: str, directory: str, script: str) -> NodeFacts:
+    def inspect(self, node: str, address: str) -> NodeFacts:
         """Returns what this node is, and whether a task can run here.
 
         Args:
             node: its name.
             address: its address.
-            directory: where tasks are started.
-            script: the user's program, as seen from there.
         """
-        problem = ""
-        if not os.path.isdir(directory):
-            problem = f"there is no directory {directory}"
-        elif not os.access(os.path.join(directory, script), os.R_OK):
-            problem = f"{os.path.join(directory, script)} cannot be read"
+        script, problem = self._directory / self._program[0], ""
+        if not self._directory.is_dir():
+            problem = f"there is no directory {self._directory}"
+        elif not os.access(script, os.R_OK):
+            problem = f"{script} cannot be read"
         return NodeFacts(node, address, host_identity(), installed_version(), problem)
 
-    def start(self, request: StartRequest) -> tuple[int, str]:
+    def start(
+        self, task: TaskConfig, environ: Mapping[str, str], host: str, attempt: int
+    ) -> tuple[int, str]:
         """Starts the task, again if it has run before.
+
+        Args:
+            task: the task.
+            environ: variables of its environment, besides the node's own.
+            host: the address of the node at which a server or coordinator listens, or at which a
+                process group meets.
+            attempt: the number of this start of the task, from 1. Requests to end it name it too.
 
         Returns:
             Its process id; and `host:port` at which its process group meets, if this task serves
@@ -160,12 +152,12 @@ class TaskAgent:
         self._join()
         with self._changed:
             self._lines, self._unread, self._events = [], 0, []
-            self._attempt = request.attempt
+            self._attempt = attempt
         started: Future[tuple[int, str]] = Future()
         # The kernel ends the task with the thread that started it, so that thread lives as long.
         self._thread = threading.Thread(
             target=self._run_task,
-            args=(request, started),
+            args=(task, environ, host, started),
             name=f"task-{self._name}",
             daemon=True,
         )
@@ -185,23 +177,23 @@ class TaskAgent:
         coordinator = "" if engine is None else engine.coordinator
         return TaskReport(lines, events, coordinator, self._used, time.time())
 
-    def terminate(self, attempt: int) -> None:
-        """Asks the task to end. If it has not started yet, it is asked as soon as it has."""
-        with self._changed:
-            self._terminated_attempt = max(self._terminated_attempt, attempt)
-            if self._engine is not None and self._attempt <= attempt:
-                self._engine.terminate(self._name)
+    def send_signal(self, number: signal.Signals, attempt: float) -> None:
+        """Asks the task to end by SIGTERM, or ends it and its children at once by SIGKILL.
 
-    def kill(self, attempt: float) -> None:
-        """Ends the task and its children at once, or as soon as it has started."""
+        If it has not started yet, that happens as soon as it has.
+
+        Args:
+            number: the signal.
+            attempt: up to which start of the task this counts.
+        """
         with self._changed:
-            self._killed_attempt = max(self._killed_attempt, attempt)
+            self._signalled[number] = max(self._signalled[number], attempt)
             if self._engine is not None and self._attempt <= attempt:
-                self._engine.kill(self._name)
+                self._engine.send_signal(self._name, number)
 
     def shut_down(self) -> None:
         """Kills the task and waits for its end. The agent starts no other task after that."""
-        self.kill(float("inf"))
+        self.send_signal(signal.SIGKILL, float("inf"))
         self._join()
 
     def _join(self) -> None:
@@ -210,18 +202,24 @@ class TaskAgent:
 
     # On a thread of the task's own -----------------------------------------------------------
 
-    def _run_task(self, request: StartRequest, started: Future[tuple[int, str]]) -> None:
+    def _run_task(
+        self,
+        task: TaskConfig,
+        environ: Mapping[str, str],
+        host: str,
+        started: Future[tuple[int, str]],
+    ) -> None:
         # Ray's threads may have signals blocked, and a child inherits that.
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         with HostEngine(
-            request.program,
-            {**os.environ, **request.environ},
+            self._program,
+            {**os.environ, **environ},
             lambda name, line, error: self._show(line, error),
-            host=request.host,
-            directory=Path(request.directory),
+            host=host,
+            directory=self._directory,
         ) as engine:
             try:
-                started.set_result(self._start_task(engine, request))
+                started.set_result(self._start_task(engine, task))
             except BaseException as error:
                 started.set_exception(error)
                 return
@@ -234,23 +232,23 @@ class TaskAgent:
                     self._engine = None if ended else engine
                     self._changed.notify_all()
 
-    def _start_task(self, engine: HostEngine, request: StartRequest) -> tuple[int, str]:
+    def _start_task(self, engine: HostEngine, task: TaskConfig) -> tuple[int, str]:
         with self._changed:
-            engine.start(request.task)
+            engine.start(task)
             self._engine = engine
-            if self._killed_attempt >= request.attempt:
-                engine.kill(self._name)
-            elif self._terminated_attempt >= request.attempt:
-                engine.terminate(self._name)
-        group = request.task.group
-        meeting = "" if group is None else engine.process_groups.get(group, "")
+            for number, attempt in self._signalled.items():
+                if attempt >= self._attempt:
+                    engine.send_signal(self._name, number)
+        meeting = "" if task.group is None else engine.process_groups.get(task.group, "")
         return engine.pids[self._name], meeting
 
     def _show(self, line: bytes, error: bool) -> None:
         with self._changed:
             # A launcher that falls behind slows the task down, as a full pipe does.
             self._changed.wait_for(
-                lambda: self._unread < UNREAD_LIMIT or self._killed_attempt >= self._attempt,
+                lambda: (
+                    self._unread < UNREAD_LIMIT or self._signalled[signal.SIGKILL] >= self._attempt
+                ),
                 JOIN_SECONDS,
             )
             self._lines.append((line, error))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,7 +18,7 @@ from typing import Any
 from trireme.cluster.spec import LOOPBACK
 from trireme.errors import ConfigurationError, WaitTimeout
 from trireme.launch.config.task_config import TaskConfig
-from trireme.launch.launcher import tasks_of_job
+from trireme.launch.launcher import Job, tasks_of_job
 from trireme.launch.ray.agent import NodeFacts, TaskAgent
 
 __all__ = [
@@ -132,11 +133,11 @@ def first_line(error: BaseException) -> str:
 class NodeAgent(TaskAgent):
     """A `TaskAgent` that is an actor of Ray's."""
 
-    def inspect_node(self, directory: str, script: str) -> NodeFacts:
+    def inspect_node(self) -> NodeFacts:
         """Returns what this node is, and whether a task can run here; see `inspect`."""
         ray = load_ray()
         node = ray.get_runtime_context().get_node_id()[:NODE_DIGITS]
-        return self.inspect(node, ray.util.get_node_ip_address(), directory, script)
+        return self.inspect(node, ray.util.get_node_ip_address())
 
 
 class Agent:
@@ -167,10 +168,12 @@ class RayCluster:
     Attributes:
         groups: Ray's placement groups, by name.
         placements: the placement of each task, by the task's name.
+        program: the user's program and its arguments.
     """
 
     groups: Mapping[str, Any]
     placements: Mapping[str, TaskPlacement]
+    program: Sequence[str]
 
     def start_agent(self, name: str) -> Agent:
         """Starts an agent in the bundle of a task, on the node where that is now."""
@@ -186,15 +189,16 @@ class RayCluster:
                 placement_group_bundle_index=placement.index,
             ),
         }
-        return Agent(ray.remote(NodeAgent).options(**options).remote(name))
+        agent = ray.remote(NodeAgent).options(**options)
+        return Agent(agent.remote(name, self.program, os.getcwd()))
 
 
 @contextlib.contextmanager
-def reserve_resources(task: TaskConfig, say: Callable[[str], None]) -> Iterator[RayCluster]:
+def reserve_resources(job: Job, say: Callable[[str], None]) -> Iterator[RayCluster]:
     """Joins a Ray cluster and holds the resources of a job there while the block runs.
 
     Args:
-        task: what all tasks of the job have in common, with the options of the cluster.
+        job: the job, with the options of the cluster.
         say: called with a line for the user, every few seconds of waiting.
 
     Raises:
@@ -202,6 +206,7 @@ def reserve_resources(task: TaskConfig, say: Callable[[str], None]) -> Iterator[
         WaitTimeout: the cluster had no room in time.
     """
     ray = load_ray()
+    task = job.task
     _join(ray, task.config.ray_address)
     held: dict[str, Any] = {}
     try:
@@ -209,7 +214,7 @@ def reserve_resources(task: TaskConfig, say: Callable[[str], None]) -> Iterator[
         for name, group in groups.items():
             held[name] = ray.util.placement_group(list(group.bundles), strategy=group.strategy)
         _wait_for_room(ray, list(held.values()), task, say)
-        yield RayCluster(held, placements)
+        yield RayCluster(held, placements, job.program)
     finally:
         for group in held.values():
             with contextlib.suppress(Exception):  # the cluster may be gone
@@ -217,16 +222,14 @@ def reserve_resources(task: TaskConfig, say: Callable[[str], None]) -> Iterator[
         ray.shutdown()
 
 
-def inspect_nodes(
-    agents: Mapping[str, Agent], directory: str, script: str, timeout: float
-) -> dict[str, NodeFacts]:
+def inspect_nodes(agents: Mapping[str, Agent], timeout: float) -> dict[str, NodeFacts]:
     """Returns what each agent has found on its node.
 
     Raises:
         ConfigurationError: an agent could not start, or did not answer in time.
     """
     deadline = time.monotonic() + timeout
-    asked = {name: agent.call("inspect_node", directory, script) for name, agent in agents.items()}
+    asked = {name: agent.call("inspect_node") for name, agent in agents.items()}
     found = {}
     for name, future in asked.items():
         try:

@@ -39,7 +39,6 @@ from trireme.launch.process_setup.resources import thread_variables, threads_of_
 from trireme.launch.process_setup.signals import requests_to_stop, signals
 from trireme.launch.ray.agent import (
     NodeFacts,
-    StartRequest,
     TaskReport,
     installed_version,
 )
@@ -80,10 +79,10 @@ def run_ray(job: Job, directory: RunDirectory, console: Console) -> int:
     config = job.task.config
     with (
         TaskOutputs(directory.log, console) as outputs,
-        reserve_resources(job.task, console.say) as cluster,
+        reserve_resources(job, console.say) as cluster,
     ):
         agents = {name: cluster.start_agent(name) for name in cluster.placements}
-        facts = inspect_nodes(agents, os.getcwd(), job.program[0], config.join_timeout)
+        facts = inspect_nodes(agents, config.join_timeout)
         hosts = listen_hosts(facts, installed_version(), allow_plaintext=config.allow_plaintext)
         tasks = {
             name: _Task(name, agent, facts[name], hosts[name]) for name, agent in agents.items()
@@ -187,19 +186,14 @@ class _Engine:
             self._send_start(task, config)
             return
         task.agent = self._cluster.start_agent(task.name)  # perhaps on another node
-        self._ask(
-            task,
-            lambda facts: self._located(task, facts, config),
-            "inspect_node",
-            os.getcwd(),
-            self._job.program[0],
-        )
+        self._ask(task, lambda facts: self._located(task, facts, config), "inspect_node")
 
-    def terminate(self, name: str) -> None:
-        self._signal(name, "terminate", signal.SIGTERM)
-
-    def kill(self, name: str) -> None:
-        self._signal(name, "kill", signal.SIGKILL)
+    def send_signal(self, name: str, number: signal.Signals) -> None:
+        task = self._tasks[name]
+        if self._waiting_for_rank_0.pop(name, None) is not None:  # it was not started yet
+            self._ended(task, -number, describe_status(-number))
+        elif task.running and task.agent is not None:
+            task.agent.call("send_signal", number, task.attempt)
 
     def used(self, name: str) -> float:
         return self._tasks[name].used
@@ -243,15 +237,15 @@ class _Engine:
             self._process_groups.pop(group, None)
         cores = config.config.ray_cpus_per_worker if config.role == "worker" else 1
         threads = threads_of_task(os.environ, 1, cores)
-        request = StartRequest(
-            task=msgspec.structs.replace(config, threads=threads),
-            program=self._job.program,
-            directory=os.getcwd(),
-            environ=_own_variables(os.environ) | thread_variables(os.environ, threads),
-            host=task.host,
-            attempt=task.attempt,
+        self._ask(
+            task,
+            lambda started: self._started(task, group, *started),
+            "start",
+            msgspec.structs.replace(config, threads=threads),
+            _own_variables(os.environ) | thread_variables(os.environ, threads),
+            task.host,
+            task.attempt,
         )
-        self._ask(task, lambda started: self._started(task, group, *started), "start", request)
 
     def _started(self, task: _Task, group: int | None, pid: int, process_group: str) -> None:
         self.pids[task.name] = pid
@@ -314,13 +308,6 @@ class _Engine:
                 self._lose(task, "it does not answer")
 
     # Agents ----------------------------------------------------------------------------------
-
-    def _signal(self, name: str, method: str, number: signal.Signals) -> None:
-        task = self._tasks[name]
-        if self._waiting_for_rank_0.pop(name, None) is not None:  # it was not started yet
-            self._ended(task, -number, describe_status(-number))
-        elif task.running and task.agent is not None:
-            task.agent.call(method, task.attempt)
 
     def _ask(
         self, task: _Task, then: Callable[[Any], None], method: str, *arguments: object
