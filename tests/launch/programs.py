@@ -52,7 +52,6 @@ def run_programs(
     programs: Mapping[str, str],
     *,
     limits: SupervisionLimits | None = None,
-    address_timeout: float = 30.0,
 ) -> Ran:
     """Runs a job in which each task is a program of its own, by the task's name."""
     servers = sum(name.startswith("ps:") for name in programs)
@@ -68,7 +67,6 @@ def run_programs(
         program=("program.py",),
         task=TaskConfig(job="job", workers=workers, servers=servers, secret="00"),
         limits=limits or SupervisionLimits(settle=0.2, stop=20.0, end=5.0, kill=5.0, echo=0.0),
-        address_timeout=address_timeout,
     )
     out, err = io.StringIO(), io.StringIO()
     claimed = claim(directory)

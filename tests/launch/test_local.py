@@ -171,7 +171,7 @@ def test_a_coordinator_that_tells_no_address_is_given_up(tmp_path: Path) -> None
     ran = run_programs(
         tmp_path,
         {"coordinator:0": FOR_EVER, "ps:0": FOR_EVER, "worker:0": FOR_EVER},
-        address_timeout=0.1,
+        limits=SupervisionLimits(listen=0.1, settle=0.2, kill=5.0),
     )
     assert ran.status == 1
     assert "coordinator:0 did not listen within" in ran.err

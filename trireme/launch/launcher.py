@@ -45,7 +45,6 @@ __all__ = [
     "tasks_of_job",
 ]
 
-ADDRESS_TIMEOUT = 60.0
 COORDINATOR = "coordinator:0"
 STALL_SECONDS = 5.0
 """A turn of the loop takes a second at most. After a turn that took longer than this the launcher
@@ -60,13 +59,11 @@ class Job:
         program: the user's program and its arguments.
         task: what all tasks have in common: job, secret, counts, options.
         limits: how long things may take, and how often tasks are started again.
-        address_timeout: seconds until the coordinator must have written its address.
     """
 
     program: tuple[str, ...]
     task: TaskConfig
     limits: SupervisionLimits = field(default_factory=SupervisionLimits)
-    address_timeout: float = ADDRESS_TIMEOUT
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,11 +271,12 @@ class Launcher:
 
     def _wait_for_address(self) -> None:
         """Waits until the coordinator listens, or has ended."""
-        deadline = time.monotonic() + self._job.address_timeout
+        limit = self._job.limits.listen
+        deadline = time.monotonic() + limit
         while self._supervision.phase is Phase.RUNNING and not self._engine.coordinator:
             if time.monotonic() > deadline:
                 self._console.say(
-                    f"{COORDINATOR} did not listen within {self._job.address_timeout:.0f} s",
+                    f"{COORDINATOR} did not listen within {limit:.0f} s",
                     alarm=True,
                 )
                 self._engine.send_signal(COORDINATOR, signal.SIGKILL)

@@ -256,7 +256,9 @@ class Supervision:
                 actions.append(task.kill(now + self._limits.kill))
             else:
                 actions.append(Notify(f"{task.name} cannot be killed: left to the kernel"))
-                actions += self.exited(now, task.name, -signal.SIGKILL, task.kill_reason)
+                hung = ExitReason(kind="hung", summary="killed, and has not ended", at=0.0)
+                reason = task.given_up or hung
+                actions += self.exited(now, task.name, -signal.SIGKILL, reason)
         return actions
 
     # Failures --------------------------------------------------------------------------------

@@ -91,6 +91,7 @@ class SupervisionLimits:
         rescue: how long the other tasks may take to save what they hold and end before the whole
             job is started again.
         silence: how long the coordinator may report nothing before it is given up.
+        listen: how long the coordinator may take until it listens.
     """
 
     restarts: int = 0
@@ -105,6 +106,7 @@ class SupervisionLimits:
     regroup: float = 3.0
     rescue: float = 30.0
     silence: float = 20.0
+    listen: float = 60.0
 
 
 @dataclass(slots=True)
@@ -153,13 +155,6 @@ class SupervisedTask:
         """Kills the task. After `due` it counts as ended even if its process lives."""
         self.killed, self.due = True, due
         return Kill(self.name)
-
-    @property
-    def kill_reason(self) -> ExitReason:
-        """Why the task was killed."""
-        if self.given_up is not None:
-            return self.given_up
-        return ExitReason(kind="hung", summary="killed, and has not ended", at=0.0)
 
     @property
     def worker(self) -> bool:

@@ -74,7 +74,9 @@ def find_secret(file: Path | None, environ: Mapping[str, str], *, loopback: bool
             "a file of yours alone (`(umask 077; openssl rand -hex 32 > job.secret)`), copy it to "
             f"every host and give each task --secret-file job.secret, or set {SECRET_VARIABLE}"
         )
-    return user_secret(user_secret_path(environ))
+    base = environ.get("XDG_CONFIG_HOME", "")  # by the XDG base directory specification
+    home = Path(base) if os.path.isabs(base) else Path.home() / ".config"
+    return user_secret(home / "trireme" / "secret")
 
 
 def read_secret(path: Path) -> str:
@@ -164,13 +166,6 @@ def receive_secret(fd: int, job: str) -> str:
             "the environment variable TRIREME_TASK, to have it train by itself"
         )
     return words[2]
-
-
-def user_secret_path(environ: Mapping[str, str]) -> Path:
-    """Returns the path of this user's own secret, by the XDG base directory specification."""
-    base = environ.get("XDG_CONFIG_HOME", "")
-    home = Path(base) if os.path.isabs(base) else Path.home() / ".config"
-    return home / "trireme" / "secret"
 
 
 def user_secret(path: Path) -> str:

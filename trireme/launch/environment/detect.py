@@ -37,10 +37,9 @@ from trireme.launch.environment.process_launchers import (
     LAUNCHER_VARIABLES,
     RANK_VARIABLES,
     TORCHRUN,
-    LaunchedProcess,
-    find_launched_process,
+    find_launched_task,
 )
-from trireme.launch.environment.tf_config import TF_VARIABLE, read_tf_config, tf_launched_process
+from trireme.launch.environment.tf_config import TF_VARIABLE, read_tf_config, tf_worker
 from trireme.launch.process_setup.resources import threads_of_task
 
 __all__ = ["JOB", "current_task", "detect", "manual_task"]
@@ -93,17 +92,17 @@ def detect(environ: Mapping[str, str] | None = None, directory: Path | None = No
         if task.secret_fd is None:
             return task
         return msgspec.structs.replace(task, secret=receive_secret(task.secret_fd, task.job))
-    process = find_launched_process(environ, TORCHRUN)
+    launched = find_launched_task(environ, TORCHRUN)
     tf = read_tf_config(environ[TF_VARIABLE]) if environ.get(TF_VARIABLE, "").strip() else None
-    if process is None and tf is not None:
+    if launched is None and tf is not None:
         if tf.cluster.ps:
             return manual_task(tf, _read(environ, directory, TASK_OPTIONS), environ)
-        process = tf_launched_process(tf)
-    process = process or find_launched_process(environ)
-    if process is None:
+        launched = TF_VARIABLE, tf_worker(tf, environ)
+    launched = launched or find_launched_task(environ)
+    if launched is None:
         _warn_of_variables(environ)
         return TaskConfig(job=fresh_job())
-    return _process_group_task(process, _read(environ, directory, OPTIONS), environ)
+    return _with_options(*launched, _read(environ, directory, OPTIONS))
 
 
 def _warn_of_variables(environ: Mapping[str, str]) -> None:
@@ -125,33 +124,22 @@ def _read(
     return read_config({}, environ, file, options)
 
 
-def _process_group_task(
-    process: LaunchedProcess, config: JobConfig, environ: Mapping[str, str]
-) -> TaskConfig:
+def _with_options(launcher: str, task: TaskConfig, config: JobConfig) -> TaskConfig:
     """Returns the task of one process of a group that holds a model together."""
     if config.ps:
         raise ConfigurationError(
-            f"ps is {config.ps} ({config.origin('ps')}), and {process.launcher} starts "
+            f"ps is {config.ps} ({config.origin('ps')}), and {launcher} starts "
             "workers alone: start a job with parameter servers by `trireme run` or `trireme task`, "
             "or leave ps out"
         )
-    config = config.replaced(process.launcher, workers=process.size)
+    config = config.replaced(launcher, workers=task.workers)
     config.check_together(0)
-    sharing, cores = (1, process.cores) if process.cores else (process.local_size, None)
-    return TaskConfig(
-        job=process.job or fresh_job(),
-        index=process.rank,
-        workers=process.size,
-        processes=process.size,
-        rank=process.rank,
-        local_rank=process.local_rank,
-        one_host=process.local_size == process.size,
-        process_group=process.address,
-        process_group_prefix=process.prefix,
+    return msgspec.structs.replace(
+        task,
+        job=task.job or fresh_job(),
         config=config,
         # All processes write to one terminal or file, without their names before the lines.
-        display="none" if process.rank else "auto",
-        threads=threads_of_task(environ, sharing, cores) if process.size > 1 else None,
+        display="none" if task.rank else "auto",
     )
 
 

@@ -14,14 +14,15 @@ from itertools import islice, product
 
 from trireme.cluster.spec import LOOPBACK
 from trireme.errors import ConfigurationError
+from trireme.launch.config.task_config import TaskConfig
+from trireme.launch.process_setup.resources import threads_of_task
 
 __all__ = [
     "LAUNCHER_VARIABLES",
     "RANK_VARIABLES",
     "TORCHRUN",
-    "LaunchedProcess",
     "expand_nodelist",
-    "find_launched_process",
+    "find_launched_task",
 ]
 
 TORCHRUN = "torchrun"
@@ -32,34 +33,6 @@ CORES = "SLURM_CPUS_PER_TASK"
 FIRST_PORT, PORTS = 12000, 16000
 """The range from which a port is derived for a job without one. It lies below the ports that
 systems give to clients."""
-
-
-@dataclass(frozen=True, slots=True)
-class LaunchedProcess:
-    """One of the processes that another launcher has started together.
-
-    Attributes:
-        launcher: the launcher's name.
-        rank: the process's rank, from 0.
-        size: the number of processes.
-        local_rank: the rank among the processes of this host.
-        local_size: the number of processes on this host, as far as it is known; at least 1.
-        address: `host:port` at which the processes meet; empty for a single process.
-        prefix: the prefix of their keys in the store, where the launcher serves the store; empty
-            where rank 0 does.
-        job: the launcher's name for the job; empty where it has none.
-        cores: how many cores this process may use; None where the launcher does not limit them.
-    """
-
-    launcher: str
-    rank: int
-    size: int
-    local_rank: int
-    local_size: int
-    address: str = ""
-    prefix: str = ""
-    job: str = ""
-    cores: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,10 +103,13 @@ _STEP_VARIABLES = (
 """Variables that srun sets and sbatch does not."""
 
 
-def find_launched_process(
+def find_launched_task(
     environ: Mapping[str, str], only: str | None = None
-) -> LaunchedProcess | None:
-    """Returns this process as its launcher describes it; None if no known launcher started it.
+) -> tuple[str, TaskConfig] | None:
+    """Returns the launcher's name, and this process as it describes it, without the job's options.
+
+    The id of the job is empty where the launcher has none. None if no known launcher started this
+    process.
 
     Args:
         environ: the environment; an empty variable counts as not set.
@@ -145,7 +121,7 @@ def find_launched_process(
     variables = {name: value.strip() for name, value in environ.items() if value.strip()}
     for launcher in _LAUNCHERS:
         if only in (None, launcher.name) and _started(launcher, variables):
-            return _launched_process(launcher, variables)
+            return launcher.name, _launched_task(launcher, variables)
     return None
 
 
@@ -168,7 +144,7 @@ def _set_by_srun(variables: Mapping[str, str]) -> bool:
     )
 
 
-def _launched_process(launcher: _Launcher, variables: Mapping[str, str]) -> LaunchedProcess:
+def _launched_task(launcher: _Launcher, variables: Mapping[str, str]) -> TaskConfig:
     size_name = next((name for name in launcher.size if name in variables), launcher.size[0])
     size = _number(launcher, variables, size_name, least=1)
     rank = _number(launcher, variables, launcher.rank)
@@ -187,18 +163,21 @@ def _launched_process(launcher: _Launcher, variables: Mapping[str, str]) -> Laun
     job = next((variables[name] for name in launcher.job if name in variables), "")
     if launcher.name == SLURM and job:
         job = f"{job}.{variables.get('SLURM_STEP_ID', 0)}"
-    return LaunchedProcess(
-        launcher=launcher.name,
-        rank=rank,
-        size=size,
-        local_rank=local_rank,
-        local_size=local_size,
-        address=_address(launcher, variables, size, local_size, job) if size > 1 else "",
-        prefix=_prefix(variables) if launcher.name == TORCHRUN and size > 1 else "",
+    if launcher.name == SLURM and CORES in variables:
+        threads = threads_of_task(variables, 1, _number(launcher, variables, CORES, least=1))
+    else:
+        threads = threads_of_task(variables, local_size)
+    return TaskConfig(
         job=job,
-        cores=_number(launcher, variables, CORES, least=1)
-        if launcher.name == SLURM and CORES in variables
-        else None,
+        index=rank,
+        workers=size,
+        processes=size,
+        rank=rank,
+        local_rank=local_rank,
+        one_host=local_size == size,
+        process_group=_address(launcher, variables, size, local_size, job) if size > 1 else "",
+        process_group_prefix=_prefix(variables) if launcher.name == TORCHRUN and size > 1 else "",
+        threads=threads if size > 1 else None,
     )
 
 
