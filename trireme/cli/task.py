@@ -75,8 +75,8 @@ def main(arguments: Sequence[str]) -> int:
     if given.tied_to is not None:
         end_with_parent(int(given.tied_to))
         task = detect(os.environ)
-        assert task.launcher_fd is not None  # the launcher has set it
-        return _run(task, program, _Audience(launcher=LauncherPipe(task.launcher_fd)))
+        launcher = None if task.launcher_fd is None else LauncherPipe(task.launcher_fd)
+        return _run(task, program, _Audience(launcher=launcher))
     return _by_hand(given, program)
 
 
@@ -242,6 +242,8 @@ def _serve_coordinator(task: TaskConfig, audience: _Audience) -> JobOver | None:
     _write_address(audience, listener.address)
     membership = MembershipMetrics()
     launcher = audience.launcher
+    if launcher is not None:
+        launcher.send(Listening(listener.address))
     with (
         _serve_metrics(
             task,
@@ -325,8 +327,6 @@ def _recorder(task: TaskConfig) -> Callable[[Mapping[str, float | str], bool], N
 def _write_address(audience: _Audience, address: str) -> None:
     if audience.address_file is not None:
         write_atomically(audience.address_file, f"{address}\n".encode())
-    if audience.launcher is not None:
-        audience.launcher.send(Listening(address))
     print(f"{audience.name}listens on {address}", flush=True)
 
 

@@ -30,7 +30,7 @@ from trireme.launch.supervision_state import (
     SupervisionLimits,
     Terminate,
 )
-from trireme.launch.task_messages import MembershipReport
+from trireme.launch.task_messages import Listening, MembershipReport
 from trireme.launch.verdict import failure_report
 
 __all__ = [
@@ -73,7 +73,7 @@ class StopSignalled:
 
 @dataclass(frozen=True, slots=True)
 class TaskLocated:
-    """The engine has learned a process id, a node or the coordinator's address."""
+    """The engine has learned a process id or a node."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ class TaskEnded:
     reason: ExitReason
 
 
-Event = StopSignalled | MembershipReport | TaskLocated | TaskEnded
+Event = StopSignalled | Listening | MembershipReport | TaskLocated | TaskEnded
 
 
 class Engine(Protocol):
@@ -100,18 +100,13 @@ class Engine(Protocol):
     Attributes:
         pids: the process id of every task that has one, by name.
         nodes: the node of every task that is not on this host, by name.
-        coordinator: the address that the coordinator listens at; "" while it is not known.
     """
 
     pids: dict[str, int]
     nodes: dict[str, str]
-    coordinator: str
 
     def start(self, config: TaskConfig) -> None:
-        """Starts a task, or starts it again. A failure to do so is reported as `TaskEnded`.
-
-        The address of a coordinator that is started again is unknown until it reports it.
-        """
+        """Starts a task, or starts it again. A failure to do so is reported as `TaskEnded`."""
 
     def send_signal(self, name: str, number: signal.Signals) -> None:
         """Asks a task to end by SIGTERM, or ends it and its children at once by SIGKILL.
@@ -172,6 +167,7 @@ class Launcher:
         self._supervision = Supervision(job.limits)
         self._tasks = {config.name: config for config in tasks_of_job(job.task)}
         self._outputs = outputs
+        self._coordinator = ""  # the address that it listens at, once that is known
         self._started = time.time()
         self._begin = time.monotonic()
         self._last_check = self._begin
@@ -190,7 +186,7 @@ class Launcher:
                 self._turn(1.0)
 
     def _start_all(self) -> None:
-        self._last_report_at = None
+        self._last_report_at, self._coordinator = None, ""
         for config in self._tasks.values():
             self._start(config)
             if config.role == "coordinator":
@@ -234,7 +230,7 @@ class Launcher:
             launcher=os.getpid(),
             pids=self._engine.pids,
             nodes=self._engine.nodes,
-            coordinator=self._engine.coordinator,
+            coordinator=self._coordinator,
             secret_file=str(self._directory.secret_file.resolve()),
             command=self._job.program,
             options=task.config.values,
@@ -264,7 +260,7 @@ class Launcher:
         self._engine.start(
             msgspec.structs.replace(
                 config,
-                coordinator="" if config.role == "coordinator" else self._engine.coordinator,
+                coordinator=self._coordinator,
                 restarts_left=self._supervision.restarts_left(config.name),
             )
         )
@@ -273,7 +269,7 @@ class Launcher:
         """Waits until the coordinator listens, or has ended."""
         limit = self._job.limits.listen
         deadline = time.monotonic() + limit
-        while self._supervision.phase is Phase.RUNNING and not self._engine.coordinator:
+        while self._supervision.phase is Phase.RUNNING and not self._coordinator:
             if time.monotonic() > deadline:
                 self._console.say(
                     f"{COORDINATOR} did not listen within {limit:.0f} s",
@@ -330,6 +326,9 @@ class Launcher:
             case MembershipReport():
                 self._last_report_at = now
                 self._carry_out(self._membership_reported(now, event))
+            case Listening(address):
+                self._coordinator = address
+                self._record("running", None)
             case TaskLocated():
                 if self._supervision.phase is Phase.RUNNING:
                     self._record("running", None)

@@ -23,22 +23,13 @@ import msgspec
 from trireme.cluster.spec import LOOPBACK
 from trireme.launch.config.secret import SECRET_VARIABLE, secret_descriptor
 from trireme.launch.config.task_config import TASK_VARIABLE, TaskConfig, encode_task
-from trireme.launch.launcher import (
-    COORDINATOR,
-    Event,
-    Job,
-    Launcher,
-    StopSignalled,
-    TaskEnded,
-    TaskLocated,
-)
+from trireme.launch.launcher import Event, Job, Launcher, StopSignalled, TaskEnded
 from trireme.launch.output import Console, TaskOutputs
 from trireme.launch.process import TaskProcess
 from trireme.launch.process_setup.orphans import OrphanReaper
 from trireme.launch.process_setup.resources import thread_variables, threads_of_task
 from trireme.launch.process_setup.signals import requests_to_stop, signals
 from trireme.launch.run_directory import RunDirectory
-from trireme.launch.task_messages import Listening, MembershipReport
 
 __all__ = ["CommandBuilder", "HostEngine", "run_local", "task_command"]
 
@@ -106,7 +97,6 @@ class HostEngine:
     ) -> None:
         self.pids: dict[str, int] = {}
         self.nodes: dict[str, str] = {}
-        self.coordinator = ""
         self.process_groups: dict[int, str] = {}
         self.selector = selectors.DefaultSelector()
         self._program = program
@@ -130,8 +120,6 @@ class HostEngine:
 
     def start(self, config: TaskConfig) -> None:
         name, group = config.name, config.group
-        if name == COORDINATOR:
-            self.coordinator = ""
         if group is not None and config.rank and not config.process_group:
             address = self.process_groups[group]  # rank 0 was started first
             config = msgspec.structs.replace(config, process_group=address)
@@ -176,13 +164,7 @@ class HostEngine:
         ended: list[Event] = []
         for name, status in statuses.items():
             process = self._processes[name]
-            for message in process.take_messages():
-                match message:
-                    case MembershipReport():
-                        events.append(message)
-                    case Listening(address) if name == COORDINATOR:
-                        self.coordinator = address
-                        events.append(TaskLocated())
+            events += process.take_messages()
             if status is not None:
                 ended.append(self._ended(name, status))
         return events + ended

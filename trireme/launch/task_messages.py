@@ -32,7 +32,7 @@ CHECK_SECONDS = 0.1
 
 
 class Listening(msgspec.Struct, frozen=True, tag="listening"):
-    """A server or a coordinator listens.
+    """The coordinator listens.
 
     Attributes:
         address: its address, with its scheme.

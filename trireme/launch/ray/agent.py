@@ -60,14 +60,12 @@ class TaskReport:
     Attributes:
         lines: its lines, each with whether it went to standard error.
         events: what became of it, as its engine reports that. Nothing comes after its end.
-        coordinator: of a coordinator, the address at which it listens; "" while it is not known.
         used: how much it has done: seconds of a core, plus a second for each line.
         now: the time of day on its node, in seconds since 1970. The clocks of two nodes may differ.
     """
 
     lines: tuple[tuple[bytes, bool], ...]
     events: tuple[Event, ...]
-    coordinator: str
     used: float
     now: float
 
@@ -174,8 +172,7 @@ class TaskAgent:
             self._changed.notify_all()
         if engine is not None and time.monotonic() - self._measured >= 1.0:
             self._measured, self._used = time.monotonic(), engine.used(self._name)
-        coordinator = "" if engine is None else engine.coordinator
-        return TaskReport(lines, events, coordinator, self._used, time.time())
+        return TaskReport(lines, events, self._used, time.time())
 
     def send_signal(self, number: signal.Signals, attempt: float) -> None:
         """Asks the task to end by SIGTERM, or ends it and its children at once by SIGKILL.

@@ -26,7 +26,6 @@ from trireme.launch.config.secret import SECRET_VARIABLE
 from trireme.launch.config.task_config import TASK_VARIABLE, TaskConfig
 from trireme.launch.exit_reason import ExitReason, describe_status
 from trireme.launch.launcher import (
-    COORDINATOR,
     Event,
     Job,
     Launcher,
@@ -152,7 +151,6 @@ class _Engine:
     ) -> None:
         self.pids: dict[str, int] = {}
         self.nodes = {name: _node(task.facts) for name, task in tasks.items()}
-        self.coordinator = ""
         self._job = job
         self._outputs = outputs
         self._cluster = cluster
@@ -179,8 +177,6 @@ class _Engine:
         task = self._tasks[config.name]
         task.running = True
         task.attempt += 1
-        if config.role == "coordinator":
-            self.coordinator = ""
         task.answer_due = time.monotonic() + self._job.task.config.join_timeout
         if task.agent is not None:
             self._send_start(task, config)
@@ -268,8 +264,6 @@ class _Engine:
         for line, error in report.lines:
             self._outputs.show(task.name, line, error)
         task.used = report.used
-        if task.name == COORDINATOR and report.coordinator:
-            self.coordinator = report.coordinator
         for event in report.events:
             if isinstance(event, TaskEnded):
                 # By the launcher's clock, so that one clock decides which task failed first.
