@@ -18,7 +18,7 @@ import msgspec
 from trireme.job_config import OPTIONS
 from trireme.launch.config.task_config import TaskConfig
 from trireme.launch.exit_reason import ExitReason
-from trireme.launch.output import Console, TaskOutputs
+from trireme.launch.output import TaskOutputs
 from trireme.launch.run_directory import RECORD, JobRecord, RunDirectory
 from trireme.launch.supervision import Supervision
 from trireme.launch.supervision_state import (
@@ -153,16 +153,11 @@ class Launcher:
     """One job, and the supervision that decides what to do with its tasks."""
 
     def __init__(
-        self,
-        job: Job,
-        directory: RunDirectory,
-        console: Console,
-        engine: Engine,
-        outputs: TaskOutputs,
+        self, job: Job, directory: RunDirectory, engine: Engine, outputs: TaskOutputs
     ) -> None:
         self._job = job
         self._directory = directory
-        self._console = console
+        self._console = outputs.console
         self._engine = engine
         self._supervision = Supervision(job.limits)
         self._tasks = {config.name: config for config in tasks_of_job(job.task)}
@@ -202,11 +197,7 @@ class Launcher:
         report: list[str] = []
         if verdict.failed:
             report = lines = failure_report(
-                verdict,
-                self._supervision.names,
-                seconds=seconds,
-                log=self._directory.log,
-                last_lines=self._outputs.last_lines,
+                verdict, self._supervision.names, seconds, self._outputs
             )
         elif verdict.unsaved:
             lines = [f"ended after {seconds:.1f} s; {', '.join(verdict.unsaved)} did not save"]

@@ -64,7 +64,7 @@ def run_local(
     with signals() as (wakeup, _), TaskOutputs(directory.log, console) as outputs:
         with HostEngine(job.program, environ, outputs.show, build_command) as engine:
             engine.selector.register(wakeup, selectors.EVENT_READ)
-            launcher = Launcher(job, directory, console, engine, outputs)
+            launcher = Launcher(job, directory, engine, outputs)
             launcher.run()
         return launcher.conclude()
 

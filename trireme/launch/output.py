@@ -106,14 +106,14 @@ def _printable(line: str, stream: TextIO) -> str:
 class TaskOutputs:
     """Shows and keeps the lines of every task. Use it as a context manager.
 
-    Args:
+    Attributes:
         path: returns the file for the output of a task, by the task's name.
         console: where the lines are shown.
     """
 
     def __init__(self, path: Callable[[str], Path], console: Console) -> None:
-        self._path = path
-        self._console = console
+        self.path = path
+        self.console = console
         self._logs: dict[str, LogFile] = {}
         self._last_lines: dict[str, deque[str]] = {}
 
@@ -128,7 +128,7 @@ class TaskOutputs:
         """Notes that a task is started, for the first time or again."""
         if name in self._logs:
             self._logs[name].close()
-        self._logs[name] = LogFile(self._path(name), partial(self._console.say, alarm=True))
+        self._logs[name] = LogFile(self.path(name), partial(self.console.say, alarm=True))
         self._last_lines[name] = deque(maxlen=LAST_LINES)
 
     def show(self, name: str, line: bytes, error: bool) -> None:
@@ -142,7 +142,7 @@ class TaskOutputs:
         self._logs[name].write(line)
         text = line.decode("utf-8", errors="replace")
         self._last_lines[name].append(text)
-        self._console.line(name, text, error)
+        self.console.line(name, text, error)
 
     def last_lines(self, name: str) -> list[str]:
         """Returns the last lines that a task has printed since its start."""

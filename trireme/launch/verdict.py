@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from trireme.launch.exit_reason import INTERRUPTED, ExitReason
+from trireme.launch.output import TaskOutputs
 
 __all__ = ["Failure", "Verdict", "failure_report"]
 
@@ -72,12 +73,7 @@ class Verdict:
 
 
 def failure_report(
-    verdict: Verdict,
-    names: Sequence[str],
-    *,
-    seconds: float,
-    log: Callable[[str], Path],
-    last_lines: Callable[[str], Sequence[str]],
+    verdict: Verdict, names: Sequence[str], seconds: float, outputs: TaskOutputs
 ) -> list[str]:
     """Returns the lines of the report.
 
@@ -85,8 +81,7 @@ def failure_report(
         verdict: how the job failed.
         names: every task that was started.
         seconds: how long the job ran.
-        log: returns the file with a task's output.
-        last_lines: returns the end of a task's output.
+        outputs: what the tasks have printed.
     """
     culprit = verdict.culprit
     if culprit is None:
@@ -95,7 +90,7 @@ def failure_report(
     losses = [f"  {each.name}: {each.reason.loss}" for each in verdict.failures if each.reason.loss]
     return [
         f"the job failed after {seconds:.1f} s. First {culprit}",
-        *_evidence(culprit, log(name), last_lines(name)),
+        *_evidence(culprit, outputs.path(name), outputs.last_lines(name)),
         *_other_tasks(verdict, names, name),
         *losses,
         f"  what to do: {_advice(culprit)}",

@@ -26,7 +26,6 @@ __all__ = [
     "NodeAgent",
     "PlacementGroup",
     "RayCluster",
-    "TaskPlacement",
     "bracketed",
     "first_line",
     "inspect_nodes",
@@ -63,22 +62,11 @@ class PlacementGroup:
     bundles: tuple[dict[str, float], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class TaskPlacement:
-    """The bundle that a task runs in.
-
-    Attributes:
-        group: the placement group's name.
-        index: the bundle's index in the group.
-        gpus: how many of the bundle's GPUs the task gets.
-    """
-
-    group: str
-    index: int
-    gpus: float = 0.0
+Placement = tuple[str, int]
+"""The bundle that a task runs in: its placement group's name, and its index in the group."""
 
 
-def plan(task: TaskConfig) -> tuple[dict[str, PlacementGroup], dict[str, TaskPlacement]]:
+def plan(task: TaskConfig) -> tuple[dict[str, PlacementGroup], dict[str, Placement]]:
     """Returns the placement groups by name, and the placement of each task by the task's name.
 
     The coordinator hardly computes. It shares the bundle of the first server.
@@ -94,14 +82,14 @@ def plan(task: TaskConfig) -> tuple[dict[str, PlacementGroup], dict[str, TaskPla
     bundle = {"CPU": float(config.ray_cpus_per_worker)} | ({"GPU": gpus} if gpus else {})
     strategy = "PACK" if config.ray_pack_workers else "SPREAD"
     groups = {"workers": PlacementGroup(strategy, (bundle,) * len(workers))}
-    placements = {}
+    placements: dict[str, Placement] = {}
     if servers:
         groups["servers"] = PlacementGroup("SPREAD", ({"CPU": 1.0},) * len(servers))
-        placements["coordinator:0"] = TaskPlacement("servers", 0)
+        placements["coordinator:0"] = "servers", 0
     for server in servers:
-        placements[server.name] = TaskPlacement("servers", server.index)
+        placements[server.name] = "servers", server.index
     for number, worker in enumerate(workers):
-        placements[worker.name] = TaskPlacement("workers", number, gpus)
+        placements[worker.name] = "workers", number
     return groups, placements
 
 
@@ -167,26 +155,26 @@ class RayCluster:
 
     Attributes:
         groups: Ray's placement groups, by name.
-        placements: the placement of each task, by the task's name.
+        placements: the bundle of each task, by the task's name.
         program: the user's program and its arguments.
     """
 
     groups: Mapping[str, Any]
-    placements: Mapping[str, TaskPlacement]
+    placements: Mapping[str, Placement]
     program: Sequence[str]
 
     def start_agent(self, name: str) -> Agent:
         """Starts an agent in the bundle of a task, on the node where that is now."""
         ray = load_ray()
-        placement = self.placements[name]
+        name_of_group, index = self.placements[name]
+        group = self.groups[name_of_group]
         options = {
             "num_cpus": AGENT_CORES,
-            "num_gpus": placement.gpus,
+            "num_gpus": group.bundle_specs[index].get("GPU", 0),
             "max_concurrency": CONCURRENT_CALLS,
             "max_restarts": 0,
             "scheduling_strategy": ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(
-                placement_group=self.groups[placement.group],
-                placement_group_bundle_index=placement.index,
+                placement_group=group, placement_group_bundle_index=index
             ),
         }
         agent = ray.remote(NodeAgent).options(**options)

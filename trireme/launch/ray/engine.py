@@ -92,7 +92,7 @@ def run_ray(job: Job, directory: RunDirectory, console: Console) -> int:
             signals() as (reader, writer),
             contextlib.closing(_Engine(job, outputs, cluster, tasks, reader, writer)) as engine,
         ):
-            launcher = Launcher(job, directory, console, engine, outputs)
+            launcher = Launcher(job, directory, engine, outputs)
             launcher.run()
         return launcher.conclude()
 

@@ -39,13 +39,13 @@ def test_every_task_has_a_seat_of_its_own_and_the_coordinator_sits_with_the_firs
     assert names[:servers] == [f"ps:{i}" for i in range(servers)]
     assert len(names) == servers + workers * processes
     assert list(placements) == (["coordinator:0"] if servers else []) + names
-    assert len({(placements[name].group, placements[name].index) for name in names}) == len(names)
+    assert len({placements[name] for name in names}) == len(names)
     if servers:
         assert placements["coordinator:0"] == placements["ps:0"]
-    for placement in placements.values():
-        bundle = groups[placement.group].bundles[placement.index]
+    for name, (group, index) in placements.items():
+        bundle = groups[group].bundles[index]
         assert bundle["CPU"] >= 1
-        assert bundle.get("GPU", 0.0) == placement.gpus
+        assert bundle.get("GPU", 0.0) == (gpus if name.startswith("worker:") else 0.0)
     bundles = groups["workers"].bundles
     assert bundles == (bundles[0],) * workers * processes
     assert bundles[0]["CPU"] == cpus
