@@ -685,9 +685,9 @@ class KeepsItsView(Lanes):
 class CountsRepeats(ClientProtocol):
     """A push that is sent again is sent as another one."""
 
-    def push(self, *said: Any, **options: Any) -> Any:
+    def push(self, push: Push) -> None:
         self._times: dict[int, int] = {}
-        return super().push(*said, **options)
+        super().push(push)
 
     def message(self, push: Push, server: int, view: int, order: Any = ()) -> Push:
         sequence = push.sequence + self._times.get(server, 0)
@@ -700,17 +700,17 @@ class CountsRepeats(ClientProtocol):
 class CountsTwice(ClientProtocol):
     """A sequence number is used for two pushes, now and then."""
 
-    def push(self, *said: Any, **options: Any) -> Any:
+    def next_push(self, *said: Any, **options: Any) -> Push:
         if self._sequence % 3 == 2:
             self._sequence -= 1
-        return super().push(*said, **options)
+        return super().next_push(*said, **options)
 
 
 class AcknowledgesTooEarly(ClientProtocol):
     """A worker says that it has the verdict of the push that it makes."""
 
-    def push(self, *said: Any, **options: Any) -> Any:
-        update = super().push(*said, **options)
+    def next_push(self, *said: Any, **options: Any) -> Push:
+        update = super().next_push(*said, **options)
         return msgspec.structs.replace(update, acknowledged=update.sequence)
 
 
@@ -727,8 +727,8 @@ class KeepsSettingsOfTheStale(ClientProtocol):
 class KeepsSettingsOfTheOneBefore(ClientProtocol):
     """Hyper-parameters are sent once, though they change."""
 
-    def push(self, weight: float, hyper: Any, examples: Any, **options: Any) -> Any:
-        return super().push(weight, self._hyper or hyper, examples, **options)
+    def next_push(self, weight: float, hyper: Any, examples: Any, **options: Any) -> Push:
+        return super().next_push(weight, self._hyper or hyper, examples, **options)
 
 
 class CompletesWhatDiffers(ClientProtocol):

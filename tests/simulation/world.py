@@ -206,7 +206,15 @@ class World:
             self.network,
             self.servers,
             makers.protocol(worker, servers, patience_seconds=patience, rng=self.rng),
-            makers.lanes(worker, incarnation, servers, retry_seconds=30.0, patience_seconds=1800.0),
+            partial(
+                makers.lanes,
+                worker,
+                incarnation,
+                servers,
+                view,
+                retry_seconds=30.0,
+                patience_seconds=1800.0,
+            ),
             view,
             levels=self.schedule.rule.synchronous,
         )

@@ -376,7 +376,7 @@ def test_a_notice_is_passed_on_and_is_no_answer(one: Rig) -> None:
     assert one.ask() == Stopping(4)
     assert one.notices == [("round 4", ("worker:1",), 7.5)]
     assert one.membership.checked > before, "whether the job goes on"
-    one.made(waiting=None)
+    one.links.options = ClientOptions(JOB, SECRET, ME.index, ME.incarnation)
     one.servers[0].script.append(after(says(notice), says(Stopping(4))))
     assert one.ask() == Stopping(4)
 

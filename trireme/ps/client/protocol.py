@@ -53,7 +53,7 @@ from trireme.ps.messages import (
     Trace,
     Traced,
 )
-from trireme.ps.results import PullResult, PushResult, decided
+from trireme.ps.results import PushResult, decided
 from trireme.ps.rule import Rule
 from trireme.ps.snapshot_messages import (
     Cut,
@@ -193,8 +193,16 @@ class ClientProtocol:
 
     # -- training --------------------------------------------------------------------------------
 
-    def pull(self, *, train: bool = True, at_least: int = 0) -> Operation[PullResult]:
-        """Receives the values, once they are of a step of at least `at_least`."""
+    def pull(self, *, train: bool = True, at_least: int = 0) -> Operation[None]:
+        """Receives the values; waits until the chief has loaded them.
+
+        Args:
+            train: whether an update will be computed from them.
+            at_least: waits until they are of this global step, or a later one.
+
+        Raises:
+            Fenced: the view changed while nothing was loaded: the chief may be another one now.
+        """
         answers = yield from self._ask_all(
             lambda view: Pull(view, train, at_least), again=not train
         )
@@ -203,21 +211,13 @@ class ClientProtocol:
             self.stopping = replies[0].stop
         self.step = yield from self.level([reply.step for reply in replies])
         yield PUBLISH
-        return PullResult(self.step, self.stopping)
 
     @property
     def may_announce(self) -> bool:
         """Whether a push may be announced now."""
         return not (self.stopping or self._pushed)
 
-    def announce(
-        self, weight: float, hyper: tuple[GroupSpec, ...] | None, examples: Sequence[Span]
-    ) -> Push:
-        """Announces the next push; returns it as it will be, unless something unusual happens."""
-        self.announced = self._next_push(weight, hyper, examples, absent=self._absent)
-        return self.announced
-
-    def push(
+    def next_push(
         self,
         weight: float,
         hyper: tuple[GroupSpec, ...] | None,
@@ -226,49 +226,13 @@ class ClientProtocol:
         pull: bool = True,
         pulled: int | None = None,
         steps: int = 1,
-        absent: tuple[int, ...] = (),
+        absent: tuple[int, ...] | None = None,
     ) -> Push:
-        """Makes a push; returns its message without the view. `wait` takes the answers.
+        """Returns the message of the next push without the view; see `Client.push`.
 
-        Raises:
-            ConfigurationError: the job has told this worker to stop, or a push is under way.
+        Where the absent parameters are not given, they are those of the update before: so it will
+        be, unless something unusual happens.
         """
-        if self.stopping:
-            raise after_the_end(self._worker, self.step)
-        if self._pushed:
-            raise ConfigurationError(f"worker:{self._worker} pushed before it waited")
-        push = self._next_push(
-            weight, hyper, examples, pull=pull, pulled=pulled, steps=steps, absent=absent
-        )
-        if weight > 0:  # a step that is skipped says nothing of the next one's gradients
-            self._absent = absent
-        self._sequence = push.sequence
-        self._hyper = hyper if hyper is not None else self._hyper
-        self._pushed = True
-        return push
-
-    def message(self, push: Push, server: int, view: int, order: tuple[int, ...] = ()) -> Push:
-        """Returns the message of a push to one server under a view; see `Push.order`."""
-        examples = push.examples if server == 0 else ()
-        return msgspec.structs.replace(push, view=view, examples=examples, order=order)
-
-    def completes(self, push: Push) -> bool:
-        """Returns whether a push is the one that was announced; none is announced afterwards."""
-        announced, self.announced = self.announced, None
-        return announced == push
-
-    def _next_push(
-        self,
-        weight: float,
-        hyper: tuple[GroupSpec, ...] | None,
-        examples: Sequence[Span],
-        *,
-        pull: bool = True,
-        pulled: int | None = None,
-        steps: int = 1,
-        absent: tuple[int, ...] = (),
-    ) -> Push:
-        """Returns the message of the next push without the view."""
         return Push(
             view=0,
             sequence=self._sequence + 1,
@@ -279,8 +243,34 @@ class ClientProtocol:
             examples=tuple(examples),
             pull=pull,
             steps=steps,
-            absent=absent,
+            absent=self._absent if absent is None else absent,
         )
+
+    def push(self, push: Push) -> None:
+        """Makes the next push. `wait` takes the answers.
+
+        Raises:
+            ConfigurationError: the job has told this worker to stop, or a push is under way.
+        """
+        if self.stopping:
+            raise after_the_end(self._worker, self.step)
+        if self._pushed:
+            raise ConfigurationError(f"worker:{self._worker} pushed before it waited")
+        if push.weight > 0:  # a step that is skipped says nothing of the next one's gradients
+            self._absent = push.absent
+        self._sequence = push.sequence
+        self._hyper = push.hyper if push.hyper is not None else self._hyper
+        self._pushed = True
+
+    def message(self, push: Push, server: int, view: int, order: tuple[int, ...] = ()) -> Push:
+        """Returns the message of a push to one server under a view; see `Push.order`."""
+        examples = push.examples if server == 0 else ()
+        return msgspec.structs.replace(push, view=view, examples=examples, order=order)
+
+    def completes(self, push: Push) -> bool:
+        """Returns whether a push is the one that was announced; none is announced afterwards."""
+        announced, self.announced = self.announced, None
+        return announced == push
 
     def wait(self) -> Operation[PushResult]:
         """Waits for the answers to the push, and publishes the values that they bring."""
@@ -304,7 +294,11 @@ class ClientProtocol:
     def settle(self) -> Operation[None]:
         """Waits for the answers to the push under way, if there is one; `wait` takes them later.
 
-        Every other request settles first: a worker has one request at a time with a server.
+        The values are not in the module before `wait`. Every other request settles first: a worker
+        has one request at a time with a server.
+
+        Raises:
+            TriremeError: as `wait`.
         """
         if self._pushed and self._settled is None:
             self._settled = self._all((yield AWAIT), PushReply)
@@ -336,7 +330,11 @@ class ClientProtocol:
     def lease(
         self, dataset: str, size: int, batch: int, count: int, *, resized: bool = False
     ) -> Operation[tuple[Span, ...]]:
-        """Asks for the next examples; a repeat of the request gets the same ones."""
+        """Asks for the next examples: `count` spans of `batch` examples of a data set of `size`.
+
+        With `resized` the data set may be of another size than the checkpoint's. A repeat of the
+        request gets the same examples.
+        """
         self._leases += 1
         number = self._leases
         answer = yield from self._ask_first(
@@ -353,17 +351,24 @@ class ClientProtocol:
         return expect((yield from self._ask_first(lambda view: SetEnd(max_steps))), Stopping).step
 
     def drain(self) -> Operation[int]:
-        """Waits until every worker has retired, and pulls the values; returns their step."""
+        """Waits until every worker has retired, and pulls the values; returns their global step.
+
+        The answers to this worker's last push lack what others pushed later.
+
+        Raises:
+            Fenced: this worker is out of the job: it keeps the values at hand.
+        """
         step = expect((yield from self._ask_first(lambda view: Drain())), Stopping).step
         if self._rule.synchronous and self.step == step:
             return step  # the round that made it has brought them
         # Where servers commit nothing, a lost worker's push may be on some only, and the others do
         # not come to that step. What those who have retired had pushed is on all by then.
         at_least = 0 if self._rule.uncommitted else step
-        return (yield from self.pull(train=False, at_least=at_least)).step
+        yield from self.pull(train=False, at_least=at_least)
+        return self.step
 
     def status(self) -> Operation[list[ServerStatus]]:
-        """Asks each server for its status."""
+        """Returns each server's status."""
         return self._all((yield from self._ask_all(lambda view: Status())), ServerStatus)
 
     def trace(self, server: int, action: Literal["start", "stop", "read"]) -> Operation[Answer]:
@@ -373,12 +378,12 @@ class ClientProtocol:
         return answers[server]
 
     def share(self, topic: str, data: bytes) -> Operation[None]:
-        """Shares bytes with the other workers."""
+        """Shares bytes with the other workers; the last under a topic replace those before."""
         answer = yield from self._ask_first(lambda view: Share(topic), [memoryview(data)])
         expect(answer, Done)
 
     def collect(self, topic: str) -> Operation[dict[int, bytes]]:
-        """Asks for the bytes that each worker has shared under a topic."""
+        """Returns the bytes that each worker has shared under a topic."""
         answer = yield from self._ask_first(lambda view: Collect(topic))
         message, joined = expect(answer, Collected), b"".join(answer[1])
         left: dict[int, bytes] = {}
@@ -422,7 +427,8 @@ class ClientProtocol:
         step = max([answer.step for answer in frozen])
         cut = Cut(token, step, tuple(sorted(done.items())), state)
         copy: Copy = []
-        for message, payload in _in_order((yield from self._ask_all(lambda view: cut))):
+        answers = yield from self._ask_all(lambda view: cut)
+        for _, (message, payload) in sorted(answers.items()):
             if isinstance(message, Snapshot):
                 copy.append((message, payload))
             else:
@@ -471,10 +477,6 @@ class ClientProtocol:
 
     def _all(self, answers: _Answers, wanted: type[_M]) -> list[_M]:
         return [expect(answers[server], wanted) for server in range(self._servers)]
-
-
-def _in_order(answers: _Answers) -> list[Answer]:
-    return [answers[server] for server in sorted(answers)]
 
 
 def _refuse_unless_busy(message: Message) -> None:
