@@ -10,7 +10,7 @@ from trireme.errors import ConfigurationError
 from trireme.ps.joint_optimizer import JointOptimizer
 from trireme.ps.layout import Layout
 from trireme.ps.messages import ParameterSpec
-from trireme.ps.optimizer_state import state_names
+from trireme.ps.optimizers import state_names
 from trireme.ps.snapshot import assemble
 from trireme.ps.snapshot_messages import Snapshot, TensorSpec
 

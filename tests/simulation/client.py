@@ -12,6 +12,7 @@ from collections.abc import Callable, Generator, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
+import msgspec
 import torch
 
 from tests.simulation.expected_values import Violation
@@ -114,7 +115,8 @@ class Client:
         for server in servers:
             if self._links[server] is not None:
                 sequence = self.lanes.announce(server)
-                message = self.protocol.message(update, server, self._view().number)
+                message = self.protocol.message(update, server)
+                message = msgspec.structs.replace(message, view=self._view().number)
                 self._begun[server] = Transmit(server, sequence, message, ())
 
     def push(self, update: Push, parts: dict[int, Sequence[torch.Tensor]]) -> None:
@@ -123,7 +125,7 @@ class Client:
         if self.protocol.announced is not None and self.protocol.completes(update):
             sent = {s: self._begun.pop(s) for s in parts if s in self._begun and self._links[s]}
         self._drop_begun()
-        requests = {s: Request(partial(self.protocol.message, update, s), parts[s]) for s in parts}
+        requests = {s: Request(self.protocol.message(update, s), parts[s]) for s in parts}
         self._transmit(self.lanes.ask(self._network.loop.now, requests, sent=sent))
         for server, order in sent.items():
             self._transmit([Transmit(server, order.sequence, order.message, parts[server])])

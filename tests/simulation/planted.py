@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from trireme.ps.client.lanes import Lanes, Request
+from trireme.ps.client.lanes import Lane, Lanes, Request, Transmit
 from trireme.ps.client.protocol import ClientProtocol
 from trireme.ps.flat import PartBuffer
 from trireme.ps.messages import Applied, Done, Lease, Push, Retire, Span, WorkerProgress
@@ -674,27 +674,25 @@ class KeepsItsView(Lanes):
     """What was fenced off is asked again under the view that it was asked under first."""
 
     def ask(self, now: float, requests: Any, **options: Any) -> Any:
-        number = self.known_view().number
-        fixed = {
-            server: Request(lambda view, r=request: r.build(number), request.payload)
-            for server, request in requests.items()
-        }
-        return super().ask(now, fixed, **options)
+        self._first = self.known_view().number
+        return super().ask(now, requests, **options)
+
+    def _transmit(self, lane: Lane) -> Transmit:
+        order = super()._transmit(lane)
+        if not hasattr(order.message, "view"):
+            return order
+        message = msgspec.structs.replace(order.message, view=self._first)
+        return msgspec.structs.replace(order, message=message)
 
 
-class CountsRepeats(ClientProtocol):
+class CountsRepeats(Lanes):
     """A push that is sent again is sent as another one."""
 
-    def push(self, push: Push) -> None:
-        self._times: dict[int, int] = {}
-        super().push(push)
-
-    def message(self, push: Push, server: int, view: int, order: Any = ()) -> Push:
-        sequence = push.sequence + self._times.get(server, 0)
-        self._times[server] = self._times.get(server, 0) + 1
-        self._sequence = max(self._sequence, sequence)
-        push = msgspec.structs.replace(push, sequence=sequence)
-        return super().message(push, server, view, order)
+    def _send_again(self, lane: Lane) -> Transmit:
+        if lane.request is not None and isinstance(push := lane.request.message, Push):
+            another = msgspec.structs.replace(push, sequence=push.sequence + 1)
+            lane.request = Request(another, lane.request.payload)
+        return super()._send_again(lane)
 
 
 class CountsTwice(ClientProtocol):

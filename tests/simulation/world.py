@@ -316,7 +316,7 @@ class World:
 
     def _waiting(self) -> str:
         waiting = [
-            f"{worker.client.name} for ps:{lane.index} ({lane.request.build(0)})"
+            f"{worker.client.name} for ps:{lane.index} ({lane.request.message})"
             for worker in self._workers.values()
             for lane in worker.client.lanes.waiting
             if lane.request is not None

@@ -165,8 +165,7 @@ class Layout:
                 f"the model has {self.bytes} bytes of parameters, and at most {MOST_BYTES} can be "
                 "laid out"
             )
-        self._parts: dict[int, tuple[Part, ...]] = {}
-        self._segments: dict[int, tuple[Segment, ...]] = {}
+        self._parts = [self._cut(self.slots_of(server)) for server in range(spec.servers)]
         self._chunks: dict[int, tuple[Chunk, ...]] = {}
         self._ranges: dict[tuple[int, tuple[int, ...]], tuple[Range, ...]] = {}
 
@@ -195,24 +194,16 @@ class Layout:
 
     def parts(self, server: int) -> tuple[Part, ...]:
         """Returns the server's part of each vector, in the vectors' order; a part may be empty."""
-        if server not in self._parts:
-            slots = self.slots_of(server)
-            self._parts[server] = tuple(
-                Part(vector, self._cut(vector, slots.start), self._cut(vector, slots.stop))
-                for vector in self.vectors
-            )
         return self._parts[server]
 
     def segments(self, server: int) -> tuple[Segment, ...]:
         """Returns the server's segments: its parts, cut where a parameter group ends."""
-        if server not in self._segments:
-            self._segments[server] = tuple(
-                Segment(part.vector, group, max(start, part.start), min(stop, part.stop))
-                for part in self.parts(server)
-                for group, start, stop in part.vector.groups
-                if max(start, part.start) < min(stop, part.stop)
-            )
-        return self._segments[server]
+        return tuple(
+            Segment(part.vector, group, max(start, part.start), min(stop, part.stop))
+            for part in self.parts(server)
+            for group, start, stop in part.vector.groups
+            if max(start, part.start) < min(stop, part.stop)
+        )
 
     def chunks(self, server: int) -> tuple[Chunk, ...]:
         """Returns the server's chunks as they lie: worker and server have the same ones."""
@@ -292,10 +283,15 @@ class Layout:
                 "task with the same cluster"
             )
 
-    def _cut(self, vector: Vector, slot: int) -> int:
-        """Returns the element at which a slot begins."""
-        step = ALIGNMENT // vector.item_size
-        return vector.length // step * slot // self.spec.slots * step
+    def _cut(self, slots: range) -> tuple[Part, ...]:
+        """Returns the part of each vector that these slots are."""
+        parts: list[Part] = []
+        for vector in self.vectors:
+            step = ALIGNMENT // vector.item_size
+            lines = vector.length // step
+            start, stop = (lines * at // self.spec.slots * step for at in (slots.start, slots.stop))
+            parts.append(Part(vector, start, stop))
+        return tuple(parts)
 
 
 def _chunks(part: Part, least: int, first: int) -> Iterator[Chunk]:

@@ -290,7 +290,7 @@ def test_who_is_waited_for_too_long_is_named() -> None:
     entries = (ServerEntry(0, 1, "tcp://a"), ServerEntry(1, 1, "tcp://b"))
     view = View(1, entries, ())
     lanes = Lanes(3, 1, 2, lambda: view, retry_seconds=30.0, patience_seconds=10.0)
-    ask = {server: Request(lambda view: Status()) for server in range(2)}
+    ask = {server: Request(Status()) for server in range(2)}
     lanes.ask(0.0, ask)
     lanes.heard(1.0, 0, 1, Waiting("x", ("worker:1", "worker:2"), 1.0), ())
     assert lanes.tick(10.0) == []
@@ -605,7 +605,7 @@ def test_a_copy_has_what_any_server_has_decided() -> None:
         with pytest.raises(StopIteration) as ended:
             cut.send(dict.fromkeys(range(2), (Refused("busy", "", 1), [])))
         assert ended.value.value is None
-        asked = wanted.requests[0].build(1)
+        asked = wanted.requests[0].message
         assert isinstance(asked, Cut)
         assert (asked.step, asked.decided, asked.state) == (1, ((0, 1),), True)
         worker.client.close()

@@ -11,7 +11,7 @@ import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial, wraps
+from functools import wraps
 from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
 
 from trireme.errors import FrameError
@@ -258,7 +258,7 @@ class Client:
             if self._packers:
                 payload = self._packed(server, made)
                 nbytes = sum(view.nbytes for view in payload)
-            requests[server] = Request(partial(protocol.message, made, server), payload)
+            requests[server] = Request(protocol.message(made, server), payload)
             self.bytes_sent += nbytes
         self._servers.ask(requests, sent=has_it)  # sent again if a connection breaks
 

@@ -63,9 +63,9 @@ Answer = tuple[Message, Sequence[Any]]
 
 
 class Request(msgspec.Struct):
-    """A request to one server: builds its message under a view; and its payload."""
+    """A request to one server; if its message has a view, it is sent with the newest one."""
 
-    build: Callable[[int], Message]
+    message: Message
     payload: Sequence[Any] = ()
 
 
@@ -283,7 +283,9 @@ class Lanes:
 
     def _transmit(self, lane: Lane) -> Transmit:
         assert lane.request is not None
-        message = lane.request.build(self.known_view().number)
+        message, number = lane.request.message, self.known_view().number
+        if "view" in message.__struct_fields__:
+            message = msgspec.structs.replace(message, view=number)
         return Transmit(lane.index, lane.sequence, message, lane.request.payload)
 
     def _send_again(self, lane: Lane) -> Transmit:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
+import msgspec
 from torch.utils.hooks import RemovableHandle
 
 from trireme.ps.client.protocol import ClientProtocol
@@ -90,7 +91,9 @@ class Overlap:
         for link in links:
             assert link.connection is not None
             outlet, sequence = self._outlets[link.index], lanes.announce(link.index)
-            message = self._protocol.message(push, link.index, view, tuple(outlet.order))
+            message = msgspec.structs.replace(
+                self._protocol.message(push, link.index), view=view, order=tuple(outlet.order)
+            )
             link.connection.begin(message, outlet.nbytes, sequence=sequence)
             outlet.open(len(self._open))
             self._open.append(link)

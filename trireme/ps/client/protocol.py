@@ -15,8 +15,7 @@ A worker has one thread: it begins an operation when the one before is over.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Generator, Mapping, Sequence
-from functools import partial
+from collections.abc import Generator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import msgspec
@@ -160,7 +159,7 @@ class ClientProtocol:
         """Shows every server the model; returns whether all have values loaded already."""
         self._rule = rule
         self._hyper = None  # the servers may use what an earlier worker has shown
-        answers = yield from self._ask_all(lambda view: Attach(view, layout, optimizer, rule))
+        answers = yield from self._ask_all(Attach(0, layout, optimizer, rule))
         return all([answer.loaded for answer in self._all(answers, Attached)])
 
     def load(
@@ -172,17 +171,12 @@ class ClientProtocol:
             state: what the parts are of.
             parts: by server: the tensors, and the payload that holds them.
         """
-
-        def request(server: int) -> Request:
-            tensors, payload = parts[server]
+        requests: dict[int, Request] = {}
+        for server, (tensors, payload) in enumerate(parts):
             consumed, sizes = (state.consumed, state.sizes) if server == 0 else ((), {})
-            return Request(
-                lambda view: Load(view, state.step, tensors, state.workers, consumed, sizes),
-                payload,
-            )
-
-        answers = yield from self._ask({s: request(s) for s in range(self._servers)})
-        self._all(answers, Loaded)
+            load = Load(0, state.step, tensors, state.workers, consumed, sizes)
+            requests[server] = Request(load, payload)
+        self._all((yield from self._ask(requests)), Loaded)
 
     def renew(self) -> None:
         """Begins again as another incarnation: this worker had been taken for lost."""
@@ -203,9 +197,7 @@ class ClientProtocol:
         Raises:
             Fenced: the view changed while nothing was loaded: the chief may be another one now.
         """
-        answers = yield from self._ask_all(
-            lambda view: Pull(view, train, at_least), again=not train
-        )
+        answers = yield from self._ask_all(Pull(0, train, at_least), again=not train)
         replies = self._all(answers, PullReply)
         if train:
             self.stopping = replies[0].stop
@@ -262,10 +254,11 @@ class ClientProtocol:
         self._hyper = push.hyper if push.hyper is not None else self._hyper
         self._pushed = True
 
-    def message(self, push: Push, server: int, view: int, order: tuple[int, ...] = ()) -> Push:
-        """Returns the message of a push to one server under a view; see `Push.order`."""
-        examples = push.examples if server == 0 else ()
-        return msgspec.structs.replace(push, view=view, examples=examples, order=order)
+    def message(self, push: Push, server: int) -> Push:
+        """Returns the message of a push to one server, without the view."""
+        if server == 0 or not push.examples:
+            return push
+        return msgspec.structs.replace(push, examples=())
 
     def completes(self, push: Push) -> bool:
         """Returns whether a push is the one that was announced; none is announced afterwards."""
@@ -306,15 +299,11 @@ class ClientProtocol:
 
     def level(self, steps: list[int]) -> Operation[int]:
         """Pulls until all parts of the values are of one step, in synchronous modes; returns it."""
-
-        def again(at_least: int, view: int) -> Message:
-            return Pull(view, False, at_least)
-
         while self._rule.synchronous and len(set(steps)) > 1:
             target = max(steps)
             for server, step in enumerate(steps):
                 if step < target:
-                    answers = yield Ask({server: Request(partial(again, target))})
+                    answers = yield Ask({server: Request(Pull(0, False, target))})
                     reply = expect(answers[server], PullReply)
                     steps[server] = reply.step
                     if server == 0:  # the job may have ended since its first answer
@@ -323,7 +312,7 @@ class ClientProtocol:
 
     def retire(self) -> Operation[None]:
         """Tells the servers that this worker trains no more: nobody waits for it any longer."""
-        self._all((yield from self._ask_all(lambda view: Retire())), Done)
+        self._all((yield from self._ask_all(Retire())), Done)
 
     # -- requests to server 0 --------------------------------------------------------------------
 
@@ -337,18 +326,16 @@ class ClientProtocol:
         """
         self._leases += 1
         number = self._leases
-        answer = yield from self._ask_first(
-            lambda view: Lease(view, dataset, size, batch, count, number, resized)
-        )
+        answer = yield from self._ask_first(Lease(0, dataset, size, batch, count, number, resized))
         return expect(answer, Leased).spans
 
     def stop(self, reason: str) -> Operation[int]:
         """Asks to end the job; returns the global step at which it will end."""
-        return expect((yield from self._ask_first(lambda view: StopJob(reason))), Stopping).step
+        return expect((yield from self._ask_first(StopJob(reason))), Stopping).step
 
     def set_end(self, max_steps: int) -> Operation[int]:
         """Sets the job's last step if it has none; returns the last step."""
-        return expect((yield from self._ask_first(lambda view: SetEnd(max_steps))), Stopping).step
+        return expect((yield from self._ask_first(SetEnd(max_steps))), Stopping).step
 
     def drain(self) -> Operation[int]:
         """Waits until every worker has retired, and pulls the values; returns their global step.
@@ -358,7 +345,7 @@ class ClientProtocol:
         Raises:
             Fenced: this worker is out of the job: it keeps the values at hand.
         """
-        step = expect((yield from self._ask_first(lambda view: Drain())), Stopping).step
+        step = expect((yield from self._ask_first(Drain())), Stopping).step
         if self._rule.synchronous and self.step == step:
             return step  # the round that made it has brought them
         # Where servers commit nothing, a lost worker's push may be on some only, and the others do
@@ -369,22 +356,22 @@ class ClientProtocol:
 
     def status(self) -> Operation[list[ServerStatus]]:
         """Returns each server's status."""
-        return self._all((yield from self._ask_all(lambda view: Status())), ServerStatus)
+        return self._all((yield from self._ask_all(Status())), ServerStatus)
 
     def trace(self, server: int, action: Literal["start", "stop", "read"]) -> Operation[Answer]:
         """Asks a server to begin or end a trace, or for the notes of its trace."""
-        answers = yield from self._ask({server: Request(lambda view: Trace(action))})
+        answers = yield from self._ask({server: Request(Trace(action))})
         expect(answers[server], Traced)
         return answers[server]
 
     def share(self, topic: str, data: bytes) -> Operation[None]:
         """Shares bytes with the other workers; the last under a topic replace those before."""
-        answer = yield from self._ask_first(lambda view: Share(topic), [memoryview(data)])
+        answer = yield from self._ask_first(Share(topic), [memoryview(data)])
         expect(answer, Done)
 
     def collect(self, topic: str) -> Operation[dict[int, bytes]]:
         """Returns the bytes that each worker has shared under a topic."""
-        answer = yield from self._ask_first(lambda view: Collect(topic))
+        answer = yield from self._ask_first(Collect(topic))
         message, joined = expect(answer, Collected), b"".join(answer[1])
         left: dict[int, bytes] = {}
         offset = 0
@@ -427,7 +414,7 @@ class ClientProtocol:
         step = max([answer.step for answer in frozen])
         cut = Cut(token, step, tuple(sorted(done.items())), state)
         copy: Copy = []
-        answers = yield from self._ask_all(lambda view: cut)
+        answers = yield from self._ask_all(cut)
         for _, (message, payload) in sorted(answers.items()):
             if isinstance(message, Snapshot):
                 copy.append((message, payload))
@@ -439,7 +426,7 @@ class ClientProtocol:
         """Freezes all servers; thaws them and returns None if one is busy or has another view."""
         frozen: list[Frozen] = []
         for server in range(self._servers):  # 0 first: whoever holds it goes on, the others wait
-            answers = yield from self._ask({server: Request(lambda view: Freeze(token))})
+            answers = yield from self._ask({server: Request(Freeze(token))})
             message = answers[server][0]
             if not isinstance(message, Frozen):
                 _refuse_unless_busy(message)
@@ -452,7 +439,7 @@ class ClientProtocol:
         return frozen
 
     def _thaw(self, token: int, count: int) -> Operation[None]:
-        thaw = Request(lambda view: Thaw(token))
+        thaw = Request(Thaw(token))
         for answer in (yield Ask(dict.fromkeys(range(count), thaw))).values():
             expect(answer, Done)
 
@@ -464,16 +451,12 @@ class ClientProtocol:
         answers: _Answers = yield Ask(requests, again)
         return answers
 
-    def _ask_all(
-        self, build: Callable[[int], Message], *, again: bool = True
-    ) -> Operation[_Answers]:
-        request = Request(build)
-        return self._ask(dict.fromkeys(range(self._servers), request), again=again)
+    def _ask_all(self, message: Message, *, again: bool = True) -> Operation[_Answers]:
+        requests = dict.fromkeys(range(self._servers), Request(message))
+        return self._ask(requests, again=again)
 
-    def _ask_first(
-        self, build: Callable[[int], Message], payload: Sequence[Any] = ()
-    ) -> Operation[Answer]:
-        return (yield from self._ask({0: Request(build, payload)}))[0]
+    def _ask_first(self, message: Message, payload: Sequence[Any] = ()) -> Operation[Answer]:
+        return (yield from self._ask({0: Request(message, payload)}))[0]
 
     def _all(self, answers: _Answers, wanted: type[_M]) -> list[_M]:
         return [expect(answers[server], wanted) for server in range(self._servers)]

@@ -339,24 +339,20 @@ class ServerLinks:
         """
         if not self.shared_buffers or not link.trusts_memory:
             return None
+        stream: Stream | None = None
         try:
             stream = connect(shm_address(entry.address), timeout=1.0)
-        except WireError as error:
-            if isinstance(error, AuthenticationError):
-                self._distrust(link, error)
-            return None
-        try:
             return self._introduce(link, entry, stream)
         except StaleEpochError:
             raise
         except AuthenticationError as error:
-            self._distrust(link, error)
-            return None
-
-    def _distrust(self, link: ServerLink, error: AuthenticationError) -> None:
-        link.trusts_memory = False
-        who = f"worker:{self.options.worker}"
-        _log.warning("%s goes on over TCP to ps:%d: %s", who, link.index, error)
+            link.trusts_memory = False
+            who = f"worker:{self.options.worker}"
+            _log.warning("%s goes on over TCP to ps:%d: %s", who, link.index, error)
+        except WireError:
+            if stream is not None:
+                raise
+        return None
 
     def _introduce(self, link: ServerLink, entry: ServerEntry, stream: Stream) -> Connection:
         """Returns a connection whose ends have authenticated each other."""
