@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from trireme.errors import ConfigurationError, ModelMismatchError
 from trireme.ps.messages import LayoutSpec, ParameterSpec
@@ -167,7 +167,7 @@ class Layout:
             )
         self._parts = [self._cut(self.slots_of(server)) for server in range(spec.servers)]
         self._chunks: dict[int, tuple[Chunk, ...]] = {}
-        self._ranges: dict[tuple[int, tuple[int, ...]], tuple[Range, ...]] = {}
+        self._known_ranges = lru_cache(_MOST_ANSWERS)(self._find_ranges)
 
     @classmethod
     def of(
@@ -227,29 +227,26 @@ class Layout:
             positions: of the parameters, among all in the vectors' order, ascending.
             server: whose part.
         """
-        key = server, tuple(positions)
-        if key not in self._ranges:
-            if len(self._ranges) >= _MOST_ANSWERS:
-                self._ranges.clear()
-            self._ranges[key] = tuple(self._find_ranges(set(positions), server))
-        return self._ranges[key]
+        return self._known_ranges(tuple(positions), server)
 
-    def _find_ranges(self, positions: set[int], server: int) -> Iterator[Range]:
-        first = 0
+    def _find_ranges(self, positions: tuple[int, ...], server: int) -> tuple[Range, ...]:
+        found: list[Range] = []
+        wanted, first = set(positions), 0
         for number, part in enumerate(self.parts(server)):
             vector, start, stop = part.vector, 0, 0
             for index in range(len(vector.placed)):
-                if first + index in positions:
+                if first + index in wanted:
                     low, high = vector.region(index)
                     low, high = max(low, part.start), min(high, part.stop)
                     if low >= high:
                         continue
                     if low != stop and start < stop:
-                        yield number, start, stop
+                        found.append((number, start, stop))
                     start, stop = (start if low == stop and start < stop else low), high
             if start < stop:
-                yield number, start, stop
+                found.append((number, start, stop))
             first += len(vector.placed)
+        return tuple(found)
 
     def check_same(self, other: Layout, *, whose: str, others: str) -> None:
         """Checks that another layout is the same.

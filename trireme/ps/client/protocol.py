@@ -159,8 +159,8 @@ class ClientProtocol:
         """Shows every server the model; returns whether all have values loaded already."""
         self._rule = rule
         self._hyper = None  # the servers may use what an earlier worker has shown
-        answers = yield from self._ask_all(Attach(0, layout, optimizer, rule))
-        return all([answer.loaded for answer in self._all(answers, Attached)])
+        answers = yield from self._ask_all(Attach(0, layout, optimizer, rule), Attached)
+        return all([answer.loaded for answer in answers])
 
     def load(
         self, state: ModelState, parts: Sequence[tuple[tuple[TensorSpec, ...], Sequence[Any]]]
@@ -197,8 +197,8 @@ class ClientProtocol:
         Raises:
             Fenced: the view changed while nothing was loaded: the chief may be another one now.
         """
-        answers = yield from self._ask_all(Pull(0, train, at_least), again=not train)
-        replies = self._all(answers, PullReply)
+        request = Pull(0, train, at_least)
+        replies = yield from self._ask_all(request, PullReply, again=not train)
         if train:
             self.stopping = replies[0].stop
         self.step = yield from self.level([reply.step for reply in replies])
@@ -312,7 +312,7 @@ class ClientProtocol:
 
     def retire(self) -> Operation[None]:
         """Tells the servers that this worker trains no more: nobody waits for it any longer."""
-        self._all((yield from self._ask_all(Retire())), Done)
+        yield from self._ask_all(Retire(), Done)
 
     # -- requests to server 0 --------------------------------------------------------------------
 
@@ -325,17 +325,16 @@ class ClientProtocol:
         request gets the same examples.
         """
         self._leases += 1
-        number = self._leases
-        answer = yield from self._ask_first(Lease(0, dataset, size, batch, count, number, resized))
-        return expect(answer, Leased).spans
+        request = Lease(0, dataset, size, batch, count, self._leases, resized)
+        return (yield from self._ask_first(request, Leased)).spans
 
     def stop(self, reason: str) -> Operation[int]:
         """Asks to end the job; returns the global step at which it will end."""
-        return expect((yield from self._ask_first(StopJob(reason))), Stopping).step
+        return (yield from self._ask_first(StopJob(reason), Stopping)).step
 
     def set_end(self, max_steps: int) -> Operation[int]:
         """Sets the job's last step if it has none; returns the last step."""
-        return expect((yield from self._ask_first(SetEnd(max_steps))), Stopping).step
+        return (yield from self._ask_first(SetEnd(max_steps), Stopping)).step
 
     def drain(self) -> Operation[int]:
         """Waits until every worker has retired, and pulls the values; returns their global step.
@@ -345,7 +344,7 @@ class ClientProtocol:
         Raises:
             Fenced: this worker is out of the job: it keeps the values at hand.
         """
-        step = expect((yield from self._ask_first(Drain())), Stopping).step
+        step = (yield from self._ask_first(Drain(), Stopping)).step
         if self._rule.synchronous and self.step == step:
             return step  # the round that made it has brought them
         # Where servers commit nothing, a lost worker's push may be on some only, and the others do
@@ -356,7 +355,7 @@ class ClientProtocol:
 
     def status(self) -> Operation[list[ServerStatus]]:
         """Returns each server's status."""
-        return self._all((yield from self._ask_all(Status())), ServerStatus)
+        return self._ask_all(Status(), ServerStatus)
 
     def trace(self, server: int, action: Literal["start", "stop", "read"]) -> Operation[Answer]:
         """Asks a server to begin or end a trace, or for the notes of its trace."""
@@ -366,13 +365,12 @@ class ClientProtocol:
 
     def share(self, topic: str, data: bytes) -> Operation[None]:
         """Shares bytes with the other workers; the last under a topic replace those before."""
-        answer = yield from self._ask_first(Share(topic), [memoryview(data)])
-        expect(answer, Done)
+        yield from self._ask_first(Share(topic), Done, [memoryview(data)])
 
     def collect(self, topic: str) -> Operation[dict[int, bytes]]:
         """Returns the bytes that each worker has shared under a topic."""
-        answer = yield from self._ask_first(Collect(topic))
-        message, joined = expect(answer, Collected), b"".join(answer[1])
+        answers = yield from self._ask({0: Request(Collect(topic))})
+        message, joined = expect(answers[0], Collected), b"".join(answers[0][1])
         left: dict[int, bytes] = {}
         offset = 0
         for worker, size in zip(message.workers, message.sizes, strict=True):
@@ -414,7 +412,7 @@ class ClientProtocol:
         step = max([answer.step for answer in frozen])
         cut = Cut(token, step, tuple(sorted(done.items())), state)
         copy: Copy = []
-        answers = yield from self._ask_all(cut)
+        answers = yield from self._ask(dict.fromkeys(range(self._servers), Request(cut)))
         for _, (message, payload) in sorted(answers.items()):
             if isinstance(message, Snapshot):
                 copy.append((message, payload))
@@ -451,12 +449,16 @@ class ClientProtocol:
         answers: _Answers = yield Ask(requests, again)
         return answers
 
-    def _ask_all(self, message: Message, *, again: bool = True) -> Operation[_Answers]:
+    def _ask_all(
+        self, message: Message, wanted: type[_M], *, again: bool = True
+    ) -> Operation[list[_M]]:
         requests = dict.fromkeys(range(self._servers), Request(message))
-        return self._ask(requests, again=again)
+        return self._all((yield from self._ask(requests, again=again)), wanted)
 
-    def _ask_first(self, message: Message, payload: Sequence[Any] = ()) -> Operation[Answer]:
-        return (yield from self._ask({0: Request(message, payload)}))[0]
+    def _ask_first(
+        self, message: Message, wanted: type[_M], payload: Sequence[Any] = ()
+    ) -> Operation[_M]:
+        return expect((yield from self._ask({0: Request(message, payload)}))[0], wanted)
 
     def _all(self, answers: _Answers, wanted: type[_M]) -> list[_M]:
         return [expect(answers[server], wanted) for server in range(self._servers)]
