@@ -87,7 +87,7 @@ class Packed:
             raise FrameError(f"a packed gradient makes no sense: {error}") from error
 
 
-class Packer:
+class Packer(Packed):
     """Packs one worker's gradients for one server.
 
     Args:
@@ -100,18 +100,13 @@ class Packer:
     """
 
     def __init__(self, codec: Codec, gradients: PartBuffer, *, deflates: bool = False) -> None:
-        self._memory = Packed(codec, gradients, deflates=deflates)
+        super().__init__(codec, gradients, deflates=deflates)
         self._gradients = gradients
-        self._feedback = [ErrorFeedback(codec, v.numel()) for v in self._memory.vectors]
+        self._feedback = [ErrorFeedback(codec, v.numel()) for v in self.vectors]
         self.residuals = tuple(feedback.residual for feedback in self._feedback)
 
-    @property
-    def views(self) -> Sequence[memoryview]:
-        """The packed bytes to send, which `pack` replaces."""
-        return self._memory.views
-
     def pack(self, absent: Sequence[Range] = ()) -> None:
-        """Packs the gradients together with the residuals.
+        """Packs the gradients together with the residuals, and sets `views`.
 
         Args:
             absent: elements of this part that have no gradient: nothing is packed there, and their
@@ -123,12 +118,9 @@ class Packer:
             piece = self.residuals[at][start - begin : stop - begin]
             kept.append((piece, piece.clone()))
             piece.zero_()
-        memory = self._memory
-        for feedback, vector, packed in zip(
-            self._feedback, memory.vectors, memory.packed, strict=True
-        ):
+        for feedback, vector, packed in zip(self._feedback, self.vectors, self.packed, strict=True):
             feedback.encode(vector, packed)
-        memory.seal()
+        self.seal()
         for piece, waiting in kept:
             piece.copy_(waiting)
 

@@ -146,7 +146,8 @@ class FlatModel:
         if self._shared and not self._staged:
             self.values, gradients = self._lendable(lead)
         else:
-            self.values, gradients = self._vectors(), self._vectors(lead)
+            self.values = self._vectors(device=self.device)
+            gradients = self._vectors(lead, device=self.device)
         self.presence = gradients[-1][:lead]
         self.gradients = (*gradients[:-1], gradients[-1][lead:])
         self._bound: list[tuple[nn.Parameter, torch.Tensor]] = []
@@ -380,9 +381,9 @@ class FlatModel:
             if pinned:
                 pin(self.memory)
         else:
-            self._host_values = _on_host(self.values, pinned=pinned)
-            self._host_gradients = _on_host(self.gradients, pinned=pinned)
-
+            host = torch.device("cpu")
+            self._host_values = self._vectors(device=host, pinned=pinned)
+            self._host_gradients = self._vectors(device=host, pinned=pinned)
         if self._copied_out:
             self._host_views = list(self._views(self._host_gradients))
 
@@ -418,12 +419,14 @@ class FlatModel:
             offset += nbytes
         return tuple(made[: len(vectors)]), tuple(made[len(vectors) :])
 
-    def _vectors(self, lead: int = 0) -> tuple[torch.Tensor, ...]:
+    def _vectors(
+        self, lead: int = 0, *, device: torch.device, pinned: bool = False
+    ) -> tuple[torch.Tensor, ...]:
         """Returns vectors of zeros; the last of them begins with `lead` more elements."""
         lengths = [vector.length for vector in self.layout.vectors]
         lengths[-1] += lead
         return tuple(
-            torch.zeros(length, dtype=dtype_of(vector.dtype), device=self.device)
+            torch.zeros(length, dtype=dtype_of(vector.dtype), device=device, pin_memory=pinned)
             for vector, length in zip(self.layout.vectors, lengths, strict=True)
         )
 
@@ -472,12 +475,6 @@ def _one_device(parameters: dict[str, nn.Parameter]) -> torch.device:
             "one; spreading one over devices is not built yet"
         )
     return devices.pop()
-
-
-def _on_host(vectors: tuple[torch.Tensor, ...], *, pinned: bool) -> tuple[torch.Tensor, ...]:
-    return tuple(
-        torch.zeros(vector.numel(), dtype=vector.dtype, pin_memory=pinned) for vector in vectors
-    )
 
 
 def pin(memory: SharedMemory) -> None:

@@ -39,7 +39,6 @@ from trireme.wire.transports.shm import ShmStream, shm_address
 __all__ = [
     "SLICE",
     "ClientOptions",
-    "Destination",
     "Membership",
     "Overlapping",
     "ServerLink",
@@ -51,9 +50,6 @@ _log = logging.getLogger(__name__)
 
 Overlapping = Literal["auto", "on", "off"]
 """Whether pushes leave while backward runs: where possible, and with `auto` only where it pays."""
-
-Destination = Callable[[int, Message, int], Sequence[memoryview]]
-"""Says where a payload of so many bytes goes that comes from a server with a message."""
 
 SLICE = 0.5
 """Seconds between two looks at whether the job is over."""
@@ -171,7 +167,8 @@ class ServerLinks:
         options: the worker's identity and timeouts.
         membership: knows the servers.
         servers: the number of servers.
-        destination: returns the memory for a payload.
+        destination: returns the memory for a payload of so many bytes that comes from a server with
+            a message.
 
     Attributes:
         options: may be replaced while no request is under way, once the connections are closed.
@@ -181,7 +178,11 @@ class ServerLinks:
     """
 
     def __init__(
-        self, options: ClientOptions, membership: Membership, servers: int, destination: Destination
+        self,
+        options: ClientOptions,
+        membership: Membership,
+        servers: int,
+        destination: Callable[[int, Message, int], Sequence[memoryview]],
     ) -> None:
         self.options = options
         self.lanes = Lanes(
