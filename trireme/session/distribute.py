@@ -200,8 +200,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
     @property
     def should_stop(self) -> ShouldStop:
         """`should_stop()` returns whether training should end; all workers agree on the answer."""
-        worker, last = self._worker, self._job.last_iteration
-        return ShouldStop(lambda: last.asked(worker.should_stop))
+        return ShouldStop(self._worker.asked_to_stop)
 
     @property
     def is_chief(self) -> bool:
@@ -262,7 +261,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
         Where processes hold the model together, all of them must call it.
         """
-        self._job.save()
+        self._worker.save()
 
     def close(self) -> None:
         """Saves, and leaves the job, with all its optimizers. May be called again."""

@@ -10,9 +10,7 @@ from typing import TYPE_CHECKING
 from trireme.errors import ConfigurationError
 from trireme.launch.process_setup.program_end import ProgramEnd
 from trireme.ps.joint_optimizer import JointOptimizer
-from trireme.session.replica.optimizer_choice import agree_on_optimizer
 from trireme.session.replica.replica import clip
-from trireme.session.stopping.last_iteration import LastIteration
 from trireme.session.stopping.signals import Signals
 from trireme.session.worker import Worker
 
@@ -36,7 +34,6 @@ class LoopJob:
         self._of = self._setup.parameters_of_each()
         if self._setup.part is None:
             self._setup.flat.keeps_views = False  # the loop may look at gradients, and change them
-        self.last_iteration = LastIteration()
         self._closed = False
         self._finished = False
         self._end = ProgramEnd()
@@ -58,7 +55,7 @@ class LoopJob:
         self._end.goes_on()
         if not self.worker.trainer.has_ended:
             return True
-        if self.last_iteration.leaves_out():
+        if self.worker.last_iteration.leaves_out():
             return False
         self._finish_training()
         raise self.worker.trainer.after_the_end()
@@ -119,16 +116,11 @@ class LoopJob:
         if setup.part is None:
             setup.flat.gather_gradients()
         factor = reducer.scale_factor(examples)()
-        agree_on_optimizer(setup)
+        setup.agree_on_optimizer()
         if factor != 1.0:
             setup.trained.scale_gradients(factor)
         reducer.begin()
         reducer.finish()
-
-    def save(self) -> None:
-        """As `Session.save`."""
-        if self.worker.lifecycle.is_chief or self._setup.process_group is not None:
-            self.worker.checkpoints.save()
 
     # -- the end --------------------------------------------------------------------------------
 
@@ -182,7 +174,7 @@ class LoopJob:
         if process_group.count(0.0)() == 0.0:
             process_group.vote()  # all loops have ended: there is no such step
             return False
-        agree_on_optimizer(setup, takes_part=False)
+        setup.agree_on_optimizer(takes_part=False)
         setup.flat.zero_gradients()
         setup.flat.gather_gradients()
         reducer.begin()

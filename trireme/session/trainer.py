@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 
 import msgspec
+from torch import nn
 
 from trireme.errors import ConfigurationError, Fenced, JobFailed, WaitTimeout
 from trireme.ps.messages import GroupSpec, OptimizerSpec, Span, Stale
@@ -13,11 +14,9 @@ from trireme.ps.optimizers import name_of, spec_of
 from trireme.ps.results import PushResult
 from trireme.ps.snapshot import ModelState
 from trireme.ps.termination import after_the_end
-from trireme.session.backends.base import Update
 from trireme.session.checkpoint.worker_checkpoints import WorkerCheckpoints
 from trireme.session.hyperparameters import Hyperparameters
 from trireme.session.lifecycle import Lifecycle
-from trireme.session.replica.frozen_parameters import FrozenParameters
 
 __all__ = ["Trainer", "UpdateTimes"]
 
@@ -60,7 +59,13 @@ class Trainer:
         self._checkpoints = checkpoints
         self._hyper = hyper
         self._progress = lifecycle.progress
-        self._frozen = FrozenParameters(setup.model, setup.optimizer)
+        # Servers hold none of their values, and receive no gradients of them.
+        self._frozen: list[nn.Parameter] = [
+            parameter
+            for group in setup.optimizer.param_groups
+            for parameter in group["params"]
+            if not parameter.requires_grad
+        ]
         # Otherwise the servers do not run the user's optimizer.
         self._tells_hyper = lifecycle.member is not None and setup.outer is None
         self._prefetches = setup.settings.prefetches and setup.process_group is None
@@ -134,7 +139,7 @@ class Trainer:
 
         The flat gradients are zero, and will be backward's own.
         """
-        self._backend.announce(Update(weight, examples, self._hyper_now()))
+        self._backend.begin(weight, hyper=self._hyper_now(), examples=examples)
 
     def update(
         self,
@@ -154,48 +159,64 @@ class Trainer:
 
         Returns:
             The result of the push, or of the previous push with prefetch; None where there is none.
+
+        Raises:
+            ConfigurationError: a parameter that was frozen when training began requires a gradient.
         """
-        self._frozen.check()
+        for parameter in self._frozen:
+            if parameter.requires_grad:
+                raise self._unfrozen(parameter)
         self._checkpoints.ask_all()
+        backend, liveness = self._backend, self._lifecycle.liveness
         try:
-            result = self._exchange(weight, examples, meanwhile)
+            if self._prefetches:
+                result = self._push_ahead(weight, examples)
+            else:
+                began = time.monotonic()
+                backend.push(weight, hyper=self._hyper_now(), examples=examples)
+                pushed = time.monotonic()
+                meanwhile()
+                waiting = time.monotonic()
+                liveness.excuse = "it waits for its answer"
+                result = backend.wait()
+                self.update_times = UpdateTimes(began, pushed, waiting, time.monotonic())
+                if result is not None and result.notice:
+                    self._hyper.warn(result.notice)
         except Fenced:
             result = self.rejoin()
-        self._lifecycle.liveness.stepped()
+        liveness.stepped()
         self._decided(result)
-        if not self._stop_sent and not self._backend.stopping:
+        if not self._stop_sent and not backend.stopping:
             reason = self._lifecycle.interrupted
             if reason is not None:
                 self.stop(reason)
         self._checkpoints.step_made(exchanged=result is not None)
         return result
 
-    def _exchange(
-        self, weight: float, examples: Sequence[Span], meanwhile: Callable[[], None]
-    ) -> PushResult | None:
-        backend, liveness = self._backend, self._lifecycle.liveness
-        if not self._prefetches:
-            began = time.monotonic()
-            backend.begin_exchange(Update(weight, examples, self._hyper_now()))
-            pushed = time.monotonic()
-            meanwhile()
-            waiting = time.monotonic()
-            liveness.excuse = "it waits for its answer"
-            result = backend.end_exchange()
-            self.update_times = UpdateTimes(began, pushed, waiting, time.monotonic())
-            if result is not None and result.notice:
-                self._hyper.warn(result.notice)
-            return result
+    def _push_ahead(self, weight: float, examples: Sequence[Span]) -> PushResult | None:
+        """Waits for the previous push, and pushes without waiting; returns the previous result."""
+        backend = self._backend
         basis, waiting = backend.step, time.monotonic()
-        liveness.excuse = "it waits for its answer"
-        before = backend.end_exchange() if self._under_way else None
+        self._lifecycle.liveness.excuse = "it waits for its answer"
+        before = backend.wait() if self._under_way else None
         began = time.monotonic()
         self._under_way = False
         if before is None or not before.stop:
-            backend.begin_exchange(Update(weight, examples, self._hyper_now(), basis))
+            backend.push(weight, hyper=self._hyper_now(), examples=examples, pulled=basis)
             self._under_way = True
         self.update_times = UpdateTimes(began, time.monotonic(), waiting, began)
         return before
+
+    def _unfrozen(self, parameter: nn.Parameter) -> ConfigurationError:
+        """Returns the error that a frozen parameter requires a gradient now; names it."""
+        named = self._setup.model.named_parameters()
+        name = next((name for name, each in named if each is parameter), "of the optimizer")
+        return ConfigurationError(
+            f"parameter {name!r} requires a gradient now, and did not when training began: it has "
+            "no place in the job and would not be trained. To unfreeze it later, let it require a "
+            "gradient when training begins, and call requires_grad_(False) on it after that: it is "
+            "left alone as long as it has no gradient"
+        )
 
     def _hyper_now(self) -> tuple[GroupSpec, ...] | None:
         return self._hyper.now() if self._tells_hyper else None
@@ -216,7 +237,7 @@ class Trainer:
         self._under_way = False
         self._lifecycle.liveness.excuse = "it waits for its answer"
         try:
-            result = backend.end_exchange() if under_way else backend.complete()
+            result = backend.wait() if under_way else backend.complete()
         except Fenced:
             result = self.rejoin()
         self._decided(result)

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
+from trireme.errors import ConfigurationError
 from trireme.parallel.reducer import Reducer
 from trireme.ps.flat import FlatModel
-from trireme.ps.joint_optimizer import members
+from trireme.ps.joint_optimizer import JointOptimizer, members
 from trireme.ps.messages import GroupSpec, OptimizerSpec
 from trireme.session.settings import Settings
 
@@ -107,3 +108,27 @@ class TrainingSetup:
             ]
             for optimizer in members(self.optimizer)
         ]
+
+    def agree_on_optimizer(self, *, takes_part: bool = True) -> None:
+        """Checks that all processes that step together step the same one of several optimizers.
+
+        Nothing is checked for one process or one optimizer.
+
+        Args:
+            takes_part: whether this process has chosen; otherwise it takes the others' choice.
+
+        Raises:
+            ConfigurationError: the processes have chosen different optimizers.
+        """
+        joint, process_group = self.optimizer, self.process_group
+        if not isinstance(joint, JointOptimizer) or process_group is None:
+            return
+        chosen = float(joint.chosen)
+        said = [chosen, chosen**2, 1.0] if takes_part else [0.0, 0.0, 0.0]
+        total, squares, count = process_group.total(said)()
+        if total**2 != squares * count:
+            raise ConfigurationError(
+                f"rank {process_group.rank} makes a step of optimizer {joint.chosen}, and another "
+                "process of another: every process must step the same optimizers in the same order"
+            )
+        joint.chosen = round(total / count)

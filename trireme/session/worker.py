@@ -10,6 +10,7 @@ from trireme.session.hyperparameters import Hyperparameters
 from trireme.session.lifecycle import Lifecycle
 from trireme.session.observers.progress import make_progress
 from trireme.session.replica.buffers import Buffers
+from trireme.session.stopping.last_iteration import LastIteration
 from trireme.session.trainer import Trainer
 from trireme.session.training_setup import TrainingSetup
 
@@ -27,6 +28,7 @@ class Worker:
         task: the identity of this process.
         progress: shows each state, and the tasks that the worker waits for.
         lifecycle, storage: parts of the worker.
+        last_iteration: what the program's loop knows of the end of training.
         backend, buffers, checkpoints, trainer: further parts, once the worker has started.
 
     Raises:
@@ -49,6 +51,7 @@ class Worker:
         )
         self.lifecycle = Lifecycle(setup, self.progress)
         self.storage = Storage(settings, self.progress)
+        self.last_iteration = LastIteration()
         self.lifecycle.exits.callback(self.storage.close)
         self._hyper = Hyperparameters(setup, self.progress)
 
@@ -85,6 +88,15 @@ class Worker:
     def should_stop(self) -> bool:
         """Whether the job has reached its end; all workers agree on it."""
         return self.backend.stopping
+
+    def asked_to_stop(self) -> bool:
+        """Returns `should_stop`, and notes that the program's loop has asked."""
+        return self.last_iteration.asked(self.backend.stopping)
+
+    def save(self) -> None:
+        """Saves a checkpoint now; see `Session.save`."""
+        if self.lifecycle.is_chief or self.setup.process_group is not None:
+            self.checkpoints.save()
 
     def fail(self, error: BaseException) -> None:
         """Tells the job why this worker failed; saves this worker's values if a server was lost."""

@@ -14,7 +14,6 @@ from trireme.ps.flat import FlatModel
 from trireme.ps.messages import Applied, OptimizerSpec, Span
 from trireme.ps.results import PullResult, PushResult
 from trireme.ps.rule import Rule
-from trireme.session.backends.base import Update
 from trireme.session.backends.local_sgd import LocalSgd, _joined, period_length
 
 EVERY = 2
@@ -85,12 +84,12 @@ class Trainer:
         """Trains until there is something to wait for."""
         self.backend.wants_save = wants_save
         for _ in range(EVERY):
-            assert self.backend.end_exchange() is None
+            assert self.backend.wait() is None
             self.flat.gradients[0].fill_(1.0)
-            self.backend.begin_exchange(Update(1.0))
+            self.backend.push(1.0)
 
     def wait(self) -> bool:
-        assert self.backend.end_exchange() is not None
+        assert self.backend.wait() is not None
         return self.backend.saves
 
 

@@ -17,28 +17,10 @@ if TYPE_CHECKING:
     from trireme.parallel.process_group import ProcessGroup
     from trireme.session.backends.local_optimizers import LocalOptimizers
 
-__all__ = ["Backend", "FirstState", "Update", "group_mean"]
+__all__ = ["Backend", "FirstState", "group_mean"]
 
 FirstState: TypeAlias = Callable[[], ModelState | None]
 """Returns a job's first state in the chief, and None in other workers."""
-
-
-class Update(msgspec.Struct, frozen=True):
-    """Describes the gradients of one exchange.
-
-    Attributes:
-        weight: the number of examples that the gradient is the mean of; 0 changes no values.
-        examples: the positions of the examples, where they were leased.
-        hyper: the optimizer's present hyper-parameters; None where the backend's optimizer has its
-            own.
-        basis: the global step of the values that the gradient was computed from; None for the
-            newest values.
-    """
-
-    weight: float
-    examples: Sequence[Span] = ()
-    hyper: tuple[GroupSpec, ...] | None = None
-    basis: int | None = None
 
 
 class Backend(ABC):
@@ -73,8 +55,8 @@ class Backend(ABC):
         @property
         def stopping(self) -> bool: ...
 
-    bytes_sent: int
-    bytes_received: int
+    bytes_sent: int = 0
+    bytes_received: int = 0
     comes_back: bool = False
     together: bool = False
     joint_mean: bool = False
@@ -129,16 +111,22 @@ class Backend(ABC):
         return 1
 
     @property
-    def announces(self) -> bool:
-        """Whether `announce` has an effect."""
+    def pushes_early(self) -> bool:
+        """Whether `begin` has an effect."""
         return False
 
-    def announce(self, update: Update) -> None:
-        """Announces an exchange before backward, so that gradients are sent as they become final.
+    def begin(
+        self,
+        weight: float,
+        *,
+        hyper: tuple[GroupSpec, ...] | None = None,
+        examples: Sequence[Span] = (),
+    ) -> None:
+        """Announces a push before backward, so that gradients are sent as they become final.
 
         Announcing is optional. The flat gradients must be zero, and only backward may write to
-        them afterwards. The next exchange must be of the same update; otherwise the announced
-        update is discarded.
+        them afterwards. The next push must have the same arguments; otherwise the announced push
+        is discarded.
         """
 
     def begin_step(self) -> None:
@@ -150,15 +138,30 @@ class Backend(ABC):
         """
 
     @abstractmethod
-    def begin_exchange(self, update: Update) -> None:
+    def push(
+        self,
+        weight: float,
+        *,
+        hyper: tuple[GroupSpec, ...] | None = None,
+        examples: Sequence[Span] = (),
+        pulled: int | None = None,
+    ) -> None:
         """Starts an exchange of the present gradients; only one exchange may be under way.
+
+        Args:
+            weight: the number of examples that the gradient is the mean of; 0 changes no values.
+            hyper: the optimizer's present hyper-parameters; None where the backend's optimizer has
+                its own.
+            examples: the positions of the examples, where they were leased.
+            pulled: the global step of the values that the gradient was computed from; None for the
+                newest values.
 
         Raises:
             ConfigurationError: this worker has been told to stop, or an exchange is under way.
         """
 
     @abstractmethod
-    def end_exchange(self) -> PushResult | None:
+    def wait(self) -> PushResult | None:
         """Returns the result of the exchange, and leaves the new values in the model.
 
         Returns None where this worker trains locally, and exchanged nothing at this step.

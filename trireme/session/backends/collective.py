@@ -25,7 +25,7 @@ from trireme.parallel.model_part import join_stages
 from trireme.parallel.process_group import ProcessGroup
 from trireme.parallel.sharding import fill_local, full_tensor, local_part
 from trireme.parallel.straggler_watch import StragglerWatch
-from trireme.ps.messages import Applied, Lease, OptimizerSpec, Span
+from trireme.ps.messages import Applied, GroupSpec, Lease, OptimizerSpec, Span
 from trireme.ps.optimizer_state import named_state, restore_state
 from trireme.ps.optimizers import check_optimizer
 from trireme.ps.results import PushResult
@@ -33,7 +33,7 @@ from trireme.ps.rule import Rule
 from trireme.ps.shard.example_ledgers import resized
 from trireme.ps.snapshot import ModelState, lacking
 from trireme.ps.termination import after_the_end
-from trireme.session.backends.base import Backend, FirstState, Update, group_mean
+from trireme.session.backends.base import Backend, FirstState, group_mean
 from trireme.session.replica.replica import clip
 from trireme.session.training_setup import TrainingSetup
 
@@ -79,9 +79,8 @@ class Collective(Backend):
         waiting: called with the reason, the names and the seconds while others are waited for.
     """
 
-    step: int
-    stopping: bool
-
+    step: int = 0
+    stopping: bool = False
     together = True
     joint_mean = True
 
@@ -93,8 +92,6 @@ class Collective(Backend):
     ) -> None:
         check_optimizer(setup.optimizer)
         held, options = setup.trained, setup.settings.options
-        self.step = self.bytes_sent = self.bytes_received = 0
-        self.stopping = False
         self.saves = False
         self._group = group
         self._held = held
@@ -185,7 +182,14 @@ class Collective(Backend):
     # -- training -------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def begin_exchange(self, update: Update) -> None:
+    def push(
+        self,
+        weight: float,
+        *,
+        hyper: tuple[GroupSpec, ...] | None = None,
+        examples: Sequence[Span] = (),
+        pulled: int | None = None,
+    ) -> None:
         """Applies the mean gradient, which the parameters' gradients already are.
 
         Raises:
@@ -193,7 +197,7 @@ class Collective(Backend):
         """
         if self.stopping:
             raise after_the_end(self._group.rank, self.step)
-        skip = update.weight == 0
+        skip = weight == 0
         if self._agree_on_skips:
             skip = self._group.total([float(skip)])()[0] > 0
         self._vote_totals = self._group.vote()
@@ -202,7 +206,7 @@ class Collective(Backend):
                 clip(self._held, self._clip_norm)
             self._optimizer.step()
             self._move_average()
-        for span in update.examples:
+        for span in examples:
             ledger = self._ledgers.get(span.dataset)
             if ledger is not None:
                 ledger.finish(self._group.replica, span.start, span.stop)
@@ -215,7 +219,7 @@ class Collective(Backend):
         for name, parameter in self._trained():
             to_local(self._average[name]).lerp_(to_local(parameter.detach()), weight)
 
-    def end_exchange(self) -> PushResult:
+    def wait(self) -> PushResult:
         """Returns the verdict `Applied`; all processes agree on whether that was the last step."""
         assert self._vote_totals is not None, "there was no exchange to end"
         stop, save = self._vote_totals()

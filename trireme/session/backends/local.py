@@ -47,7 +47,7 @@ from trireme.ps.shard.values.snapshot_tensors import Tensors
 from trireme.ps.snapshot import ModelState, assemble, disassemble, lacking
 from trireme.ps.snapshot_messages import Cut, Freeze, Frozen, Load, Loaded, Snapshot, TensorSpec
 from trireme.ps.termination import after_the_end
-from trireme.session.backends.base import Backend, FirstState, Update
+from trireme.session.backends.base import Backend, FirstState
 from trireme.wire.message import Message
 
 __all__ = ["Local"]
@@ -66,12 +66,10 @@ class Local(Backend):
         optimizer: the user's optimizer, over the model's parameters.
     """
 
-    step: int
-    stopping: bool
+    step: int = 0
+    stopping: bool = False
 
     def __init__(self, flat: FlatModel, optimizer: torch.optim.Optimizer) -> None:
-        self.step = self.bytes_sent = self.bytes_received = 0
-        self.stopping = False
         self._flat = flat
         self._optimizer = optimizer
         self._gradients = PartBuffer(flat.layout, 0, flat.gradients)
@@ -103,17 +101,24 @@ class Local(Backend):
         request = Load(1, state.step, specs, (), state.consumed, state.sizes)
         self._ask(self._shard.load(self._now, None, _ALONE, request, tensors), Loaded)
 
-    def begin_exchange(self, update: Update) -> None:
+    def push(
+        self,
+        weight: float,
+        *,
+        hyper: tuple[GroupSpec, ...] | None = None,
+        examples: Sequence[Span] = (),
+        pulled: int | None = None,
+    ) -> None:
         if self.stopping:
             raise after_the_end(0, self.step)
         self._flat.collect_gradients()
         self._sequence += 1
-        number, examples = self._sequence, tuple(update.examples)
-        push = Push(1, number, number - 1, self.step, update.weight, None, examples)
+        number = self._sequence
+        push = Push(1, number, number - 1, self.step, weight, None, tuple(examples))
         answer = self._shard.push(0.0, None, _ALONE, push, self._gradients)
         self._answer = self._ask(answer, PushReply)
 
-    def end_exchange(self) -> PushResult:
+    def wait(self) -> PushResult:
         reply = self._answer
         assert reply is not None, "there was no exchange to end"
         self._answer = None

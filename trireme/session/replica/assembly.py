@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import nn
@@ -18,10 +17,7 @@ from trireme.session.result import Metric
 from trireme.session.settings import Settings
 from trireme.session.training_setup import TrainingSetup
 
-if TYPE_CHECKING:
-    from trireme.parallel.pipeline import Pipeline
-
-__all__ = ["Computation", "Optimizers", "assemble", "build_model", "computation_of", "device_of"]
+__all__ = ["Optimizers", "assemble", "build_model", "device_of", "replicas_of"]
 
 OptimizerFactory = Callable[[Any], torch.optim.Optimizer]
 """Builds an optimizer from parameters."""
@@ -35,21 +31,6 @@ Optimizers: TypeAlias = (
 """The optimizer of a program, or several optimizers: see `Session`."""
 
 _SEED_MODEL = 11
-
-
-@dataclass(frozen=True)
-class Computation:
-    """The objects with which a session computes gradients and evaluates.
-
-    Attributes:
-        replica: computes gradients.
-        evaluator: computes with the whole model.
-        pipeline: runs this process's pipeline stages; None where there are none.
-    """
-
-    replica: Replica
-    evaluator: Replica
-    pipeline: Pipeline | None = None
 
 
 def device_of(settings: Settings) -> torch.device | None:
@@ -181,7 +162,7 @@ def assemble(
             staged=settings.prefetches,
         )
         return TrainingSetup(settings, model, optimizer, flat)
-    from trireme.session.replica.process_group_assembly import (  # load slowly: process groups only
+    from trireme.session.replica.process_group import (  # load slowly: process groups only
         assemble_together,
         meet,
     )
@@ -196,15 +177,21 @@ def assemble(
         raise
 
 
-def computation_of(setup: TrainingSetup, loss: Loss, metrics: Mapping[str, Metric]) -> Computation:
-    """Returns the objects that compute the gradients of a setup and evaluate it.
+def replicas_of(
+    setup: TrainingSetup, loss: Loss, metrics: Mapping[str, Metric]
+) -> tuple[Replica, Replica]:
+    """Returns the replica that computes gradients, and one that computes with the whole model.
 
     Raises:
         ConfigurationError: an option has no meaning for a pipeline.
     """
     if setup.process_group is None:
         replica = Replica(setup.model, loss, setup.flat, setup.settings.options, metrics)
-        return Computation(replica, replica)
-    from trireme.session.replica.process_group_assembly import compute_together
+        return replica, replica
+    from trireme.session.replica.process_group import replicas_together
 
-    return compute_together(setup, loss, metrics)
+    try:
+        return replicas_together(setup, loss, metrics)
+    except BaseException:
+        setup.process_group.close(together=False)
+        raise
