@@ -78,19 +78,19 @@ class DataFeed:
         return self._iterate(loader, name, finish)
 
     def _iterate(self, loader: Loader, name: str, finish: Callable[[], None]) -> Iterator[Batch]:
-        worker, trainer = self._worker, self._worker.trainer
+        worker = self._worker
         if worker.asked_to_stop():
             finish()
             return
         batches = iter(loader)
         self._loader = loader
-        rejoined = trainer.rejoined
+        rejoined = worker.rejoined
         try:
             with suppress(StopIteration):
                 while not worker.backend.stopping:
-                    if rejoined != trainer.rejoined:
+                    if rejoined != worker.rejoined:
                         # The job had given this worker up, and dealt its positions to others.
-                        rejoined = trainer.rejoined
+                        rejoined = worker.rejoined
                         self._left_over.clear()
                         loader.discard()
                         batches = iter(loader)
@@ -98,7 +98,7 @@ class DataFeed:
                     try:
                         batch = next(batches)
                     except Fenced:  # the servers deal nothing to a worker that is out of the job
-                        trainer.come_back()
+                        worker.come_back()
                         continue
                     self._phases.add(("data", began, time.monotonic()))
                     if worker.should_stop:  # the answer to a prefetched push has come

@@ -254,7 +254,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
             set_to_none: whether to drop the gradients; `step` then leaves parameters unchanged that
                 backward does not reach, as `torch.optim` does.
         """
-        self._job.forget_gradients(self._index, set_to_none=set_to_none)
+        for parameter in self._job.parameters[self._index]:
+            if set_to_none:
+                parameter.grad = None
+            elif parameter.grad is not None:
+                parameter.grad.detach_().zero_()
 
     def save(self) -> None:
         """Saves a checkpoint now. Only the chief saves; on other workers it does nothing.

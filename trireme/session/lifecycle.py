@@ -44,6 +44,7 @@ class Lifecycle:
         setup, progress: the arguments.
         task: the identity of this process.
         backend: applies the updates; set by `join`.
+        interrupted: why the job was requested to stop before its end; None if it was not.
         state: the present state, such as `training`.
         member: the connection to the coordinator; None where there is no coordinator.
         servers: the backend, where it is connected to parameter servers.
@@ -68,7 +69,7 @@ class Lifecycle:
         self.exits = ExitStack()
         self._own_epoch = new_epoch()  # used where there is no coordinator
         self._joined = False
-        self._interrupted: str | None = None
+        self.interrupted: str | None = None
         self._chief_at_end: bool | None = None
 
     # -- joining --------------------------------------------------------------------------------
@@ -205,14 +206,9 @@ class Lifecycle:
         view = self.view
         return 0 if view is None else view.number
 
-    @property
-    def interrupted(self) -> str | None:
-        """Why the job was requested to stop before its end; None if it was not."""
-        return self._interrupted
-
     def interrupt(self, reason: str) -> None:
         """Requests to stop the job at a step that all agree on. Safe in a signal handler."""
-        self._interrupted = reason
+        self.interrupted = reason
 
     def lost_with(self, error: BaseException) -> str:
         """Returns the name of the task whose loss ended the job, as far as this worker knows."""

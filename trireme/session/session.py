@@ -263,7 +263,7 @@ class Session(SummaryMethods):
         Args:
             reason: why, for the messages of the job.
         """
-        self.worker.trainer.stop(reason)
+        self.worker.stop(reason)
 
     # -- training -------------------------------------------------------------------------------
 
@@ -359,7 +359,7 @@ class Session(SummaryMethods):
             JobFailed: the job has ended elsewhere; the message says where and why.
         """
         worker = self.worker
-        if worker.trainer.has_ended:
+        if worker.has_ended:
             return self._leave_out(batch, loss)
         self._stepper.choose(optimizer)
         for hook in self.options.hooks:
@@ -369,7 +369,7 @@ class Session(SummaryMethods):
         result = self._stepper.gradient(batch, loss, spans)
         computed = time.monotonic()
         feed.updated()
-        pushed = worker.trainer.update(float(result.examples), spans, feed.prepare)
+        pushed = worker.update(float(result.examples), spans, feed.prepare)
         if pushed is not None:
             result.decide(pushed)
         result.global_step = worker.global_step
@@ -385,7 +385,7 @@ class Session(SummaryMethods):
         """Returns the result of a step after the end of training, which makes no update."""
         if not self.worker.last_iteration.leaves_out():
             self._finish_training()
-            raise self.worker.trainer.after_the_end()
+            raise self.worker.after_the_end()
         result = self._stepper.compute_only(batch, loss)
         self._feed.updated()
         return result
@@ -399,12 +399,12 @@ class Session(SummaryMethods):
     def _finish_training(self) -> None:
         if not self._finished:
             self._finished = True
-            last = self.worker.trainer.complete()
+            last = self.worker.complete()
             if last is not None:
                 self._recorder.count(last.decided, last.steps)
             self._recorder.check_progress()
             self._recorder.training_ended()
-            self.worker.trainer.finish()
+            self.worker.finish()
             self._announce_checkpoints()
             if self._setup.part is not None:
                 self.worker.buffers.adopt_final_values()

@@ -83,15 +83,15 @@ class Stepper:
             loss: replaces the session's loss for this step.
             examples: the positions of the examples, where the ledger dealt them.
         """
-        trainer, joint = self._worker.trainer, self._joint
+        worker, joint = self._worker, self._joint
         if self._options.deterministic:
-            step = self._worker.global_step
+            step = worker.global_step
             seed = derive(self._options.seed, _SEED_STEP, self._replica_number, step)
             torch.manual_seed(seed)
-        trainer.begin_step()
+        worker.begin_step()
         if joint is not None:
-            self._worker.setup.agree_on_optimizer()
-        begin = partial(trainer.begin_update, examples=examples) if self._overlaps else None
+            worker.setup.agree_on_optimizer()
+        begin = partial(worker.begin_update, examples=examples) if self._overlaps else None
         if loss is None:
             result = self._replica.backward(batch, begin)
         else:

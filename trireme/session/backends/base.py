@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
 
+from trireme.data.intervals import joined
 from trireme.ps.messages import GroupSpec, OptimizerSpec, Span
 from trireme.ps.results import PushResult
 from trireme.ps.rule import Rule
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from trireme.parallel.process_group import ProcessGroup
     from trireme.session.backends.local_optimizers import LocalOptimizers
 
-__all__ = ["Backend", "FirstState", "group_mean"]
+__all__ = ["Backend", "FirstState", "joined_spans"]
 
 FirstState: TypeAlias = Callable[[], ModelState | None]
 """Returns a job's first state in the chief, and None in other workers."""
@@ -39,7 +40,8 @@ class Backend(ABC):
         bytes_received: the bytes of values that servers have answered with.
         comes_back: whether `come_back` is possible.
         together: whether all processes of the job make each step together, without servers.
-        joint_mean: whether `mean` asks other processes, which must all call it.
+        group: the processes that step together with this one, which must all call `mean`; None for
+            a single process.
         wants_save: whether this process, as chief, requests to save the step of the next exchange.
         saves: whether the last exchange agreed to save the step that it made; None where the chief
             saves without the other workers.
@@ -59,7 +61,7 @@ class Backend(ABC):
     bytes_received: int = 0
     comes_back: bool = False
     together: bool = False
-    joint_mean: bool = False
+    group: ProcessGroup | None = None
     wants_save: bool = False
     saves: bool | None = None
     local_optimizers: LocalOptimizers | None = None
@@ -186,7 +188,13 @@ class Backend(ABC):
             values: numbers by name, with the same names in all processes that count.
             counts: whether the numbers of this process count.
         """
-        return dict(values)
+        if self.group is None:
+            return dict(values)
+        named: dict[str, list[float]] = {}
+        for said in self.group.exchange(msgspec.msgpack.encode(dict(values) if counts else {})):
+            for name, value in msgspec.msgpack.decode(said, type=dict[str, float]).items():
+                named.setdefault(name, []).append(value)
+        return {name: sum(found) / len(found) for name, found in named.items()}
 
     # -- agreement in the job --------------------------------------------------------------------
 
@@ -253,16 +261,13 @@ class Backend(ABC):
         """Closes connections and threads. May be called again."""
 
 
-def group_mean(group: ProcessGroup, values: Mapping[str, float], counts: bool) -> dict[str, float]:
-    """Returns the mean of each number over the processes of a group that count.
-
-    Args:
-        group: the processes, which must all call this.
-        values: numbers by name.
-        counts: whether the numbers of this process count.
-    """
-    named: dict[str, list[float]] = {}
-    for said in group.exchange(msgspec.msgpack.encode(dict(values) if counts else {})):
-        for name, value in msgspec.msgpack.decode(said, type=dict[str, float]).items():
-            named.setdefault(name, []).append(value)
-    return {name: sum(found) / len(found) for name, found in named.items()}
+def joined_spans(spans: Iterable[Span]) -> tuple[Span, ...]:
+    """Returns the same examples in the fewest spans."""
+    ranges: dict[str, list[tuple[int, int]]] = {}
+    for span in spans:
+        ranges.setdefault(span.dataset, []).append((span.start, span.stop))
+    return tuple(
+        Span(dataset, start, stop)
+        for dataset, found in ranges.items()
+        for start, stop in joined(found)
+    )

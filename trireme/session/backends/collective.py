@@ -17,7 +17,6 @@ from safetensors.torch import load as load_bytes
 from safetensors.torch import save as save_bytes
 from torch import nn
 
-from trireme.data.intervals import IntervalSet
 from trireme.data.ledger import Ledger
 from trireme.errors import ConfigurationError, Rejected
 from trireme.parallel.local_tensors import to_local
@@ -33,33 +32,25 @@ from trireme.ps.rule import Rule
 from trireme.ps.shard.example_ledgers import resized
 from trireme.ps.snapshot import ModelState, lacking
 from trireme.ps.termination import after_the_end
-from trireme.session.backends.base import Backend, FirstState, group_mean
+from trireme.session.backends.base import Backend, FirstState, joined_spans
 from trireme.session.replica.replica import clip
 from trireme.session.training_setup import TrainingSetup
 
 __all__ = ["Collective"]
 
 
-class _Action(enum.IntEnum):
-    """An action that all processes must take together."""
+class _Action(enum.Enum):
+    """An action that all processes must take together, as the verb of a sentence."""
 
-    STEP = 0
-    VALUES = 1
-    STATE = 2
-    OPEN = 3
-    MEAN = 4
-    END = 5
-
-    @property
-    def description(self) -> str:
-        """The action in words, as the verb of a sentence."""
-        return _WORDS[self]
+    STEP = "makes a step"
+    VALUES = "evaluates"
+    STATE = "saves"
+    OPEN = "begins to read a data set"
+    MEAN = "records"
+    END = "ends its training"
 
 
-_WORDS = (
-    *("makes a step", "evaluates", "saves"),
-    *("begins to read a data set", "records", "ends its training"),
-)
+_ACTIONS = tuple(_Action)
 
 
 class _Header(msgspec.Struct, frozen=True):
@@ -79,10 +70,10 @@ class Collective(Backend):
         waiting: called with the reason, the names and the seconds while others are waited for.
     """
 
+    group: ProcessGroup
     step: int = 0
     stopping: bool = False
     together = True
-    joint_mean = True
 
     def __init__(
         self,
@@ -93,7 +84,7 @@ class Collective(Backend):
         check_optimizer(setup.optimizer)
         held, options = setup.trained, setup.settings.options
         self.saves = False
-        self._group = group
+        self.group = group
         self._held = held
         self._names = frozenset(n for n, p in held.parameters.items() if p.requires_grad)
         self._optimizer = setup.optimizer
@@ -121,8 +112,8 @@ class Collective(Backend):
         if state is not None:
             header = msgspec.msgpack.encode(_Header(state.step, state.consumed, state.sizes))
             data = save_bytes(_packed(state))
-        head = msgspec.msgpack.decode(self._group.broadcast(header), type=_Header)
-        tensors = load_bytes(self._group.broadcast(data))
+        head = msgspec.msgpack.decode(self.group.broadcast(header), type=_Header)
+        tensors = load_bytes(self.group.broadcast(data))
         return _unpacked(head, tensors)
 
     @torch.no_grad()
@@ -158,25 +149,25 @@ class Collective(Backend):
         Raises:
             ConfigurationError: the chief takes an action that it cannot take alone.
         """
-        if not self._group.mesh.sharded:
+        if not self.group.mesh.sharded:
             return
-        word = torch.tensor([int(action)])
+        word = torch.tensor([_ACTIONS.index(action)])
         while True:
-            self._group.broadcast_tensor(word)
-            chief = _Action(int(word))
+            self.group.broadcast_tensor(word)
+            chief = _ACTIONS[int(word)]
             if chief == action:
                 return
             if chief not in (_Action.VALUES, _Action.STATE):
                 raise ConfigurationError(
-                    f"rank {self._group.rank} {action.description} at step {self.step}, and the "
-                    f"chief {chief.description}: every process must run the same program; "
+                    f"rank {self.group.rank} {action.value} at step {self.step}, and the "
+                    f"chief {chief.value}: every process must run the same program; "
                     "an action of one process alone must be the chief's"
                 )
             self._gather(state=chief == _Action.STATE)
 
     def begin_step(self) -> None:
         self._watch.step_began(self.step)
-        self._group.votes = [float(self._wants_stop), float(self.wants_save)]
+        self.group.votes = [float(self._wants_stop), float(self.wants_save)]
         self._agree(_Action.STEP)
 
     # -- training -------------------------------------------------------------------------------
@@ -196,11 +187,11 @@ class Collective(Backend):
             ConfigurationError: training has ended.
         """
         if self.stopping:
-            raise after_the_end(self._group.rank, self.step)
+            raise after_the_end(self.group.rank, self.step)
         skip = weight == 0
         if self._agree_on_skips:
-            skip = self._group.total([float(skip)])()[0] > 0
-        self._vote_totals = self._group.vote()
+            skip = self.group.total([float(skip)])()[0] > 0
+        self._vote_totals = self.group.vote()
         if not skip:
             if self._clip_norm is not None:
                 clip(self._held, self._clip_norm)
@@ -209,7 +200,7 @@ class Collective(Backend):
         for span in examples:
             ledger = self._ledgers.get(span.dataset)
             if ledger is not None:
-                ledger.finish(self._group.replica, span.start, span.stop)
+                ledger.finish(self.group.replica, span.start, span.stop)
 
     def _move_average(self) -> None:
         rule = self._rule.average
@@ -239,9 +230,9 @@ class Collective(Backend):
             ledger = self._open(request)
         mine: list[Span] = []
         # Positions returned before a resume go to the first request: all request in one order.
-        for replica in range(self._group.mesh.replicas):
+        for replica in range(self.group.mesh.replicas):
             spans = ledger.lease(replica, batch, count)
-            if replica == self._group.replica:
+            if replica == self.group.replica:
                 mine = [Span(dataset, start, stop) for start, stop in spans]
         return tuple(mine)
 
@@ -249,21 +240,21 @@ class Collective(Backend):
         dataset, size, batch = request.dataset, request.size, request.batch
         self._agree(_Action.OPEN)
         said = msgspec.msgpack.encode((dataset, size, batch))
-        for rank, other in enumerate(self._group.exchange(said)):
+        for rank, other in enumerate(self.group.exchange(said)):
             if other != said:
                 theirs = msgspec.msgpack.decode(other, type=tuple[str, int, int])
                 raise Rejected(
                     f"rank {rank} has the data set {theirs[0]!r} of {theirs[1]} examples in "
-                    f"batches of {theirs[2]}, rank {self._group.rank} {dataset!r} of {size} in "
+                    f"batches of {theirs[2]}, rank {self.group.rank} {dataset!r} of {size} in "
                     f"batches of {batch}: every process must load the same data"
                 )
         done = [(s.start, s.stop) for s in self._consumed if s.dataset == dataset]
         try:
-            done = resized(self._group.rank, request, done, self._sizes.get(dataset))
+            done = resized(self.group.rank, request, done, self._sizes.get(dataset))
         except ValueError as error:
             raise Rejected(str(error)) from None
         ledger = Ledger(size, interleave=True)
-        ledger.members(range(self._group.mesh.replicas))
+        ledger.members(range(self.group.mesh.replicas))
         ledger.restore(done)
         self._ledgers[dataset] = ledger
         return ledger
@@ -281,7 +272,7 @@ class Collective(Backend):
     def retire(self) -> None:
         """Waits until the other processes have made their last step too."""
         self._agree(_Action.END)
-        self._group.barrier()
+        self.group.barrier()
 
     def drain(self) -> int:
         """Keeps the final state, which a single process may then copy; returns its step."""
@@ -290,15 +281,15 @@ class Collective(Backend):
         return self.step
 
     def share(self, topic: str, data: bytes) -> None:
-        self._group.put(f"{topic}/{self._group.rank}", data)
+        self.group.put(f"{topic}/{self.group.rank}", data)
 
     def collect(self, topic: str) -> dict[int, bytes]:
-        found = {rank: self._group.get(f"{topic}/{rank}") for rank in range(self._group.size)}
+        found = {rank: self.group.get(f"{topic}/{rank}") for rank in range(self.group.size)}
         return {rank: data for rank, data in found.items() if data is not None}
 
     def mean(self, values: Mapping[str, float], *, counts: bool) -> dict[str, float]:
         self._agree(_Action.MEAN)
-        return group_mean(self._group, values, counts)
+        return super().mean(values, counts=counts)
 
     # -- states ---------------------------------------------------------------------------------
 
@@ -324,24 +315,16 @@ class Collective(Backend):
         mine = {name: full_tensor(tensors[name]).clone() for name in sorted(tensors)}
         sizes = self._sizes | {name: ledger.size for name, ledger in self._ledgers.items()}
         header = _Header(self.step, self._all_consumed() if state else (), sizes)
-        return replace(_unpacked(header, join_stages(self._group, mine)), lacks=lacks)
+        return replace(_unpacked(header, join_stages(self.group, mine)), lacks=lacks)
 
     def _all_consumed(self) -> tuple[Span, ...]:
         """Returns the positions that all replicas have finished."""
-        mine = {name: list(ledger.consumed) for name, ledger in self._ledgers.items()}
-        for span in self._consumed:
-            if span.dataset not in self._ledgers:
-                mine.setdefault(span.dataset, []).append((span.start, span.stop))
-        joined: dict[str, IntervalSet] = {}
-        for data in self._group.exchange(msgspec.msgpack.encode(mine)):
-            said = msgspec.msgpack.decode(data, type=dict[str, list[tuple[int, int]]])
-            for name, ranges in said.items():
-                for start, stop in ranges:
-                    joined.setdefault(name, IntervalSet()).add(start, stop)
-        return tuple(
-            Span(name, start, stop)
-            for name, ranges in joined.items()
-            for start, stop in ranges.ranges()
+        mine = [span for span in self._consumed if span.dataset not in self._ledgers]
+        for name, ledger in self._ledgers.items():
+            mine += [Span(name, start, stop) for start, stop in ledger.consumed]
+        said = self.group.exchange(msgspec.msgpack.encode(mine))
+        return joined_spans(
+            span for data in said for span in msgspec.msgpack.decode(data, type=list[Span])
         )
 
     def close(self) -> None:

@@ -24,7 +24,7 @@ from trireme.ps.optimizers import check_optimizer
 from trireme.ps.results import PushResult
 from trireme.ps.rule import Rule
 from trireme.ps.termination import after_the_end
-from trireme.session.backends.base import FirstState
+from trireme.session.backends.base import FirstState, joined_spans
 from trireme.session.backends.local_optimizers import LocalOptimizers
 from trireme.session.backends.parameter_server import ParameterServer
 
@@ -202,7 +202,7 @@ class LocalSgd(ParameterServer):
         period = self._period
         super().push(
             period.weight,
-            examples=_joined(period.examples),
+            examples=joined_spans(period.examples),
             steps=period.made,
             absent=tuple(sorted(period.untouched or ())),
         )
@@ -221,15 +221,3 @@ class LocalSgd(ParameterServer):
         self._heard = asked
         if self.saves:
             self.local_optimizers.leave()
-
-
-def _joined(spans: Sequence[Span]) -> list[Span]:
-    """Returns the same examples in the fewest spans."""
-    joined: list[Span] = []
-    for span in sorted(spans, key=lambda span: (span.dataset, span.start)):
-        last = joined[-1] if joined else None
-        if last is not None and (last.dataset, last.stop) == (span.dataset, span.start):
-            joined[-1] = Span(span.dataset, last.start, span.stop)
-        else:
-            joined.append(span)
-    return joined

@@ -7,7 +7,7 @@ the pushed update is of the examples of all replicas.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -18,7 +18,7 @@ from trireme.ps.messages import OptimizerSpec, Span
 from trireme.ps.results import PushResult
 from trireme.ps.rule import Rule
 from trireme.ps.snapshot import ModelState
-from trireme.session.backends.base import Backend, FirstState, group_mean
+from trireme.session.backends.base import Backend, FirstState
 from trireme.session.backends.local_sgd import LocalSgd
 from trireme.session.backends.parameter_server import ParameterServer
 from trireme.session.training_setup import TrainingSetup
@@ -154,12 +154,13 @@ class Leader(ParameterServer):
         others: the arguments of `ParameterServer`, or of the next class among the bases.
     """
 
+    group: ProcessGroup
     comes_back = False
     pushes_early = False
-    joint_mean = True
 
     def __init__(self, shards: Shards, *others: Any) -> None:
         super().__init__(*others)
+        self.group = shards.group
         self._shards = shards
         self._undealt: dict[str, list[Span]] = {}  # leased; less than a batch each
 
@@ -189,11 +190,8 @@ class Leader(ParameterServer):
             spans += _cut(more, batch)
         dealt = len(spans) // replicas * replicas
         self._undealt[dataset] = spans[dealt:]
-        self._shards.group.broadcast(msgspec.msgpack.encode(spans[:dealt]))
+        self.group.broadcast(msgspec.msgpack.encode(spans[:dealt]))
         return self._shards.own(spans[:dealt])
-
-    def mean(self, values: Mapping[str, float], *, counts: bool) -> dict[str, float]:
-        return group_mean(self._shards.group, values, counts)
 
     def drain(self) -> int:
         step = super().drain()
@@ -215,11 +213,12 @@ class Follower(Backend):
         shards: communicates with the worker's other processes.
     """
 
+    group: ProcessGroup
     step: int = 0
     stopping: bool = False
-    joint_mean = True
 
     def __init__(self, shards: Shards) -> None:
+        self.group = shards.group
         self._shards = shards
         self._wants_stop: str | None = None
 
@@ -246,11 +245,8 @@ class Follower(Backend):
     def lease(
         self, dataset: str, size: int, batch: int, count: int, *, resized: bool = False
     ) -> tuple[Span, ...]:
-        told = self._shards.group.broadcast(None)
+        told = self.group.broadcast(None)
         return self._shards.own(msgspec.msgpack.decode(told, type=tuple[Span, ...]))
-
-    def mean(self, values: Mapping[str, float], *, counts: bool) -> dict[str, float]:
-        return group_mean(self._shards.group, values, counts)
 
     def stop(self, reason: str) -> int:
         """Passes the request to the leader with the next step.
