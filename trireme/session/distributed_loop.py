@@ -81,11 +81,20 @@ class LoopJob:
             self._update(examples)
 
     def _update(self, examples: float) -> None:
-        if self._setup.reducer is not None:
-            self._make_mean(self._setup.reducer, examples)
-        limit = self._setup.settings.clip_norm
+        setup, reducer = self._setup, self._setup.reducer
+        if reducer is not None:  # averages the gradients of all processes that step together
+            self.worker.begin_step()
+            if setup.part is None:
+                setup.flat.gather_gradients()
+            factor = reducer.scale_factor(examples)()
+            setup.agree_on_optimizer()
+            if factor != 1.0:
+                setup.trained.scale_gradients(factor)
+            reducer.begin()
+            reducer.finish()
+        limit = setup.settings.clip_norm
         if limit is not None:
-            clip(self._setup.trained, limit)
+            clip(setup.trained, limit)
         self.worker.update(examples, ())
 
     @contextmanager
@@ -107,19 +116,6 @@ class LoopJob:
         finally:
             for parameter, gradient in zip(others, kept, strict=True):
                 parameter.grad = gradient
-
-    def _make_mean(self, reducer: Reducer, examples: float) -> None:
-        """Averages the gradients of all processes that step together."""
-        setup = self._setup
-        self.worker.begin_step()
-        if setup.part is None:
-            setup.flat.gather_gradients()
-        factor = reducer.scale_factor(examples)()
-        setup.agree_on_optimizer()
-        if factor != 1.0:
-            setup.trained.scale_gradients(factor)
-        reducer.begin()
-        reducer.finish()
 
     # -- the end --------------------------------------------------------------------------------
 

@@ -38,7 +38,6 @@ class Backend(ABC):
         stopping: whether this worker has been told to stop.
         bytes_sent: the packed bytes of gradients or deltas that were sent to servers.
         bytes_received: the bytes of values that servers have answered with.
-        comes_back: whether `come_back` is possible.
         together: whether all processes of the job make each step together, without servers.
         group: the processes that step together with this one, which must all call `mean`; None for
             a single process.
@@ -59,7 +58,6 @@ class Backend(ABC):
 
     bytes_sent: int = 0
     bytes_received: int = 0
-    comes_back: bool = False
     together: bool = False
     group: ProcessGroup | None = None
     wants_save: bool = False
@@ -91,7 +89,7 @@ class Backend(ABC):
         """
 
     def come_back(self, incarnation: int) -> None:
-        """Continues as a new incarnation, after the job had given this worker up.
+        """Continues as a new incarnation, after the job had given this worker of one process up.
 
         The result of an exchange under way stays unknown. `start` must be called next.
 

@@ -86,11 +86,11 @@ class Local(Backend):
 
     def start(self, optimizer: OptimizerSpec, rule: Rule, first: FirstState) -> None:
         request = Attach(1, self._flat.layout.spec, optimizer, rule)
-        self._ask(self._shard.attach(self._now, None, _ALONE, request), Attached)
+        self._ask(self._shard.attach(time.monotonic(), None, _ALONE, request), Attached)
         state = first()
         assert state is not None, "a lone process is chief"
         self._load(state)
-        reply = self._ask(self._shard.pull(self._now, None, _ALONE, Pull(1)), PullReply)
+        reply = self._ask(self._shard.pull(time.monotonic(), None, _ALONE, Pull(1)), PullReply)
         self.step, self.stopping = reply.step, reply.stop
 
     def _load(self, state: ModelState) -> None:
@@ -99,7 +99,7 @@ class Local(Backend):
         tensors = disassemble(self._flat.layout, replace(state, optimizer={}), 0)
         specs = tuple(spec for spec, _ in tensors)
         request = Load(1, state.step, specs, (), state.consumed, state.sizes)
-        self._ask(self._shard.load(self._now, None, _ALONE, request, tensors), Loaded)
+        self._ask(self._shard.load(time.monotonic(), None, _ALONE, request, tensors), Loaded)
 
     def push(
         self,
@@ -129,20 +129,22 @@ class Local(Backend):
         self, dataset: str, size: int, batch: int, count: int, *, resized: bool = False
     ) -> tuple[Span, ...]:
         request = Lease(1, dataset, size, batch, count, resized=resized)
-        return self._ask(self._shard.lease(self._now, None, _ALONE, request), Leased).spans
+        return self._ask(self._shard.lease(time.monotonic(), None, _ALONE, request), Leased).spans
 
     def stop(self, reason: str) -> int:
-        return self._ask(self._shard.stop(self._now, None, StopJob(reason)), Stopping).step
+        return self._ask(self._shard.stop(time.monotonic(), None, StopJob(reason)), Stopping).step
 
     def set_end(self, max_steps: int) -> int:
-        return self._ask(self._shard.set_end(self._now, None, SetEnd(max_steps)), Stopping).step
+        return self._ask(
+            self._shard.set_end(time.monotonic(), None, SetEnd(max_steps)), Stopping
+        ).step
 
     def drain(self) -> int:
         return self.step  # there is no other worker
 
     def snapshot(self, *, state: bool) -> ModelState:
-        self._ask(self._shard.freeze(self._now, None, Freeze(1)), Frozen)
-        cut = self._shard.cut(self._now, None, Cut(1, self.step, (), state))
+        self._ask(self._shard.freeze(time.monotonic(), None, Freeze(1)), Frozen)
+        cut = self._shard.cut(time.monotonic(), None, Cut(1, self.step, (), state))
         snapshot = self._ask(cut, Snapshot)
         reply = next(i for i in cut if isinstance(i, Reply))
         tensors = [
@@ -156,10 +158,6 @@ class Local(Backend):
             return replace(copied, optimizer=export_state(self._optimizer, self._flat.parameters))
         except Exception as error:  # of an odd optimizer: the values must not be lost with it
             return replace(copied, lacks=(lacking("the optimizer's state", error),))
-
-    @property
-    def _now(self) -> float:
-        return time.monotonic()
 
     def _ask(self, instructions: list[Instruction], wanted: type[_M]) -> _M:
         for instruction in instructions:

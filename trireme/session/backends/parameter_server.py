@@ -13,8 +13,6 @@ __all__ = ["ParameterServer"]
 class ParameterServer(Client, Backend):
     """The backend of parameter servers; see `Client` for the arguments."""
 
-    comes_back = True
-
     def start(self, optimizer: OptimizerSpec, rule: Rule, first: FirstState) -> None:
         loaded = self.attach(optimizer, rule)
         state = None if loaded else first()

@@ -55,22 +55,21 @@ class Shards:
         group: the processes of the worker.
         setup: the model. Where each process holds the whole of it, the gradients in the flat
             vectors are the mean over all processes already.
+
+    Attributes:
+        replicas: the number of batches that the worker computes at a time.
     """
 
     def __init__(self, group: ProcessGroup, setup: TrainingSetup) -> None:
         self.group = group
         self.setup = setup
+        self.replicas = group.mesh.replicas
         self.flat = setup.flat
         self._part = setup.part
         # A replica without examples has left out a batch: then the update of all is left out, as
         # its gradient is in the mean.
         self._skips = setup.settings.options.nan == "skip"
         self._position = {name: position for position, name in enumerate(self.flat.parameters)}
-
-    @property
-    def replicas(self) -> int:
-        """The number of batches that the worker computes at a time."""
-        return self.group.mesh.replicas
 
     def unite(
         self, weight: float, examples: Sequence[Span], stop: str | None = None
@@ -155,7 +154,6 @@ class Leader(ParameterServer):
     """
 
     group: ProcessGroup
-    comes_back = False
     pushes_early = False
 
     def __init__(self, shards: Shards, *others: Any) -> None:

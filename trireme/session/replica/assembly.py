@@ -89,19 +89,18 @@ def build_optimizer(make: Optimizers, model: nn.Module) -> torch.optim.Optimizer
     if isinstance(given, (list, tuple)) and given:
         for one in given:
             if not isinstance(one, torch.optim.Optimizer):
-                raise _not_an_optimizer(one, _IN_A_LIST)
+                raise ConfigurationError(
+                    f"the optimizer is {one!r}: give optimizers in a list; functions that build "
+                    "them go by name, in a dict"
+                )
         return JointOptimizer(given)
     if not callable(make):
-        raise _not_an_optimizer(given, _ONE)
+        raise ConfigurationError(
+            f"the optimizer is {given!r}: give a function that builds one from the parameters, "
+            "such as lambda params: torch.optim.Adam(params), or an optimizer; or several, in a "
+            "list or a dict"
+        )
     return make(model.parameters())
-
-
-_ONE = (
-    "give a function that builds one from the parameters, such as "
-    "lambda params: torch.optim.Adam(params), or an optimizer; or several, in a list or a dict"
-)
-_IN_A_LIST = "give optimizers in a list; functions that build them go by name, in a dict"
-_BY_NAME = "give an optimizer, or a function that builds one from the parameters of"
 
 
 def _named_optimizer(name: str, make: object, model: nn.Module) -> torch.optim.Optimizer:
@@ -109,7 +108,10 @@ def _named_optimizer(name: str, make: object, model: nn.Module) -> torch.optim.O
     if isinstance(make, torch.optim.Optimizer):
         return make
     if not callable(make):
-        raise _not_an_optimizer(make, f"{_BY_NAME} the model's child {name!r}")
+        raise ConfigurationError(
+            f"the optimizer is {make!r}: give an optimizer, or a function that builds one from the "
+            f"parameters of the model's child {name!r}"
+        )
     child = dict(model.named_children()).get(name)
     if child is None:
         children = ", ".join(repr(each) for each, _ in model.named_children())
@@ -120,10 +122,6 @@ def _named_optimizer(name: str, make: object, model: nn.Module) -> torch.optim.O
         )
     optimizer: torch.optim.Optimizer = make(child.parameters())
     return optimizer
-
-
-def _not_an_optimizer(found: object, instead: str) -> ConfigurationError:
-    return ConfigurationError(f"the optimizer is {found!r}: {instead}")
 
 
 def assemble(

@@ -155,28 +155,21 @@ def _point(
     """
     left = iter(names)
     for member in members(optimizer):
-        _point_one(member, [next(left) for _ in member.param_groups], here)
-
-
-def _point_one(
-    optimizer: torch.optim.Optimizer,
-    names: Sequence[Sequence[str]],
-    here: Mapping[str, nn.Parameter],
-) -> None:
-    state = dict(optimizer.state)
-    optimizer.state.clear()
-    for group, named in zip(optimizer.param_groups, names, strict=True):
-        found = [name for name in named if name in here]
-        before = {name: p for name, p in zip(named, group["params"], strict=False)}
-        for name in found:
-            if before[name] in state:
-                optimizer.state[here[name]] = {
-                    key: local_part(here[name], value) if torch.is_tensor(value) else value
-                    for key, value in state[before[name]].items()
-                }
-        group["params"][:] = [here[name] for name in found]
-        if "foreach" in group:  # torch's many-tensor kernels take no mixture of shards
-            group["foreach"] = False
+        state = dict(member.state)
+        member.state.clear()
+        for group in member.param_groups:
+            named = next(left)
+            found = [name for name in named if name in here]
+            before = dict(zip(named, group["params"], strict=False))
+            for name in found:
+                if before[name] in state:
+                    member.state[here[name]] = {
+                        key: local_part(here[name], value) if torch.is_tensor(value) else value
+                        for key, value in state[before[name]].items()
+                    }
+            group["params"][:] = [here[name] for name in found]
+            if "foreach" in group:  # torch's many-tensor kernels take no mixture of shards
+                group["foreach"] = False
 
 
 def _reducer(process_group: ProcessGroup, part: ModelPart, *, in_place: bool) -> Reducer:
