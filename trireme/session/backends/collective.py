@@ -17,7 +17,6 @@ from safetensors.torch import load as load_bytes
 from safetensors.torch import save as save_bytes
 from torch import nn
 
-from trireme.data.ledger import Ledger
 from trireme.errors import ConfigurationError, Rejected
 from trireme.parallel.local_tensors import to_local
 from trireme.parallel.model_part import join_stages
@@ -29,7 +28,7 @@ from trireme.ps.optimizer_state import named_state, restore_state
 from trireme.ps.optimizers import check_optimizer
 from trireme.ps.results import PushResult
 from trireme.ps.rule import Rule
-from trireme.ps.shard.example_ledgers import resized
+from trireme.ps.shard.example_ledgers import ExampleLedgers
 from trireme.ps.snapshot import ModelState, lacking
 from trireme.ps.termination import after_the_end
 from trireme.session.backends.base import Backend, FirstState, joined_spans
@@ -95,7 +94,10 @@ class Collective(Backend):
         self._end = self._rule.max_steps
         self._wants_stop = False
         self._vote_totals: Callable[[], list[float]] | None = None
-        self._ledgers: dict[str, Ledger] = {}
+        self._ledgers = ExampleLedgers()  # each process has the same ones
+        self._ledgers.interleave = True
+        self._ledgers.members(range(group.mesh.replicas))
+        self._opened: set[str] = set()  # the data sets that all processes have agreed on
         self._last: ModelState | None = None
         self._average: dict[str, torch.Tensor] = {}
 
@@ -131,8 +133,7 @@ class Collective(Backend):
                 self._average[name] = average
         if state.optimizer:
             restore_state(self._optimizer, self._held.parameters, state.optimizer, local_part)
-        self._consumed, self._sizes = state.consumed, state.sizes
-        self._ledgers.clear()
+        self._ledgers.restore(state.consumed, state.sizes)
 
     def _trained(self) -> list[tuple[str, nn.Parameter]]:
         """Returns the parameters that the job trains, also those that the program froze later."""
@@ -197,10 +198,7 @@ class Collective(Backend):
                 clip(self._held, self._clip_norm)
             self._optimizer.step()
             self._move_average()
-        for span in examples:
-            ledger = self._ledgers.get(span.dataset)
-            if ledger is not None:
-                ledger.finish(self.group.replica, span.start, span.stop)
+        self._ledgers.finish(self.group.replica, examples)
 
     def _move_average(self) -> None:
         rule = self._rule.average
@@ -224,20 +222,23 @@ class Collective(Backend):
     def lease(
         self, dataset: str, size: int, batch: int, count: int, *, resized: bool = False
     ) -> tuple[Span, ...]:
-        ledger = self._ledgers.get(dataset)
-        if ledger is None:
-            request = Lease(1, dataset, size, batch, count, resized=resized)
-            ledger = self._open(request)
-        mine: list[Span] = []
-        # Positions returned before a resume go to the first request: all request in one order.
-        for replica in range(self.group.mesh.replicas):
-            spans = ledger.lease(replica, batch, count)
-            if replica == self.group.replica:
-                mine = [Span(dataset, start, stop) for start, stop in spans]
-        return tuple(mine)
+        if dataset not in self._opened:
+            self._open(dataset, size, batch)
+        request = Lease(0, dataset, size, batch, count, resized=resized)
+        try:
+            # Positions returned before a resume go to the first request: all request in one order.
+            replicas = range(self.group.mesh.replicas)
+            leased = [self._ledgers.lease(replica, request) for replica in replicas]
+        except ValueError as error:
+            raise Rejected(str(error)) from None
+        return leased[self.group.replica]
 
-    def _open(self, request: Lease) -> Ledger:
-        dataset, size, batch = request.dataset, request.size, request.batch
+    def _open(self, dataset: str, size: int, batch: int) -> None:
+        """Checks that all processes have the same data set.
+
+        Raises:
+            Rejected: another process has another one.
+        """
         self._agree(_Action.OPEN)
         said = msgspec.msgpack.encode((dataset, size, batch))
         for rank, other in enumerate(self.group.exchange(said)):
@@ -248,16 +249,7 @@ class Collective(Backend):
                     f"batches of {theirs[2]}, rank {self.group.rank} {dataset!r} of {size} in "
                     f"batches of {batch}: every process must load the same data"
                 )
-        done = [(s.start, s.stop) for s in self._consumed if s.dataset == dataset]
-        try:
-            done = resized(self.group.rank, request, done, self._sizes.get(dataset))
-        except ValueError as error:
-            raise Rejected(str(error)) from None
-        ledger = Ledger(size, interleave=True)
-        ledger.members(range(self.group.mesh.replicas))
-        ledger.restore(done)
-        self._ledgers[dataset] = ledger
-        return ledger
+        self._opened.add(dataset)
 
     def stop(self, reason: str) -> int:
         """Requests the end of the job after the next step; returns that step."""
@@ -313,16 +305,13 @@ class Collective(Backend):
                 lacks = (lacking("the optimizer's state", error),)
         # All processes join shards in the same order: sorted, as names read from a file may not be.
         mine = {name: full_tensor(tensors[name]).clone() for name in sorted(tensors)}
-        sizes = self._sizes | {name: ledger.size for name, ledger in self._ledgers.items()}
-        header = _Header(self.step, self._all_consumed() if state else (), sizes)
+        consumed = self._all_consumed() if state else ()
+        header = _Header(self.step, consumed, self._ledgers.sizes())
         return replace(_unpacked(header, join_stages(self.group, mine)), lacks=lacks)
 
     def _all_consumed(self) -> tuple[Span, ...]:
         """Returns the positions that all replicas have finished."""
-        mine = [span for span in self._consumed if span.dataset not in self._ledgers]
-        for name, ledger in self._ledgers.items():
-            mine += [Span(name, start, stop) for start, stop in ledger.consumed]
-        said = self.group.exchange(msgspec.msgpack.encode(mine))
+        said = self.group.exchange(msgspec.msgpack.encode(self._ledgers.consumed()))
         return joined_spans(
             span for data in said for span in msgspec.msgpack.decode(data, type=list[Span])
         )
