@@ -22,7 +22,6 @@ from trireme.session.data_feed import DataFeed
 from trireme.session.dry_run import end_if_dry_run
 from trireme.session.observers.recorder import Recorder
 from trireme.session.options import Options, OptionValues, check_whole, make_options
-from trireme.session.replica.assembly import Optimizers, assemble, build_model, replicas_of
 from trireme.session.replica.evaluation import Transform, evaluate
 from trireme.session.replica.replica import Loss
 from trireme.session.result import Metric, StepResult
@@ -31,7 +30,13 @@ from trireme.session.stepper import Stepper
 from trireme.session.stopping.should_stop import ShouldStop
 from trireme.session.stopping.signals import Signals
 from trireme.session.summary_methods import SummaryMethods
-from trireme.session.training_setup import TrainingSetup
+from trireme.session.training_setup import (
+    Optimizers,
+    TrainingSetup,
+    assemble,
+    build_model,
+    replicas_of,
+)
 from trireme.session.worker import Worker
 
 if TYPE_CHECKING:

@@ -14,9 +14,9 @@ from trireme.errors import ConfigurationError
 from trireme.ps.joint_optimizer import JointOptimizer
 from trireme.ps.messages import Span, Stale
 from trireme.ps.results import PushResult
-from trireme.session.replica.assembly import Optimizers
 from trireme.session.replica.replica import Loss, Replica, clip
 from trireme.session.result import StepResult
+from trireme.session.training_setup import Optimizers
 from trireme.session.worker import Worker
 
 __all__ = ["Stepper"]
