@@ -50,68 +50,52 @@ def map_tensors(value: Any, function: Callable[[torch.Tensor], Any]) -> Any:
     """
     if isinstance(value, torch.Tensor):
         return function(value)
-    kind = type(value)
-    if kind is dict:
-        return {key: map_tensors(item, function) for key, item in value.items()}
-    if kind is tuple or kind is list:
-        return kind(map_tensors(item, function) for item in value)
+    items: Any
     if isinstance(value, Mapping):
-        return _mapping(value, {k: map_tensors(item, function) for k, item in value.items()})
-    if isinstance(value, (tuple, list)):
-        return _sequence(value, [map_tensors(item, function) for item in value])
-    if _is_dataclass(value):
-        return _with_fields(value, function)
-    return value
+        items = {key: map_tensors(item, function) for key, item in value.items()}
+    elif isinstance(value, (tuple, list)):
+        items = [map_tensors(item, function) for item in value]
+    elif _is_dataclass(value):
+        fields = [field.name for field in dataclasses.fields(value)]
+        items = {name: map_tensors(getattr(value, name), function) for name in fields}
+    else:
+        return value
+    try:
+        return _made_anew(value, items)
+    except Exception as error:
+        raise ConfigurationError(
+            f"a {type(value).__qualname__} that a batch or a model's outputs hold cannot be made "
+            f"anew with other tensors ({type(error).__name__}: {error}): use a dict, a named tuple "
+            "or a dataclass"
+        ) from error
 
 
 def _is_dataclass(value: Any) -> bool:
     return dataclasses.is_dataclass(value) and not isinstance(value, type)
 
 
-def _mapping(value: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
-    try:
+def _made_anew(value: Any, items: Any) -> Any:
+    """Returns a structure of the class of `value` that holds `items`."""
+    if type(value) is dict:
+        return items
+    if isinstance(value, Mapping):
         # A copy of what keeps its items elsewhere, and does not say how to copy it, shares them.
         copies = isinstance(value, dict) or hasattr(value, "__copy__")
         if not isinstance(value, MutableMapping) or not copies:
             return type(value)(items)  # type: ignore[call-arg]
-        made = copy.copy(value)
+        made: Any = copy.copy(value)
         for key, item in items.items():
             if item is not value[key]:
                 made[key] = item
         return made
-    except Exception as error:
-        raise _cannot(value, error) from error
-
-
-def _sequence(value: tuple[Any, ...] | list[Any], items: list[Any]) -> Any:
-    try:
-        if isinstance(value, list):
-            made = copy.copy(value)
-            made[:] = items
-            return made
-        if hasattr(value, "_make"):
-            return value._make(items)
-        return type(value)(items)
-    except Exception as error:
-        raise _cannot(value, error) from error
-
-
-def _with_fields(value: Any, function: Callable[[torch.Tensor], Any]) -> Any:
-    try:
+    if isinstance(value, list):
         made = copy.copy(value)
-    except Exception as error:
-        raise _cannot(value, error) from error
-    for field in dataclasses.fields(value):
-        before = getattr(value, field.name)
-        after = map_tensors(before, function)
-        if after is not before:
-            object.__setattr__(made, field.name, after)  # a frozen one too
+        made[:] = items
+        return made
+    if isinstance(value, tuple):
+        return value._make(items) if hasattr(value, "_make") else type(value)(items)
+    made = copy.copy(value)
+    for name, item in items.items():
+        if item is not getattr(value, name):
+            object.__setattr__(made, name, item)  # a frozen one too
     return made
-
-
-def _cannot(value: Any, error: Exception) -> ConfigurationError:
-    return ConfigurationError(
-        f"a {type(value).__qualname__} that a batch or a model's outputs hold cannot be made anew "
-        f"with other tensors ({type(error).__name__}: {error}): use a dict, a named tuple or a "
-        "dataclass"
-    )

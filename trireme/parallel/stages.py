@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import accumulate
 from statistics import median
 from typing import Any
 
@@ -171,9 +172,7 @@ def balance(costs: Sequence[float], stages: int) -> list[int]:
             f"{stages} pipeline stages and a model of {layers} layers: a stage needs at least one; "
             f"use at most --mesh pp={layers}"
         )
-    sums = [0.0]
-    for cost in costs:
-        sums.append(sums[-1] + cost)
+    sums = list(accumulate(costs, initial=0.0))
     # best[first] is the best split of the layers from `first` on into the present number of stages:
     # the cost of its costliest stage, and where its stages after the first begin.
     best: dict[int, tuple[float, list[int]]]

@@ -1,7 +1,5 @@
 """Strategies of distributed training: each is a frozen value, tested against one process."""
 
-from trireme.strategies.asynchronous import Async
-from trireme.strategies.averaging import Averaging
 from trireme.strategies.base import Strategy
 from trireme.strategies.catalog import BUILT, PLANNED, choose, resolve
 from trireme.strategies.collective import (
@@ -11,9 +9,7 @@ from trireme.strategies.collective import (
     PipelineParallel,
     TensorParallel,
 )
-from trireme.strategies.diloco import DiLoCo
-from trireme.strategies.ssp import SSP
-from trireme.strategies.synchronous import Sync
+from trireme.strategies.parameter_server import SSP, Async, Averaging, DiLoCo, Sync
 
 __all__ = [
     "BUILT",

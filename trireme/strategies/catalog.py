@@ -7,13 +7,9 @@ from typing import Any
 
 from trireme.errors import ConfigurationError
 from trireme.job_config import OPTIONS, JobConfig
-from trireme.strategies.asynchronous import Async
-from trireme.strategies.averaging import Averaging
 from trireme.strategies.base import Strategy
 from trireme.strategies.collective import FSDP, AllReduce, PipelineParallel, TensorParallel
-from trireme.strategies.diloco import DiLoCo
-from trireme.strategies.ssp import SSP
-from trireme.strategies.synchronous import Sync
+from trireme.strategies.parameter_server import SSP, Async, Averaging, DiLoCo, Sync
 from trireme.suggestion import suggestion
 
 __all__ = ["BUILT", "PLANNED", "choose", "resolve"]

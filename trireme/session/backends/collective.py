@@ -17,7 +17,7 @@ from safetensors.torch import load as load_bytes
 from safetensors.torch import save as save_bytes
 from torch import nn
 
-from trireme.data.intervals import IntervalSet
+from trireme.data.intervals import joined
 from trireme.data.ledger import Ledger
 from trireme.errors import ConfigurationError, Rejected
 from trireme.parallel.local_tensors import to_local
@@ -328,16 +328,15 @@ class Collective(Backend):
         for span in self._consumed:
             if span.dataset not in self._ledgers:
                 mine.setdefault(span.dataset, []).append((span.start, span.stop))
-        joined: dict[str, IntervalSet] = {}
+        consumed: dict[str, list[tuple[int, int]]] = {}
         for data in self._group.exchange(msgspec.msgpack.encode(mine)):
             said = msgspec.msgpack.decode(data, type=dict[str, list[tuple[int, int]]])
             for name, ranges in said.items():
-                for start, stop in ranges:
-                    joined.setdefault(name, IntervalSet()).add(start, stop)
+                consumed.setdefault(name, []).extend(ranges)
         return tuple(
             Span(name, start, stop)
-            for name, ranges in joined.items()
-            for start, stop in ranges.ranges()
+            for name, ranges in consumed.items()
+            for start, stop in joined(ranges)
         )
 
     def close(self) -> None:
