@@ -62,7 +62,11 @@ class Ledger:
         self._open = IntervalSet()
         self._held: dict[int, IntervalSet] = {}
         self.frontier = 0
-        self._rounds = _Rounds(0, ())
+        # With interleaving: where the rounds begin, the place of each member's next batch, the size
+        # of batches, and the worker that requested it first.
+        self._base = 0
+        self._next: dict[int, int] = {}
+        self._batch, self._first = 0, 0
 
     @property
     def workers(self) -> tuple[int, ...]:
@@ -114,7 +118,7 @@ class Ledger:
         if self.frontier + batch * count * len(self._held) > MOST_DEALT:
             raise ValueError(f"all positions up to {MOST_DEALT} are dealt")
         if self.interleave:
-            self._rounds.agree(worker, batch)
+            self._agree_on_batch(worker, batch)
         spans = [] if self._open else self._all_fresh(worker, batch, count)
         while len(spans) < count:
             span = self._reopened(batch) or self._fresh(worker, batch)
@@ -129,12 +133,12 @@ class Ledger:
         first = self.frontier
         fresh = range(first, first + batch * count, batch)
         if self.interleave:
-            fresh = self._rounds.ahead(worker, count)
+            fresh = self._ahead(worker, count)
         spans = [(start, start + batch) for start in fresh]
         if self._done.end > fresh[0] and any([self._done.meets(*span) for span in spans]):
             return []
         if self.interleave:
-            self._rounds.pass_by(worker, count)
+            self._next[worker] += count * len(self._next)
         self.frontier = max(self.frontier, spans[-1][1])
         self._held[worker].add_all(joined(spans))
         self.dealt += batch * count
@@ -192,7 +196,8 @@ class Ledger:
         """Opens the positions below the frontier that are neither held nor finished."""
         taken = IntervalSet(chain(self._done, *self._held.values()))
         self._open = IntervalSet(taken.gaps(0, self.frontier))
-        self._rounds = _Rounds(self.frontier, self.workers)
+        self._base, self._batch = self.frontier, 0
+        self._next = {worker: place for place, worker in enumerate(self._held)}
 
     def _reopened(self, batch: int) -> tuple[int, int] | None:
         for start, stop in self._open:
@@ -205,26 +210,15 @@ class Ledger:
         """Returns the next fresh span; None if all of it was finished before it was dealt."""
         start = self.frontier
         if self.interleave:
-            start = self._rounds.ahead(worker, 1)[0]
-            self._rounds.pass_by(worker, 1)
+            start = self._ahead(worker, 1)[0]
+            self._next[worker] += len(self._next)
         self.frontier = max(self.frontier, start + batch)
         pieces = self._done.gaps(start, start + batch)
         for piece in pieces[1:]:
             self._open.add(*piece)
         return pieces[0] if pieces else None
 
-
-class _Rounds:
-    """The arithmetic of interleaved dealing."""
-
-    __slots__ = ("_base", "_batch", "_first", "_next")
-
-    def __init__(self, base: int, members: tuple[int, ...]) -> None:
-        self._base = base
-        self._next = {worker: place for place, worker in enumerate(members)}
-        self._batch, self._first = 0, 0  # the size, and the worker that requested it first
-
-    def agree(self, worker: int, batch: int) -> None:
+    def _agree_on_batch(self, worker: int, batch: int) -> None:
         if not self._batch:
             self._batch, self._first = batch, worker
         elif self._batch != batch:
@@ -233,12 +227,8 @@ class _Rounds:
                 f"of {self._batch}: a synchronous job needs the same batch size everywhere"
             )
 
-    def ahead(self, worker: int, count: int) -> range:
-        """Returns where a worker's next batches begin."""
+    def _ahead(self, worker: int, count: int) -> range:
+        """Returns where a worker's next batches begin, with interleaving."""
         start = self._base + self._next[worker] * self._batch
         apart = len(self._next) * self._batch
         return range(start, start + count * apart, apart)
-
-    def pass_by(self, worker: int, count: int) -> None:
-        """Notes that a worker has taken its next batches."""
-        self._next[worker] += count * len(self._next)

@@ -11,8 +11,8 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from trireme.errors import ConfigurationError
-from trireme.parallel.local_tensors import called_modules, is_dtensor
-from trireme.parallel.nested_tensors import map_tensors, tensors_in
+from trireme.parallel.stages import called_modules
+from trireme.parallel.tensors import is_dtensor, map_tensors, tensors_in
 
 __all__ = ["copies", "fill_local", "full_tensor", "fully_sharded", "local_part", "tied"]
 

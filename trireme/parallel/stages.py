@@ -17,6 +17,7 @@ from trireme.errors import ConfigurationError
 __all__ = [
     "Stage",
     "balance",
+    "called_modules",
     "chain_of",
     "cut_at",
     "is_chain",
@@ -93,6 +94,13 @@ def notes_of(module: nn.Module) -> dict[str, dict[Any, Any]]:
         for name, value in vars(module).items()
         if isinstance(value, dict) and name not in own
     }
+
+
+def called_modules(module: nn.Module) -> list[nn.Module]:
+    """Returns the modules that a program calls: the module, or the children of a container."""
+    if type(module).forward is not nn.Module.forward:
+        return [module]
+    return [each for child in module.children() for each in called_modules(child)]
 
 
 def is_chain(module: nn.Module) -> bool:

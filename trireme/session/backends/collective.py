@@ -20,11 +20,11 @@ from torch import nn
 from trireme.data.intervals import joined
 from trireme.data.ledger import Ledger
 from trireme.errors import ConfigurationError, Rejected
-from trireme.parallel.local_tensors import to_local
 from trireme.parallel.model_part import join_stages
 from trireme.parallel.process_group import ProcessGroup
 from trireme.parallel.sharding import fill_local, full_tensor, local_part
 from trireme.parallel.straggler_watch import StragglerWatch
+from trireme.parallel.tensors import to_local
 from trireme.ps.messages import Applied, Lease, OptimizerSpec, Span
 from trireme.ps.optimizer_state import named_state, restore_state
 from trireme.ps.optimizers import check_optimizer

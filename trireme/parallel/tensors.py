@@ -1,4 +1,4 @@
-"""Maps the tensors in nested structures, such as batches and model outputs.
+"""Maps the tensors in nested structures, and returns the local shards of distributed tensors.
 
 The structures are tuples, named tuples, lists, dicts and their subclasses (such as the outputs of
 Hugging Face's models, which are dicts and dataclasses at once), and dataclasses. Each is rebuilt as
@@ -10,28 +10,25 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from trireme.errors import ConfigurationError
 
-__all__ = ["map_tensors", "tensors_in"]
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
+    from typing_extensions import TypeIs
+
+__all__ = ["is_dtensor", "map_tensors", "tensors_in", "to_local"]
 
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:
     """Yields the tensors of a structure, in its order."""
     if isinstance(value, torch.Tensor):
         yield value
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from tensors_in(item)
-    elif isinstance(value, (tuple, list)):
-        for item in value:
-            yield from tensors_in(item)
-    elif _is_dataclass(value):
-        for field in dataclasses.fields(value):
-            yield from tensors_in(getattr(value, field.name))
+    for item in (_items(value) or {}).values():
+        yield from tensors_in(item)
 
 
 def map_tensors(value: Any, function: Callable[[torch.Tensor], Any]) -> Any:
@@ -50,16 +47,10 @@ def map_tensors(value: Any, function: Callable[[torch.Tensor], Any]) -> Any:
     """
     if isinstance(value, torch.Tensor):
         return function(value)
-    items: Any
-    if isinstance(value, Mapping):
-        items = {key: map_tensors(item, function) for key, item in value.items()}
-    elif isinstance(value, (tuple, list)):
-        items = [map_tensors(item, function) for item in value]
-    elif _is_dataclass(value):
-        fields = [field.name for field in dataclasses.fields(value)]
-        items = {name: map_tensors(getattr(value, name), function) for name in fields}
-    else:
+    items = _items(value)
+    if items is None:
         return value
+    items = {key: map_tensors(item, function) for key, item in items.items()}
     try:
         return _made_anew(value, items)
     except Exception as error:
@@ -70,11 +61,18 @@ def map_tensors(value: Any, function: Callable[[torch.Tensor], Any]) -> Any:
         ) from error
 
 
-def _is_dataclass(value: Any) -> bool:
-    return dataclasses.is_dataclass(value) and not isinstance(value, type)
+def _items(value: Any) -> dict[Any, Any] | None:
+    """Returns what a structure holds, by key, index or field; None of what is no structure."""
+    if isinstance(value, Mapping):
+        return dict(value.items())
+    if isinstance(value, (tuple, list)):
+        return dict(enumerate(value))
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    return None
 
 
-def _made_anew(value: Any, items: Any) -> Any:
+def _made_anew(value: Any, items: dict[Any, Any]) -> Any:
     """Returns a structure of the class of `value` that holds `items`."""
     if type(value) is dict:
         return items
@@ -90,12 +88,24 @@ def _made_anew(value: Any, items: Any) -> Any:
         return made
     if isinstance(value, list):
         made = copy.copy(value)
-        made[:] = items
+        made[:] = items.values()
         return made
     if isinstance(value, tuple):
-        return value._make(items) if hasattr(value, "_make") else type(value)(items)
+        make = getattr(value, "_make", type(value))
+        return make(items.values())
     made = copy.copy(value)
     for name, item in items.items():
         if item is not getattr(value, name):
             object.__setattr__(made, name, item)  # a frozen one too
     return made
+
+
+def is_dtensor(tensor: torch.Tensor) -> TypeIs[DTensor]:
+    """Returns whether a tensor is a `DTensor`, of which each process holds a part."""
+    # Checked by attribute: importing DTensor takes a second, and most programs do not use it.
+    return hasattr(tensor, "to_local")
+
+
+def to_local(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns the part of a tensor that this process holds: the tensor itself, or its shard."""
+    return tensor.to_local() if is_dtensor(tensor) else tensor

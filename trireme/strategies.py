@@ -1,16 +1,81 @@
-"""Strategies with parameter servers, to which each worker pushes its gradients or deltas."""
+"""Strategies of distributed training: each is a frozen value, tested against one process."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 from trireme.errors import ConfigurationError
+from trireme.job_config import OPTIONS, JobConfig
+from trireme.mesh import Mesh
 from trireme.ps.rule import Rule
-from trireme.strategies.base import Strategy
+from trireme.suggestion import suggestion
 
-__all__ = ["SSP", "Async", "Averaging", "DiLoCo", "Sync"]
+__all__ = [
+    "BUILT",
+    "FSDP",
+    "PLANNED",
+    "SSP",
+    "AllReduce",
+    "Async",
+    "Averaging",
+    "Collective",
+    "DiLoCo",
+    "PipelineParallel",
+    "Strategy",
+    "Sync",
+    "TensorParallel",
+    "choose",
+    "resolve",
+]
+
+
+@dataclass(frozen=True)
+class Strategy(ABC):
+    """A strategy of distributed training: a frozen dataclass of its options.
+
+    An option that the launch also has has the same name there. A strategy checks its options when
+    it is created, and raises `ConfigurationError`.
+
+    Attributes:
+        name: the strategy's name for `--strategy`.
+    """
+
+    name: ClassVar[str]
+
+    @abstractmethod
+    def rule(self) -> Rule:
+        """Returns the parameter server's rule for this strategy."""
+
+    def check(self, *, workers: int, servers: int) -> None:
+        """Checks that the strategy can run on a cluster.
+
+        Raises:
+            ConfigurationError: it cannot run; says why, and what is possible.
+        """
+        if not servers and workers > 1:
+            raise ConfigurationError(
+                f"strategy {self.name} with {workers} workers needs a parameter server: add --ps "
+                "1, or use --strategy allreduce"
+            )
+        aggregate = self.rule().aggregate
+        if aggregate > workers:
+            raise ConfigurationError(
+                f"{self.name} with aggregate {aggregate} and {workers} workers: a round could "
+                f"never fill; give at most --aggregate {workers}"
+            )
+
+    def outer(self, workers: int) -> Mapping[str, float | bool] | None:
+        """Returns the servers' optimizer where workers push deltas, as arguments of SGD.
+
+        None where workers push gradients, and servers run the user's optimizer.
+
+        Args:
+            workers: the number of workers of the job.
+        """
+        return None
 
 
 @dataclass(frozen=True)
@@ -203,3 +268,163 @@ class DiLoCo(Strategy):
         """Returns SGD with Nesterov momentum."""
         momentum = self.outer_momentum
         return {"lr": self.outer_lr, "momentum": momentum, "nesterov": momentum > 0}
+
+
+class Collective(Strategy):
+    """Base class of strategies without parameter servers: processes train with collectives.
+
+    All processes make every step together. The strategies differ in the axis of the mesh to which
+    workers are added; `--mesh` composes them.
+
+    Attributes:
+        axis: the axis of the mesh to which workers are added.
+    """
+
+    axis: ClassVar[str]
+
+    def rule(self) -> Rule:
+        """Returns the rule: rounds of one update from each replica."""
+        return Rule(aggregate=0, staleness=0)
+
+    def check(self, *, workers: int, servers: int) -> None:
+        """Checks that there are no parameter servers.
+
+        Raises:
+            ConfigurationError: there are parameter servers.
+        """
+        if servers:
+            raise ConfigurationError(
+                f"strategy {self.name} has no parameter servers, and there are {servers}: leave "
+                "out --ps, or choose async, sync or ssp, with --mesh for the processes of each "
+                "worker"
+            )
+
+    def mesh(self, inside: Mesh, processes: int) -> Mesh:
+        """Returns the mesh of the whole job.
+
+        Args:
+            inside: the degrees of `--mesh`.
+            processes: the number of processes.
+
+        Raises:
+            ConfigurationError: the processes do not fill the mesh.
+        """
+        workers, rest = divmod(processes, inside.size)
+        if rest or not workers:
+            inside.check_processes(processes)
+        return replace(inside, **{self.axis: getattr(inside, self.axis) * workers})
+
+
+@dataclass(frozen=True)
+class AllReduce(Collective):
+    """Replicas of the whole model, whose gradients are averaged while backward still runs.
+
+    It equals one process that trains on all their batches together. Source: Li et al., PyTorch
+    Distributed (VLDB 2020).
+    """
+
+    name: ClassVar[str] = "allreduce"
+    axis: ClassVar[str] = "dp"
+
+
+@dataclass(frozen=True)
+class FSDP(Collective):
+    """As `AllReduce`, with parameters, gradients and optimizer state sharded over the replicas.
+
+    Source: Rajbhandari et al., ZeRO (SC 2020), stage 3; Zhao et al., PyTorch FSDP (VLDB 2023).
+    """
+
+    name: ClassVar[str] = "fsdp"
+    axis: ClassVar[str] = "fsdp"
+
+
+@dataclass(frozen=True)
+class TensorParallel(Collective):
+    """One replica whose matrices are split over the processes.
+
+    Source: Shoeybi et al., Megatron-LM (2019), section 3.
+    """
+
+    name: ClassVar[str] = "tensor"
+    axis: ClassVar[str] = "tp"
+
+
+@dataclass(frozen=True)
+class PipelineParallel(Collective):
+    """One replica whose layers are split into stages, through which micro-batches pass.
+
+    Source: Huang et al., GPipe (NeurIPS 2019).
+    """
+
+    name: ClassVar[str] = "pipeline"
+    axis: ClassVar[str] = "pp"
+
+
+_CLASSES: tuple[type[Strategy], ...] = (
+    *(Async, SSP, Sync, Averaging, DiLoCo),
+    *(AllReduce, FSDP, TensorParallel, PipelineParallel),
+)
+
+BUILT = tuple(each.name for each in _CLASSES)
+"""The names of the available strategies."""
+
+PLANNED = ("graph",)
+"""The names of strategies that are planned."""
+
+
+def resolve(name: str, config: JobConfig) -> Strategy:
+    """Returns the strategy of a name, with the options of the launch.
+
+    Raises:
+        ConfigurationError: the name is unknown or not built yet; or an option does not belong to
+            the strategy, or has an invalid value.
+    """
+    if name in PLANNED:
+        raise ConfigurationError(
+            f"strategy {name!r} is not built yet: there are {', '.join(BUILT)}"
+        )
+    if name not in BUILT:
+        raise ConfigurationError(
+            f"unknown strategy {name!r}{suggestion(name, BUILT)}: there are {', '.join(BUILT)}"
+        )
+    chosen = _CLASSES[BUILT.index(name)]
+    given: dict[str, Any] = {}
+    for option in OPTIONS:
+        value = getattr(config, option.field)
+        having = [each.name for each in _CLASSES if option.field in each.__dataclass_fields__]
+        if not having or value == option.default:
+            continue
+        if chosen.name not in having:
+            raise ConfigurationError(
+                f"{option.name} is {value} ({config.origin(option.field)}), which {name} does not "
+                f"have, only {', '.join(having)}: add --strategy {having[0]}, or leave it out"
+            )
+        given[option.field] = value
+    return chosen(**given)
+
+
+def choose(
+    config: JobConfig, own: str | Strategy = "auto", *, workers: int, servers: int
+) -> Strategy:
+    """Returns the strategy of the launch, else of the program, else the cluster's default.
+
+    Args:
+        config: the configuration of the launch.
+        own: the strategy of the program; `auto` takes that of the launch.
+        workers: the number of workers; without servers, every process is a worker.
+        servers: the number of parameter servers.
+
+    Raises:
+        ConfigurationError: there is no such strategy, an option is invalid for it, or it cannot
+            run on this cluster.
+    """
+    default = "async" if servers or workers == 1 else "allreduce"
+    chosen = config.strategy or (default if own == "auto" else own)
+    try:
+        strategy = chosen if isinstance(chosen, Strategy) else resolve(chosen, config)
+        strategy.check(workers=workers, servers=servers)
+    except ConfigurationError as error:
+        if config.strategy is None:
+            raise
+        raise ConfigurationError(f"{error} (strategy: {config.origin('strategy')})") from error
+    return strategy
