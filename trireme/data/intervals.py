@@ -27,23 +27,16 @@ class IntervalSet:
         # it is in the set.
         self._bounds = list(chain.from_iterable(joined(ranges)))
 
-    def add(self, start: int, stop: int) -> int:
-        """Adds the numbers start to stop - 1; returns how many of them were new.
+    def add(self, start: int, stop: int) -> None:
+        """Adds the numbers start to stop - 1.
 
         Raises:
             ValueError: stop is below start.
         """
         _check(start, stop)
-        if start == stop:
-            return 0
-        bounds = self._bounds
-        if bounds and bounds[-1] == start:  # the common case: the next ones
-            bounds[-1] = stop
-            return stop - start
-        before = sum([b - a for a, b in self.within(start, stop)])
-        low, high = bisect_left(bounds, start), bisect_right(bounds, stop)
-        bounds[low:high] = [start] * (low % 2 == 0) + [stop] * (high % 2 == 0)
-        return stop - start - before
+        if start < stop:
+            low, high = bisect_left(self._bounds, start), bisect_right(self._bounds, stop)
+            self._bounds[low:high] = [start] * (low % 2 == 0) + [stop] * (high % 2 == 0)
 
     def remove(self, start: int, stop: int) -> None:
         """Removes the numbers start to stop - 1, those of them that are there.

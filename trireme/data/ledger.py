@@ -39,9 +39,6 @@ class Ledger:
     Attributes:
         size: the number of examples in the data set; all workers of a job must agree on it.
         interleave: whether fresh positions are dealt by interleaving.
-        dealt: the number of positions dealt so far; positions that are dealt again count again.
-        finished: the number of positions finished so far; each counts once.
-        returned: the number of positions that were returned unfinished.
         frontier: the position from which on nothing was ever dealt.
     """
 
@@ -55,9 +52,6 @@ class Ledger:
             raise ValueError(f"the data set has {size} examples: there must be at least one")
         self.size = size
         self.interleave = interleave
-        self.dealt = 0
-        self.finished = 0
-        self.returned = 0
         self._done = IntervalSet()
         self._open = IntervalSet()
         self._held: dict[int, IntervalSet] = {}
@@ -124,7 +118,6 @@ class Ledger:
             span = self._reopened(batch) or self._fresh(worker, batch)
             if span is not None:
                 self._held[worker].add(*span)
-                self.dealt += span[1] - span[0]
                 spans.append(span)
         return spans
 
@@ -141,7 +134,6 @@ class Ledger:
             self._next[worker] += count * len(self._next)
         self.frontier = max(self.frontier, spans[-1][1])
         self._held[worker].add_all(joined(spans))
-        self.dealt += batch * count
         return spans
 
     def finish(self, worker: int, start: int, stop: int) -> None:
@@ -165,7 +157,7 @@ class Ledger:
             if held is not None:
                 held.remove_all(joined(spans))
         for start, stop in joined([(start, stop) for _, start, stop in finished]):
-            self.finished += self._done.add(start, stop)
+            self._done.add(start, stop)
             if self._open:
                 self._open.remove(start, stop)
 
@@ -177,12 +169,12 @@ class Ledger:
         for piece in held.within(start, stop):
             held.remove(*piece)
             for rest in self._done.gaps(*piece):
-                self.returned += self._open.add(*rest)
+                self._open.add(*rest)
 
     def restore(self, consumed: Iterable[tuple[int, int]]) -> None:
         """Restores the finished positions; the gaps between them are dealt first.
 
-        The members stay, and hold nothing. The counters continue.
+        The members stay, and hold nothing.
 
         Raises:
             ValueError: a range ends before it begins.
