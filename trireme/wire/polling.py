@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import select
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 __all__ = ["READABLE", "WRITABLE", "Poller"]
 
@@ -16,7 +16,7 @@ Callback = Callable[[int], None]
 
 
 class Poller:
-    """Calls a callback for each descriptor that has an event.
+    """Waits for the events of descriptors, each with a callback.
 
     It uses epoll where the system has it and poll elsewhere, which report the same bits.
     """
@@ -44,21 +44,17 @@ class Poller:
         self._poll.unregister(descriptor)
         del self._callbacks[descriptor]
 
-    def dispatch(self, seconds: float) -> bool:
-        """Waits for events, at most so many seconds, and calls their callbacks.
+    def events(self, seconds: float) -> Iterator[tuple[Callback, int]]:
+        """Waits for events, at most so many seconds, and yields callbacks with their events.
 
-        A callback may be called without an event of its own: the descriptor may have belonged to
-        another connection when the events were collected.
-
-        Returns:
-            Whether there were events.
+        A callback that was unregistered meanwhile is left out. One may be yielded without an event
+        of its own: the descriptor may have belonged to another connection when the events were
+        collected.
         """
-        events = self._poll.poll(seconds * self._unit)
-        for descriptor, mask in events:
+        for descriptor, mask in self._poll.poll(seconds * self._unit):
             callback = self._callbacks.get(descriptor)
             if callback is not None:
-                callback(mask)
-        return bool(events)
+                yield callback, mask
 
     def close(self) -> None:
         """Closes the poller's own descriptor."""

@@ -325,6 +325,14 @@ def test_small_models_push_after_backward(made: Servers) -> None:
     worker.client.close()
 
 
+def test_who_turns_it_off_pushes_after_backward(made: Servers) -> None:
+    worker = Worker(made, overlap="off")
+    assert not worker.client.pushes_early
+    assert worker.step() == Applied(1)
+    assert worker.client._overlap is None
+    worker.client.close()
+
+
 def test_gradients_that_are_copied_before_they_are_sent_cannot_leave_early(made: Servers) -> None:
     worker = Worker(made)
     assert worker.client.pushes_early

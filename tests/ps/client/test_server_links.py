@@ -494,6 +494,19 @@ def test_who_is_out_of_reach_too_long_is_named(one: Rig) -> None:
     assert 0.2 <= time.monotonic() - began < 5
 
 
+@pytest.mark.parametrize(("changed", "seconds"), [({}, 30), ({"hurries": lambda: True}, 3)])
+def test_who_is_asked_to_stop_gives_a_server_that_is_out_of_reach_up_sooner(
+    one: Rig, changed: dict[str, Callable[[], bool]], seconds: int
+) -> None:
+    one.made(retry_seconds=30.0, patience_seconds=1800.0, **changed)
+    one.membership.view = View(1, (ServerEntry(0, 1, "memory://nobody"),), (ME,))
+    ticks = itertools.count(100.0, 0.25)
+    clock = mock.Mock(monotonic=lambda: next(ticks))
+    with mock.patch("trireme.ps.client.server_links.time", clock), pytest.raises(WireError) as lost:
+        one.ask()
+    assert f"could not reach ps:0 for {seconds} s: " in str(lost.value)
+
+
 def test_a_server_that_answers_now_and_then_is_within_reach(one: Rig) -> None:
     """The time out of reach is counted from the last thing heard."""
 

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, cast
 
+import msgspec
 import pytest
 
 from tests.ps.bench import SYNC, Bench, view
 from trireme.errors import FrameError
-from trireme.ps.messages import Attach, Push, Status
+from trireme.ps.messages import Attach, Push, Share, Status, Trace
 from trireme.ps.server.service import ShardHandler
+from trireme.ps.server.trace import Note
 from trireme.ps.server_messages import RoundClose, RoundReady
 from trireme.ps.snapshot_messages import Load, TensorSpec
 from trireme.wire.frame_reader import Incoming
@@ -136,6 +139,29 @@ def test_a_server_takes_words_of_others_only_over_its_link_to_server_0() -> None
     server = Server(1)
     with pytest.raises(FrameError, match="ps:2 may not speak as a server"):
         server.hear(server.link("ps:2"), RoundReady(0, (), (), 0.0))
+
+
+def test_only_messages_that_have_a_payload_bring_one() -> None:
+    worker = Server().link("worker:0", 1)
+    assert [view.nbytes for view in worker.connection.destination(Share("topic"), 7)] == [7]
+    for message, length in ((Status(), 7), (Share("topic"), 1 << 40)):
+        with pytest.raises(FrameError, match=f"has no payload of {length} bytes"):
+            worker.connection.destination(message, length)
+
+
+def test_while_a_task_traces_the_server_notes_what_it_handles() -> None:
+    server = Server()
+    worker = server.link("worker:0", 1)
+    server.hear(worker, Status())
+    server.hear(worker, Trace("start"))
+    before = time.monotonic()
+    server.hear(worker, Status())
+    after = time.monotonic()
+    server.hear(worker, Trace("stop"))
+    server.hear(worker, Status())
+    (note,) = msgspec.json.decode(server.handler._notes.export(), type=list[Note])
+    assert (note.name, note.peer) == ("Status", "worker:0")
+    assert before <= note.began <= note.ended <= after
 
 
 def test_a_load_is_measured_before_it_is_received() -> None:
