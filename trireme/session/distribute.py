@@ -12,8 +12,8 @@ from torch import nn
 
 from trireme.errors import ConfigurationError
 from trireme.launch.environment.detect import current_task
-from trireme.parallel.local_tensors import called_modules
-from trireme.parallel.nested_tensors import tensors_in
+from trireme.parallel.stages import called_modules
+from trireme.parallel.tensors import tensors_in
 from trireme.ps.joint_optimizer import members
 from trireme.session.distributed_loop import LoopJob, refuse_second
 from trireme.session.dry_run import end_if_dry_run

@@ -18,11 +18,11 @@ from safetensors.torch import save as save_bytes
 from torch import nn
 
 from trireme.errors import ConfigurationError, Rejected
-from trireme.parallel.local_tensors import to_local
 from trireme.parallel.model_part import join_stages
 from trireme.parallel.process_group import ProcessGroup
 from trireme.parallel.sharding import fill_local, full_tensor, local_part
 from trireme.parallel.straggler_watch import StragglerWatch
+from trireme.parallel.tensors import to_local
 from trireme.ps.messages import Applied, GroupSpec, Lease, OptimizerSpec, Span
 from trireme.ps.optimizers import check_optimizer, named_state, restore_state
 from trireme.ps.results import PushResult

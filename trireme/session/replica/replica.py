@@ -12,9 +12,8 @@ from torch import nn
 
 from trireme.data.loader import Batch
 from trireme.errors import ConfigurationError, NonFiniteError
-from trireme.parallel.local_tensors import to_local
-from trireme.parallel.nested_tensors import map_tensors
 from trireme.parallel.reducer import Reducer
+from trireme.parallel.tensors import map_tensors, to_local
 from trireme.ps.module_names import named_parameters
 from trireme.session.options import Options
 from trireme.session.replica.batch import examples_in, inputs_and_targets, move, pieces
