@@ -7,7 +7,7 @@ so the values themselves count the updates of every worker, exactly.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 from unittest import mock
@@ -166,6 +166,65 @@ def test_a_cut_connection_to_the_coordinator_is_made_again() -> None:
     assert all(proxy.connections >= 2 for proxy in proxies)
     for proxy in proxies:
         proxy.close()
+
+
+ONES = TensorDataset(torch.ones(4, dtype=torch.long), torch.ones(4, dtype=torch.long))
+ASKED_FIRST: dict[str, Callable[[Session], object]] = {
+    "to stop": lambda session: session.stop("enough"),
+    "for a copy to evaluate": lambda session: session.evaluate(ONES),
+}
+
+
+@pytest.mark.parametrize("prefetch", [False, True], ids=["", "prefetch"])
+@pytest.mark.parametrize("asked", ASKED_FIRST)
+def test_whatever_a_worker_taken_for_lost_asks_first_brings_it_back(
+    asked: str, prefetch: bool
+) -> None:
+    """It stood still for too long, and goes on with something else than an update."""
+    evicted = threading.Event()
+    proxies: dict[int, Proxy] = {}
+
+    def through(worker: int, address: str) -> str:
+        proxies[worker] = Proxy(address)
+        return proxies[worker].address
+
+    policy = {"heartbeat_interval": 0.1, "heartbeat_timeout": 1.0}
+    cluster = Cluster(
+        2, 1, "async", scheme="tcp", prefetch=prefetch, policy=policy, coordinator_seen_at=through
+    )
+
+    def lost(session: Session) -> tuple[Counts, int]:
+        batch = torch.tensor([1])
+        session.step((batch, batch))
+        proxies[1].hold()
+        assert evicted.wait(20)
+        if prefetch:
+            session.step((batch, batch))  # nobody has waited for the answer yet
+        threading.Timer(0.3, proxies[1].flow).start()  # while it is asking
+        ASKED_FIRST[asked](session)
+        return count(session), session.worker.backend.options.incarnation
+
+    def checker(session: Session) -> tuple[Counts, int]:
+        worker = session.worker
+        without = worker.lifecycle.member.wait_for_view(newer_than=1, timeout=20)
+        assert [entry.index for entry in without.workers] == [0]
+        worker.backend.pull()  # an answer under this view: the server has taken it too
+        evicted.set()
+        worker.lifecycle.member.wait_for_view(newer_than=without.number, timeout=20)
+        return count(session), worker.backend.options.incarnation
+
+    (first, one), (second, two) = run_job(
+        cluster,
+        lambda _: session_for(cluster, 80),
+        lambda session: checker(session) if session.is_chief else lost(session),
+    ).values
+    for proxy in proxies.values():
+        proxy.close()
+    assert (one, two) == (1, 2)
+    applied = first.rows[:, 0].tolist()
+    assert torch.equal(first.rows, second.rows)
+    assert first.tables == [{index: (count, 0) for index, count in enumerate(applied)}]
+    assert sum(applied) == 80 if asked != "to stop" else 0 < sum(applied) < 80
 
 
 @pytest.mark.parametrize("first_word", ["a push", "a lease"])

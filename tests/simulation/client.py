@@ -92,13 +92,14 @@ class Client:
         result: Any = None
         try:
             while True:
-                wanted = operation.send(result)
+                fenced = isinstance(result, Fenced)
+                wanted = operation.throw(result) if fenced else operation.send(result)
                 if wanted == PUBLISH:
                     self._check_published()
                     result = None
                     continue
                 result = yield partial(self._carry_out, wanted)
-                if isinstance(result, TriremeError):
+                if isinstance(result, TriremeError) and not isinstance(result, Fenced):
                     raise result
         except StopIteration as ended:
             value: _T = ended.value

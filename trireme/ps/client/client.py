@@ -14,7 +14,7 @@ from dataclasses import replace
 from functools import wraps
 from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
 
-from trireme.errors import FrameError
+from trireme.errors import Fenced, FrameError
 from trireme.ps.client.lanes import Answer, Request
 from trireme.ps.client.overlap import Overlap
 from trireme.ps.client.protocol import (
@@ -348,7 +348,8 @@ class Client:
         result: Any = None
         try:
             while True:
-                wanted = operation.send(result)
+                fenced = isinstance(result, Fenced)
+                wanted = operation.throw(result) if fenced else operation.send(result)
                 if wanted == PUBLISH:
                     self._flat.publish_values()
                     result = None
@@ -358,8 +359,12 @@ class Client:
                 else:
                     if isinstance(wanted, Ask):
                         self._servers.ask(wanted.requests, again=wanted.again)
-                    result = self._servers.finish()
-                    self._count(result)
+                    try:
+                        result = self._servers.finish()
+                    except Fenced as fence:
+                        result = fence
+                    else:
+                        self._count(result)
         except StopIteration as ended:
             value: _T = ended.value
             return value

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import msgspec
 
-from trireme.errors import ConfigurationError, FrameError, WaitTimeout
+from trireme.errors import ConfigurationError, Fenced, FrameError, WaitTimeout
 from trireme.ps.client.lanes import BACK_OFF, Answer, Request
 from trireme.ps.messages import (
     Applied,
@@ -152,6 +152,7 @@ class ClientProtocol:
         self._pushed = False
         # The answers to a push that was settled before it was waited for.
         self._settled: list[PushReply] | None = None
+        self._fence: Fenced | None = None  # of such a push
 
     # -- joining the job -------------------------------------------------------------------------
 
@@ -182,7 +183,7 @@ class ClientProtocol:
         """Begins again as another incarnation: this worker had been taken for lost."""
         self._sequence = self._acknowledged = 0
         self._pushed = False
-        self._settled = None
+        self._settled = self._fence = None
         self.announced = None
 
     # -- training --------------------------------------------------------------------------------
@@ -267,8 +268,9 @@ class ClientProtocol:
 
     def wait(self) -> Operation[PushResult]:
         """Waits for the answers to the push, and publishes the values that they bring."""
-        if self._settled is None:
-            yield from self.settle()
+        yield from self.settle()
+        if self._fence is not None:
+            raise self._fence
         replies, self._settled = self._settled, None
         assert replies is not None, "there was no push to wait for"
         self._pushed = False
@@ -288,14 +290,19 @@ class ClientProtocol:
         """Waits for the answers to the push under way, if there is one; `wait` takes them later.
 
         The values are not in the module before `wait`. Every other request settles first: a worker
-        has one request at a time with a server.
+        has one request at a time with a server. A push that is fenced off is `wait`'s to report:
+        the other request goes on.
 
         Raises:
-            TriremeError: as `wait`.
+            TriremeError: as `wait`, but for `Fenced`.
         """
-        if self._pushed and self._settled is None:
-            self._settled = self._all((yield AWAIT), PushReply)
-            self.stopping = self._settled[0].stop
+        if self._pushed and self._settled is None and self._fence is None:
+            try:
+                self._settled = self._all((yield AWAIT), PushReply)
+            except Fenced as fence:
+                self._fence = fence
+            else:
+                self.stopping = self._settled[0].stop
 
     def level(self, steps: list[int]) -> Operation[int]:
         """Pulls until all parts of the values are of one step, in synchronous modes; returns it."""
