@@ -25,8 +25,8 @@ from trireme.errors import (
 from trireme.wire.connection import Connection
 from trireme.wire.handshake import Identity, authenticate
 from trireme.wire.message import Limits, Message
+from trireme.wire.polling import Wakeup
 from trireme.wire.transport import connect
-from trireme.wire.wakeup import Wakeup
 
 __all__ = ["MemberLoop"]
 

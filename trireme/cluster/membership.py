@@ -28,7 +28,6 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 
 from trireme.cluster import progress
-from trireme.cluster.decision import Close, Decision, DecisionBuilder, Instruction, Send
 from trireme.cluster.messages import (
     Heartbeat,
     HeartbeatHeard,
@@ -44,7 +43,12 @@ from trireme.cluster.messages import (
 from trireme.cluster.reconcile import lose_server, reconcile
 from trireme.cluster.spec import task_name
 from trireme.cluster.state import (
+    Close,
+    Decision,
+    DecisionBuilder,
+    Instruction,
     Policy,
+    Send,
     State,
     Task,
     cluster_status,

@@ -12,7 +12,7 @@ import msgspec
 
 from trireme.errors import ConnectionBroken, FrameError, PeerClosed, WireError
 from trireme.wire.message import HEADER_SIZE, Catalog, Header, Limits, Message, unpack_header
-from trireme.wire.shared_buffers import Lending
+from trireme.wire.shared_memory import Lending
 from trireme.wire.transport import Stream
 
 __all__ = ["Destination", "FrameReader", "Incoming", "again", "skip_bytes"]

@@ -21,10 +21,9 @@ from trireme.wire.frame_reader import Incoming
 from trireme.wire.handshake import HANDSHAKE_CATALOG, Identity, ServerHandshake
 from trireme.wire.link import Link, ServiceLimits
 from trireme.wire.message import HANDSHAKE_LIMITS, Catalog, Limits, Message
-from trireme.wire.polling import READABLE, Poller
+from trireme.wire.polling import READABLE, Poller, Wakeup
 from trireme.wire.refusals import Refusals
 from trireme.wire.transport import Listener, Stream
-from trireme.wire.wakeup import Wakeup
 
 __all__ = ["Handler", "Link", "Service", "ServiceLimits"]
 

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 from trireme.ps.messages import LendMemory, MemoryLent
 from trireme.wire.connection import Connection
-from trireme.wire.shared_buffers import Lending
-from trireme.wire.shared_memory import SharedMemory
+from trireme.wire.shared_memory import Lending, SharedMemory
 from trireme.wire.transports.shm import ShmStream
 
 __all__ = ["SharedBuffer"]
