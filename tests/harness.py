@@ -153,7 +153,7 @@ def run_job(cluster: Cluster, make: Callable[[int], Session], program: Program[T
         AssertionError: a thread did not end in time, or a server ended by an error.
     """
     ran: Ran[T] = Ran()
-    passing_on = mock.patch("trireme.cluster.member_loop.connect", unnoticed)
+    passing_on = mock.patch("trireme.cluster.member.connect", unnoticed)
     with _global_state(), passing_on, keepers(cluster, ran) as coordinator:
         sessions = {
             index: _session(cluster, make, index, coordinator) for index in range(cluster.workers)

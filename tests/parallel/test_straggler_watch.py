@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from trireme.clock import VirtualClock
+from tests.clocks import VirtualClock
 from trireme.parallel.straggler_watch import StepPosition, StragglerWatch, stragglers
 
 

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.clocks import VirtualClock
 from tests.conformance import CATALOG, PATIENCE, Note, frame_of, pattern
-from trireme.clock import VirtualClock
 from trireme.errors import FrameError, PeerClosed, WireTimeout
 from trireme.wire.connection import Connection
 from trireme.wire.frame_reader import Incoming

@@ -8,6 +8,7 @@ from typing import ClassVar
 
 import pytest
 
+from tests.clocks import VirtualClock
 from tests.conformance import PATIENCE, pattern, read_until_end, wait_readable, write_all
 from tests.wire.serving import (
     CATALOG,
@@ -20,7 +21,6 @@ from tests.wire.serving import (
     nothing_more,
     running,
 )
-from trireme.clock import VirtualClock
 from trireme.errors import (
     AuthenticationError,
     ConnectionBroken,

@@ -9,8 +9,7 @@ import torch
 from trireme.errors import FrameError
 from trireme.ps.flat import PartBuffer, as_bytes
 from trireme.ps.layout import Layout, Range, Vector
-from trireme.wire.codec import Codec, ErrorFeedback
-from trireme.wire.deflate import deflated, inflated
+from trireme.wire.codec import Codec, ErrorFeedback, deflated, inflated
 
 __all__ = ["Packed", "Packer", "Residuals"]
 

@@ -111,7 +111,8 @@ class Lifecycle:
         )
         self.member = Member(config)
         self.liveness.watch()
-        self.member.observe(self.liveness.status)
+        with self.member.change():
+            self.member.extra_status = self.liveness.status
         incarnation = self.member.join()
         self.enter("waiting for the cluster")
         self.member.wait_for_view(

@@ -1,12 +1,14 @@
-"""Waits for many descriptors at once, with less overhead than `selectors`."""
+"""Waits for many descriptors at once, with less overhead than `selectors`, and ends such waits."""
 
 from __future__ import annotations
 
 import select
+import socket
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 
-__all__ = ["READABLE", "WRITABLE", "Poller"]
+__all__ = ["READABLE", "WRITABLE", "Poller", "Wakeup"]
 
 READABLE: int = select.POLLIN
 WRITABLE: int = select.POLLOUT
@@ -60,3 +62,31 @@ class Poller:
         """Closes the poller's own descriptor."""
         if sys.platform == "linux":
             self._poll.close()
+
+
+class Wakeup:
+    """A descriptor that becomes readable when another thread calls `wake`."""
+
+    def __init__(self) -> None:
+        self._reader, self._writer = socket.socketpair()
+        self._reader.setblocking(False)
+        self._writer.setblocking(False)
+
+    def fileno(self) -> int:
+        """Returns the descriptor to wait on."""
+        return self._reader.fileno()
+
+    def wake(self) -> None:
+        """Makes the descriptor readable. Any thread may call it, also after `close`."""
+        with suppress(OSError):  # full: the thread is awake already; closed: it has ended
+            self._writer.send(b"\0")
+
+    def drain(self) -> None:
+        """Makes the descriptor unreadable again."""
+        with suppress(BlockingIOError):
+            self._reader.recv(4096)
+
+    def close(self) -> None:
+        """Closes the descriptor. May be repeated."""
+        self._reader.close()
+        self._writer.close()

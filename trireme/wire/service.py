@@ -21,14 +21,18 @@ from trireme.wire.frame_reader import Incoming
 from trireme.wire.handshake import HANDSHAKE_CATALOG, Identity, ServerHandshake
 from trireme.wire.link import Link, ServiceLimits
 from trireme.wire.message import HANDSHAKE_LIMITS, Catalog, Limits, Message
-from trireme.wire.polling import READABLE, Poller
-from trireme.wire.refusals import Refusals
+from trireme.wire.polling import READABLE, Poller, Wakeup
 from trireme.wire.transport import Listener, Stream
-from trireme.wire.wakeup import Wakeup
 
-__all__ = ["Handler", "Link", "Service", "ServiceLimits"]
+__all__ = ["BURST", "LINE_SECONDS", "Handler", "Link", "Refusals", "Service", "ServiceLimits"]
 
 _log = logging.getLogger(__name__)
+
+BURST = 20
+"""The number of lines that may be logged at once after a quiet time."""
+
+LINE_SECONDS = 10.0
+"""After that, one line may be logged in so many seconds."""
 
 _ACCEPTS_AT_ONCE = 32
 _DEFAULT_LIMITS = Limits()
@@ -321,3 +325,52 @@ class Service:
                 _log.debug("%s", reason)
             else:
                 self.refusals.log(self.clock.now(), reason)
+
+
+class Refusals:
+    """Logs the refused connections of one service at a limited rate.
+
+    Anybody who reaches a port can have thousands of connections refused each second. All of them
+    are counted. When they exceed a few a minute, only their number is logged.
+
+    Attributes:
+        count: how many connections were refused.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._unlogged = 0
+        self._lines = float(BURST)  # how many lines may be logged now
+        self._since: float | None = None
+
+    def log(self, now: float, reason: str) -> None:
+        """Counts a refused connection, and logs it if the rate allows.
+
+        Args:
+            now: the time in seconds.
+            reason: which peer was refused, and why.
+        """
+        self.count += 1
+        if self._may_write(now):
+            _log.warning("%s", reason)
+        else:
+            self._unlogged += 1
+
+    def tick(self, now: float) -> None:
+        """Logs how many refused connections were not logged, if the rate allows."""
+        if self._unlogged and self._may_write(now):
+            _log.warning(
+                "%d more connections were refused, %d in all: somebody tries again and again",
+                self._unlogged,
+                self.count,
+            )
+            self._unlogged = 0
+
+    def _may_write(self, now: float) -> bool:
+        passed = 0.0 if self._since is None else now - self._since
+        self._since = now
+        self._lines = min(float(BURST), self._lines + passed / LINE_SECONDS)
+        if self._lines < 1.0:
+            return False
+        self._lines -= 1.0
+        return True

@@ -6,7 +6,8 @@ import timeit
 import pytest
 from rich.console import Console
 
-from trireme.clock import MonotonicClock, VirtualClock
+from tests.clocks import VirtualClock
+from trireme.clock import MonotonicClock
 from trireme.session.observers.progress import (
     LiveProgress,
     PlainProgress,
