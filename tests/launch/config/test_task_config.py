@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import pytest
 
 from trireme.job_config import JobConfig
@@ -9,10 +11,14 @@ from trireme.launch.config.task_config import TaskConfig
 
 
 @pytest.mark.parametrize(
-    ("asked", "number", "port"), [(None, 1, None), (0, 1, 0), (9400, 0, 9400), (9400, 2, 9402)]
+    ("asked", "role", "port"),
+    [(None, "ps", None), (0, "ps", 0), (9400, "coordinator", 9400), (9400, "ps", 9402)],
 )
 def test_metrics_are_served_where_they_are_asked_for(
-    asked: int | None, number: int, port: int | None
+    asked: int | None, role: Literal["coordinator", "ps"], port: int | None
 ) -> None:
-    task = TaskConfig(job="j", number=number, config=JobConfig(metrics_port=asked))
+    index = 1 if role == "ps" else 0
+    task = TaskConfig(
+        job="j", role=role, index=index, servers=2, config=JobConfig(metrics_port=asked)
+    )
     assert task.scrape_port == port

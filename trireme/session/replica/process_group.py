@@ -1,4 +1,4 @@
-"""Assembles the model and the optimizer where several processes hold the model together.
+"""The assembly and the replicas of a model that several processes hold together.
 
 The import of this module loads `torch.distributed` with FSDP and pipelines, which takes seconds, so
 that only such sessions import it.
@@ -7,17 +7,20 @@ that only such sessions import it.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import msgspec
 import torch
 from torch import nn
 
+from trireme.errors import ConfigurationError
 from trireme.launch.config.task_config import TaskConfig
 from trireme.mesh import Mesh
 from trireme.parallel.gradients import BucketedMean, EqualBatchMean, ListMean, ShardedMean
 from trireme.parallel.model_part import ModelPart
-from trireme.parallel.process_group import ProcessGroup, ProcessGroupConfig
+from trireme.parallel.pipeline import Pipeline
+from trireme.parallel.process_group import ProcessGroup, ProcessGroupConfig, lost_peer
 from trireme.parallel.reducer import Reducer
 from trireme.parallel.sharding import local_part
 from trireme.ps.flat import FlatModel
@@ -25,14 +28,14 @@ from trireme.ps.joint_optimizer import members
 from trireme.ps.layout import Layout
 from trireme.ps.messages import LayoutSpec
 from trireme.ps.module_names import named_parameters
-from trireme.session.replica.assembly import Computation
-from trireme.session.replica.process_group_replica import PipelineReplica, ProcessGroupReplica
-from trireme.session.replica.replica import Loss, Replica, named_groups
-from trireme.session.result import Metric
+from trireme.session.options import Options
+from trireme.session.replica.batch import examples_in
+from trireme.session.replica.replica import Loss, Replica, model_loss, named_groups, scalar
+from trireme.session.result import Metric, StepResult
 from trireme.session.settings import Settings
 from trireme.session.training_setup import TrainingSetup
 
-__all__ = ["assemble_together", "compute_together", "meet"]
+__all__ = ["assemble_together", "meet", "replicas_together"]
 
 
 def meet(settings: Settings, device: torch.device) -> ProcessGroup:
@@ -100,10 +103,10 @@ def assemble_together(
     return TrainingSetup(settings, whole, optimizer, flat, process_group, part, reducer)
 
 
-def compute_together(
+def replicas_together(
     setup: TrainingSetup, loss: Loss, metrics: Mapping[str, Metric]
-) -> Computation:
-    """Returns the objects that compute the gradients of several processes and evaluate the model.
+) -> tuple[Replica, Replica]:
+    """Returns the replica that computes gradients, and one that computes with the whole model.
 
     Raises:
         ConfigurationError: an option has no meaning for a pipeline.
@@ -112,13 +115,12 @@ def compute_together(
     assert reducer is not None
     if part is None:
         whole = ProcessGroupReplica(setup.model, loss, setup.flat, options, metrics, reducer)
-        return Computation(whole, whole)
+        return whole, whole
     evaluator = Replica(setup.model, loss, setup.flat, options, metrics)
     if setup.settings.mesh.pp > 1:
-        staged = PipelineReplica(part, loss, options, metrics, reducer)
-        return Computation(staged, evaluator, staged.pipeline)
+        return PipelineReplica(part, loss, options, metrics, reducer), evaluator
     replica = ProcessGroupReplica(part.modules[0], loss, part, options, metrics, reducer)
-    return Computation(replica, evaluator)
+    return replica, evaluator
 
 
 def _check_same(task: TaskConfig, process_group: ProcessGroup, flat: FlatModel) -> None:
@@ -153,28 +155,21 @@ def _point(
     """
     left = iter(names)
     for member in members(optimizer):
-        _point_one(member, [next(left) for _ in member.param_groups], here)
-
-
-def _point_one(
-    optimizer: torch.optim.Optimizer,
-    names: Sequence[Sequence[str]],
-    here: Mapping[str, nn.Parameter],
-) -> None:
-    state = dict(optimizer.state)
-    optimizer.state.clear()
-    for group, named in zip(optimizer.param_groups, names, strict=True):
-        found = [name for name in named if name in here]
-        before = {name: p for name, p in zip(named, group["params"], strict=False)}
-        for name in found:
-            if before[name] in state:
-                optimizer.state[here[name]] = {
-                    key: local_part(here[name], value) if torch.is_tensor(value) else value
-                    for key, value in state[before[name]].items()
-                }
-        group["params"][:] = [here[name] for name in found]
-        if "foreach" in group:  # torch's many-tensor kernels take no mixture of shards
-            group["foreach"] = False
+        state = dict(member.state)
+        member.state.clear()
+        for group in member.param_groups:
+            named = next(left)
+            found = [name for name in named if name in here]
+            before = dict(zip(named, group["params"], strict=False))
+            for name in found:
+                if before[name] in state:
+                    member.state[here[name]] = {
+                        key: local_part(here[name], value) if torch.is_tensor(value) else value
+                        for key, value in state[before[name]].items()
+                    }
+            group["params"][:] = [here[name] for name in found]
+            if "foreach" in group:  # torch's many-tensor kernels take no mixture of shards
+                group["foreach"] = False
 
 
 def _reducer(process_group: ProcessGroup, part: ModelPart, *, in_place: bool) -> Reducer:
@@ -187,3 +182,72 @@ def _reducer(process_group: ProcessGroup, part: ModelPart, *, in_place: bool) ->
         return EqualBatchMean(process_group)
     # A pipeline itself averages gradients after its last micro-batch.
     return ShardedMean(process_group, () if mesh.pp > 1 else part.modules)
+
+
+class ProcessGroupReplica(Replica):
+    """Forward and backward in which other processes take part; see `Replica` for the arguments."""
+
+    def backward(self, batch: Any, begin: Callable[[float], None] | None = None) -> StepResult:
+        """As `Replica.backward`, with the mean over all replicas.
+
+        Raises:
+            JobFailed: another process has ended.
+            TriremeError: as `Replica.backward`.
+        """
+        with lost_peer():
+            result = super().backward(batch, begin)
+        if isinstance(self.flat, ModelPart) and result.examples:
+            self.flat.check_gradients()
+        return result
+
+
+class PipelineReplica(ProcessGroupReplica):
+    """Runs pipeline stages. All processes know the loss; the last one has the outputs.
+
+    Args:
+        part: the stages of this process.
+        loss: see `Loss`.
+        options: the session's options.
+        metrics: the metrics by name.
+        reducer: averages the gradients of the replicas.
+
+    Raises:
+        ConfigurationError: an option has no meaning for a pipeline.
+    """
+
+    def __init__(
+        self,
+        part: ModelPart,
+        loss: Loss,
+        options: Options,
+        metrics: Mapping[str, Metric],
+        reducer: Reducer,
+    ) -> None:
+        if options.accumulate > 1:
+            raise ConfigurationError(
+                f"accumulate={options.accumulate} with a pipeline: micro-batches do that already; "
+                f"use --microbatches {options.accumulate}"
+            )
+        if loss is model_loss:
+            raise ConfigurationError(
+                "model_loss with a pipeline: no stage has the model's own loss, which needs the "
+                "whole model: give the session a loss function of (outputs, targets), or use "
+                "--strategy fsdp"
+            )
+        super().__init__(nn.ModuleList(part.modules), loss, part, options, metrics, reducer)
+        self._reducer: Reducer = reducer
+        self.pipeline: Pipeline = part.pipeline(
+            lambda outputs, targets: scalar(self._loss(outputs, targets))
+        )
+
+    def _compute(self, batch: tuple[Any, Any], begin: Callable[[float], None] | None) -> StepResult:
+        inputs, targets = batch
+        if not isinstance(inputs, torch.Tensor) or not isinstance(targets, torch.Tensor):
+            raise ConfigurationError(
+                "a pipeline takes batches of one tensor of inputs and one of targets"
+            )
+        examples = examples_in(inputs)
+        share = self._reducer.scale_factor(examples)()
+        with torch.autocast(self.flat.device.type, torch.bfloat16, enabled=self._autocast):
+            loss, outputs = self.pipeline.step(inputs, targets, examples, share)
+        return StepResult(loss, list(outputs), self._metrics, examples)
