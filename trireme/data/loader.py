@@ -7,6 +7,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, final
@@ -181,12 +182,7 @@ class Loader:
         """Begins an iteration, and ends an earlier one: there is one sequence of spans."""
         self._end_iteration()
         self._gathers = self._take is not None and self._transform is None
-        if self._take is None:
-            iteration = self._collate()
-        elif self._transform is None:
-            iteration = self._gather(self._take)
-        else:
-            iteration = self._transform_ahead(self._take, self._transform)
+        iteration = self._batches()
         self._iteration = weakref.ref(iteration)
         return iteration
 
@@ -194,17 +190,29 @@ class Loader:
         if self._iteration is not None and (last := self._iteration()) is not None:
             last.close()
 
-    def _gather(self, take: _Take) -> Generator[Batch]:
+    def _batches(self) -> Generator[Batch]:
+        if self._take is None:
+            made = self._collate()
+        elif self._transform is None:
+            made = self._gather(self._take)
+        else:
+            made = self._transform_ahead(self._take, self._transform)
         try:
-            while self._ready is not None or self._begin_span() is not None:
-                data = self._ready or take(self.order.indices(*self._begun[0]))
-                self._ready = None
-                yield self._handed_out(data)
+            with closing(made):
+                for data in made:
+                    yield Batch(data, (self._begun.popleft(),))
         finally:
             self._ready = None
-            self._put_back()
+            self._waiting.extendleft(reversed(self._begun))
+            self._begun.clear()
 
-    def _transform_ahead(self, take: _Take, transform: BatchTransform) -> Generator[Batch]:
+    def _gather(self, take: _Take) -> Generator[Any]:
+        while self._ready is not None or self._begin_span() is not None:
+            data = self._ready or take(self.order.indices(*self._begun[0]))
+            self._ready = None
+            yield data
+
+    def _transform_ahead(self, take: _Take, transform: BatchTransform) -> Generator[Any]:
         generator = torch.Generator()
 
         def make(span: Span, indices: torch.Tensor) -> Any:
@@ -221,13 +229,11 @@ class Loader:
                     pending.append(pool.submit(make, span, self.order.indices(*span)))
                 if not pending:
                     return
-                data = pending.popleft().result()
-                yield self._handed_out(data)
+                yield pending.popleft().result()
         finally:
             pool.shutdown(cancel_futures=True)
-            self._put_back()
 
-    def _collate(self) -> Generator[Batch]:
+    def _collate(self) -> Generator[Any]:
         generator = torch.Generator()
         spans = iter(self._begin_span, None)
         # The loader has a generator of its own: else it would draw from torch's global one.
@@ -237,14 +243,11 @@ class Loader:
             num_workers=self._workers,
             generator=generator.manual_seed(derive(self.order.seed, _TRANSFORMS)),
         )
-        try:
-            for data in batches:
-                if self._transform is not None:
-                    generator.manual_seed(self._seed(self._begun[0]))
-                    data = self._transform(data, generator)
-                yield self._handed_out(data)
-        finally:
-            self._put_back()
+        for data in batches:
+            if self._transform is not None:
+                generator.manual_seed(self._seed(self._begun[0]))
+                data = self._transform(data, generator)
+            yield data
 
     def _seed(self, span: Span) -> int:
         return derive(self.order.seed, _TRANSFORMS, span[0])
@@ -269,13 +272,6 @@ class Loader:
         if self._asked_at - before < _LEASE_SECONDS:
             self._ahead = min(2 * self._ahead, self._most)
         return self._ahead
-
-    def _handed_out(self, data: Any) -> Batch:
-        return Batch(data, (self._begun.popleft(),))
-
-    def _put_back(self) -> None:
-        self._waiting.extendleft(reversed(self._begun))
-        self._begun.clear()
 
 
 def tensors_of(dataset: Dataset[Any]) -> tuple[torch.Tensor, ...] | None:

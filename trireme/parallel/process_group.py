@@ -204,16 +204,16 @@ class ProcessGroup:
             data: the bytes, in the source; ignored elsewhere.
             source: the rank that sends.
         """
-        mine = self.rank == source
-        assert data is not None or not mine
-        head, rest = _framed(data if mine and data is not None else b"")
+        mine = data if self.rank == source else None
+        assert mine is not None or self.rank != source
+        head, rest = _framed(mine or b"")
         with lost_peer():
             dist.broadcast(head, source, group=self._control)
-            if not mine:
+            if mine is None:
                 rest = _room_for_rest(head)
             if rest.numel():
                 dist.broadcast(rest, source, group=self._control)
-        return data if mine and data is not None else _content(head, rest)
+        return _content(head, rest) if mine is None else mine
 
     def gather(self, data: bytes) -> list[bytes]:
         """Returns the bytes of every process, in the order of ranks, in rank 0; elsewhere none.
