@@ -25,8 +25,7 @@ import msgspec
 
 from tests.harness import JOB, SECRET, Cluster, Ran, keepers
 from trireme.job_config import JobConfig
-from trireme.launch.config.task_config import decode_task
-from trireme.launch.environment.detect import TASK_VARIABLE, TaskConfig, encode_task
+from trireme.launch.config.task_config import TASK_VARIABLE, TaskConfig, decode_task, encode_task
 
 SECONDS = 180.0
 

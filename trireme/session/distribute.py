@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from trireme.errors import ConfigurationError
-from trireme.launch.environment.current_task import current_task
+from trireme.launch.environment.detect import current_task
 from trireme.parallel.local_tensors import called_modules
 from trireme.parallel.nested_tensors import tensors_in
 from trireme.ps.joint_optimizer import members

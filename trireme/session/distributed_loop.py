@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from trireme.errors import ConfigurationError
-from trireme.launch.process_setup.program_end import ProgramEnd
+from trireme.launch.process_setup.program import ProgramEnd
 from trireme.ps.joint_optimizer import JointOptimizer
 from trireme.session.replica.replica import clip
 from trireme.session.stopping.signals import Signals

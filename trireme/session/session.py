@@ -16,7 +16,7 @@ from torch.utils.data import Dataset
 from trireme.data.loader import Batch
 from trireme.errors import ConfigurationError, UsageError
 from trireme.launch.config.task_config import TaskConfig
-from trireme.launch.environment.current_task import current_task
+from trireme.launch.environment.detect import current_task
 from trireme.monitor.tensorboard.board import TensorBoard
 from trireme.session.data_feed import DataFeed
 from trireme.session.dry_run import end_if_dry_run

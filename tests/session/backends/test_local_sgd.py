@@ -12,7 +12,7 @@ from torch import nn
 from trireme.ps.client.client import Client
 from trireme.ps.flat import FlatModel
 from trireme.ps.messages import Applied, OptimizerSpec, Span
-from trireme.ps.results import PullResult, PushResult
+from trireme.ps.results import PushResult
 from trireme.ps.rule import Rule
 from trireme.session.backends.base import joined_spans
 from trireme.session.backends.local_sgd import LocalSgd, period_length
@@ -46,8 +46,8 @@ class BoardClient(Client):
     def attach(self, optimizer: OptimizerSpec, rule: Rule) -> bool:
         return True
 
-    def pull(self, *, train: bool = True, at_least: int = 0) -> PullResult:
-        return PullResult(self.step, False)
+    def pull(self, *, train: bool = True, at_least: int = 0) -> None:
+        pass
 
     def check(self) -> None:
         pass
@@ -92,6 +92,16 @@ class Trainer:
     def wait(self) -> bool:
         assert self.backend.wait() is not None
         return self.backend.saves
+
+
+def test_who_goes_back_has_the_values_and_the_step_of_the_last_exchange() -> None:
+    worker = Trainer(Board(), 0)
+    before = worker.model.weight.detach().clone()
+    worker.flat.gradients[0].fill_(1.0)
+    worker.backend.begin_exchange(Update(1.0))
+    assert (worker.backend.global_step, torch.equal(worker.model.weight, before)) == (1, False)
+    worker.backend.go_back()
+    assert (worker.backend.global_step, torch.equal(worker.model.weight, before)) == (0, True)
 
 
 @settings(deadline=None)

@@ -24,8 +24,7 @@ from trireme.parallel.process_group import ProcessGroup
 from trireme.parallel.sharding import fill_local, full_tensor, local_part
 from trireme.parallel.straggler_watch import StragglerWatch
 from trireme.ps.messages import Applied, GroupSpec, Lease, OptimizerSpec, Span
-from trireme.ps.optimizer_state import named_state, restore_state
-from trireme.ps.optimizers import check_optimizer
+from trireme.ps.optimizers import check_optimizer, named_state, restore_state
 from trireme.ps.results import PushResult
 from trireme.ps.rule import Rule
 from trireme.ps.shard.example_ledgers import ExampleLedgers

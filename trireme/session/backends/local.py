@@ -35,8 +35,7 @@ from trireme.ps.messages import (
     StopJob,
     Stopping,
 )
-from trireme.ps.optimizer_state import export_state, restore_state
-from trireme.ps.optimizers import check_optimizer
+from trireme.ps.optimizers import check_optimizer, export_state, restore_state
 from trireme.ps.results import PushResult
 from trireme.ps.rule import Rule
 from trireme.ps.shard.instructions import Instruction, Reply

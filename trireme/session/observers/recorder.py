@@ -11,7 +11,7 @@ import psutil
 import torch
 
 from trireme.errors import NonFiniteError
-from trireme.launch.environment.detect import TaskConfig
+from trireme.launch.config.task_config import TaskConfig
 from trireme.metrics import COUNT_BUCKETS, Histogram, Registry
 from trireme.monitor.prometheus import expose
 from trireme.monitor.records import Record, RecordWriter, begin_here, records_directory

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
-from trireme.launch.console import Console
+from trireme.launch.output import Console
 from trireme.launch.process import LINE_BYTES, Pipe
 
 
@@ -57,7 +59,7 @@ def test_a_reader_that_went_away_does_not_end_the_job() -> None:
 def test_a_full_disk_under_one_stream_is_said_at_the_other(tmp_path: Path) -> None:
     code = """
 import resource, signal, sys
-from trireme.launch.console import Console
+from trireme.launch.output import Console
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (100, resource.RLIM_INFINITY))
 console = Console(sys.stdout, sys.stderr, {})
@@ -75,20 +77,43 @@ console.say("finished")
     assert second == "trireme: finished"
 
 
+@contextlib.contextmanager
+def pipe() -> Iterator[tuple[Pipe, int, list[bytes]]]:
+    """A pipe, the descriptor that writes into it, and the lines that were read from it."""
+    reader, writer = os.pipe()
+    os.set_blocking(reader, False)
+    lines: list[bytes] = []
+    with os.fdopen(reader, "rb") as stream:
+        yield Pipe(stream, lines.append), writer, lines
+
+
 def test_lines_across_chunks() -> None:
-    pipe = Pipe(0, False)
-    assert pipe.lines(b"on") == []
-    assert pipe.lines(b"e\ntwo\r\nth") == [b"one", b"two"]
-    assert pipe.remainder() == [b"th"]
-    assert pipe.remainder() == []
+    with pipe() as (read, writer, lines):
+        assert read.read() is None
+        os.write(writer, b"on")
+        assert (read.read(), lines) == (2, [])
+        os.write(writer, b"e\ntwo\r\nth")
+        read.read()
+        assert lines == [b"one", b"two"]
+        os.close(writer)
+        assert read.read() == 0
+        read.close()
+        assert lines == [b"one", b"two", b"th"]
 
 
 def test_of_a_progress_bar_the_last_state_is_shown() -> None:
-    pipe = Pipe(0, False)
-    assert pipe.lines(b"1%\r2%\r3%") == []
-    assert pipe.lines(b"\r4%\n") == [b"4%"]
-    pipe.lines(b"9%\r" * LINE_BYTES)
-    assert len(pipe.partial) <= LINE_BYTES
+    with pipe() as (read, writer, lines):
+        os.write(writer, b"1%\r2%\r3%")
+        read.read()
+        assert lines == []
+        os.write(writer, b"\r4%\n")
+        read.read()
+        assert lines == [b"4%"]
+        read.partial = b"9%\r" * LINE_BYTES
+        os.write(writer, b"9%\r")
+        read.read()
+        assert len(read.partial) <= LINE_BYTES
+        os.close(writer)
 
 
 def test_what_the_encoding_lacks_is_replaced() -> None:

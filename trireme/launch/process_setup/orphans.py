@@ -1,7 +1,7 @@
-"""Kills the processes that a launcher's tasks have started if the launcher itself is killed.
+"""Lets nothing outlive a launcher that is killed: neither its tasks nor what they have started.
 
-The kernel kills a task with its launcher (`parent_death_signal.py`), but not the task's own
-children. So a small process, the reaper, waits beside the launcher. When the launcher dies without
+The kernel kills a task with its launcher (`end_with_parent`), but not the task's own children. So
+a small process, the reaper, waits beside the launcher. When the launcher dies without
 closing it, the reaper kills every process that has the launch's id in its environment. Children
 inherit the environment from their parents, whatever session or process group they move to. Jenkins
 finds the children of a build in the same way.
@@ -12,6 +12,7 @@ This file is also the reaper's program. It needs only Python's standard library.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import signal
 import subprocess
@@ -20,7 +21,7 @@ import time
 import uuid
 from collections.abc import Iterator
 
-__all__ = ["LAUNCH_VARIABLE", "OrphanReaper"]
+__all__ = ["LAUNCH_VARIABLE", "OrphanReaper", "end_with_parent"]
 
 LAUNCH_VARIABLE = "TRIREME_LAUNCH"
 DONE = b"."
@@ -28,10 +29,33 @@ QUIET_SCANS = 2
 SCAN_SECONDS = 0.05
 TOTAL_SECONDS = 10.0
 CLOSE_SECONDS = 5.0
+_PR_SET_PDEATHSIG = 1
+
+
+def end_with_parent(parent: int) -> None:
+    """Has the kernel kill this process as soon as its parent dies.
+
+    The child calls it itself, before anything else, because the launcher must not run code between
+    fork and exec. On other systems than Linux it only checks that the parent lives.
+
+    Args:
+        parent: the process id of the launcher.
+
+    Raises:
+        SystemExit: the launcher has died already.
+    """
+    if sys.platform == "linux":
+        libc = ctypes.CDLL(None, use_errno=True)
+        if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
+            error = ctypes.get_errno()
+            raise OSError(error, f"prctl(PR_SET_PDEATHSIG): {os.strerror(error)}")
+    # If the parent died before the call, this process has another parent by now.
+    if os.getppid() != parent:
+        raise SystemExit(1)
 
 
 class OrphanReaper:
-    """The process that waits beside a launcher. Use it as a context manager.
+    """The process that waits beside a launcher, until it is closed.
 
     Attributes:
         variables: the variables that every task must have in its environment.
@@ -49,12 +73,6 @@ class OrphanReaper:
             env={},
             start_new_session=True,
         )
-
-    def __enter__(self) -> OrphanReaper:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
 
     def close(self) -> None:
         """Ends the reaper, as the launcher has ended its tasks itself. May be repeated."""

@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from tests.launch.programs import alive, eventually
-from trireme.launch.process_setup.orphan_reaper import OrphanReaper
+from trireme.launch.process_setup.orphans import OrphanReaper
 
 pytestmark = [
     pytest.mark.processes,
@@ -20,7 +20,7 @@ pytestmark = [
 
 LAUNCHER = '''
 import os, signal, subprocess, sys
-from trireme.launch.process_setup.orphan_reaper import OrphanReaper
+from trireme.launch.process_setup.orphans import OrphanReaper
 reaper = OrphanReaper()
 environ = {**os.environ, **reaper.variables}
 task = """
@@ -51,9 +51,10 @@ def test_when_a_launcher_is_killed_what_its_tasks_have_started_ends() -> None:
 
 
 def test_a_guard_that_is_sent_away_ends_nothing() -> None:
-    with OrphanReaper() as reaper:
-        process = psutil.Process(reaper._process.pid)
-        task = subprocess.Popen(["sleep", "1000"], env={**os.environ, **reaper.variables})
+    reaper = OrphanReaper()
+    process = psutil.Process(reaper._process.pid)
+    task = subprocess.Popen(["sleep", "1000"], env={**os.environ, **reaper.variables})
+    reaper.close()
     try:
         assert not process.is_running()
         assert task.poll() is None
