@@ -22,8 +22,7 @@ from trireme.session.data_feed import DataFeed
 from trireme.session.dry_run import end_if_dry_run
 from trireme.session.observers.recorder import Recorder
 from trireme.session.options import Options, OptionValues, check_whole, make_options
-from trireme.session.replica.evaluation import Transform, evaluate
-from trireme.session.replica.replica import Loss
+from trireme.session.replica.replica import Loss, Transform
 from trireme.session.result import Metric, StepResult
 from trireme.session.settings import Settings
 from trireme.session.stepper import Stepper
@@ -439,13 +438,7 @@ class Session(SummaryMethods):
         worker = self.worker
         excused = worker.lifecycle.liveness.excused("it evaluates")
         with excused, worker.buffers.consistent_values():
-            results = evaluate(
-                self._evaluator,
-                dataset,
-                self.metrics,
-                batch_size=batch_size,
-                transform=transform,
-            )
+            results = self._evaluator.evaluate(dataset, batch_size=batch_size, transform=transform)
         if self.is_chief:
             self._recorder.evaluated(name, results)
         for hook in self.options.hooks:

@@ -98,7 +98,7 @@ def test_who_goes_back_has_the_values_and_the_step_of_the_last_exchange() -> Non
     worker = Trainer(Board(), 0)
     before = worker.model.weight.detach().clone()
     worker.flat.gradients[0].fill_(1.0)
-    worker.backend.begin_exchange(1.0)
+    worker.backend.push(1.0)
     assert (worker.backend.global_step, torch.equal(worker.model.weight, before)) == (1, False)
     worker.backend.go_back()
     assert (worker.backend.global_step, torch.equal(worker.model.weight, before)) == (0, True)

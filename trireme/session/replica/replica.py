@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, Dataset
 
-from trireme.data.loader import Batch
+from trireme.data.loader import Batch, tensors_of
 from trireme.errors import ConfigurationError, NonFiniteError
 from trireme.parallel.reducer import Reducer
 from trireme.parallel.tensors import map_tensors, to_local
@@ -24,7 +25,16 @@ if TYPE_CHECKING:
     from trireme.parallel.pipeline import Pipeline
     from trireme.ps.flat import FlatModel
 
-__all__ = ["Loss", "Replica", "Trained", "clip", "model_loss", "named_groups", "scalar"]
+__all__ = [
+    "Loss",
+    "Replica",
+    "Trained",
+    "Transform",
+    "clip",
+    "model_loss",
+    "named_groups",
+    "scalar",
+]
 
 Loss = Callable[[Any, Any], Any]
 """(outputs, targets) -> the mean over the batch, as a scalar or as the entry `loss` of a dict."""
@@ -32,6 +42,9 @@ Loss = Callable[[Any, Any], Any]
 _OPERATOR = getattr(getattr(torch.ops.aten, "_backward", None), "default", None)
 """The operator that TorchScript compiles `backward()` to; None if this torch has none."""
 
+
+Transform = Callable[[Any], Any]
+"""batch -> batch."""
 
 Trained: TypeAlias = "FlatModel | ModelPart"
 """The trained parameters that a process computes with: of the whole model, or of a part of it."""
@@ -179,7 +192,7 @@ class Replica:
         if type(data) is tuple and len(data) == 2 and self._loss is not model_loss:
             pair = data
         else:
-            pair = inputs_and_targets(data, keep_targets=self.keeps_targets)
+            pair = inputs_and_targets(data, keep_targets=self._loss is model_loss)
         if self._moves:
             pair = move(pair[0], self.flat.device), move(pair[1], self.flat.device)
         if self._options.accumulate > 1:
@@ -229,10 +242,39 @@ class Replica:
         loss, plain = scalar(loss), type(outputs) is torch.Tensor
         return loss, outputs.detach() if plain else map_tensors(outputs, torch.Tensor.detach)
 
-    @property
-    def keeps_targets(self) -> bool:
-        """Whether the model receives the targets too, and computes its own loss."""
-        return self._loss is model_loss
+    def evaluate(
+        self, dataset: Dataset[Any], *, batch_size: int, transform: Transform | None = None
+    ) -> dict[str, float]:
+        """Returns the means of the loss and of each metric over a data set, each example once.
+
+        The model is in evaluation mode meanwhile; its mode is restored afterwards.
+
+        Args:
+            dataset: map-style.
+            batch_size: the number of examples that are computed at a time.
+            transform: applied to each batch before it is computed.
+        """
+        totals: dict[str, float] = dict.fromkeys(["loss", *self._metrics], 0.0)
+        count = 0
+        training = self.model.training
+        self.model.eval()
+        try:
+            with torch.inference_mode():
+                for batch in _batches(dataset, batch_size):
+                    inputs, targets = inputs_and_targets(
+                        transform(batch) if transform else batch,
+                        keep_targets=self._loss is model_loss,
+                    )
+                    inputs, targets = (move(each, self.flat.device) for each in (inputs, targets))
+                    size = examples_in(inputs)
+                    loss, outputs = self.forward(inputs, targets)
+                    totals["loss"] += float(loss) * size
+                    for name, metric in self._metrics.items():
+                        totals[name] += float(metric(outputs, targets)) * size
+                    count += size
+        finally:
+            self.model.train(training)
+        return {name: total / max(count, 1) for name, total in totals.items()}
 
     @contextmanager
     def another_loss(self, loss: Loss) -> Iterator[None]:
@@ -319,3 +361,10 @@ def _call(model: nn.Module, inputs: Any) -> Any:
     if isinstance(inputs, tuple):
         return model(*inputs)
     return model(inputs)
+
+
+def _batches(dataset: Dataset[Any], batch_size: int) -> Iterator[Any]:
+    if (tensors := tensors_of(dataset)) is not None:
+        yield from zip(*(torch.split(tensor, batch_size) for tensor in tensors), strict=True)
+    else:
+        yield from DataLoader(dataset, batch_size=batch_size)
