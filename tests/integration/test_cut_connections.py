@@ -24,7 +24,7 @@ from trireme.ps.client.lanes import Lanes
 from trireme.ps.client.overlap import Overlap
 from trireme.ps.messages import Applied, Stale
 from trireme.session.session import Session
-from trireme.session.trainer import Trainer
+from trireme.session.worker import Worker
 
 WIDTH = 40
 """Elements a worker: several slots, so that every server has a part of each worker's."""
@@ -240,26 +240,26 @@ def test_a_worker_taken_for_lost_at_the_very_end_comes_back_and_holds_nobody_up(
 
     policy = {"heartbeat_interval": 0.1, "heartbeat_timeout": 3.0}
     cluster = Cluster(2, 1, "async", scheme="tcp", policy=policy, coordinator_seen_at=through)
-    drain, retire = Client.drain, Trainer._retire
+    drain, retire = Client.drain, Worker._retire
 
     def drained(client: Client) -> int:
         if client.options.worker == 1:
             waits.set()
         return drain(client)
 
-    def retired(trainer: Trainer) -> None:
-        if trainer._lifecycle.is_chief:
-            assert waits.wait(20) and trainer._lifecycle.member is not None
+    def retired(worker: Worker) -> None:
+        if worker.lifecycle.is_chief:
+            assert waits.wait(20) and worker.lifecycle.member is not None
             proxies[1].hold()
-            without = trainer._lifecycle.member.wait_for_view(newer_than=1, timeout=20)
+            without = worker.lifecycle.member.wait_for_view(newer_than=1, timeout=20)
             proxies[1].flow()
-            again = trainer._lifecycle.member.wait_for_view(newer_than=without.number, timeout=20)
+            again = worker.lifecycle.member.wait_for_view(newer_than=without.number, timeout=20)
             assert [(entry.index, entry.incarnation) for entry in again.workers] == [(0, 1), (1, 2)]
-        retire(trainer)
+        retire(worker)
 
     with (
         mock.patch.object(Client, "drain", drained),
-        mock.patch.object(Trainer, "_retire", retired),
+        mock.patch.object(Worker, "_retire", retired),
         mock.patch("trireme.ps.shard.shard.NOTICE_SECONDS", 0.2),
     ):
         first, second = run_job(cluster, lambda _: session_for(cluster, 40), count).values
