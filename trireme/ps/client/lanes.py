@@ -209,7 +209,7 @@ class Lanes:
                 self._check_patience(now)
                 self._notify(message)
                 return
-            error = _error_of(message)
+            error, lane.fenced = _error_of(message), None
             if isinstance(error, Fenced) and self._again:
                 lane.fenced = error.view, str(error)
                 lane.due = now + BACK_OFF  # both sides have the newest view within moments
