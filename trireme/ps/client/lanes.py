@@ -209,11 +209,12 @@ class Lanes:
                 self._check_patience(now)
                 self._notify(message)
                 return
-            lane.fenced = _fence_of(message) if self._again else None
-            if lane.fenced is not None:  # both sides have the newest view within moments
-                lane.due = now + BACK_OFF
+            error, lane.fenced = _error_of(message), None
+            if isinstance(error, Fenced) and self._again:
+                lane.fenced = error.view, str(error)
+                lane.due = now + BACK_OFF  # both sides have the newest view within moments
                 return
-            if (error := _error_of(message)) is not None:
+            if error is not None:
                 self._give_up(error)
         lane.request = None
         self.waiting.remove(lane)
@@ -331,26 +332,19 @@ class Lanes:
         self.waiting = []
 
 
-def _fence_of(message: Message) -> tuple[int, str] | None:
-    """Returns the view that has fenced a request off, and the reason; None for other answers."""
-    if isinstance(message, PushReply) and isinstance(message.verdict, FencedVerdict):
-        return message.verdict.view, message.verdict.reason
-    if isinstance(message, Refused) and message.code == "fenced":
-        return message.view, message.reason
-    return None
-
-
 def _error_of(message: Message) -> TriremeError | None:
     """Returns the error that an answer means; None for `busy`, which the caller handles."""
-    if isinstance(message, PushReply) and isinstance(message.verdict, RejectedVerdict):
-        return Rejected(f"the parameter server rejected a push: {message.verdict.reason}")
-    fence = _fence_of(message)
-    if fence is not None:
-        return Fenced(fence[1], fence[0])
-    if not isinstance(message, Refused) or message.code == "busy":
+    said = message.verdict if isinstance(message, PushReply) else message
+    if isinstance(said, RejectedVerdict):
+        return Rejected(f"the parameter server rejected a push: {said.reason}")
+    if isinstance(said, FencedVerdict):
+        return Fenced(said.reason, said.view)
+    if not isinstance(said, Refused) or said.code == "busy":
         return None
+    if said.code == "fenced":
+        return Fenced(said.reason, said.view)
     kinds: Mapping[str, type[TriremeError]] = {
         "mismatch": ModelMismatchError,
         "optimizer": UnsupportedOptimizerError,
     }
-    return kinds.get(message.code, Rejected)(message.reason)
+    return kinds.get(said.code, Rejected)(said.reason)
