@@ -34,7 +34,7 @@ from trireme.cluster.coordinator import Coordinator
 from trireme.cluster.messages import JobOver
 from trireme.cluster.state import Policy
 from trireme.job_config import JobConfig
-from trireme.launch.environment.detect import TASK_VARIABLE, TaskConfig, encode_task
+from trireme.launch.config.task_config import TASK_VARIABLE, TaskConfig, encode_task
 from trireme.ps.server.service import ServerConfig, serve
 from trireme.ps.shard.values.segment_optimizer import load_optimizers
 from trireme.session.session import Session

@@ -11,7 +11,7 @@ import psutil
 import torch
 
 from trireme.errors import NonFiniteError
-from trireme.launch.environment.detect import TaskConfig
+from trireme.launch.config.task_config import TaskConfig
 from trireme.metrics import COUNT_BUCKETS, Histogram, Registry
 from trireme.monitor.prometheus import expose
 from trireme.monitor.records import Record, RecordWriter, begin_here, records_directory
@@ -202,7 +202,7 @@ class Recorder:
         self._progress.step(ProgressRow(self._steps, result.global_step, self.job_examples, result))
 
     def _add_phases(self, began: float, computed: float) -> None:
-        add, times = self.phases.add, self._worker.trainer.update_times
+        add, times = self.phases.add, self._worker.update_times
         add(("compute", began, computed))
         if self._alone:
             add(("apply", times.push_began, times.push_ended))
@@ -280,7 +280,7 @@ class Recorder:
 
     def _values(self, result: StepResult) -> dict[str, float]:
         """Returns loss and metrics, as means over replicas that step together."""
-        if not self._worker.backend.joint_mean and not self._worker.lifecycle.is_chief:
+        if self._worker.backend.group is None and not self._worker.lifecycle.is_chief:
             return {}
         own = {"loss": result.loss, **result.metrics} if self._reports_metrics else {}
         return self._worker.backend.mean(own, counts=self._reports_metrics)

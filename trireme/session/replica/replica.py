@@ -12,20 +12,19 @@ from torch import nn
 
 from trireme.data.loader import Batch
 from trireme.errors import ConfigurationError, NonFiniteError
-from trireme.parallel.local_tensors import to_local
-from trireme.parallel.nested_tensors import map_tensors
 from trireme.parallel.reducer import Reducer
+from trireme.parallel.tensors import map_tensors, to_local
 from trireme.ps.module_names import named_parameters
 from trireme.session.options import Options
 from trireme.session.replica.batch import examples_in, inputs_and_targets, move, pieces
-from trireme.session.replica.model_loss import model_loss
 from trireme.session.result import Metric, StepResult
 
 if TYPE_CHECKING:
     from trireme.parallel.model_part import ModelPart
+    from trireme.parallel.pipeline import Pipeline
     from trireme.ps.flat import FlatModel
 
-__all__ = ["Loss", "Replica", "Trained", "clip", "named_groups", "scalar"]
+__all__ = ["Loss", "Replica", "Trained", "clip", "model_loss", "named_groups", "scalar"]
 
 Loss = Callable[[Any, Any], Any]
 """(outputs, targets) -> the mean over the batch, as a scalar or as the entry `loss` of a dict."""
@@ -82,6 +81,37 @@ def scalar(loss: Any) -> torch.Tensor:
     return loss
 
 
+def model_loss(outputs: Any, targets: Any) -> torch.Tensor:
+    """Returns the loss that the model itself has computed from the batch.
+
+    `Session(model, trireme.model_loss, ...)` gives the model the whole batch, `labels` included,
+    as Hugging Face's models take it, and trains by the `loss` that is in the outputs.
+
+    Args:
+        outputs: the model's outputs: a mapping or an object with a `loss`, a tuple whose first item
+            is the loss, or the loss itself.
+        targets: ignored.
+
+    Raises:
+        ConfigurationError: the outputs have no loss; describes them.
+    """
+    if isinstance(outputs, Mapping):
+        loss, there = outputs.get("loss"), f"the keys {', '.join(map(str, outputs))}"
+    elif isinstance(outputs, (tuple, list)):
+        loss, there = (outputs[0] if outputs else None), f"a tuple of {len(outputs)}"
+    elif isinstance(outputs, torch.Tensor):
+        loss, there = outputs, f"a tensor of shape {tuple(outputs.shape)}"
+    else:
+        loss, there = getattr(outputs, "loss", None), f"a {type(outputs).__name__}"
+    if isinstance(loss, torch.Tensor) and loss.numel() == 1:
+        return loss
+    raise ConfigurationError(
+        f"model_loss: the model's outputs have no loss of one number: they are {there}. Models of "
+        "transformers compute one where the batch has labels; else give the session a loss "
+        "function of (outputs, targets)"
+    )
+
+
 class Replica:
     """Computes losses and gradients, and processes gradients before they are exchanged.
 
@@ -92,7 +122,12 @@ class Replica:
         options: the session's options.
         metrics: the metrics by name.
         reducer: averages the gradients of replicas that step together; None for one replica.
+
+    Attributes:
+        pipeline: runs this process's pipeline stages; None where there are none.
     """
+
+    pipeline: Pipeline | None = None
 
     def __init__(
         self,
@@ -103,11 +138,6 @@ class Replica:
         metrics: Mapping[str, Metric],
         reducer: Reducer | None = None,
     ) -> None:
-        if not callable(loss):
-            raise ConfigurationError(
-                f"the loss is {loss!r}: give a function of (outputs, targets), or "
-                "trireme.model_loss for a model that computes its own"
-            )
         self.model = model
         self.flat = flat
         self._loss = loss
