@@ -19,7 +19,7 @@ from trireme.session.distributed_loop import LoopJob, refuse_second
 from trireme.session.dry_run import end_if_dry_run
 from trireme.session.options import OptionValues, make_options
 from trireme.session.settings import Settings
-from trireme.session.stopping.should_stop import ShouldStop
+from trireme.session.stopping import ShouldStop
 from trireme.session.training_setup import assemble
 from trireme.session.worker import Worker
 

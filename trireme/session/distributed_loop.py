@@ -11,7 +11,7 @@ from trireme.errors import ConfigurationError
 from trireme.launch.process_setup.program import ProgramEnd
 from trireme.ps.joint_optimizer import JointOptimizer
 from trireme.session.replica.replica import clip
-from trireme.session.stopping.signals import Signals
+from trireme.session.stopping import Signals
 from trireme.session.worker import Worker
 
 if TYPE_CHECKING:

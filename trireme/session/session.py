@@ -26,8 +26,7 @@ from trireme.session.replica.replica import Loss, Transform
 from trireme.session.result import Metric, StepResult
 from trireme.session.settings import Settings
 from trireme.session.stepper import Stepper
-from trireme.session.stopping.should_stop import ShouldStop
-from trireme.session.stopping.signals import Signals
+from trireme.session.stopping import ShouldStop, Signals
 from trireme.session.summary_methods import SummaryMethods
 from trireme.session.training_setup import (
     Optimizers,

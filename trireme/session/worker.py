@@ -21,7 +21,7 @@ from trireme.session.hyperparameters import Hyperparameters
 from trireme.session.lifecycle import Lifecycle
 from trireme.session.observers.progress import make_progress
 from trireme.session.replica.buffers import Buffers
-from trireme.session.stopping.last_iteration import LastIteration
+from trireme.session.stopping import LastIteration
 from trireme.session.training_setup import TrainingSetup
 
 __all__ = ["UpdateTimes", "Worker"]

@@ -18,13 +18,15 @@ from trireme.ps.optimizers import name_of
 from trireme.ps.snapshot import ModelState, lacking
 from trireme.session.backends.local_optimizers import LocalOptimizers
 from trireme.session.checkpoint import CheckpointData, latest, list_checkpoints, load, step_of
-from trireme.session.checkpoint.rescue import LACKS
 from trireme.session.checkpoint.tensors import can_hold
 from trireme.session.observers.progress import Progress
 from trireme.session.replica.buffers import Buffers
 from trireme.session.training_setup import TrainingSetup
 
-__all__ = ["Checkpointer"]
+__all__ = ["LACKS", "Checkpointer"]
+
+LACKS = "lacks"
+"""The entry of a checkpoint's state that lists, in words, the parts that it lacks."""
 
 _T = TypeVar("_T")
 

@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from trireme.session.stopping.signals import Signals
+from trireme.session.stopping import Signals
 
 
 @pytest.mark.parametrize("second", [signal.SIGINT, signal.SIGTERM])
