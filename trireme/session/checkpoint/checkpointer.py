@@ -13,7 +13,7 @@ import torch
 from trireme.errors import CheckpointError, ConfigurationError, TriremeError
 from trireme.ps.joint_optimizer import members
 from trireme.ps.messages import OptimizerSpec, Span
-from trireme.ps.module_names import own_name, state_of
+from trireme.ps.module_names import state_of
 from trireme.ps.optimizers import name_of
 from trireme.ps.snapshot import ModelState, lacking
 from trireme.session.backends.local_optimizers import LocalOptimizers
@@ -96,7 +96,7 @@ class Checkpointer:
         Raises:
             CheckpointError: the checkpoint is of another model.
         """
-        flat, data = self._setup.flat, _by_own_names(data)
+        flat = self._setup.flat
         missing = [name for name in flat.parameters if name not in data.model]
         if missing:
             raise CheckpointError(
@@ -283,21 +283,6 @@ def _ranges(spans: Sequence[Span]) -> dict[str, list[list[int]]]:
     for span in spans:
         ranges.setdefault(span.dataset, []).append([span.start, span.stop])
     return ranges
-
-
-def _by_own_names(data: CheckpointData) -> CheckpointData:
-    """Returns a checkpoint without the prefixes of `torch.compile` that earlier releases saved."""
-
-    def named(group: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        return {own_name(name): tensor for name, tensor in group.items()}
-
-    return replace(
-        data,
-        model=named(data.model),
-        optimizer=named(data.optimizer),
-        average=named(data.average),
-        local=named(data.local),
-    )
 
 
 def _has_state(setup: TrainingSetup) -> bool:

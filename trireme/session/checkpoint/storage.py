@@ -6,12 +6,13 @@ and later saves are tried nevertheless. Only a failed last save fails the job.
 
 from __future__ import annotations
 
-import secrets
+import os
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import Any
 
 from trireme.errors import CheckpointError, CheckpointLockLost, ConfigurationError
@@ -29,7 +30,6 @@ from trireme.session.checkpoint import (
 from trireme.session.checkpoint.atomic_directories import make_directory
 from trireme.session.checkpoint.run_lock import RunLock, read_writer, writer_here
 from trireme.session.checkpoint.saver import LAST_DELAYS, RETRY_SECONDS
-from trireme.session.checkpoint.tensors import write_file
 from trireme.session.observers.progress import Progress
 from trireme.session.settings import Settings
 
@@ -89,7 +89,12 @@ class Storage:
         try:
             self._claim(view, first=True)
             if self._options is not None:
-                self._probe(checkpoint_directory(self.run_dir))
+                checkpoints = checkpoint_directory(self.run_dir)
+                make_directory(checkpoints)
+                with NamedTemporaryFile(dir=checkpoints, prefix=".probe.") as probe:
+                    probe.write(bytes(_PROBE_BYTES))
+                    probe.flush()
+                    os.fsync(probe.fileno())
         except OSError as error:
             if self._options is None:
                 self._progress.warn(f"no records are kept: {_cannot(self.run_dir, error)}")
@@ -138,20 +143,6 @@ class Storage:
         if self._lock is not None:
             self._lock.release()
             self._lock = None
-
-    def _probe(self, checkpoints: Path) -> None:
-        """Writes and deletes a file in the directory of checkpoints.
-
-        Raises:
-            OSError: the directory is not writable.
-        """
-        make_directory(checkpoints)
-        path = checkpoints / f".probe.{secrets.token_hex(4)}"
-        try:
-            write_file(path, [bytes(_PROBE_BYTES)])
-        finally:
-            with suppress(OSError):
-                path.unlink()
 
     def _allowed(self) -> None:
         """Checks that this process may write; see `RunLock.check`."""
@@ -316,7 +307,7 @@ class Storage:
             What is lost, in a sentence; "" where another worker reports it.
         """
         if not self.scheduled or self.run_dir is None:
-            return f"{lost_steps(1, step)}: nothing was saved, for there is no run directory"
+            return f"{_lost_steps(1, step)}: nothing was saved, for there is no run directory"
         self.settle(at_the_end=True)
         taken = self._take_after(view, 0.0 if chief else _CHIEF_SECONDS)
         newest, state = _newest(self.run_dir)
@@ -326,13 +317,13 @@ class Storage:
             return f"the chief has no values newer than the newest checkpoint, of step {newest}"
         if not taken:
             return (
-                f"{lost_steps(newest + 1, step)}, unless the task that holds the lock on the "
+                f"{_lost_steps(newest + 1, step)}, unless the task that holds the lock on the "
                 "run directory saves them: it still holds the lock"
             )
         try:
             self._completed.append(save(self.run_dir, values(state), allowed=self._allowed))
         except CheckpointError as error:
-            return f"{lost_steps(newest + 1, step)}: their values could not be saved: {error}"
+            return f"{_lost_steps(newest + 1, step)}: their values could not be saved: {error}"
         before = f"step {newest}" if newest else "none"
         return (
             f"the newest checkpoint was of {before}, and the values of step {step} are saved "
@@ -401,7 +392,7 @@ def _newest(run_dir: Path) -> tuple[int, dict[str, Any]]:
     return 0, {}
 
 
-def lost_steps(first: int, last: int) -> str:
+def _lost_steps(first: int, last: int) -> str:
     """Returns in words which steps are lost."""
     return f"step {last} is lost" if first >= last else f"steps {first} to {last} are lost"
 
