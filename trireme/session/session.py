@@ -395,7 +395,7 @@ class Session(SummaryMethods):
 
     def _announce_checkpoints(self) -> None:
         for path in self.worker.storage.take_completed():
-            self._recorder.say(f"saved {path}")
+            self.worker.progress.message(f"saved {path}")
             for hook in self.options.hooks:
                 hook.on_checkpoint(self, path)
 

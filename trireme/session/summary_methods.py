@@ -97,13 +97,19 @@ class SummaryMethods(ABC):
 
         The options are `metadata`, a label for each point, and `label_img`, an image for each.
         """
-        options = {"tag": name, "global_step": self.global_step, **options}
-        self._write_now(name, lambda writer: writer.add_embedding(matrix, **options), run)
+
+        def write(writer: SummaryWriter) -> None:
+            writer.add_embedding(matrix, tag=name, global_step=self.global_step, **options)
+
+        self._write_now(name, write, run)
 
     def figure(self, name: str, figure: Any, *, run: str = "train", **options: Any) -> None:
         """Records one or several figures of matplotlib (`SummaryWriter.add_figure`)."""
-        step = self.global_step
-        self._write_now(name, lambda writer: writer.add_figure(name, figure, step, **options), run)
+
+        def write(writer: SummaryWriter) -> None:
+            writer.add_figure(name, figure, self.global_step, **options)
+
+        self._write_now(name, write, run)
 
     def graph(self, example: Any, *, run: str = "train") -> None:
         """Records what the model computes from example inputs, with shapes and devices.

@@ -177,7 +177,11 @@ class RunLock:
             number = _newest(run_dir)
             holder, free = _look(run_dir, number)
             if holder is not None and _succeeds(holder, writer):
-                raise ConfigurationError(_superseded(run_dir, holder, writer))
+                raise ConfigurationError(
+                    f"{holder.words} has taken over the run directory {run_dir} as chief of view "
+                    f"{holder.view} of this job: {writer.task}, which was chief of view "
+                    f"{writer.view}, may write there no more"
+                )
             if free and not first and _came_between(holder, writer):
                 raise ConfigurationError(_taken(run_dir, holder))
             if free or (holder is not None and _succeeds(writer, holder)):
@@ -320,14 +324,6 @@ def _came_between(holder: Writer | None, writer: Writer) -> bool:
 def _succeeds(one: Writer, other: Writer) -> bool:
     """Returns whether `one` is chief after `other`: in the same job and a later view."""
     return one.epoch == other.epoch and one.view > other.view
-
-
-def _superseded(run_dir: Path, holder: Writer, writer: Writer) -> str:
-    return (
-        f"{holder.words} has taken over the run directory {run_dir} as chief of view "
-        f"{holder.view} of this job: {writer.task}, which was chief of view {writer.view}, may "
-        "write there no more"
-    )
 
 
 def _taken(run_dir: Path, holder: Writer | None) -> str:

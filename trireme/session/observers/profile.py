@@ -167,7 +167,7 @@ class Profile(Hook):
         except OSError as error:  # monitoring must not end the job
             _log.warning("the trace of steps %d to %d is lost: %s", self.first, self.end, error)
             return
-        session.recorder.say(f"trace: {path} (https://ui.perfetto.dev opens it)")
+        session.worker.progress.message(f"trace: {path} (https://ui.perfetto.dev opens it)")
 
 
 class _Tracing:

@@ -356,10 +356,6 @@ class Recorder:
         shown = " ".join(f"{key} {value:.4f}" for key, value in results.items())
         self._progress.message(f"{name} at global step {self._worker.global_step}: {shown}")
 
-    def say(self, text: str) -> None:
-        """Shows a line."""
-        self._progress.message(text)
-
     @property
     def board(self) -> TensorBoard | None:
         """The TensorBoard writer, created on first access; None without a run directory."""
