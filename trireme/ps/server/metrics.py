@@ -6,20 +6,14 @@ They are read from the shard between two messages: the shard itself reads no clo
 from __future__ import annotations
 
 import logging
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Protocol
 
 import psutil
 
 from trireme.metrics import Histogram, Registry
-from trireme.ps.layout import Layout
-from trireme.ps.messages import GroupSpec, OptimizerSpec
-from trireme.ps.rule import Rule
 from trireme.ps.shard.shard import Shard
-from trireme.ps.shard.values.gradient_sums import Total
-from trireme.ps.shard.values.parameters import Values, make_values
 
 __all__ = ["Report", "ShardMetrics", "StepListener"]
 
@@ -79,13 +73,6 @@ class ShardMetrics:
         self._lag = partial(
             registry.gauge, "trireme_worker_lag", "Pushes behind the worker that is furthest"
         )
-
-    def values(self, layout: Layout, server: int, optimizer: OptimizerSpec, rule: Rule) -> Values:
-        """Makes a server's values, as `make_values`, whose changes are measured."""
-        made = make_values(layout, server, optimizer, rule, _MeasuredValues)
-        assert isinstance(made, _MeasuredValues)
-        made.metrics = self
-        return made
 
     def applied(self, step: int, began: float, ended: float) -> None:
         """Records a step that was made between two readings of `time.monotonic`."""
@@ -151,20 +138,3 @@ class ShardMetrics:
         over = {name: "" if isinstance(told, str) else 0.0 for name, told in self._told.items()}
         self._told = status
         return {name: told for name, told in over.items() if name not in status} | status
-
-
-class _MeasuredValues(Values):
-    """Values that measure how long each change takes."""
-
-    metrics: ShardMetrics
-
-    def apply(
-        self,
-        update: Total | None,
-        hyper: Sequence[GroupSpec] | None,
-        step: int,
-        steps: int = 1,
-    ) -> None:
-        began = time.monotonic()
-        super().apply(update, hyper, step, steps)
-        self.metrics.applied(step, began, time.monotonic())

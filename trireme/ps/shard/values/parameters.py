@@ -127,16 +127,10 @@ class Values:
             self._publication.begin(step, tensors)
 
 
-def make_values(
-    layout: Layout,
-    server: int,
-    optimizer: OptimizerSpec,
-    rule: Rule,
-    kind: type[Values] = Values,
-) -> Values:
+def make_values(layout: Layout, server: int, optimizer: OptimizerSpec, rule: Rule) -> Values:
     """Returns a server's values in new memory, zero until they are loaded."""
     buffer = PartBuffer(layout, server)
-    return kind(layout, server, buffer, SegmentOptimizer(optimizer, layout, server, buffer), rule)
+    return Values(layout, server, buffer, SegmentOptimizer(optimizer, layout, server, buffer), rule)
 
 
 ValuesFactory = Callable[[Layout, int, OptimizerSpec, Rule], Values]
