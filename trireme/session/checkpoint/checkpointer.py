@@ -18,7 +18,7 @@ from trireme.ps.optimizers import name_of
 from trireme.ps.snapshot import ModelState, lacking
 from trireme.session.backends.local_optimizers import LocalOptimizers
 from trireme.session.checkpoint import CheckpointData, latest, list_checkpoints, load, step_of
-from trireme.session.checkpoint.tensors import can_hold
+from trireme.session.checkpoint.tensors import dtype_name
 from trireme.session.observers.progress import Progress
 from trireme.session.replica.buffers import Buffers
 from trireme.session.training_setup import TrainingSetup
@@ -268,10 +268,13 @@ class _Parts:
 
     def held(self, group: str, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Returns the tensors that a checkpoint can hold."""
-        good = {name: tensor for name, tensor in tensors.items() if can_hold(name, tensor)}
-        odd = [
-            f"{name!r} of {tensor.dtype}" for name, tensor in tensors.items() if name not in good
-        ]
+        good, odd = dict(tensors), []
+        for name, tensor in tensors.items():
+            try:
+                dtype_name(name, tensor)
+            except CheckpointError:
+                odd.append(f"{name!r} of {tensor.dtype}")
+                del good[name]
         if odd:
             self.lacks.append(f"what it cannot hold of the {group}: {', '.join(odd)}")
         return good

@@ -250,7 +250,10 @@ class Recorder:
         self._recorded = now
         made = max(now.steps - before.steps, 1)
         seconds = self.phases.since(before.seconds, made)
-        values = self._values(result)
+        values, sent = self._values(result), {}
+        if self._worker.task.servers:
+            sent["bytes/pushed_per_step"] = (now.pushed - before.pushed) / made
+            sent["bytes/pulled_per_step"] = (now.pulled - before.pulled) / made
         if self._worker.lifecycle.is_chief and self._directory is not None:
             self.log(
                 {
@@ -261,22 +264,12 @@ class Recorder:
                     "updates/staleness": (now.staleness - before.staleness) / made,
                     "updates/applied_total": float(self.applied),
                     "updates/stale_total": float(self.stale),
-                    **self._bytes_per_step(before, now),
+                    **sent,
                     **self._lags(),
                 },
                 "train",
             )
         self._worker.buffers.publish()
-
-    def _bytes_per_step(self, before: _Mark, now: _Mark) -> dict[str, float]:
-        """Returns the bytes on the wire of each of this worker's steps between two marks."""
-        if not self._worker.task.servers:
-            return {}
-        steps = max(now.steps - before.steps, 1)
-        return {
-            "bytes/pushed_per_step": (now.pushed - before.pushed) / steps,
-            "bytes/pulled_per_step": (now.pulled - before.pulled) / steps,
-        }
 
     def _values(self, result: StepResult) -> dict[str, float]:
         """Returns loss and metrics, as means over replicas that step together."""
