@@ -39,11 +39,11 @@ CORE = (
             "dedup",
             "example_ledgers",
             "participants",
-            "push_checks",
             "push_decider",
             "rounds",
             "shard",
             "snapshot_barrier",
+            "state",
         )
     ),
     *(f"trireme/cluster/{name}.py" for name in ("consequences", "decision", "membership", "state")),

@@ -19,18 +19,16 @@ from trireme.ps.messages import Applied, Done, Lease, Push, Retire, Span, Worker
 from trireme.ps.server.dispatcher import Dispatcher
 from trireme.ps.server_messages import PushesStaged, RoundClose, RoundReady
 from trireme.ps.shard.answers import Answers, PushAnswer
-from trireme.ps.shard.commit import CommitFollower, CommitLeader
+from trireme.ps.shard.commit import CommitFollower, CommitLeader, HalfApplied
 from trireme.ps.shard.dedup import Pending, PushTable, WorkerRecord
 from trireme.ps.shard.example_ledgers import ExampleLedgers
-from trireme.ps.shard.half_applied import HalfApplied
 from trireme.ps.shard.instructions import Instruction, Reply, Send
-from trireme.ps.shard.model_agreement import ShownModel
 from trireme.ps.shard.participants import Participant
 from trireme.ps.shard.push_decider import PushDecider
 from trireme.ps.shard.rounds import Decision, Live, Round, RoundFollower, RoundLeader
 from trireme.ps.shard.shard import Shard
 from trireme.ps.shard.snapshot_barrier import SnapshotBarrier
-from trireme.ps.shard.state import ShardState
+from trireme.ps.shard.state import ShardState, ShownModel
 from trireme.ps.shard.values.gradient_sums import Total
 from trireme.ps.shard.values.parameters import ValuesFactory, make_values
 from trireme.ps.shard.values.snapshot_tensors import Tensors
@@ -89,7 +87,9 @@ class _AppliesLater(PushDecider):
         super().__init__(state, answers)
         self.postponed: list[Pending] = []
 
-    def _apply_one(self, pending: Pending) -> PushAnswer:
+    def decide_one(self, pending: Pending, *, applied: bool) -> PushAnswer:
+        if not applied:
+            return super().decide_one(pending, applied=False)
         self.postponed.append(msgspec.structs.replace(pending, gradients=pending.gradients.copy()))
         self._state.step += 1
         return self._decide(pending, Applied(self._state.step), 0)
@@ -543,9 +543,9 @@ class RepeatsGoUnanswered(Shard):
 
 
 class _MakesNoStep(PushDecider):
-    def _apply_one(self, pending: Pending) -> PushAnswer:
-        answer = super()._apply_one(pending)
-        if pending.push.sequence % 5 == 0:
+    def decide_one(self, pending: Pending, *, applied: bool) -> PushAnswer:
+        answer = super().decide_one(pending, applied=applied)
+        if applied and pending.push.sequence % 5 == 0:
             self._state.step -= pending.push.steps
         return answer
 

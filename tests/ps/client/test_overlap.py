@@ -20,8 +20,8 @@ from trireme.ps.messages import Applied, GroupSpec, Push, Span
 from trireme.ps.optimizers import spec_of
 from trireme.ps.rule import Rule
 from trireme.ps.server.service import ShardHandler
-from trireme.ps.shard.model_agreement import ShownModel
 from trireme.ps.shard.shard import Shard
+from trireme.ps.shard.state import ShownModel
 from trireme.ps.snapshot import ModelState
 
 LAYERS, WIDTH = 6, 32

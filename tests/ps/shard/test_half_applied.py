@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from trireme.ps.server_messages import LastPushes
-from trireme.ps.shard.half_applied import HalfApplied
+from trireme.ps.shard.commit import HalfApplied
 from trireme.ps.shard.instructions import Send
 from trireme.ps.shard.participants import Participant
 

@@ -422,7 +422,7 @@ def test_what_is_left_is_the_newest_of_each_worker_of_now() -> None:
 def test_only_so_many_topics_are_kept_and_the_known_ones_go_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("trireme.ps.shard.shared_topics._MOST_TOPICS", 1)
+    monkeypatch.setattr("trireme.ps.shard.state._MOST_TOPICS", 1)
     bench = Bench()
     for topic, answer in (
         ("t", Done()),

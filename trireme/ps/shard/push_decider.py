@@ -15,15 +15,19 @@ from trireme.ps.server_messages import (
     RoundReady,
 )
 from trireme.ps.shard.answers import Answers, PushAnswer
-from trireme.ps.shard.commit import CommitFollower, CommitLeader, Commits
+from trireme.ps.shard.commit import CommitFollower, CommitLeader, Commits, HalfApplied
 from trireme.ps.shard.dedup import Pending, WorkerRecord
-from trireme.ps.shard.half_applied import HalfApplied
 from trireme.ps.shard.instructions import Send
-from trireme.ps.shard.model_agreement import ShownModel
 from trireme.ps.shard.participants import Participant
-from trireme.ps.shard.round_hyperparameters import RoundHyperparameters
-from trireme.ps.shard.rounds import Decision, Round, RoundCoordinator, RoundFollower, RoundLeader
-from trireme.ps.shard.state import ShardState
+from trireme.ps.shard.rounds import (
+    Decision,
+    Round,
+    RoundCoordinator,
+    RoundFollower,
+    RoundHyperparameters,
+    RoundLeader,
+)
+from trireme.ps.shard.state import ShardState, ShownModel
 from trireme.ps.shard.values.gradient_sums import Total
 
 __all__ = ["PushDecider"]
@@ -73,23 +77,32 @@ class PushDecider:
         state = self._state
         return not state.synchronous and self._commits is None and state.barrier.token is None
 
-    def decide_at_once(self, pending: Pending) -> PushAnswer:
-        """Decides a push by itself: applies it, or calls it stale where the job is over."""
-        over = self._state.ending.reached(self._state.step)
-        return self._decide_stale(pending) if over else self._apply_one(pending)
+    def decide_one(self, pending: Pending, *, applied: bool) -> PushAnswer:
+        """Decides a push by itself: applies it, or calls it stale; returns the answer."""
+        if not applied:
+            return self._decide_stale(pending)
+        state, push = self._state, pending.push
+        assert state.values is not None
+        staleness = state.step - push.pulled
+        state.counters["staleness"] += staleness
+        update = Total(pending.gradients, 1.0, push.absent) if push.weight > 0 else None
+        state.step += push.steps
+        state.values.apply(update, push.hyper, state.step, push.steps)
+        return self._decide(pending, Applied(state.step), staleness)
 
     def consider(self, pending: Pending) -> None:
         """Decides a push, stages it, adds it to its round, or holds it back for a cut."""
         state, worker = self._state, pending.owner.worker
         if state.table.records[worker].pending is not pending:
             return  # it was held back, and its worker is out by now
+        over = state.ending.reached(state.step)
         if self._commits is not None:
             self._commits.add(pending)
         elif state.barrier.holds(pending):
             state.barrier.later.append(pending)
         elif not state.synchronous:
-            self._answers.withheld[worker] = self.decide_at_once(pending)
-        elif state.ending.reached(state.step) or pending.push.pulled < state.step:
+            self._answers.withheld[worker] = self.decide_one(pending, applied=not over)
+        elif over or pending.push.pulled < state.step:
             self._answers.due.append(self._decide_stale(pending))
         else:
             self._round.add(pending)
@@ -178,17 +191,6 @@ class PushDecider:
 
     # -- deciding --------------------------------------------------------------------------------
 
-    def _apply_one(self, pending: Pending) -> PushAnswer:
-        """Applies one update; returns the answer."""
-        state, push = self._state, pending.push
-        assert state.values is not None
-        staleness = state.step - push.pulled
-        state.counters["staleness"] += staleness
-        update = Total(pending.gradients, 1.0, push.absent) if push.weight > 0 else None
-        state.step += push.steps
-        state.values.apply(update, push.hyper, state.step, push.steps)
-        return self._decide(pending, Applied(state.step), staleness)
-
     def _decide(self, pending: Pending, verdict: Applied | Stale, staleness: int) -> PushAnswer:
         """Records the verdict on a push; returns the answer."""
         state, owner, push = self._state, pending.owner, pending.push
@@ -215,7 +217,7 @@ class PushDecider:
             if state.barrier.stops_commit(pending, state.step):
                 break
             commits.done()
-            answer = self._apply_one(pending) if applied else self._decide_stale(pending)
+            answer = self.decide_one(pending, applied=applied)
             if not pending.answered:
                 self._answers.withheld[pending.owner.worker] = answer
         ready = commits.ready

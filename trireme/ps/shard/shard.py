@@ -74,12 +74,9 @@ from trireme.ps.server_messages import (
 from trireme.ps.shard.answers import Answers, PushAnswer, Wait
 from trireme.ps.shard.dedup import Pending
 from trireme.ps.shard.instructions import Instruction, Reply
-from trireme.ps.shard.model_agreement import ShownModel
 from trireme.ps.shard.participants import Participant
-from trireme.ps.shard.push_checks import senseless
 from trireme.ps.shard.push_decider import PushDecider
-from trireme.ps.shard.shared_topics import SharedTopics
-from trireme.ps.shard.state import ShardState
+from trireme.ps.shard.state import ShardState, ShownModel
 from trireme.ps.shard.values.parameters import ValuesFactory, make_values
 from trireme.ps.shard.values.snapshot_tensors import Tensors
 from trireme.ps.snapshot_messages import Cut, Freeze, Frozen, Load, Loaded, Snapshot, Thaw
@@ -113,7 +110,6 @@ class Shard:
         self.state = ShardState(server)
         self._answers = Answers(self.state)
         self._decider = PushDecider(self.state, self._answers)
-        self._topics = SharedTopics()
         self._noticed = 0.0
 
     @property
@@ -258,7 +254,7 @@ class Shard:
         if reason is not None:
             fenced = FencedVerdict(state.participants.view.number, reason)
             return [self._refused_push(route, fenced, "fenced")]
-        reason = senseless(state, who.worker, push)
+        reason = state.senseless(who.worker, push)
         if reason is not None:
             return [self._refused_push(route, RejectedVerdict(reason), "rejected")]
         state.table.forget_acknowledged(who.worker, push.acknowledged)
@@ -269,7 +265,8 @@ class Shard:
             record.pending.route = route
             return []
         if self._decider.waits_for_nobody:
-            answer = self._decider.decide_at_once(pending)
+            over = state.ending.reached(state.step)
+            answer = self._decider.decide_one(pending, applied=not over)
             return [*self._answers.give(answer), *self._proceed()]
         record.pending = pending
         self._decider.consider(pending)
@@ -381,14 +378,14 @@ class Shard:
         """Keeps bytes that a worker shares with the others."""
         if self.state.participants.holds(who):
             try:
-                self._topics.put(request.topic, who.worker, payload)
+                self.state.topics.put(request.topic, who.worker, payload)
             except ValueError as error:
                 return [self._refused(route, "rejected", str(error))]
         return [Reply(route, Done())]
 
     def collect(self, now: float, route: object, request: Collect) -> list[Instruction]:
         """Answers with the bytes that workers have shared under a topic."""
-        left = self._topics.left(request.topic)
+        left = self.state.topics.left(request.topic)
         sizes = tuple(tensor.numel() for _, tensor in left)
         message = Collected(tuple(worker for worker, _ in left), sizes)
         return [Reply(route, message, [tensor for _, tensor in left])]

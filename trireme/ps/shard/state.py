@@ -1,20 +1,83 @@
-"""The state of one shard, which its parts share."""
+"""The state of one shard, which its parts share, and the checks of requests against it."""
 
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import dataclass
 
+import torch
+
+from trireme.errors import ModelMismatchError
 from trireme.ps.layout import Layout
+from trireme.ps.messages import OptimizerSpec, Push
+from trireme.ps.optimizers import misfit
 from trireme.ps.rule import Rule
 from trireme.ps.shard.dedup import PushTable
 from trireme.ps.shard.example_ledgers import ExampleLedgers
-from trireme.ps.shard.model_agreement import ShownModel
 from trireme.ps.shard.participants import Participants
 from trireme.ps.shard.snapshot_barrier import SnapshotBarrier
 from trireme.ps.shard.values.parameters import Values
 from trireme.ps.termination import Ending
 
-__all__ = ["ShardState"]
+__all__ = ["ShardState", "SharedTopics", "ShownModel"]
+
+_MOST_TOPICS = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class ShownModel:
+    """What one worker has shown; that of the first worker holds for all.
+
+    Attributes:
+        task: the worker's name, such as `worker:0`.
+        layout: the model's layout.
+        optimizer: what updates the values.
+        rule: how pushes become steps.
+    """
+
+    task: str
+    layout: Layout
+    optimizer: OptimizerSpec
+    rule: Rule
+
+    def check_same(self, other: ShownModel) -> None:
+        """Checks that another worker trains the same.
+
+        Raises:
+            ModelMismatchError: names the first difference.
+        """
+        self.layout.check_same(other.layout, whose=self.task, others=other.task)
+        if other.rule != self.rule:
+            raise ModelMismatchError(
+                f"the strategies differ: {self.task} trains by {_shown(self.rule)}, {other.task} "
+                f"by {_shown(other.rule)}; start every task with the same options"
+            )
+        if other.optimizer.names != self.optimizer.names:
+            raise ModelMismatchError(
+                f"the optimizers differ: {_listed(self.optimizer)} at {self.task}, "
+                f"{_listed(other.optimizer)} at {other.task}"
+            )
+
+
+class SharedTopics:
+    """The shared bytes: under each topic, the last of each worker."""
+
+    def __init__(self) -> None:
+        self._left: dict[str, dict[int, torch.Tensor]] = {}
+
+    def put(self, topic: str, worker: int, payload: torch.Tensor) -> None:
+        """Keeps what a worker shares.
+
+        Raises:
+            ValueError: that would be a topic too many.
+        """
+        if topic not in self._left and len(self._left) >= _MOST_TOPICS:
+            raise ValueError(f"workers share {_MOST_TOPICS} topics")
+        self._left.setdefault(topic, {})[worker] = payload
+
+    def left(self, topic: str) -> list[tuple[int, torch.Tensor]]:
+        """Returns what workers have shared under a topic, by worker."""
+        return sorted(self._left.get(topic, {}).items())
 
 
 class ShardState:
@@ -31,6 +94,7 @@ class ShardState:
         rule: the rule of what was shown.
         synchronous: whether the rule is synchronous; read several times a push.
         values: the values; None before a worker has shown its model.
+        topics: the bytes that workers share at server 0.
         counters: how many pushes had each verdict, and other counts.
         participants: the workers of the newest view.
         table: the exactly-once table.
@@ -47,6 +111,7 @@ class ShardState:
         self.rule = Rule()
         self.synchronous = False
         self.values: Values | None = None
+        self.topics = SharedTopics()
         self.counters: Counter[str] = Counter()
         self.participants = Participants()
         self.table = PushTable()
@@ -58,3 +123,48 @@ class ShardState:
     def layout(self) -> Layout | None:
         """The model's layout; None before the first worker has shown it."""
         return None if self.shown is None else self.shown.layout
+
+    def senseless(self, worker: int, push: Push) -> str | None:
+        """Returns why a push of a worker makes no sense; None when it does."""
+        last, period = self.table.records[worker].sequence, self.ending.period
+        if not self.loaded or self.shown is None:
+            return "a push came before the values were loaded"
+        if push.sequence > last + 1:
+            return (
+                f"push {push.sequence} of worker:{worker} came after push {last}: the ones between "
+                "are missing"
+            )
+        if not 0 <= push.weight < float("inf"):
+            return f"a push weighs {push.weight}: it must be finite and 0 or more"
+        if not 1 <= push.steps <= period:
+            return f"a push is of {push.steps} steps, and may be of 1 to {period}"
+        if self.synchronous and push.pulled > self.step:
+            return (
+                f"a push for step {push.pulled}, and ps:{self.server} is at {self.step}: pull the "
+                "values of one step from all servers"
+            )
+        if push.absent and (reason := _nowhere(self.shown.layout, push.absent)) is not None:
+            return reason
+        if push.examples and (reason := self.examples.senseless(push.examples)) is not None:
+            return reason
+        return misfit(self.shown.optimizer, push.hyper) if push.hyper is not None else None
+
+
+def _nowhere(layout: Layout, absent: tuple[int, ...]) -> str | None:
+    """Returns why these are no positions of parameters; None when they are."""
+    count = len(layout.spec.parameters)
+    if absent[0] < 0 or absent[-1] >= count or list(absent) != sorted(set(absent)):
+        return f"a push names absent parameters that are not, ascending, among the {count}"
+    return None
+
+
+def _listed(optimizer: OptimizerSpec) -> str:
+    return ", ".join(dict.fromkeys(optimizer.names))
+
+
+def _shown(rule: Rule) -> str:
+    return ", ".join(
+        f"{name} {value}"
+        for name in rule.__struct_fields__
+        if (value := getattr(rule, name)) is not None
+    )

@@ -15,12 +15,11 @@ from typing import Any
 import torch
 
 from trireme.errors import ConfigurationError, Rejected, UnsupportedOptimizerError
-from trireme.ps.flat import PartBuffer
+from trireme.ps.flat import PartBuffer, dtype_of
 from trireme.ps.layout import Layout, Range, Segment
 from trireme.ps.messages import GroupSpec, OptimizerSpec
 from trireme.ps.optimizers import OPTIMIZERS, WIDE, is_sensible
 from trireme.ps.shard.values.fused_kernels import DIRECT, Kernel
-from trireme.ps.shard.values.segment_state import divided, state_within
 from trireme.ps.shard.values.snapshot_tensors import Tensors
 from trireme.ps.snapshot_messages import TensorSpec
 
@@ -260,7 +259,7 @@ class TorchOptimizer:
             pieces.append(_Piece(piece.place, piece.segment, start, stop, values))
             if had:
                 self._optimizer.state[values] = {
-                    name: divided(value, low, high) for name, value in had.items()
+                    name: _divided(value, low, high) for name, value in had.items()
                 }
         return pieces
 
@@ -310,7 +309,7 @@ class TorchOptimizer:
         assert self._optimizer is not None
         restored: list[tuple[_Piece, dict[str, torch.Tensor]]] = []
         for place, segment, values in self._segments:
-            for start, stop, found in state_within(segment, state):
+            for start, stop, found in _state_within(segment, state):
                 own = values[start - segment.start : stop - segment.start]
                 restored.append((_Piece(place, segment, start, stop, own), found))
         hyper = dict(zip(self._groups, self._optimizer.param_groups, strict=True))
@@ -332,3 +331,54 @@ class TorchOptimizer:
             return {}
         state: Mapping[str, Any] = self._optimizer.state[piece.values]
         return {name: value for name, value in state.items() if isinstance(value, torch.Tensor)}
+
+
+def _divided(value: Any, low: int, high: int) -> Any:
+    """Returns a piece's share of a state: its elements, or a copy of a scalar."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    return value.clone() if value.dim() == 0 else value[low:high]
+
+
+def _state_within(
+    segment: Segment, state: Tensors
+) -> list[tuple[int, int, dict[str, torch.Tensor]]]:
+    """Returns one segment's state, put together from ranges of its flat vector.
+
+    Returns:
+        (start, stop, state by name): in order, as few as can be, which cover the segment. Elements
+        are together that have the same kinds of state and the same counters.
+    """
+    relevant = [
+        (spec, value, spec.key.removeprefix("state/"), value.item() if spec.group >= 0 else None)
+        for spec, value in state
+        if spec.vector == segment.vector.dtype
+        and spec.group in (-1, segment.group)
+        and spec.start < segment.stop
+        and segment.start < spec.stop
+    ]
+    edges = {segment.start, segment.stop}
+    for spec, *_ in relevant:
+        edges |= {max(spec.start, segment.start), min(spec.stop, segment.stop)}
+    runs: list[tuple[int, int, dict[str, Any]]] = []
+    for low, high in pairwise(sorted(edges)):
+        has = {n: number for s, _, n, number in relevant if s.start <= low and high <= s.stop}
+        if runs and runs[-1][2] == has:
+            runs[-1] = runs[-1][0], high, has
+        else:
+            runs.append((low, high, has))
+    found: list[tuple[int, int, dict[str, torch.Tensor]]] = []
+    for low, high, has in runs:
+        tensors: dict[str, torch.Tensor] = {}
+        for spec, value, name, number in relevant:
+            start, stop = max(spec.start, low), min(spec.stop, high)
+            if start >= stop or name not in has:
+                continue
+            if number is not None:
+                tensors[name] = value.reshape(()).clone()
+                continue
+            if name not in tensors:
+                tensors[name] = torch.zeros(high - low, dtype=dtype_of(spec.dtype))
+            tensors[name][start - low : stop - low] = value[start - spec.start : stop - spec.start]
+        found.append((low, high, tensors))
+    return found
