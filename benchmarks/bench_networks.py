@@ -42,7 +42,7 @@ def run(context: Context) -> Result:
     result.notes.append(f"{LOOPS}: plain PyTorch loops that never talk. One thread a process.")
     result.notes.append(
         f"{KEEPING}: the same, with the allocator set up as `trireme run` does it for its tasks "
-        "(`trireme.launch.process_setup.allocator`): freed memory is not given back to the system."
+        "(`trireme.launch.process_setup.resources`): freed memory is not given back to the system."
     )
     return result
 

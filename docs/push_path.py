@@ -55,11 +55,11 @@ class Station:
 STATIONS = (
     Station("the push is given its sequence number", "worker:0", "ClientProtocol.push"),
     Station("the gradient is sent", "worker:0", "SocketStream.write"),
-    Station("the gradient arrives", "ps:0", "SocketStream.read_into", "FrameReader._read_payload"),
+    Station("the gradient arrives", "ps:0", "SocketStream.read_into", "FrameReader.poll"),
     Station("the update is applied", "ps:0", "SegmentOptimizer.step"),
     Station("the verdict is remembered", "ps:0", "PushTable.decide"),
     Station("the new values are sent", "ps:0", "SocketStream.write"),
-    Station("the values arrive", "worker:0", "SocketStream.read_into", "FrameReader._read_payload"),
+    Station("the values arrive", "worker:0", "SocketStream.read_into", "FrameReader.poll"),
     Station("the model has the new values", "worker:0", "FlatModel.publish_values"),
 )
 STARTS = {"worker:0": "Session.step", "ps:0": "Service._run_once"}

@@ -114,14 +114,14 @@ class Faults(Hook):
                 _until_told(session)
             return
         backend: Any = session.worker.backend
-        wait = backend.end_exchange
+        wait = backend.wait
 
         def wait_in_vain() -> Any:
-            backend.end_exchange = wait
+            backend.wait = wait
             fault.happen()
             return wait()
 
-        backend.end_exchange = wait_in_vain
+        backend.wait = wait_in_vain
 
 
 # A connection -----------------------------------------------------------------------------------

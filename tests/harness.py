@@ -34,7 +34,7 @@ from trireme.cluster.coordinator import Coordinator
 from trireme.cluster.messages import JobOver
 from trireme.cluster.state import Policy
 from trireme.job_config import JobConfig
-from trireme.launch.environment.detect import TASK_VARIABLE, TaskConfig, encode_task
+from trireme.launch.config.task_config import TASK_VARIABLE, TaskConfig, encode_task
 from trireme.ps.server.service import ServerConfig, serve
 from trireme.ps.shard.values.segment_optimizer import load_optimizers
 from trireme.session.session import Session
@@ -153,7 +153,7 @@ def run_job(cluster: Cluster, make: Callable[[int], Session], program: Program[T
         AssertionError: a thread did not end in time, or a server ended by an error.
     """
     ran: Ran[T] = Ran()
-    passing_on = mock.patch("trireme.cluster.member_loop.connect", unnoticed)
+    passing_on = mock.patch("trireme.cluster.member.connect", unnoticed)
     with _global_state(), passing_on, keepers(cluster, ran) as coordinator:
         sessions = {
             index: _session(cluster, make, index, coordinator) for index in range(cluster.workers)

@@ -25,14 +25,13 @@ import msgspec
 
 from tests.harness import JOB, SECRET, Cluster, Ran, keepers
 from trireme.job_config import JobConfig
-from trireme.launch.config.task_config import decode_task
-from trireme.launch.environment.detect import TASK_VARIABLE, TaskConfig, encode_task
+from trireme.launch.config.task_config import TASK_VARIABLE, TaskConfig, decode_task, encode_task
 
 SECONDS = 180.0
 
 _spawner = multiprocessing.get_context("forkserver")
 _spawner.set_forkserver_preload(
-    ["trireme.session.session", "trireme.session.replica.process_group_assembly", "torch._dynamo"]
+    ["trireme.session.session", "trireme.session.replica.process_group", "torch._dynamo"]
 )
 
 

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from trireme.session.observers.profile import Profile
     from trireme.session.observers.summaries import Summaries
     from trireme.session.options import Checkpoint
-    from trireme.session.replica.evaluation import accuracy
-    from trireme.session.replica.model_loss import model_loss
+    from trireme.session.replica.replica import model_loss
+    from trireme.session.result import accuracy
     from trireme.session.session import Session, StepResult
     from trireme.strategies import (
         FSDP,
@@ -74,8 +74,8 @@ _HOME = {
     "trireme.session.observers.profile": ("Profile",),
     "trireme.session.observers.summaries": ("Summaries",),
     "trireme.session.options": ("Checkpoint",),
-    "trireme.session.replica.evaluation": ("accuracy",),
-    "trireme.session.replica.model_loss": ("model_loss",),
+    "trireme.session.replica.replica": ("model_loss",),
+    "trireme.session.result": ("accuracy",),
     "trireme.session.session": ("Session", "StepResult"),
     "trireme.strategies": (
         *("FSDP", "SSP", "AllReduce", "Async", "Averaging", "DiLoCo"),

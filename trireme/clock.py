@@ -1,4 +1,4 @@
-"""Real and virtual clocks. Code that waits or expires takes a `Clock`, which tests can control."""
+"""Clocks. Code that waits or expires takes a `Clock`, so that a test can give it another one."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import Protocol
 
-__all__ = ["Clock", "MonotonicClock", "VirtualClock", "clock_name"]
+__all__ = ["Clock", "MonotonicClock", "clock_name"]
 
 
 class Clock(Protocol):
@@ -35,23 +35,3 @@ def clock_name() -> str:
     except OSError:
         return f"{socket.gethostname()}/{os.getpid()}"
     return f"boot/{boot}"
-
-
-class VirtualClock:
-    """A clock that moves only when `advance` is called."""
-
-    def __init__(self, start: float = 0.0) -> None:
-        self._now = start
-
-    def now(self) -> float:
-        return self._now
-
-    def advance(self, seconds: float) -> None:
-        """Moves the clock forward.
-
-        Raises:
-            ValueError: `seconds` is negative.
-        """
-        if seconds < 0:
-            raise ValueError(f"time cannot go back by {-seconds} s")
-        self._now += seconds

@@ -245,6 +245,54 @@ class JobConfig(
         """The number of processes that hold one model; with servers, those of each worker."""
         return Mesh.parse(self.mesh).size
 
+    def check_engine(self) -> None:
+        """Checks that the options about where tasks run are consistent.
+
+        Raises:
+            UsageError: they are not; the message says what to do.
+        """
+        if self.on == "ray":
+            if self.workers == "auto":
+                raise UsageError(
+                    "workers is auto, which counts the GPUs of this host, and not those of a Ray "
+                    "cluster: give --workers N"
+                )
+            return
+        for option in OPTIONS:
+            elsewhere = option.name.startswith("ray-") or option.field == "allow_plaintext"
+            if elsewhere and self.origin(option.field) == "command line":
+                raise UsageError(f"--{option.name} is for jobs on a Ray cluster: add --on ray")
+
+    def check_together(self, servers: int) -> None:
+        """Checks that the mesh, the codec and the number of servers are consistent.
+
+        Each strategy checks the values of its own options itself.
+
+        Raises:
+            UsageError: they are not; the message says what to do.
+        """
+        mesh = Mesh.parse(self.mesh)
+        if self.uncommitted and servers < 2:
+            raise UsageError(
+                f"uncommitted is on ({self.origin('uncommitted')}), and this job has {servers} "
+                "servers: only several servers have to agree on an update; leave out --uncommitted"
+            )
+        if servers:
+            if mesh.size > 1 and self.prefetch:
+                raise UsageError("prefetch is for workers of one process: leave out --prefetch")
+        elif self.compress != "none" and (mesh.size > 1 or self.workers != 1):
+            raise UsageError(
+                f"compress is {self.compress} ({self.origin('compress')}): codecs pack what "
+                "workers push to parameter servers; add --ps 1"
+            )
+        pipelined = mesh.pp > 1 or self.strategy in ("pipeline", None)
+        for name in ("schedule", "microbatches"):
+            if getattr(self, name) is not None and not pipelined:
+                raise UsageError(
+                    f"{name} is {getattr(self, name)} ({self.origin(name)}), and there is no "
+                    "pipeline: add --mesh pp=2 or --strategy pipeline"
+                )
+
     def lines(self) -> list[str]:
         """Returns one line for each option, with name, value and origin."""
         shown = {name: "-" if value is None else str(value) for name, value in self.values.items()}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Literal, Self, get_args
 
 from trireme.errors import ConfigurationError
@@ -77,11 +77,6 @@ class Mesh:
         return ",".join(f"{axis}={getattr(self, axis)}" for axis in AXES if getattr(self, axis) > 1)
 
     @property
-    def text(self) -> str:
-        """The degrees, for people."""
-        return str(self) or "of one process"
-
-    @property
     def size(self) -> int:
         """The number of processes."""
         return self.pp * self.dp * self.fsdp * self.tp
@@ -95,11 +90,6 @@ class Mesh:
     def sharded(self) -> bool:
         """Whether a process holds less than the whole model."""
         return self.pp * self.fsdp * self.tp > 1
-
-    def times(self, axis: str, degree: int) -> Mesh:
-        """Returns the mesh with `degree` times as many processes along an axis."""
-        assert axis in {field.name for field in fields(self)}
-        return replace(self, **{axis: getattr(self, axis) * degree})
 
     def coordinates(self, rank: int) -> dict[str, int]:
         """Returns the coordinate of a rank on each axis."""
@@ -124,6 +114,6 @@ class Mesh:
             fits = processes % rest == 0
             near = replace(self, dp=processes // rest) if fits else Mesh(dp=processes)
             raise ConfigurationError(
-                f"the mesh {self.text} is of {self.size} processes, and there are "
-                f"{processes} processes: start {self.size}, or use --mesh {near}"
+                f"the mesh {str(self) or 'of one process'} is of {self.size} processes, and there "
+                f"are {processes} processes: start {self.size}, or use --mesh {near}"
             )

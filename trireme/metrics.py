@@ -16,6 +16,7 @@ import re
 import threading
 from bisect import bisect_left
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import NamedTuple, TypeVar
 
@@ -128,6 +129,7 @@ _Labels = tuple[tuple[str, str], ...]
 _M = TypeVar("_M", Counter, Gauge, Histogram)
 
 
+@dataclass
 class Family:
     """All metrics of one name: one for each combination of label values.
 
@@ -135,16 +137,17 @@ class Family:
         name: the name.
         kind: `counter`, `gauge` or `histogram`.
         help: the help text.
+        labels: the names of the labels, sorted.
+        bounds: the bounds of histograms; None for other kinds.
         members: the metrics by their labels.
     """
 
-    def __init__(self, name: str, prototype: Metric, help_text: str, labels: list[str]) -> None:
-        self.name = name
-        self.kind = _kind(prototype)
-        self.help = help_text
-        self.members: dict[_Labels, Metric] = {}
-        self._prototype = prototype
-        self._labels = labels
+    name: str
+    kind: str
+    help: str
+    labels: list[str]
+    bounds: tuple[float, ...] | None
+    members: dict[_Labels, Metric] = field(default_factory=dict)
 
     @property
     def samples(self) -> list[Sample]:
@@ -154,19 +157,6 @@ class Family:
             for labels, member in list(self.members.items())
             for suffix, further, value in member.samples()
         ]
-
-    def check(self, new: Metric, labels: list[str]) -> None:
-        """Checks that a metric can have the name.
-
-        Raises:
-            ValueError: it has another kind, other labels or other bounds.
-        """
-        if self.kind != _kind(new):
-            raise ValueError(f"{self.name} is a {self.kind}, not a {_kind(new)}")
-        if self._labels != labels:
-            raise ValueError(f"{self.name} has the labels {self._labels}, not {labels}")
-        if getattr(self._prototype, "bounds", None) != getattr(new, "bounds", None):
-            raise ValueError(f"{self.name} has other bounds already")
 
 
 class Registry:
@@ -229,29 +219,35 @@ class Registry:
         return list(self._families.values())
 
     def _member(self, new: _M, name: str, help_text: str, labels: dict[str, object]) -> _M:
+        kind, names, bounds = (
+            type(new).__name__.lower(),
+            sorted(labels),
+            getattr(new, "bounds", None),
+        )
         with self._lock:
             family = self._families.get(name)
             if family is None:
-                _check_name(name, new)
-                family = self._families[name] = Family(name, new, help_text, sorted(labels))
-            family.check(new, sorted(labels))
+                _check_name(name, kind)
+                family = self._families[name] = Family(name, kind, help_text, names, bounds)
+            if family.kind != kind:
+                raise ValueError(f"{name} is a {family.kind}, not a {kind}")
+            if family.labels != names:
+                raise ValueError(f"{name} has the labels {family.labels}, not {names}")
+            if family.bounds != bounds:
+                raise ValueError(f"{name} has other bounds already")
             member = family.members.setdefault(_key(labels), new)
             assert isinstance(member, type(new))
             return member
-
-
-def _kind(metric: Metric) -> str:
-    return type(metric).__name__.lower()
 
 
 def _key(labels: dict[str, object]) -> _Labels:
     return tuple(sorted((label, str(value)) for label, value in labels.items()))
 
 
-def _check_name(name: str, metric: Metric) -> None:
+def _check_name(name: str, kind: str) -> None:
     if not _NAME.fullmatch(name):
         raise ValueError(
             f"{name!r} is not a valid metric name: write trireme_ and words in lower case"
         )
-    if name.endswith("_total") != isinstance(metric, Counter):
+    if name.endswith("_total") != (kind == "counter"):
         raise ValueError(f"{name}: names of counters, and only those, end in _total")

@@ -10,7 +10,7 @@ from torch import nn
 from benchmarks.programs.lane import Lane
 from benchmarks.programs.networks import batches, make_dataset, make_network, make_optimizer
 from benchmarks.programs.task import NETWORKS, arguments
-from trireme.launch.process_setup.allocator import keep_freed_memory
+from trireme.launch.process_setup.resources import keep_freed_memory
 
 
 def main() -> None:

@@ -18,7 +18,7 @@ import torch
 from tests.launch.programs import alive, eventually
 from trireme.cli import main
 from trireme.errors import DataError
-from trireme.launch.environment.detect import TASK_VARIABLE
+from trireme.launch.config.task_config import TASK_VARIABLE
 from trireme.launch.run_directory import JobRecord, claim, is_running, read_record
 from trireme.session.checkpoint import CheckpointData, save
 

@@ -6,10 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.clocks import VirtualClock
 from tests.cluster.harness import FAST, JOB, PATIENCE, SECRET, ByHand, Host, new_address
-from trireme.clock import VirtualClock
-from trireme.cluster.control import query_status
-from trireme.cluster.coordinator import Coordinator
+from trireme.cluster.coordinator import Coordinator, query_status
 from trireme.cluster.messages import (
     Heartbeat,
     HeartbeatHeard,

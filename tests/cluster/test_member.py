@@ -19,8 +19,7 @@ from tests.cluster.harness import (
     Watched,
     new_address,
 )
-from trireme.cluster.control import query_status
-from trireme.cluster.coordinator import Coordinator
+from trireme.cluster.coordinator import Coordinator, query_status
 from trireme.cluster.membership import Policy
 from trireme.cluster.messages import MAX_LINE, JobOver, Leave
 from trireme.cluster.view import ServerEntry, View, WorkerEntry
@@ -495,7 +494,7 @@ class TestCoordinatorGone:
         self, pair: tuple[Watched, Watched], host: Host
     ) -> None:
         member = pair[0]
-        member._state.term = 2  # as if a later start of the coordinator had taken it in
+        member.term = 2  # as if a later start of the coordinator had taken it in
         with LogEvent("worker:0 has joined term 2 of the coordinator") as heard:
             host.cut("worker:0")
             heard.wait()

@@ -7,7 +7,7 @@ so the values themselves count the updates of every worker, exactly.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 from unittest import mock
@@ -24,7 +24,7 @@ from trireme.ps.client.lanes import Lanes
 from trireme.ps.client.overlap import Overlap
 from trireme.ps.messages import Applied, Stale
 from trireme.session.session import Session
-from trireme.session.trainer import Trainer
+from trireme.session.worker import Worker
 
 WIDTH = 40
 """Elements a worker: several slots, so that every server has a part of each worker's."""
@@ -168,6 +168,65 @@ def test_a_cut_connection_to_the_coordinator_is_made_again() -> None:
         proxy.close()
 
 
+ONES = TensorDataset(torch.ones(4, dtype=torch.long), torch.ones(4, dtype=torch.long))
+ASKED_FIRST: dict[str, Callable[[Session], object]] = {
+    "to stop": lambda session: session.stop("enough"),
+    "for a copy to evaluate": lambda session: session.evaluate(ONES),
+}
+
+
+@pytest.mark.parametrize("prefetch", [False, True], ids=["", "prefetch"])
+@pytest.mark.parametrize("asked", ASKED_FIRST)
+def test_whatever_a_worker_taken_for_lost_asks_first_brings_it_back(
+    asked: str, prefetch: bool
+) -> None:
+    """It stood still for too long, and goes on with something else than an update."""
+    evicted = threading.Event()
+    proxies: dict[int, Proxy] = {}
+
+    def through(worker: int, address: str) -> str:
+        proxies[worker] = Proxy(address)
+        return proxies[worker].address
+
+    policy = {"heartbeat_interval": 0.1, "heartbeat_timeout": 1.0}
+    cluster = Cluster(
+        2, 1, "async", scheme="tcp", prefetch=prefetch, policy=policy, coordinator_seen_at=through
+    )
+
+    def lost(session: Session) -> tuple[Counts, int]:
+        batch = torch.tensor([1])
+        session.step((batch, batch))
+        proxies[1].hold()
+        assert evicted.wait(20)
+        if prefetch:
+            session.step((batch, batch))  # nobody has waited for the answer yet
+        threading.Timer(0.3, proxies[1].flow).start()  # while it is asking
+        ASKED_FIRST[asked](session)
+        return count(session), session.worker.backend.options.incarnation
+
+    def checker(session: Session) -> tuple[Counts, int]:
+        worker = session.worker
+        without = worker.lifecycle.member.wait_for_view(newer_than=1, timeout=20)
+        assert [entry.index for entry in without.workers] == [0]
+        worker.backend.pull(train=False)  # an answer under this view: the server has taken it too
+        evicted.set()
+        worker.lifecycle.member.wait_for_view(newer_than=without.number, timeout=20)
+        return count(session), worker.backend.options.incarnation
+
+    (first, one), (second, two) = run_job(
+        cluster,
+        lambda _: session_for(cluster, 80),
+        lambda session: checker(session) if session.is_chief else lost(session),
+    ).values
+    for proxy in proxies.values():
+        proxy.close()
+    assert (one, two) == (1, 2)
+    applied = first.rows[:, 0].tolist()
+    assert torch.equal(first.rows, second.rows)
+    assert first.tables == [{index: (count, 0) for index, count in enumerate(applied)}]
+    assert sum(applied) == 80 if asked != "to stop" else 0 < sum(applied) < 80
+
+
 @pytest.mark.parametrize("first_word", ["a push", "a lease"])
 def test_a_worker_taken_for_lost_comes_back_and_no_update_counts_twice(first_word: str) -> None:
     """The coordinator hears nothing of it for too long, while its servers do."""
@@ -197,7 +256,7 @@ def test_a_worker_taken_for_lost_comes_back_and_no_update_counts_twice(first_wor
         assert held.wait(20)
         without = worker.lifecycle.member.wait_for_view(newer_than=1, timeout=20)
         assert [entry.index for entry in without.workers] == [0]
-        worker.backend.pull()  # an answer under this view: the server has taken it too
+        worker.backend.pull(train=False)  # an answer under this view: the server has taken it too
         evicted.set()
         assert fenced.wait(20)
         proxies[1].flow()
@@ -240,26 +299,26 @@ def test_a_worker_taken_for_lost_at_the_very_end_comes_back_and_holds_nobody_up(
 
     policy = {"heartbeat_interval": 0.1, "heartbeat_timeout": 3.0}
     cluster = Cluster(2, 1, "async", scheme="tcp", policy=policy, coordinator_seen_at=through)
-    drain, retire = Client.drain, Trainer._retire
+    drain, retire = Client.drain, Worker._retire
 
     def drained(client: Client) -> int:
         if client.options.worker == 1:
             waits.set()
         return drain(client)
 
-    def retired(trainer: Trainer) -> None:
-        if trainer._lifecycle.is_chief:
-            assert waits.wait(20) and trainer._lifecycle.member is not None
+    def retired(worker: Worker) -> None:
+        if worker.lifecycle.is_chief:
+            assert waits.wait(20) and worker.lifecycle.member is not None
             proxies[1].hold()
-            without = trainer._lifecycle.member.wait_for_view(newer_than=1, timeout=20)
+            without = worker.lifecycle.member.wait_for_view(newer_than=1, timeout=20)
             proxies[1].flow()
-            again = trainer._lifecycle.member.wait_for_view(newer_than=without.number, timeout=20)
+            again = worker.lifecycle.member.wait_for_view(newer_than=without.number, timeout=20)
             assert [(entry.index, entry.incarnation) for entry in again.workers] == [(0, 1), (1, 2)]
-        retire(trainer)
+        retire(worker)
 
     with (
         mock.patch.object(Client, "drain", drained),
-        mock.patch.object(Trainer, "_retire", retired),
+        mock.patch.object(Worker, "_retire", retired),
         mock.patch("trireme.ps.shard.shard.NOTICE_SECONDS", 0.2),
     ):
         first, second = run_job(cluster, lambda _: session_for(cluster, 40), count).values

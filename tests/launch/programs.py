@@ -13,23 +13,21 @@ from pathlib import Path
 
 import psutil
 
-from trireme.launch.command import TaskFiles
-from trireme.launch.console import Console
-from trireme.launch.environment.detect import TaskConfig
+from trireme.launch.config.task_config import TaskConfig
 from trireme.launch.launcher import Job
 from trireme.launch.local import run_local
+from trireme.launch.output import Console
 from trireme.launch.run_directory import JobRecord, claim, read_record
-from trireme.launch.supervision_limits import SupervisionLimits
+from trireme.launch.supervision_state import SupervisionLimits
 
-LISTEN = "import os; open(FILES.address + '~', 'w').write('tcp://127.0.0.1:9'); " + (
-    "os.rename(FILES.address + '~', FILES.address)"
-)
+LISTEN = "tell('listening', address='tcp://127.0.0.1:9')"
 """What a coordinator does first."""
 
 PRELUDE = """
-import os, signal, sys
-class FILES:
-    address, exit_reason, members = {address!r}, {exit_reason!r}, {members!r}
+import json, os, signal, sys
+def tell(tag, /, **content):
+    fd = json.loads(os.environ["TRIREME_TASK"])["launcher_fd"]
+    os.write(fd, json.dumps({{"type": tag, **content}}).encode() + b"\\n")
 HERE = {here!r}
 """
 
@@ -54,28 +52,21 @@ def run_programs(
     programs: Mapping[str, str],
     *,
     limits: SupervisionLimits | None = None,
-    address_timeout: float = 30.0,
 ) -> Ran:
     """Runs a job in which each task is a program of its own, by the task's name."""
     servers = sum(name.startswith("ps:") for name in programs)
     workers = sum(name.startswith("worker:") for name in programs)
     started: list[TaskConfig] = []
 
-    def build(config: TaskConfig, files: TaskFiles, program: Sequence[str]) -> list[str]:
+    def build(config: TaskConfig, program: Sequence[str]) -> list[str]:
         started.append(config)
-        prelude = PRELUDE.format(
-            address=str(files.address),
-            exit_reason=str(files.exit_reason),
-            members=str(files.membership_report),
-            here=str(directory),
-        )
+        prelude = PRELUDE.format(here=str(directory))
         return [sys.executable, "-S", "-c", prelude + textwrap.dedent(programs[config.name])]
 
     job = Job(
         program=("program.py",),
         task=TaskConfig(job="job", workers=workers, servers=servers, secret="00"),
         limits=limits or SupervisionLimits(settle=0.2, stop=20.0, end=5.0, kill=5.0, echo=0.0),
-        address_timeout=address_timeout,
     )
     out, err = io.StringIO(), io.StringIO()
     claimed = claim(directory)

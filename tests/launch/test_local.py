@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
@@ -11,9 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.launch.programs import LISTEN, alive, eventually, run_programs
-from trireme.launch.exit_reason import ExitReason
 from trireme.launch.run_directory import read_record
-from trireme.launch.supervision_limits import SupervisionLimits
+from trireme.launch.supervision_state import SupervisionLimits
 
 pytestmark = pytest.mark.processes
 
@@ -24,8 +22,7 @@ KEEPER = LISTEN + "; open(HERE + '/{name}.fifo').read()"
 
 
 def fail(kind: str, summary: str, at: float) -> str:
-    outcome = json.dumps({"kind": kind, "summary": summary, "at": at})
-    return f"open(FILES.exit_reason, 'w').write({outcome!r}); sys.exit(1)"
+    return f"tell('ended', kind={kind!r}, summary={summary!r}, at={at}); sys.exit(1)"
 
 
 def assert_nobody_left(ran) -> None:
@@ -174,7 +171,7 @@ def test_a_coordinator_that_tells_no_address_is_given_up(tmp_path: Path) -> None
     ran = run_programs(
         tmp_path,
         {"coordinator:0": FOR_EVER, "ps:0": FOR_EVER, "worker:0": FOR_EVER},
-        address_timeout=0.1,
+        limits=SupervisionLimits(listen=0.1, settle=0.2, kill=5.0),
     )
     assert ran.status == 1
     assert "coordinator:0 did not listen within" in ran.err
@@ -287,15 +284,11 @@ def test_outcomes_of_an_earlier_start_are_forgotten(tmp_path: Path) -> None:
     assert "First worker:0 failed: ended with status 3" in ran.err
 
 
-def test_an_outcome_is_what_the_fake_tasks_write() -> None:
-    assert set(ExitReason.__struct_fields__) == {"kind", "summary", "at", "loss"}
-
-
 def test_a_coordinator_that_says_nothing_any_more_is_killed(tmp_path: Path) -> None:
     ran = run_programs(
         tmp_path,
         {
-            "coordinator:0": f"{LISTEN}; open(FILES.members, 'w').write('{{}}'); {FOR_EVER}",
+            "coordinator:0": f"{LISTEN}; tell('members'); {FOR_EVER}",
             "ps:0": FOR_EVER,
             "worker:0": FOR_EVER,
         },
@@ -314,9 +307,8 @@ def test_a_worker_that_its_coordinator_has_given_up_is_killed(tmp_path: Path) ->
     ran = run_programs(
         tmp_path,
         {
-            "coordinator:0": f"{LISTEN}; import json; pid = int(open(HERE + '/pid').read()); "
-            f"told = json.dumps({{'joined': True, 'formed': True, 'lost': {lost}}}); "
-            "open(FILES.members, 'w').write(told); open(HERE + '/fifo').read()",
+            "coordinator:0": f"{LISTEN}; pid = int(open(HERE + '/pid').read()); "
+            f"tell('members', joined=True, formed=True, lost={lost}); open(HERE + '/fifo').read()",
             "ps:0": FOR_EVER,
             "worker:0": "open(HERE + '/fifo').read(); print('done')",
             "worker:1": "open(HERE + '/pid', 'w').write(str(os.getpid())); "

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from trireme.launch.log_file import LogFile
+from trireme.launch.output import LogFile
 
 
 @contextmanager

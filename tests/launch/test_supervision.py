@@ -6,10 +6,16 @@ from dataclasses import replace
 
 import pytest
 
-from trireme.launch.actions import Kill, Notify, Restart, RestartAll, Terminate
 from trireme.launch.exit_reason import ExitReason, describe_status
-from trireme.launch.supervision import Phase, Supervision
-from trireme.launch.supervision_limits import SupervisionLimits
+from trireme.launch.supervision import Supervision
+from trireme.launch.supervision_state import (
+    Kill,
+    Notify,
+    Phase,
+    Restart,
+    SupervisionLimits,
+    Terminate,
+)
 
 LIMITS = SupervisionLimits(settle=2, give_up=1, stop=60, end=15, kill=10, echo=0.2)
 SERVICES = ("coordinator:0", "ps:0")
@@ -165,9 +171,9 @@ def test_a_crashed_worker_is_started_again_so_many_times(status: int, kind: str)
     supervision = supervise(limits=SupervisionLimits(restarts=2))
     reason = raised(kind=kind, summary="why")
     first = end(supervision, 1, "worker:1", status, reason)
-    assert commands(first) == [Restart("worker:1", 1)]
+    assert commands(first) == [Restart("worker:1")]
     assert "worker:1 failed: why; started again (1 of 2)" in notices(first)
-    assert commands(end(supervision, 2, "worker:1", status, reason)) == [Restart("worker:1", 0)]
+    assert commands(end(supervision, 2, "worker:1", status, reason)) == [Restart("worker:1")]
     assert commands(end(supervision, 3, "worker:1", status, reason)) == []
     assert supervision.verdict.failed is (status > 0)
 
@@ -390,7 +396,7 @@ def test_a_hung_worker_is_started_again_where_that_is_allowed() -> None:
     supervision = supervise(limits=SupervisionLimits(restarts=1, settle=2))
     given_up(supervision, 10, "worker:1")
     supervision.tick(12)
-    assert commands(end(supervision, 12, "worker:1", -9)) == [Restart("worker:1", 0)]
+    assert commands(end(supervision, 12, "worker:1", -9)) == [Restart("worker:1")]
     assert given_up(supervision, 13) == []
     given_up(supervision, 14, "worker:1")
     assert supervision.tick(16) == [Kill("worker:1")]
@@ -520,8 +526,8 @@ def test_when_a_server_dies_the_whole_job_is_started_again() -> None:
     assert "(1 of 1)" in notices(first)
     for name in ("worker:0", "worker:1"):
         assert end(supervision, 3, name, 1, raised(kind="victim")) == []
-    assert end(supervision, 3.5, "coordinator:0", 1, raised(kind="victim")) == [RestartAll()]
-    assert supervision.phase is Phase.RUNNING
+    assert end(supervision, 3.5, "coordinator:0", 1, raised(kind="victim")) == []
+    assert supervision.phase is Phase.STARTING
     begin_all(supervision)
     end(supervision, 9, "worker:0", 0)
     end(supervision, 9, "worker:1", 0)
@@ -540,7 +546,7 @@ def test_what_is_lost_is_said_once_before_the_restart() -> None:
     end(supervision, 2, "worker:1", 1, victim)
     last = end(supervision, 3, "coordinator:0", 1, raised(kind="victim"))
     assert notices(last) == "worker:1: steps 5 to 9 are lost"
-    assert last[-1] == RestartAll()
+    assert supervision.phase is Phase.STARTING
 
 
 def test_when_the_coordinator_dies_the_workers_save_and_all_is_started_again() -> None:
@@ -551,7 +557,8 @@ def test_when_the_coordinator_dies_the_workers_save_and_all_is_started_again() -
     assert end(supervision, 3, "worker:1", 130) == []
     assert supervision.deadline == 4  # a server has nothing to lose without workers
     assert supervision.tick(4) == [Kill("ps:0")]
-    assert end(supervision, 4, "ps:0", -9) == [RestartAll()]
+    assert end(supervision, 4, "ps:0", -9) == []
+    assert supervision.phase is Phase.STARTING
     begin_all(supervision)
     end(supervision, 9, "worker:0", 0)
     end(supervision, 9, "worker:1", 0)
@@ -561,8 +568,8 @@ def test_when_the_coordinator_dies_the_workers_save_and_all_is_started_again() -
 
 def test_a_coordinator_that_dies_before_the_others_are_started_is_started_again() -> None:
     supervision = supervise(workers=0, services=("coordinator:0",), limits=AGAIN)
-    assert RestartAll() in end(supervision, 1, "coordinator:0", -9)
-    assert supervision.phase is Phase.RUNNING
+    assert commands(end(supervision, 1, "coordinator:0", -9)) == []
+    assert supervision.phase is Phase.STARTING
     supervision.started("coordinator:0")
     end(supervision, 2, "coordinator:0", -9)
     assert supervision.phase is Phase.DONE
@@ -573,7 +580,8 @@ def test_the_whole_job_is_started_again_so_many_times() -> None:
     supervision = supervise(workers=1, limits=AGAIN)
     end(supervision, 1, "ps:0", -9)
     end(supervision, 2, "worker:0", 1, raised(kind="victim"))
-    assert RestartAll() in end(supervision, 2, "coordinator:0", 1, raised(kind="victim"))
+    assert commands(end(supervision, 2, "coordinator:0", 1, raised(kind="victim"))) == []
+    assert supervision.phase is Phase.STARTING
     assert supervision.restarts_left("ps:0") == 0
     assert supervision.restarts_left("worker:0") == 1
     begin_all(supervision, workers=1)
@@ -591,7 +599,8 @@ def test_a_server_whose_victims_end_first_starts_the_job_again_too() -> None:
     assert "ps:0 was given up and killed" in notices(actions)
     assert not supervision.verdict.failed
     end(supervision, 2, "worker:1", 1, raised(kind="victim"))
-    assert end(supervision, 2, "coordinator:0", 1, raised(kind="victim")) == [RestartAll()]
+    assert end(supervision, 2, "coordinator:0", 1, raised(kind="victim")) == []
+    assert supervision.phase is Phase.STARTING
 
 
 @pytest.mark.parametrize("kind", ["usage", "victim"])

@@ -16,7 +16,7 @@ from trireme.data import digits
 from trireme.data.loader import Loader
 from trireme.data.order import Order
 from trireme.models import MLP, CifarNetwork, DigitsNetwork, LeNet5
-from trireme.models.response_norm import LocalResponseNorm
+from trireme.models.image_networks import LocalResponseNorm
 
 NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], int]] = {
     "MLP": (lambda: MLP(64, 100, 10), (64,), 64 * 100 + 100 + 1010),

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from trireme.models import Transformer
-from trireme.models.transformer import Attention
+from trireme.models.language_models import Attention
 
 
 def small(**changes: float) -> Transformer:

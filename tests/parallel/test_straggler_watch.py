@@ -4,20 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from trireme.clock import VirtualClock
+from tests.clocks import VirtualClock
 from trireme.parallel.straggler_watch import StepPosition, StragglerWatch, stragglers
 
 
 def test_who_is_not_as_far_is_waited_for() -> None:
     mine = StepPosition(7, True, 1)
     places = [(7, True), (6, True), (7, False), (8, False)]
-    others = {rank: StepPosition(step, inside, 1) for rank, (step, inside) in enumerate(places)}
-    quiet = dict.fromkeys(others, 0.0)
-    assert stragglers(mine, others, quiet) == {
+    others = {
+        rank: (StepPosition(step, inside, 1), 0.0) for rank, (step, inside) in enumerate(places)
+    }
+    assert stragglers(mine, others) == {
         1: "has made 6 steps of 7",
         2: "has not begun this step",
     }
-    assert stragglers(mine, {0: others[0]}, {0: 12.0}) == {0: "has not reported for 12 s"}
+    assert stragglers(mine, {0: (others[0][0], 12.0)}) == {0: "has not reported for 12 s"}
 
 
 class Three:

@@ -9,8 +9,7 @@ from torch import nn
 
 from trireme.errors import ConfigurationError
 from trireme.models import MLP, LeNet5, Transformer
-from trireme.parallel.attention_heads import attentions
-from trireme.parallel.tensor_parallel import derive, resolve
+from trireme.parallel.tensor_parallel import attentions, derive, resolve
 
 
 def test_linear_layers_are_cut_in_pairs() -> None:

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trireme.errors import FrameError
-from trireme.ps.client.residuals import Residuals
-from trireme.ps.compression import Packed, Packer
+from trireme.ps.compression import Packed, Packer, Residuals
 from trireme.ps.flat import PartBuffer
 from trireme.ps.layout import Layout
 from trireme.ps.messages import ParameterSpec

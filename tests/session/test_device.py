@@ -5,8 +5,8 @@ import torch
 
 from trireme.launch.config.task_config import TaskConfig
 from trireme.session.options import Options
-from trireme.session.replica.assembly import device_of
 from trireme.session.settings import Settings
+from trireme.session.training_setup import device_of
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from torch.utils.data import IterableDataset, TensorDataset
 
 import trireme
 from trireme.errors import ConfigurationError, Rejected
-from trireme.session.checkpoint import latest, save
+from trireme.session.checkpoint import latest
 from trireme.session.hooks import Hook
 
 INPUTS = torch.randn(103, 8, generator=torch.Generator().manual_seed(0))
@@ -356,20 +356,6 @@ def test_a_compiled_model_is_saved_under_its_own_names(tmp_path: Path) -> None:
     with make_session(compiled, run_dir=tmp_path, max_steps=4) as session:
         assert session.restored_from == 4
         assert torch.equal(session.model.state_dict()["_orig_mod.2.weight"], plain[2].weight)
-
-
-def test_a_checkpoint_with_the_names_of_a_compiled_model_is_read(tmp_path: Path) -> None:
-    with make_session(run_dir=tmp_path, max_steps=1) as session:
-        session.step(DATA[:10])
-    data = latest(tmp_path, lambda path, error: None)
-    assert data is not None
-    for group in (data.model, data.optimizer):
-        for name in list(group):
-            group[f"_orig_mod.{name}"] = group.pop(name)  # type: ignore[attr-defined,index]
-    save(tmp_path, data)
-    with make_session(run_dir=tmp_path, max_steps=2) as session:
-        assert session.restored_from == 1
-        session.step(DATA[:10])
 
 
 def test_a_skipped_step_leaves_no_trace_in_running_statistics(tmp_path: Path) -> None:

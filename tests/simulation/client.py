@@ -12,6 +12,7 @@ from collections.abc import Callable, Generator, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
+import msgspec
 import torch
 
 from tests.simulation.expected_values import Violation
@@ -20,9 +21,9 @@ from tests.simulation.network import UP, Network
 from tests.simulation.server import Link, Route, Server
 from trireme.cluster.view import View
 from trireme.errors import Fenced, PeerClosed, Rejected, TriremeError, WaitTimeout
-from trireme.ps.client.lanes import ClientInstruction, Lanes, Request, Transmit
+from trireme.ps.client.lanes import Lanes, Request, Transmit
 from trireme.ps.client.protocol import PUBLISH, Ask, ClientProtocol, Operation, Pause
-from trireme.ps.messages import PullReply, Push, PushReply
+from trireme.ps.messages import PullReply, Push, PushReply, Waiting
 from trireme.wire.handshake import Identity
 from trireme.wire.message import Message
 
@@ -39,7 +40,7 @@ class Client:
         network: what carries the messages.
         servers: whom to talk to.
         protocol: what is said.
-        lanes: what is sent when.
+        lanes: makes what decides what is sent when.
         view: tells the newest view that the process has heard of.
         levels: whether the values of all servers must be of one step.
 
@@ -54,7 +55,7 @@ class Client:
         network: Network,
         servers: Sequence[Server],
         protocol: ClientProtocol,
-        lanes: Lanes,
+        lanes: Callable[..., Lanes],
         view: Callable[[], View],
         *,
         levels: bool = False,
@@ -62,7 +63,7 @@ class Client:
         self.name = f"{identity.task}.{identity.incarnation}"
         self.identity = identity
         self.protocol = protocol
-        self.lanes = lanes
+        self.lanes = lanes(waiting=self._take_notice)
         self.draining = False
         self._network = network
         self._servers = servers
@@ -72,7 +73,7 @@ class Client:
         self._links: list[Link | None] = [None] * len(servers)
         self._steps: dict[int, int] = {}  # by server: of the values that it has sent last
         self._begun: dict[int, Transmit] = {}  # by server: what of a push is on its way early
-        self._happened: deque[Callable[[], Sequence[ClientInstruction] | None]] = deque()
+        self._happened: deque[Callable[[], Sequence[Transmit] | None]] = deque()
         self._resume: Callable[[Any], None] | None = None  # of who waits for answers
         self._due = math.inf  # when a tick comes
 
@@ -91,13 +92,14 @@ class Client:
         result: Any = None
         try:
             while True:
-                wanted = operation.send(result)
+                fenced = isinstance(result, Fenced)
+                wanted = operation.throw(result) if fenced else operation.send(result)
                 if wanted == PUBLISH:
                     self._check_published()
                     result = None
                     continue
                 result = yield partial(self._carry_out, wanted)
-                if isinstance(result, TriremeError):
+                if isinstance(result, TriremeError) and not isinstance(result, Fenced):
                     raise result
         except StopIteration as ended:
             value: _T = ended.value
@@ -110,10 +112,12 @@ class Client:
     def announce(self, update: Push, servers: Sequence[int]) -> None:
         """A push begins to leave; only who is connected has it early."""
         self._drop_begun()
+        self.protocol.announced = update
         for server in servers:
             if self._links[server] is not None:
                 sequence = self.lanes.announce(server)
-                message = self.protocol.message(update, server, self._view().number)
+                message = self.protocol.message(update, server)
+                message = msgspec.structs.replace(message, view=self._view().number)
                 self._begun[server] = Transmit(server, sequence, message, ())
 
     def push(self, update: Push, parts: dict[int, Sequence[torch.Tensor]]) -> None:
@@ -122,11 +126,10 @@ class Client:
         if self.protocol.announced is not None and self.protocol.completes(update):
             sent = {s: self._begun.pop(s) for s in parts if s in self._begun and self._links[s]}
         self._drop_begun()
-        requests = {s: Request(partial(self.protocol.message, update, s), parts[s]) for s in parts}
-        self.lanes.view = self._view()
-        self._follow(self.lanes.ask(self._network.loop.now, requests, sent=sent))
+        requests = {s: Request(self.protocol.message(update, s), parts[s]) for s in parts}
+        self._transmit(self.lanes.ask(self._network.loop.now, requests, sent=sent))
         for server, order in sent.items():
-            self._follow([Transmit(server, order.sequence, order.message, parts[server])])
+            self._transmit([Transmit(server, order.sequence, order.message, parts[server])])
 
     def close(self) -> None:
         """Ends all connections, as the end of a process does."""
@@ -147,7 +150,7 @@ class Client:
         self.lanes.wait(loop.now)
         self._look()
 
-    def _ask(self, wanted: Ask) -> Sequence[ClientInstruction]:
+    def _ask(self, wanted: Ask) -> Sequence[Transmit]:
         return self.lanes.ask(self._network.loop.now, wanted.requests, again=wanted.again)
 
     def _look(self) -> None:
@@ -157,10 +160,9 @@ class Client:
         if self._resume is not None:
             self._happen(lambda: None)
 
-    def _happen(self, event: Callable[[], Sequence[ClientInstruction] | None]) -> None:
-        self.lanes.view = self._view()
+    def _happen(self, event: Callable[[], Sequence[Transmit] | None]) -> None:
         try:
-            self._follow(event() or ())
+            self._transmit(event() or ())
         except TriremeError as error:
             self._finish(error)
             return
@@ -190,24 +192,22 @@ class Client:
         self._due = math.inf
         self._later(lambda: self.lanes.tick(self._network.loop.now))
 
-    def _later(self, event: Callable[[], Sequence[ClientInstruction] | None]) -> None:
+    def _later(self, event: Callable[[], Sequence[Transmit] | None]) -> None:
         if not self._closed:
             self._happened.append(event)
             self._look()
 
-    def _follow(self, instructions: Sequence[ClientInstruction]) -> None:
-        for instruction in instructions:
-            if isinstance(instruction, Transmit):
-                self._transmit(instruction)
-            elif self.draining and self.identity.task in instruction.waiting.names:
-                raise Fenced(f"the servers wait for {self.name}, which has retired", 0)
+    def _take_notice(self, notice: Waiting) -> None:
+        if self.draining and self.identity.task in notice.names:
+            raise Fenced(f"the servers wait for {self.name}, which has retired", 0)
 
-    def _transmit(self, order: Transmit) -> None:
-        server = self._servers[self.lanes.entry(order.server).index]
-        link = self._links[order.server] or self._connect(server)
-        heard = partial(self._heard, order.server)
-        route = Route(link, order.sequence, order.message, heard)
-        link.wire.carry(UP, lambda: server.receive(route, order.payload))
+    def _transmit(self, orders: Sequence[Transmit]) -> None:
+        for order in orders:
+            server = self._servers[self.lanes.entry(order.server).index]
+            link = self._links[order.server] or self._connect(server)
+            heard = partial(self._heard, order.server)
+            route = Route(link, order.sequence, order.message, heard)
+            link.wire.carry(UP, partial(server.receive, route, order.payload))
 
     def _connect(self, server: Server) -> Link:
         wire = self._network.wire(
@@ -221,11 +221,10 @@ class Client:
     def _heard(
         self, server: int, route: Route, message: Message, payload: Sequence[torch.Tensor]
     ) -> None:
-        def event() -> Sequence[ClientInstruction]:
-            if self._links[server] is not route.link:
-                return ()
-            now = self._network.loop.now
-            return self.lanes.heard(now, server, route.sequence, message, payload)
+        def event() -> None:
+            if self._links[server] is route.link:
+                now = self._network.loop.now
+                self.lanes.heard(now, server, route.sequence, message, payload)
 
         self._later(event)
 

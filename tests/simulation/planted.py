@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from trireme.ps.client.lanes import Lanes, Request
+from trireme.ps.client.lanes import Lane, Lanes, Request, Transmit
 from trireme.ps.client.protocol import ClientProtocol
 from trireme.ps.flat import PartBuffer
 from trireme.ps.messages import Applied, Done, Lease, Push, Retire, Span, WorkerProgress
@@ -674,43 +674,41 @@ class KeepsItsView(Lanes):
     """What was fenced off is asked again under the view that it was asked under first."""
 
     def ask(self, now: float, requests: Any, **options: Any) -> Any:
-        number = self.known_view().number
-        fixed = {
-            server: Request(lambda view, r=request: r.build(number), request.payload)
-            for server, request in requests.items()
-        }
-        return super().ask(now, fixed, **options)
+        self._first = self.known_view().number
+        return super().ask(now, requests, **options)
+
+    def _transmit(self, lane: Lane) -> Transmit:
+        order = super()._transmit(lane)
+        if not hasattr(order.message, "view"):
+            return order
+        message = msgspec.structs.replace(order.message, view=self._first)
+        return msgspec.structs.replace(order, message=message)
 
 
-class CountsRepeats(ClientProtocol):
+class CountsRepeats(Lanes):
     """A push that is sent again is sent as another one."""
 
-    def push(self, *said: Any, **options: Any) -> Any:
-        self._times: dict[int, int] = {}
-        return super().push(*said, **options)
-
-    def message(self, push: Push, server: int, view: int, order: Any = ()) -> Push:
-        sequence = push.sequence + self._times.get(server, 0)
-        self._times[server] = self._times.get(server, 0) + 1
-        self._sequence = max(self._sequence, sequence)
-        push = msgspec.structs.replace(push, sequence=sequence)
-        return super().message(push, server, view, order)
+    def _send_again(self, lane: Lane) -> Transmit:
+        if lane.request is not None and isinstance(push := lane.request.message, Push):
+            another = msgspec.structs.replace(push, sequence=push.sequence + 1)
+            lane.request = Request(another, lane.request.payload)
+        return super()._send_again(lane)
 
 
 class CountsTwice(ClientProtocol):
     """A sequence number is used for two pushes, now and then."""
 
-    def push(self, *said: Any, **options: Any) -> Any:
+    def next_push(self, *said: Any, **options: Any) -> Push:
         if self._sequence % 3 == 2:
             self._sequence -= 1
-        return super().push(*said, **options)
+        return super().next_push(*said, **options)
 
 
 class AcknowledgesTooEarly(ClientProtocol):
     """A worker says that it has the verdict of the push that it makes."""
 
-    def push(self, *said: Any, **options: Any) -> Any:
-        update = super().push(*said, **options)
+    def next_push(self, *said: Any, **options: Any) -> Push:
+        update = super().next_push(*said, **options)
         return msgspec.structs.replace(update, acknowledged=update.sequence)
 
 
@@ -727,8 +725,8 @@ class KeepsSettingsOfTheStale(ClientProtocol):
 class KeepsSettingsOfTheOneBefore(ClientProtocol):
     """Hyper-parameters are sent once, though they change."""
 
-    def push(self, weight: float, hyper: Any, examples: Any, **options: Any) -> Any:
-        return super().push(weight, self._hyper or hyper, examples, **options)
+    def next_push(self, weight: float, hyper: Any, examples: Any, **options: Any) -> Push:
+        return super().next_push(weight, self._hyper or hyper, examples, **options)
 
 
 class CompletesWhatDiffers(ClientProtocol):

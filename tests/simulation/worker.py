@@ -156,7 +156,8 @@ class Worker:
         if rng.random() < place.schedule.early:
             yield from self._announce(order, weight, hyper, spans)
         steps = self._steps(pulled)
-        update = protocol.push(weight, hyper, spans, steps=steps)
+        update = protocol.next_push(weight, hyper, spans, steps=steps)
+        protocol.push(update)
         made = push_id(client.identity, update)
         place.checker.make(made, update, spans, gradient)
         crash = place.crash_of(self.index)
@@ -180,7 +181,7 @@ class Worker:
             hyper = self.place.model.hyper(rng.choice((1.0, 2.0)))
         if rng.random() < 0.1:
             weight = 1.0 - weight
-        client.announce(client.protocol.announce(weight, hyper, spans), order)
+        client.announce(client.protocol.next_push(weight, hyper, spans), order)
         yield self._think()
         if rng.random() < 0.1:
             yield from client.run(client.protocol.status())

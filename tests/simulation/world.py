@@ -206,7 +206,15 @@ class World:
             self.network,
             self.servers,
             makers.protocol(worker, servers, patience_seconds=patience, rng=self.rng),
-            makers.lanes(worker, incarnation, servers, retry_seconds=30.0, patience_seconds=1800.0),
+            partial(
+                makers.lanes,
+                worker,
+                incarnation,
+                servers,
+                view,
+                retry_seconds=30.0,
+                patience_seconds=1800.0,
+            ),
             view,
             levels=self.schedule.rule.synchronous,
         )
@@ -308,7 +316,7 @@ class World:
 
     def _waiting(self) -> str:
         waiting = [
-            f"{worker.client.name} for ps:{lane.index} ({lane.request.build(0)})"
+            f"{worker.client.name} for ps:{lane.index} ({lane.request.message})"
             for worker in self._workers.values()
             for lane in worker.client.lanes.waiting
             if lane.request is not None

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.clocks import VirtualClock
 from tests.conformance import CATALOG, PATIENCE, Note
-from trireme.clock import VirtualClock
 from trireme.errors import ConnectionBroken, PeerClosed, WireError, WireTimeout
 from trireme.wire.background_sender import BackgroundSender
 from trireme.wire.connection import Connection

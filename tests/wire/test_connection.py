@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import tracemalloc
+from array import array
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
@@ -12,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.clocks import VirtualClock
 from tests.conformance import CATALOG, PATIENCE, Note, frame_of, pattern
-from trireme.clock import VirtualClock
 from trireme.errors import FrameError, PeerClosed, WireTimeout
 from trireme.wire.connection import Connection
 from trireme.wire.frame_reader import Incoming
@@ -340,6 +341,19 @@ def test_deadlines_hold_though_bytes_keep_moving() -> None:
         ours.send(Note(), [bytes(20_000)], timeout=1.05)
     # The header's write and twenty more; then the first write and eleven more.
     assert clock.now() == pytest.approx(now + 2.1 + 1.2)
+    ours.close()
+    theirs.close()
+
+
+def test_a_payload_of_numbers_is_cut_anywhere() -> None:
+    here, there = socket.socketpair()
+    clock = VirtualClock()
+    ours = Connection(TricklingStream(here, clock), CATALOG, clock=clock)
+    theirs = Connection(SocketStream(there, "here"), CATALOG)
+    numbers = array("d", range(2500))
+    ours.send(Note(), [numbers], timeout=PATIENCE)
+    incoming = theirs.receive(timeout=PATIENCE)
+    assert b"".join(incoming.payload) == numbers.tobytes()
     ours.close()
     theirs.close()
 

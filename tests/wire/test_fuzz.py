@@ -11,9 +11,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.clocks import VirtualClock
 from tests.conformance import read_exactly, read_until_end, write_all
 from tests.wire.serving import CATALOG, JOB, Echo, EchoHandler, Running, ask, running
-from trireme.clock import VirtualClock
 from trireme.errors import ConnectionBroken, PeerClosed
 from trireme.wire.connection import Connection
 from trireme.wire.handshake import HANDSHAKE_CATALOG, Hello, Identity

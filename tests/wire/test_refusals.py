@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from tests.wire.serving import EchoHandler, ask, running
-from trireme.wire.refusals import BURST, LINE_SECONDS, Refusals
+from trireme.wire.service import BURST, LINE_SECONDS, Refusals
 
 
 def test_all_are_counted_and_few_are_said(caplog: pytest.LogCaptureFixture) -> None:

@@ -2,12 +2,13 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import ClassVar
 
 import pytest
 
+from tests.clocks import VirtualClock
 from tests.conformance import PATIENCE, pattern, read_until_end, wait_readable, write_all
 from tests.wire.serving import (
     CATALOG,
@@ -20,7 +21,6 @@ from tests.wire.serving import (
     nothing_more,
     running,
 )
-from trireme.clock import VirtualClock
 from trireme.errors import (
     AuthenticationError,
     ConnectionBroken,
@@ -558,21 +558,21 @@ def test_it_rests_when_nothing_happens() -> None:
     service = Service(
         listen("memory://"), [handler], job=JOB, secret=SECRET, clock=clock, tick_seconds=0.05
     )
-    original = service._poller.dispatch
+    original = service._poller.events
 
-    def watched(seconds: float) -> bool:
-        happened = original(seconds)
+    def watched(seconds: float) -> Iterator[tuple[Callable[[int], None], int]]:
+        happened = [*original(seconds)]
         if not happened:
             rests.append(seconds)
         if len(rests) == 3:
             rested.set()
-        return happened
+        yield from happened
 
     run = Running(service)
     with run.client() as client:
         ask(client, "hello")
         run.turn()
-        service._poller.dispatch = watched  # type: ignore[method-assign]
+        service._poller.events = watched  # type: ignore[method-assign]
         assert rested.wait(PATIENCE), "the loop never waits"
     assert rests[:3] == pytest.approx([0.05] * 3)
     service.stop()

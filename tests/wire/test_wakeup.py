@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import select
 
-from trireme.wire.wakeup import Wakeup
+from trireme.wire.polling import Wakeup
 
 
 def test_it_is_readable_from_a_wake_to_the_next_drain() -> None:

@@ -52,7 +52,7 @@ class JobWatch:
         self._show(None)
 
     def _run(self) -> None:
-        from trireme.cluster.control import query_status
+        from trireme.cluster.coordinator import query_status
 
         while not self._ended.wait(_SECONDS):
             address = self._coordinator()

@@ -185,9 +185,6 @@ def _task() -> Parser:
         help="write the address at which a server or coordinator listens into FILE",
     )
     parser.add_argument("--tied-to", help=argparse.SUPPRESS)
-    parser.add_argument("--listen-host", help=argparse.SUPPRESS)
-    parser.add_argument("--outcome-file", help=argparse.SUPPRESS)
-    parser.add_argument("--attendance-file", help=argparse.SUPPRESS)
     return parser
 
 

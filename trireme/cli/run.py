@@ -6,7 +6,6 @@ import argparse
 import os
 import sys
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -15,17 +14,16 @@ from trireme.cli.live import JobWatch
 from trireme.cli.parser import COMMANDS, NOT_BUILT_OPTIONS
 from trireme.errors import UsageError
 from trireme.job_config import JobConfig
-from trireme.launch.config.consistency import check_engine, check_together
 from trireme.launch.config.secret import fresh_secret, read_secret
 from trireme.launch.config.sources import read_config, read_file
-from trireme.launch.console import Console
-from trireme.launch.environment.detect import TASK_VARIABLE, TaskConfig, encode_task, fresh_job
+from trireme.launch.config.task_config import TASK_VARIABLE, TaskConfig, encode_task, fresh_job
 from trireme.launch.launcher import Job
 from trireme.launch.local import run_local
-from trireme.launch.process_setup.script import check_script, run_script
-from trireme.launch.process_setup.threads import thread_variables
+from trireme.launch.output import Console
+from trireme.launch.process_setup.program import check_script, run_script
+from trireme.launch.process_setup.resources import thread_variables, threads_of_task
 from trireme.launch.run_directory import RunDirectory, claim, claim_free, read_record
-from trireme.launch.supervision_limits import SupervisionLimits
+from trireme.launch.supervision_state import SupervisionLimits
 from trireme.monitor.records import records_directory
 from trireme.strategies import choose
 
@@ -48,10 +46,10 @@ def main(arguments: Sequence[str]) -> int:
     _refuse_unbuilt(given)
     file = read_file(given.config, Path.cwd())
     config = read_config(vars(given), os.environ, file)
-    check_engine(config)
+    config.check_engine()
     config = _sized(config)
     task = _task(config)
-    check_together(config, task.servers)
+    config.check_together(task.servers)
     choose(config, workers=task.workers, servers=task.servers)
     if not program:
         raise UsageError("name the program to run: trireme run [OPTIONS] SCRIPT [ARGS...]")
@@ -106,14 +104,16 @@ def _dry_run(task: TaskConfig, script: Path, arguments: Sequence[str]) -> int:
     for line in task.config.lines():
         print(line)
     sys.stdout.flush()
-    threads, variables = thread_variables(os.environ, task.tasks)
+    threads = threads_of_task(os.environ, task.tasks)
     dry = msgspec.structs.replace(task, dry_run=True, threads=threads)
-    os.environ.update(variables | {TASK_VARIABLE: encode_task(dry)})
+    os.environ.update(thread_variables(os.environ, threads))
+    os.environ[TASK_VARIABLE] = encode_task(dry)
     return run_script(script, arguments)
 
 
 def _start(task: TaskConfig, script: Path, program: Sequence[str]) -> int:
-    run, config = _engine(task), task.config
+    config = task.config
+    run = _engine(config)
     console = Console(sys.stdout, sys.stderr, os.environ)
     directory = _claim(config.run_dir, script)
     try:
@@ -144,30 +144,15 @@ def _start(task: TaskConfig, script: Path, program: Sequence[str]) -> int:
         directory.release()
 
 
-def _engine(task: TaskConfig) -> Callable[[Job, RunDirectory, Console], int]:
+def _engine(config: JobConfig) -> Callable[[Job, RunDirectory, Console], int]:
     """Returns the function that runs a job, by --on."""
-    config = task.config
     if config.on == "local":
         return run_local
-    from trireme import __version__
     from trireme.launch.ray.cluster import load_ray
     from trireme.launch.ray.engine import run_ray
-    from trireme.launch.ray.placement import ResourceRequest
 
     load_ray()  # fails here if Ray is missing, before anything is written
-    return partial(
-        run_ray,
-        address=config.ray_address,
-        request=ResourceRequest(
-            servers=task.servers,
-            workers=task.workers,
-            processes=task.processes if task.servers else 1,
-            cpus=config.ray_cpus_per_worker,
-            gpus=config.ray_gpus_per_worker,
-            pack=config.ray_pack_workers,
-        ),
-        version=__version__,
-    )
+    return run_ray
 
 
 def _coordinator(directory: RunDirectory) -> str:

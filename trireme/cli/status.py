@@ -70,7 +70,7 @@ def _recorded(path: Path, record: JobRecord) -> dict[str, dict[str, Any]]:
 
 
 def _ask_coordinator(record: JobRecord) -> dict[str, Any]:
-    from trireme.cluster.control import query_status
+    from trireme.cluster.coordinator import query_status
 
     try:
         secret = bytes.fromhex(read_secret(Path(record.secret_file)))

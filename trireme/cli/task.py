@@ -19,25 +19,22 @@ from trireme.cli.parser import COMMANDS
 from trireme.cluster.spec import ROLES, ClusterSpec, ClusterTask
 from trireme.errors import JobFailed, TriremeError, UsageError
 from trireme.job_config import TASK_OPTIONS
-from trireme.launch.command import LOOPBACK
-from trireme.launch.config.consistency import check_together
 from trireme.launch.config.secret import SECRET_VARIABLE, secret_descriptor
 from trireme.launch.config.sources import read_config, read_file
-from trireme.launch.environment.detect import (
-    TASK_VARIABLE,
-    TaskConfig,
-    detect,
-    encode_task,
-)
-from trireme.launch.environment.manual import manual_task
+from trireme.launch.config.task_config import TASK_VARIABLE, TaskConfig, encode_task
+from trireme.launch.environment.detect import detect, manual_task
 from trireme.launch.environment.tf_config import TF_VARIABLE, read_tf_config
-from trireme.launch.exit_reason import describe, write_exit_reason
-from trireme.launch.membership_report import LostTask, MembershipReport, MembershipReportWriter
-from trireme.launch.process_setup.allocator import keep_freed_memory
-from trireme.launch.process_setup.parent_death_signal import end_with_parent
-from trireme.launch.process_setup.scheduling import take_turns
-from trireme.launch.process_setup.script import check_script, run_script
-from trireme.launch.process_setup.threads import thread_variables
+from trireme.launch.exit_reason import describe
+from trireme.launch.process_setup.orphans import end_with_parent
+from trireme.launch.process_setup.program import check_script, run_script
+from trireme.launch.process_setup.resources import keep_freed_memory, take_turns, thread_variables
+from trireme.launch.task_messages import (
+    LauncherPipe,
+    Listening,
+    LostTask,
+    MembershipReport,
+    membership_reports,
+)
 from trireme.metrics import Registry
 from trireme.strategies import choose
 from trireme.suggestion import suggestion
@@ -51,22 +48,18 @@ __all__ = ["main"]
 
 
 @dataclass(frozen=True, slots=True)
-class _Endpoint:
-    """Where a server or a coordinator listens, and where it reports.
+class _Audience:
+    """Whom a task tells what it does.
 
     Attributes:
         name: the prefix of each line that it prints: the task's name, unless the launcher adds it.
-        listen: the address to listen at, with its scheme.
-        hosts_coordinator: whether the job's coordinator is served there.
-        address_file: the file for the address that was chosen; None for none.
-        membership_report_file: the file for a coordinator's membership report; None for none.
+        address_file: the file for the address at which it listens; None for none.
+        launcher: the pipe to its launcher; None for a task that was started by hand.
     """
 
-    name: str
-    listen: str
-    hosts_coordinator: bool
-    address_file: Path | None
-    membership_report_file: Path | None = None
+    name: str = ""
+    address_file: Path | None = None
+    launcher: LauncherPipe | None = None
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -81,20 +74,10 @@ def main(arguments: Sequence[str]) -> int:
     keep_freed_memory(os.environ)
     if given.tied_to is not None:
         end_with_parent(int(given.tied_to))
-        return _launched(given, detect(os.environ), program)
+        task = detect(os.environ)
+        launcher = None if task.launcher_fd is None else LauncherPipe(task.launcher_fd)
+        return _run(task, program, _Audience(launcher=launcher))
     return _by_hand(given, program)
-
-
-def _launched(given: argparse.Namespace, task: TaskConfig, program: Sequence[str]) -> int:
-    """Runs a task whose launcher has put its configuration into the environment."""
-    endpoint = _Endpoint(
-        name="",
-        listen=f"tcp://{given.listen_host or LOOPBACK}:0",
-        hosts_coordinator=task.role == "coordinator",
-        address_file=_path(given.address_file),
-        membership_report_file=_path(given.attendance_file),
-    )
-    return _run(task, program, endpoint, _path(given.outcome_file))
 
 
 def _by_hand(given: argparse.Namespace, program: Sequence[str]) -> int:
@@ -102,51 +85,39 @@ def _by_hand(given: argparse.Namespace, program: Sequence[str]) -> int:
     file = read_file(given.config, Path.cwd())
     config = read_config(vars(given), os.environ, file, TASK_OPTIONS)
     named = _tf_task(given) or _flagged_task(given)
-    manual = manual_task(named, config, os.environ, _path(given.secret_file))
-    task = manual.task
-    check_together(task.config, task.servers)
+    task = manual_task(named, config, os.environ, _path(given.secret_file))
     choose(task.config, workers=task.workers, servers=task.servers)
-    threads, variables = thread_variables(os.environ, manual.neighbours)
-    task = msgspec.structs.replace(task, threads=threads)
-    endpoint = _Endpoint(
-        name=f"{task.name} ",
-        listen=manual.listen,
-        hosts_coordinator=manual.hosts_coordinator,
-        address_file=_path(given.address_file),
-    )
+    audience = _Audience(name=f"{task.name} ", address_file=_path(given.address_file))
     with secret_descriptor(task.secret, task.job) as secret:
-        _export(os.environ, variables, task, secret)
-        return _run(task, program, endpoint)
+        _export(os.environ, task, secret)
+        return _run(task, program, audience)
 
 
-def _run(
-    task: TaskConfig, program: Sequence[str], endpoint: _Endpoint, exit_reason: Path | None = None
-) -> int:
+def _run(task: TaskConfig, program: Sequence[str], audience: _Audience) -> int:
     """Runs a task to its end.
 
     Args:
         task: the task.
         program: the user's program and its arguments, for a worker.
-        endpoint: where a server or a coordinator listens.
-        exit_reason: the file for the reason of a failure, which a launcher reads.
+        audience: whom it tells what it does.
     """
     if task.config.strategy == "sync" or (task.processes > 1 and not task.servers):
         take_turns()
     if task.role == "worker":
         if not program:
             raise UsageError(f"{task.name} needs a program: add SCRIPT [ARGS...] at the end")
-        script, name = check_script(program[0]), endpoint.name.strip()
-        return run_script(script, program[1:], task=name, exit_reason=exit_reason)
-    logging.basicConfig(level=logging.WARNING, format=f"{endpoint.name}%(message)s")
+        script, name = check_script(program[0]), audience.name.strip()
+        return run_script(script, program[1:], task=name, launcher=audience.launcher)
+    logging.basicConfig(level=logging.WARNING, format=f"{audience.name}%(message)s")
     try:
-        over = _serve(task, endpoint)
+        over = _serve(task, audience)
     except TriremeError as error:
-        if exit_reason is not None:
-            write_exit_reason(exit_reason, describe(error))
+        if audience.launcher is not None:
+            audience.launcher.send(describe(error))
         raise
-    if over is not None and over.outcome == "failed" and exit_reason is not None:
-        write_exit_reason(exit_reason, describe(JobFailed(_describe_end(over))))
-    return _print_end(endpoint, over)
+    if over is not None and over.outcome == "failed" and audience.launcher is not None:
+        audience.launcher.send(describe(JobFailed(_describe_end(over))))
+    return _print_end(audience, over)
 
 
 # Classic spellings -------------------------------------------------------------------------------
@@ -216,17 +187,13 @@ def _path(text: str | None) -> Path | None:
     return Path(text) if text is not None else None
 
 
-def _export(
-    environ: MutableMapping[str, str],
-    variables: dict[str, str],
-    task: TaskConfig,
-    secret: int | None,
-) -> None:
+def _export(environ: MutableMapping[str, str], task: TaskConfig, secret: int | None) -> None:
     """Puts the task's configuration into the environment, before the program imports PyTorch.
 
     Processes that the program starts inherit all of it except the secret.
     """
-    environ.update(variables)
+    if task.threads is not None:
+        environ.update(thread_variables(environ, task.threads))
     environ.pop(SECRET_VARIABLE, None)
     if secret is not None:
         task = msgspec.structs.replace(task, secret="", secret_fd=secret)
@@ -236,10 +203,10 @@ def _export(
 # Servers and the coordinator ---------------------------------------------------------------------
 
 
-def _serve(task: TaskConfig, endpoint: _Endpoint) -> JobOver | None:
+def _serve(task: TaskConfig, audience: _Audience) -> JobOver | None:
     if task.role == "coordinator":
-        return _serve_coordinator(task, endpoint)
-    return _serve_parameters(task, endpoint)
+        return _serve_coordinator(task, audience)
+    return _serve_parameters(task, audience)
 
 
 def _policy(task: TaskConfig) -> Policy:
@@ -254,7 +221,7 @@ def _policy(task: TaskConfig) -> Policy:
     )
 
 
-def _serve_coordinator(task: TaskConfig, endpoint: _Endpoint) -> JobOver | None:
+def _serve_coordinator(task: TaskConfig, audience: _Audience) -> JobOver | None:
     """Serves the coordinator alone until the job is over and every task was informed."""
     from trireme.cluster.coordinator import Coordinator
     from trireme.cluster.state import cluster_status
@@ -262,7 +229,7 @@ def _serve_coordinator(task: TaskConfig, endpoint: _Endpoint) -> JobOver | None:
     from trireme.wire.service import Service
     from trireme.wire.transport import listen
 
-    listener = listen(endpoint.listen, allow_plaintext=task.config.allow_plaintext)
+    listener = listen(task.listen, allow_plaintext=task.config.allow_plaintext)
     coordinator = Coordinator(_policy(task), on_done=lambda: service.stop())
     service = Service(
         listener,
@@ -272,19 +239,21 @@ def _serve_coordinator(task: TaskConfig, endpoint: _Endpoint) -> JobOver | None:
         epoch=coordinator.state.epoch,
         serves=("coordinator:0",),
     )
-    _write_address(endpoint, listener.address)
+    _write_address(audience, listener.address)
     membership = MembershipMetrics()
-    file = endpoint.membership_report_file
+    launcher = audience.launcher
+    if launcher is not None:
+        launcher.send(Listening(listener.address))
     with (
         _serve_metrics(
             task,
             membership.registry,
-            endpoint,
+            audience,
             lambda: membership.take(cluster_status(time.monotonic(), coordinator.state)),
         ),
         nullcontext()
-        if file is None
-        else MembershipReportWriter(file, lambda: _membership_report(coordinator)),
+        if launcher is None
+        else membership_reports(launcher, lambda: _membership_report(coordinator)),
     ):
         service.run()
     return coordinator.state.over
@@ -302,7 +271,7 @@ def _membership_report(coordinator: Coordinator) -> MembershipReport:
     )
 
 
-def _serve_parameters(task: TaskConfig, endpoint: _Endpoint) -> JobOver | None:
+def _serve_parameters(task: TaskConfig, audience: _Audience) -> JobOver | None:
     """Serves one shard of the parameters until the job is over."""
     from trireme.ps.server.service import ServerConfig, serve
 
@@ -310,16 +279,16 @@ def _serve_parameters(task: TaskConfig, endpoint: _Endpoint) -> JobOver | None:
         job=task.job,
         secret=bytes.fromhex(task.secret),
         index=task.index,
-        listen=endpoint.listen,
-        coordinator=None if endpoint.hosts_coordinator else task.coordinator,
+        listen=task.listen,
+        coordinator=None if task.hosts_coordinator else task.coordinator,
         policy=_policy(task),
         config=task.config,
     )
     registry, record = Registry(), _recorder(task)
-    with _serve_metrics(task, registry, endpoint):
+    with _serve_metrics(task, registry, audience):
         return serve(
             server,
-            on_listening=lambda address: _write_address(endpoint, address),
+            on_listening=lambda address: _write_address(audience, address),
             registry=registry,
             record=record,
         )
@@ -328,7 +297,7 @@ def _serve_parameters(task: TaskConfig, endpoint: _Endpoint) -> JobOver | None:
 def _serve_metrics(
     task: TaskConfig,
     registry: Registry,
-    endpoint: _Endpoint,
+    audience: _Audience,
     update: Callable[[], object] = lambda: None,
 ) -> AbstractContextManager[object]:
     """Serves a task's metrics while the block runs, if --metrics-port is given."""
@@ -337,7 +306,7 @@ def _serve_metrics(
     exposition = expose(registry, task.name, task.config.metrics_host, task.scrape_port, update)
     if exposition is None:
         return nullcontext()
-    print(f"{endpoint.name}metrics: {exposition.address}", flush=True)
+    print(f"{audience.name}metrics: {exposition.address}", flush=True)
     return exposition
 
 
@@ -355,10 +324,10 @@ def _recorder(task: TaskConfig) -> Callable[[Mapping[str, float | str], bool], N
     return record
 
 
-def _write_address(endpoint: _Endpoint, address: str) -> None:
-    if endpoint.address_file is not None:
-        write_atomically(endpoint.address_file, f"{address}\n".encode())
-    print(f"{endpoint.name}listens on {address}", flush=True)
+def _write_address(audience: _Audience, address: str) -> None:
+    if audience.address_file is not None:
+        write_atomically(audience.address_file, f"{address}\n".encode())
+    print(f"{audience.name}listens on {address}", flush=True)
 
 
 def _describe_end(over: JobOver) -> str:
@@ -367,10 +336,10 @@ def _describe_end(over: JobOver) -> str:
     return f"the job failed: {over.culprit}: {over.reason}"
 
 
-def _print_end(endpoint: _Endpoint, over: JobOver | None) -> int:
+def _print_end(audience: _Audience, over: JobOver | None) -> int:
     failed = over is not None and over.outcome == "failed"
     how = "stopped" if over is None else _describe_end(over)
-    if failed and not endpoint.name:
+    if failed and not audience.name:
         how = "the job failed"  # the launcher reports why
-    print(f"{endpoint.name}ends: {how}", flush=True)
+    print(f"{audience.name}ends: {how}", flush=True)
     return 1 if failed else 0

@@ -95,7 +95,7 @@ def _now(path: Path) -> JobSnapshot:
         return _last(path)
     title, seconds = " ".join(record.command), time.time() - record.started
     if record.coordinator:
-        from trireme.cluster.control import query_status
+        from trireme.cluster.coordinator import query_status
 
         try:
             secret = bytes.fromhex(read_secret(Path(record.secret_file)))

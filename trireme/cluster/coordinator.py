@@ -25,7 +25,9 @@ from trireme.cluster.membership import (
     step,
 )
 from trireme.cluster.messages import (
+    CLUSTER_CATALOG,
     CLUSTER_MESSAGES,
+    ClusterStatus,
     Heartbeat,
     Join,
     Leave,
@@ -33,13 +35,18 @@ from trireme.cluster.messages import (
 )
 from trireme.cluster.spec import task_name
 from trireme.errors import FrameError, WireError
+from trireme.wire.connection import Connection
 from trireme.wire.frame_reader import Incoming
-from trireme.wire.handshake import new_epoch
+from trireme.wire.handshake import Identity, authenticate, new_epoch
+from trireme.wire.message import Limits
 from trireme.wire.service import Link
+from trireme.wire.transport import connect
 
-__all__ = ["Coordinator"]
+__all__ = ["Coordinator", "query_status"]
 
 _log = logging.getLogger(__name__)
+
+_OBSERVER = "observer:0"  # a process that knows the job's secret and is no member
 
 _STALL_SECONDS = 1.0
 """A service ticks many times a second. Time between two ticks beyond this is time in which the
@@ -137,3 +144,26 @@ def _check_identity(link: Link, join: Join) -> None:
     name = task_name(join.role, join.index)
     if link.identity.task != name:
         raise FrameError(f"{link.identity.task} asked to join as {name}")
+
+
+def query_status(address: str, job: str, secret: bytes, *, timeout: float = 5.0) -> ClusterStatus:
+    """Asks the coordinator for the job's status.
+
+    Args:
+        address: the coordinator's address, with its scheme.
+        job: the job's id.
+        secret: the job's secret.
+        timeout: in seconds, for the connection and for each answer.
+
+    Raises:
+        WireError: no coordinator answers in time, or it is another job's.
+    """
+    stream = connect(address, timeout=timeout)
+    with Connection(stream, CLUSTER_CATALOG, limits=Limits(payload=0)) as connection:
+        identity = Identity(job, _OBSERVER)
+        authenticate(connection, identity, secret, server="coordinator:0", timeout=timeout)
+        connection.send(StatusQuery(), timeout=timeout)
+        answer = connection.receive(timeout=timeout).message
+    if not isinstance(answer, ClusterStatus):
+        raise FrameError(f"{address} answered a question with {type(answer).__name__}")
+    return answer

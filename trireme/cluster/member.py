@@ -2,42 +2,61 @@
 
 from __future__ import annotations
 
+import logging
+import os
+import select
+import socket
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Self
 
-from trireme.cluster.member_loop import MemberLoop
-from trireme.cluster.member_protocol import MemberConfig
-from trireme.cluster.member_state import MemberState, Subscriber
-from trireme.cluster.messages import MAX_LINE, JobOver, Leave, Outcome, StatusValue, WaitingFor
+from trireme.cluster.member_protocol import ATTEMPT_SECONDS, MemberConfig, MemberProtocol
+from trireme.cluster.member_state import MemberState
+from trireme.cluster.messages import CLUSTER_CATALOG, MAX_LINE, Joined, Leave, Outcome, WaitingFor
 from trireme.cluster.view import View, WorkerEntry
-from trireme.errors import ClusterError, JobFailed, WaitTimeout
-from trireme.wire.wakeup import Wakeup
+from trireme.errors import (
+    AuthenticationError,
+    ClusterError,
+    ConfigurationError,
+    FrameError,
+    JobFailed,
+    StaleEpochError,
+    WaitTimeout,
+    WireError,
+)
+from trireme.wire.connection import Connection
+from trireme.wire.handshake import Identity, authenticate
+from trireme.wire.message import Limits, Message
+from trireme.wire.polling import Wakeup
+from trireme.wire.transport import connect
 
-__all__ = ["Member", "MemberConfig"]
+__all__ = ["Member", "MemberConfig", "MemberLoop"]
 
+_log = logging.getLogger(__name__)
+
+_LIMITS = Limits(payload=0)
 _CLOSE_SECONDS = 1.0
 _SLACK_SECONDS = 15.0  # an attempt to connect that began in time may take this much longer
 
 
-class Member:
+class Member(MemberState):
     """One task's membership, which a background thread keeps up over one connection.
 
     When the connection breaks, the thread connects again. While the coordinator is unreachable,
     the task goes on with its newest view; after `coordinator_timeout` the job counts as failed,
-    and `over` is set. Any thread may use a member.
+    and `over` is set. Any thread may use a member, and read what it knows from its attributes.
 
     Args:
         config: which task this is and where its coordinator listens.
     """
 
     def __init__(self, config: MemberConfig) -> None:
+        super().__init__()
         self._config = config
-        self._state = MemberState()
         self._wakeup = Wakeup()
         self._thread = threading.Thread(
-            target=MemberLoop(config, self._state, self._wakeup).run,
+            target=MemberLoop(config, self, self._wakeup).run,
             name=f"trireme-member-{config.name}",
             daemon=True,
         )
@@ -48,66 +67,15 @@ class Member:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    @property
-    def incarnation(self) -> int:
-        """The number of this start of the task; 0 before it has joined.
-
-        It grows if the coordinator has given this process up, because it sent nothing for too long,
-        and then admits it again.
-        """
-        return self._state.incarnation
-
-    @property
-    def epoch(self) -> str:
-        """The epoch of the job that this task has joined; "" before it has.
-
-        Each start of a job has another epoch, even with the same id, secret and addresses.
-        """
-        return self._state.epoch
-
-    @property
-    def view(self) -> View | None:
-        """The newest view; None before the first."""
-        return self._state.view
-
-    @property
-    def over(self) -> JobOver | None:
-        """How the job ended, or why this task is not a member any more; None while it is."""
-        return self._state.over
-
     def check(self) -> None:
         """Returns while the job runs.
 
         Raises:
             JobFailed: the job is over. The message says how it ended, and why.
         """
-        over = self._state.over
+        over = self.over
         if over is not None:
             raise JobFailed(f"the job is over, {over.outcome}: {over.reason}")
-
-    def subscribe(self, subscriber: Subscriber) -> None:
-        """Registers a function to be called with every new `View`, and at last with the `JobOver`.
-
-        It is called in the member's thread and must not block. Subscribe before `join` to miss no
-        view.
-        """
-        self._state.subscribe(subscriber)
-
-    def report(self, status: Mapping[str, StatusValue]) -> None:
-        """Sets values of the status that the next heartbeats report. Does not block.
-
-        Raises:
-            TypeError: a value is neither a number nor a string.
-        """
-        self._state.report(status)
-
-    def observe(self, extra_status: Callable[[], Mapping[str, StatusValue]]) -> None:
-        """Registers a function that returns a further status for each heartbeat, in its thread.
-
-        So a heartbeat can report on another thread, even if that thread hangs.
-        """
-        with self._state.change():
-            self._state.extra_status = extra_status
 
     def start(self) -> None:
         """Begins to join and does not wait. Subscribers learn the result.
@@ -135,22 +103,21 @@ class Member:
             TaskClaimedError: another live process holds this role and index.
             JobFailed: the job is over already.
         """
-        state = self._state
         self.start()
         seconds = self._config.connect_timeout + _SLACK_SECONDS if timeout is None else timeout
-        state.wait_until(
-            lambda: bool(state.incarnation or state.over or state.ended),
+        self.wait_until(
+            lambda: bool(self.incarnation or self.over or self.ended),
             time.monotonic() + seconds,
         )
-        if state.failure is not None:
-            raise state.failure
+        if self.failure is not None:
+            raise self.failure
         self._check_running()
-        if not state.incarnation:
+        if not self.incarnation:
             raise WaitTimeout(
                 f"{self._config.name} could not join within {seconds:g} s; it had tried to reach "
                 f"the coordinator at {self._config.coordinator}: check that it runs"
             )
-        return state.incarnation
+        return self.incarnation
 
     def wait_for_view(
         self,
@@ -172,22 +139,21 @@ class Member:
             WaitTimeout: no such view came in time. The message names the tasks that the job waits
                 for.
         """
-        state = self._state
         deadline = time.monotonic() + timeout
         notified: tuple[WaitingFor, float] | None = None
 
         def condition() -> bool:
-            newer = state.view is not None and state.view.number > newer_than
-            return newer or bool(state.over or state.ended) or state.waiting is not notified
+            newer = self.view is not None and self.view.number > newer_than
+            return newer or bool(self.over or self.ended) or self.waiting is not notified
 
         while True:
-            changed = state.wait_until(condition, deadline)
+            changed = self.wait_until(condition, deadline)
             self._check_running()
-            if state.view is not None and state.view.number > newer_than:
-                return state.view
+            if self.view is not None and self.view.number > newer_than:
+                return self.view
             if not changed:
                 raise WaitTimeout(self._why_no_view(newer_than, timeout))
-            notified = state.waiting
+            notified = self.waiting
             if notified is not None and on_waiting is not None:
                 notice, until = notified
                 on_waiting(notice.names, max(0.0, until - time.monotonic()))
@@ -205,22 +171,20 @@ class Member:
             JobFailed: the job is over, or another process has taken this worker's place.
             WaitTimeout: it was not admitted in time.
         """
-        state, index = self._state, self._config.index
+        index = self._config.index
 
         def back() -> bool:
-            workers = () if state.view is None else state.view.workers
-            return WorkerEntry(index, state.incarnation) in workers
+            workers = () if self.view is None else self.view.workers
+            return WorkerEntry(index, self.incarnation) in workers
 
-        state.wait_until(
-            lambda: bool(back() or state.over or state.ended), time.monotonic() + timeout
-        )
+        self.wait_until(lambda: bool(back() or self.over or self.ended), time.monotonic() + timeout)
         self._check_running()
         if not back():
             raise WaitTimeout(
                 f"{self._config.name} was taken for lost, and the coordinator at "
                 f"{self._config.coordinator} did not admit it again within {timeout:g} s"
             )
-        return state.incarnation
+        return self.incarnation
 
     def leave(self, outcome: Outcome, reason: str = "", *, timeout: float = 5.0) -> bool:
         """Reports that this task ends, and how; blocks until the coordinator has received it.
@@ -236,25 +200,24 @@ class Member:
         Returns:
             Whether the coordinator knows; False if it is unreachable, or did not answer in time.
         """
-        state = self._state
-        with state.change():
-            if state.leaving is None:
+        with self.change():
+            if self.leaving is None:
                 text = reason.encode("utf-8", "replace").decode()  # what is no text cannot be sent
-                state.leaving = Leave(outcome, text[:MAX_LINE])
+                self.leaving = Leave(outcome, text[:MAX_LINE])
         self._wakeup.wake()
-        state.wait_until(
-            lambda: state.left or state.over is not None or state.ended or not state.incarnation,
+        self.wait_until(
+            lambda: self.left or self.over is not None or self.ended or not self.incarnation,
             time.monotonic() + timeout,
         )
-        return state.left or state.confirmed
+        return self.left or self.confirmed
 
     def close(self) -> None:
         """Ends the thread and its connection. May be repeated.
 
         The coordinator counts a task as lost that closes without having left.
         """
-        with self._state.change():
-            self._state.closing = True
+        with self.change():
+            self.closing = True
         self._wakeup.wake()
         if self._thread.is_alive() and self._thread is not threading.current_thread():
             # An attempt to connect may take a little longer; then the thread ends by itself.
@@ -264,15 +227,163 @@ class Member:
 
     def _check_running(self) -> None:
         self.check()
-        if self._state.ended:
+        if self.ended:
             raise ClusterError(
                 f"{self._config.name} is no longer a member of the job: it has left or closed"
             )
 
     def _why_no_view(self, newer_than: int, timeout: float) -> str:
         what = f"no view after number {newer_than}" if newer_than else "no view"
-        waiting = self._state.waiting
+        waiting = self.waiting
         if waiting is None:
             return f"{what} came within {timeout:g} s: ask the coordinator with `trireme status`"
         names = ", ".join(waiting[0].names)
         return f"{what} came within {timeout:g} s: the job waits for {names}"
+
+
+class MemberLoop:
+    """The loop of a member's thread, which keeps up the task's connection to the coordinator.
+
+    It connects, carries the messages of a `MemberProtocol`, and connects again when the connection
+    breaks. Between messages it sleeps in `poll`. Other threads see its `MemberState`.
+
+    Args:
+        config: which task this is.
+        state: the member's state, which is shared with other threads.
+        wakeup: woken when another thread has changed the state.
+    """
+
+    def __init__(self, config: MemberConfig, state: MemberState, wakeup: Wakeup) -> None:
+        now = time.monotonic()
+        self._config = config
+        self._state = state
+        self._wakeup = wakeup
+        self._protocol = MemberProtocol(config, state, now, socket.gethostname(), os.getpid())
+        self._logged_at = now
+
+    def run(self) -> None:
+        """Runs until the job is over, the task has left, or the member is closing."""
+        try:
+            while not self._protocol.finished:
+                self._connect_once()
+        except Exception as error:
+            _log.exception("the membership of %s ends by an internal error", self._config.name)
+            self._protocol.fail(error)
+        finally:
+            with self._state.change():
+                self._state.ended = True
+
+    # Connecting --------------------------------------------------------------------------------
+
+    def _connect_once(self) -> None:
+        try:
+            with self._connect() as connection:
+                self._serve_connection(connection)
+        except StaleEpochError as error:
+            self._protocol.fail(error)  # the server denied this task after its proof
+        except (AuthenticationError, FrameError, ConfigurationError) as error:
+            if self._state.incarnation:
+                # Another process may have the port of a coordinator that is gone.
+                self._wait_to_reconnect(error)
+            else:
+                self._protocol.fail(error)
+        except WireError as error:
+            self._wait_to_reconnect(error)
+
+    def _connect(self) -> Connection:
+        config = self._config
+        left = self._protocol.reconnect_deadline - time.monotonic()
+        timeout = max(0.01, min(ATTEMPT_SECONDS, left))
+        stream = connect(config.coordinator, timeout=timeout)
+        connection = Connection(stream, CLUSTER_CATALOG, limits=_LIMITS)
+        state = self._state
+        identity = Identity(config.job, config.name, state.incarnation, state.epoch)
+        authenticate(connection, identity, config.secret, server="coordinator:0", timeout=timeout)
+        return connection
+
+    def _wait_to_reconnect(self, error: WireError | ConfigurationError) -> None:
+        """Waits before the next attempt to connect, or gives the coordinator up."""
+        protocol = self._protocol
+        if protocol.finished:
+            return
+        now = time.monotonic()
+        if protocol.away_since is None:
+            self._logged_at = now
+            _log.warning("%s lost its coordinator: %s; connecting again", self._config.name, error)
+        pause = protocol.broke(now, error)
+        if pause is None:
+            return
+        if now - self._logged_at >= self._config.notice_interval:
+            self._logged_at = now
+            self._log_absence(now, error)
+        self._sleep(pause)
+
+    def _log_absence(self, now: float, error: Exception) -> None:
+        left = self._protocol.reconnect_deadline - now
+        if self._state.incarnation:
+            _log.warning(
+                "the coordinator has been away for %.0f s (%s): training goes on with the present "
+                "members; the job is given up in %.0f s",
+                now - (self._protocol.away_since or now),
+                error,
+                left,
+            )
+        else:
+            _log.info(
+                "%s waits for the coordinator, %.0f s more: %s", self._config.name, left, error
+            )
+
+    def _sleep(self, seconds: float) -> None:
+        poller = select.poll()
+        poller.register(self._wakeup, select.POLLIN)
+        poller.poll(1000 * max(0.0, seconds))
+        self._wakeup.drain()
+
+    # Sending and receiving ---------------------------------------------------------------------
+
+    def _serve_connection(self, connection: Connection) -> None:
+        """Sends and receives until there is nothing more to do, or the connection breaks.
+
+        Raises:
+            WireError: the connection broke.
+        """
+        connection.offer(self._protocol.connected(time.monotonic()))
+        poller = select.poll()
+        poller.register(self._wakeup, select.POLLIN)
+        while self._receive_all(connection):
+            now = time.monotonic()
+            try:
+                for message in self._protocol.tick(now):
+                    connection.offer(message)
+            except WireError:
+                self._receive_all(connection)  # what the coordinator sent before
+                raise
+            events = select.POLLIN | (select.POLLOUT if connection.wants_write else 0)
+            poller.register(connection, events)
+            poller.poll(1000 * max(0.0, self._protocol.due - now))
+            self._wakeup.drain()
+            if connection.wants_write:
+                connection.flush()
+
+    def _receive_all(self, connection: Connection) -> bool:
+        """Handles the messages that have arrived; returns whether to go on."""
+        while (incoming := connection.poll()) is not None:
+            self._handle(connection, incoming.message)
+        return not self._protocol.served(time.monotonic())
+
+    def _handle(self, connection: Connection, message: Message) -> None:
+        before = self._state.incarnation
+        answer = self._protocol.heard(time.monotonic(), message)
+        if answer is not None:
+            connection.offer(answer)
+        if isinstance(message, Joined):
+            self._log_joined(before, message.incarnation)
+
+    def _log_joined(self, before: int, incarnation: int) -> None:
+        name = self._config.name
+        if before == incarnation:
+            _log.info("%s is connected to its coordinator again", name)
+        elif before:
+            _log.warning(
+                "%s was given up while it was away: it goes on as incarnation %d", name, incarnation
+            )

@@ -23,11 +23,15 @@ class MemberState:
     Attributes may be read at any time. They are set only inside `change`.
 
     Attributes:
-        incarnation: the task's incarnation; 0 before it has joined.
-        epoch: the epoch of the job that it has joined; "" before that.
+        incarnation: the number of this start of the task; 0 before it has joined. It grows if the
+            coordinator has given this process up, because it sent nothing for too long, and then
+            admits it again.
+        epoch: the epoch of the job that it has joined; "" before that. Each start of a job has
+            another epoch, even with the same id, secret and addresses.
         term: the coordinator's term; 0 before the task has joined.
         view: the newest view; None before the first.
-        over: how the job ended, as far as this task knows; None before that.
+        over: how the job ended, as far as this task knows, or why this task is not a member any
+            more; None while it is.
         confirmed: whether `over` came from the coordinator; False if this task concluded it.
         waiting: the tasks that the job waits for, and until when (`time.monotonic`); None if it
             waits for none.
@@ -37,6 +41,7 @@ class MemberState:
         closing: whether the member's thread is to end.
         ended: whether the thread has ended.
         extra_status: called at each heartbeat, in the thread that sends it, for a further status.
+            So a heartbeat can report on another thread, even if that thread hangs.
     """
 
     def __init__(self) -> None:
@@ -81,12 +86,16 @@ class MemberState:
             subscriber(news)
 
     def subscribe(self, subscriber: Subscriber) -> None:
-        """Adds a function to call from now on."""
+        """Registers a function to be called with every new `View`, and at last with the `JobOver`.
+
+        It is called in the member's thread and must not block. Subscribe before joining to miss no
+        view.
+        """
         with self._changed:
             self._subscribers.append(subscriber)
 
     def report(self, status: Mapping[str, StatusValue]) -> None:
-        """Merges values into the status that the next heartbeats report.
+        """Sets values of the status that the next heartbeats report. Does not block.
 
         Raises:
             TypeError: a value is neither a number nor a string.

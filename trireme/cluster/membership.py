@@ -22,13 +22,11 @@ A connection is a number that the coordinator assigns. A task holds at most one.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from msgspec.structs import replace
 
 from trireme.cluster import progress
-from trireme.cluster.decision import Close, Decision, DecisionBuilder, Instruction, Send
 from trireme.cluster.messages import (
     Heartbeat,
     HeartbeatHeard,
@@ -44,7 +42,12 @@ from trireme.cluster.messages import (
 from trireme.cluster.reconcile import lose_server, reconcile
 from trireme.cluster.spec import task_name
 from trireme.cluster.state import (
+    Close,
+    Decision,
+    DecisionBuilder,
+    Instruction,
     Policy,
+    Send,
     State,
     Task,
     cluster_status,
@@ -134,12 +137,19 @@ def _receive(builder: DecisionBuilder, connection: int, message: Message) -> Non
     if isinstance(message, Join):
         _join(builder, connection, message)
     else:
-        task = builder.state.holder(connection)
-        handler = _HANDLERS.get(type(message))
-        if task is None or handler is None:
+        holder = builder.state.holder(connection)
+        if holder is None or not isinstance(message, Heartbeat | Leave | JobOverHeard):
             _drop_connection(builder, connection, f"{type(message).__name__} was not expected")
             return
-        handler(builder, replace(task, heard=builder.now), connection, message)
+        task = replace(holder, heard=builder.now)
+        if isinstance(message, Heartbeat):
+            builder.update_task(progress.heard(builder.now, task, message.status))
+            builder.send(connection, HeartbeatHeard())
+            builder.add_reason(f"{task.name} is alive")
+        elif isinstance(message, Leave):
+            _leave(builder, task, connection, message)
+        else:
+            _end_confirmed(builder, task, connection)
 
 
 # Join ------------------------------------------------------------------------------------------
@@ -262,15 +272,7 @@ def _admitted(known: Task, join: Join) -> Task:
 # Messages of a member --------------------------------------------------------------------------
 
 
-def _heartbeat(builder: DecisionBuilder, task: Task, connection: int, message: Message) -> None:
-    assert isinstance(message, Heartbeat)
-    builder.update_task(progress.heard(builder.now, task, message.status))
-    builder.send(connection, HeartbeatHeard())
-    builder.add_reason(f"{task.name} is alive")
-
-
-def _leave(builder: DecisionBuilder, task: Task, connection: int, message: Message) -> None:
-    assert isinstance(message, Leave)
+def _leave(builder: DecisionBuilder, task: Task, connection: int, message: Leave) -> None:
     said = f"{task} left, {message.outcome}" + (f": {message.reason}" if message.reason else "")
     builder.send(connection, Left())
     builder.add_reason(said)
@@ -301,7 +303,7 @@ def _failure(builder: DecisionBuilder, task: Task, leave: Leave) -> JobOver:
     return JobOver("failed", task.name, f"{task} failed: {leave.reason}")
 
 
-def _end_confirmed(builder: DecisionBuilder, task: Task, connection: int, message: Message) -> None:
+def _end_confirmed(builder: DecisionBuilder, task: Task, connection: int) -> None:
     if builder.state.over is None:
         return
     if task.state != "left":
@@ -309,13 +311,6 @@ def _end_confirmed(builder: DecisionBuilder, task: Task, connection: int, messag
     builder.update_task(replace(task, connection=None))
     builder.close(connection)
     builder.add_reason(f"{task.name} knows that the job is over")
-
-
-_HANDLERS: dict[type[Message], Callable[[DecisionBuilder, Task, int, Message], None]] = {
-    Heartbeat: _heartbeat,
-    Leave: _leave,
-    JobOverHeard: _end_confirmed,
-}
 
 
 # Other events ----------------------------------------------------------------------------------

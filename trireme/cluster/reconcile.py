@@ -9,9 +9,8 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from trireme.cluster import progress
-from trireme.cluster.decision import DecisionBuilder
 from trireme.cluster.messages import JobOver, ViewChanged, WaitingFor
-from trireme.cluster.state import Task, missing
+from trireme.cluster.state import DecisionBuilder, Task, missing
 from trireme.cluster.view import ServerEntry, View, WorkerEntry, first_view
 
 __all__ = ["lose_server", "reconcile"]

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 
 from trireme.errors import ConfigurationError
 
-__all__ = ["ROLES", "ClusterSpec", "ClusterTask", "is_loopback", "task_name"]
+__all__ = ["LOOPBACK", "ROLES", "ClusterSpec", "ClusterTask", "is_loopback", "task_name"]
+
+LOOPBACK = "127.0.0.1"
 
 ROLES = ("coordinator", "ps", "worker")
 

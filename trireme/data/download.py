@@ -5,17 +5,16 @@ from __future__ import annotations
 import hashlib
 import http
 import http.client
-import os
-import shutil
 import tarfile
 import urllib.request
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
+from trireme.atomic_file import write_atomically
 from trireme.data import cifar
+from trireme.data import mnist as mnist_files
 from trireme.errors import DataError
 
 __all__ = ["CIFAR10", "MNIST", "Progress", "Remote", "cifar10", "fetch", "mnist"]
@@ -45,35 +44,19 @@ class Remote:
     urls: tuple[str, ...]
 
 
-def _mnist_file(name: str, size: int, sha256: str) -> Remote:
-    mirrors = (
-        "https://ossci-datasets.s3.amazonaws.com/mnist",
-        "https://storage.googleapis.com/cvdf-datasets/mnist",
-    )
-    return Remote(name, size, sha256, tuple(f"{mirror}/{name}" for mirror in mirrors))
-
-
-MNIST = (
-    _mnist_file(
-        "train-images-idx3-ubyte.gz",
-        9912422,
-        "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
-    ),
-    _mnist_file(
-        "train-labels-idx1-ubyte.gz",
-        28881,
-        "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
-    ),
-    _mnist_file(
-        "t10k-images-idx3-ubyte.gz",
-        1648877,
-        "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
-    ),
-    _mnist_file(
-        "t10k-labels-idx1-ubyte.gz",
-        4542,
-        "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
-    ),
+_MNIST_MIRRORS = (
+    "https://ossci-datasets.s3.amazonaws.com/mnist",
+    "https://storage.googleapis.com/cvdf-datasets/mnist",
+)
+_MNIST_CONTENTS = (
+    (9912422, "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609"),
+    (28881, "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c"),
+    (1648877, "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6"),
+    (4542, "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6"),
+)
+MNIST = tuple(
+    Remote(f"{name}.gz", size, sha256, tuple(f"{each}/{name}.gz" for each in _MNIST_MIRRORS))
+    for name, (size, sha256) in zip(mnist_files.FILES, _MNIST_CONTENTS, strict=True)
 )
 """MNIST's four files, as first published."""
 
@@ -159,9 +142,11 @@ def fetch(
         before = _size(part)
         for url in remote.urls:
             try:
-                _transfer(url, part, remote, report, timeout)
-                os.replace(part, path)
-                return path
+                _receive(url, part, remote, report, timeout)
+                if _is_right(part, remote):
+                    return part.replace(path)
+                part.unlink()
+                failures[url] = "the content has another checksum"
             except (OSError, http.client.HTTPException) as error:
                 failures[url] = str(error) or type(error).__name__
         if _size(part) == before:  # no URL got any further
@@ -173,20 +158,13 @@ def fetch(
     )
 
 
-def _transfer(url: str, part: Path, remote: Remote, report: Progress, timeout: float) -> None:
-    """Receives the rest of `part` and verifies it; raises OSError or HTTPException on failure."""
-    if (there := _size(part)) > remote.size:
+def _receive(url: str, part: Path, remote: Remote, report: Progress, timeout: float) -> None:
+    """Receives the rest of `part`; raises OSError or HTTPException on failure."""
+    there = _size(part)
+    if there == remote.size:
+        return
+    if there > remote.size:
         there = 0
-    if there < remote.size:
-        _receive(url, part, there, remote, report, timeout)
-    if not _is_right(part, remote):
-        part.unlink()
-        raise OSError("the content has another checksum")
-
-
-def _receive(
-    url: str, part: Path, there: int, remote: Remote, report: Progress, timeout: float
-) -> None:
     request = urllib.request.Request(url, headers={"Range": f"bytes={there}-"} if there else {})
     with urllib.request.urlopen(request, timeout=timeout) as response:
         if response.status != http.HTTPStatus.PARTIAL_CONTENT:
@@ -212,19 +190,12 @@ def _unpack(archive: Path, folder: Path, names: Sequence[str]) -> None:
                 name = Path(member.name).name
                 source = tar.extractfile(member) if name in missing else None
                 if source is not None:
-                    _write(source, folder / name)
+                    write_atomically(folder / name, source.read())
                     missing.remove(name)
     except (tarfile.TarError, EOFError, zlib.error, OSError) as error:
         raise DataError(f"{archive} cannot be unpacked into {folder}: {error}") from error
     if missing:
         raise DataError(f"{archive} lacks {', '.join(sorted(missing))}: it is another archive")
-
-
-def _write(source: IO[bytes], path: Path) -> None:
-    part = path.with_name(f"{path.name}.part")
-    with source, part.open("wb") as file:
-        shutil.copyfileobj(source, file)
-    os.replace(part, path)
 
 
 def _size(path: Path) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 
 __all__ = ["IntervalSet", "joined"]
 
@@ -14,7 +15,7 @@ class IntervalSet:
     Adding and removing take two binary searches, and time for each range that is joined or cut.
     """
 
-    __slots__ = ("_starts", "_stops", "_total")
+    __slots__ = ("_bounds",)
 
     def __init__(self, ranges: Iterable[tuple[int, int]] = ()) -> None:
         """Holds the union of `ranges`, which may overlap and come in any order.
@@ -22,148 +23,82 @@ class IntervalSet:
         Raises:
             ValueError: a range ends before it begins.
         """
-        self._starts: list[int] = []
-        self._stops: list[int] = []
-        self._total = 0
+        # The start and the stop of each range in turn: a number with an odd number of bounds up to
+        # it is in the set.
+        self._bounds = list(chain.from_iterable(joined(ranges)))
+
+    def add(self, start: int, stop: int) -> None:
+        """Adds the numbers start to stop - 1.
+
+        Raises:
+            ValueError: stop is below start.
+        """
+        _check(start, stop)
+        if start < stop:
+            low, high = bisect_left(self._bounds, start), bisect_right(self._bounds, stop)
+            self._bounds[low:high] = [start] * (low % 2 == 0) + [stop] * (high % 2 == 0)
+
+    def remove(self, start: int, stop: int) -> None:
+        """Removes the numbers start to stop - 1, those of them that are there.
+
+        Raises:
+            ValueError: stop is below start.
+        """
+        _check(start, stop)
+        if start < stop:
+            low, high = bisect_left(self._bounds, start), bisect_right(self._bounds, stop)
+            self._bounds[low:high] = [start] * (low % 2) + [stop] * (high % 2)
+
+    def add_all(self, ranges: Sequence[tuple[int, int]]) -> None:
+        """Adds ranges, which must be `joined`."""
+        if ranges and (not self._bounds or self._bounds[-1] < ranges[0][0]):
+            self._bounds += chain.from_iterable(ranges)  # behind all that is there
+            return
         for start, stop in ranges:
             self.add(start, stop)
 
-    def add(self, start: int, stop: int) -> int:
-        """Adds the numbers start to stop - 1; returns how many of them were new.
-
-        Raises:
-            ValueError: stop is below start.
-        """
-        _check(start, stop)
-        if start == stop:
-            return 0
-        starts, stops = self._starts, self._stops
-        if starts and stops[-1] == start:  # the common case: the next ones
-            stops[-1] = stop
-            self._total += stop - start
-            return stop - start
-        low = bisect_left(stops, start)  # the first range that reaches up to start
-        if low < len(stops) and stops[low] == start and starts[low + 1 : low + 2] > [stop]:
-            stops[low] = stop  # nearly as common: the next ones of one of several sequences
-            self._total += stop - start
-            return stop - start
-        high = bisect_right(starts, stop)  # behind the last one that begins by stop
-        before = sum(stops[low:high]) - sum(starts[low:high])
-        if low < high:
-            start, stop = min(start, starts[low]), max(stop, stops[high - 1])
-        starts[low:high] = [start]
-        stops[low:high] = [stop]
-        new = stop - start - before
-        self._total += new
-        return new
-
-    def remove(self, start: int, stop: int) -> int:
-        """Removes the numbers start to stop - 1; returns how many of them were there.
-
-        Raises:
-            ValueError: stop is below start.
-        """
-        _check(start, stop)
-        starts, stops = self._starts, self._stops
-        if not starts or start == stop:
-            return 0
-        if starts[0] == start and stop < stops[0]:  # the common case: the first ones
-            starts[0] = stop
-            self._total -= stop - start
-            return stop - start
-        low = bisect_right(stops, start)  # the first range that goes beyond start
-        high = bisect_left(starts, stop)  # behind the last one that begins before stop
-        if low >= high:
-            return 0
-        before = sum(stops[low:high]) - sum(starts[low:high])
-        left, right = starts[low], stops[high - 1]
-        rest = [(a, b) for a, b in ((left, start), (stop, right)) if a < b]
-        starts[low:high] = [a for a, _ in rest]
-        stops[low:high] = [b for _, b in rest]
-        gone = before - sum(b - a for a, b in rest)
-        self._total -= gone
-        return gone
-
-    def add_all(self, ranges: Sequence[tuple[int, int]]) -> int:
-        """Adds ranges, which must be `joined`; returns how many numbers were new."""
-        if len(ranges) > 1 and (not self._stops or self._stops[-1] < ranges[0][0]):
-            starts, stops = _columns(ranges)  # all of them lie behind all that is there
-            self._starts += starts
-            self._stops += stops
-            new = sum(stops) - sum(starts)
-            self._total += new
-            return new
-        return sum([self.add(start, stop) for start, stop in ranges])
-
-    def remove_all(self, ranges: Sequence[tuple[int, int]]) -> int:
-        """Removes ranges, which must be `joined`; returns how many numbers were there."""
-        starts, stops = _columns(ranges)
-        count = len(starts)
-        if count > 1 and self._starts[:count] == starts and self._stops[:count] == stops:
-            del self._starts[:count], self._stops[:count]  # the common case: the first ones
-            gone = sum(stops) - sum(starts)
-            self._total -= gone
-            return gone
-        return sum([self.remove(start, stop) for start, stop in ranges])
+    def remove_all(self, ranges: Sequence[tuple[int, int]]) -> None:
+        """Removes ranges, which must be `joined`."""
+        first = list(chain.from_iterable(ranges))
+        if self._bounds[: len(first)] == first:  # the common case: the first ones
+            del self._bounds[: len(first)]
+            return
+        for start, stop in ranges:
+            self.remove(start, stop)
 
     def meets(self, start: int, stop: int) -> bool:
         """Whether any number from start to stop - 1 is in the set."""
-        low = bisect_right(self._stops, start)
-        return start < stop and low < len(self._starts) and self._starts[low] < stop
+        low = bisect_right(self._bounds, start)
+        return start < stop and (low % 2 == 1 or low < bisect_left(self._bounds, stop))
 
     def within(self, start: int, stop: int) -> list[tuple[int, int]]:
         """Returns the ranges of this set that lie in [start, stop), cut to it."""
-        if start >= stop:
-            return []
-        low = bisect_right(self._stops, start)
-        high = bisect_left(self._starts, stop)
-        return [(max(start, self._starts[i]), min(stop, self._stops[i])) for i in range(low, high)]
+        return self._cut(start, stop, outside=0)
 
     def gaps(self, start: int, stop: int) -> list[tuple[int, int]]:
         """Returns the ranges of [start, stop) that this set lacks."""
-        missing = []
-        for a, b in self.within(start, stop):
-            if start < a:
-                missing.append((start, a))
-            start = b
-        if start < stop:
-            missing.append((start, stop))
-        return missing
+        return self._cut(start, stop, outside=1)
 
-    @property
-    def total(self) -> int:
-        """How many numbers the set holds."""
-        return self._total
+    def _cut(self, start: int, stop: int, *, outside: int) -> list[tuple[int, int]]:
+        if start >= stop:
+            return []
+        low, high = bisect_right(self._bounds, start), bisect_left(self._bounds, stop)
+        inner = self._bounds[low:high]
+        cut = [start] * ((low + outside) % 2) + inner + [stop] * ((high + outside) % 2)
+        return list(zip(cut[::2], cut[1::2], strict=True))
 
     @property
     def end(self) -> int:
         """One above the highest number; 0 when the set is empty."""
-        return self._stops[-1] if self._stops else 0
-
-    def ranges(self) -> tuple[tuple[int, int], ...]:
-        """Returns the ranges, lowest first: what the constructor takes."""
-        return tuple(self)
-
-    def __contains__(self, number: int) -> bool:
-        at = bisect_right(self._starts, number) - 1
-        return at >= 0 and number < self._stops[at]
+        return self._bounds[-1] if self._bounds else 0
 
     def __iter__(self) -> Iterator[tuple[int, int]]:
         """Iterates over the ranges, lowest first."""
-        return zip(self._starts, self._stops, strict=True)
+        bounds = iter(self._bounds)
+        return zip(bounds, bounds, strict=True)
 
     def __bool__(self) -> bool:
-        return bool(self._starts)
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, IntervalSet):
-            return NotImplemented
-        return self._starts == other._starts and self._stops == other._stops
-
-    __hash__ = None  # type: ignore[assignment]  # mutable
-
-    def __repr__(self) -> str:
-        return f"IntervalSet({list(self)})"
+        return bool(self._bounds)
 
 
 def joined(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
@@ -180,10 +115,6 @@ def joined(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
         elif start < stop:
             found.append((start, stop))
     return found
-
-
-def _columns(ranges: Sequence[tuple[int, int]]) -> tuple[list[int], list[int]]:
-    return [start for start, _ in ranges], [stop for _, stop in ranges]
 
 
 def _check(start: int, stop: int) -> None:

@@ -7,6 +7,7 @@ checkpoint, and a resumed job continues with exactly the open positions.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import chain
 
 from trireme.data.intervals import IntervalSet, joined
 
@@ -38,9 +39,7 @@ class Ledger:
     Attributes:
         size: the number of examples in the data set; all workers of a job must agree on it.
         interleave: whether fresh positions are dealt by interleaving.
-        dealt: the number of positions dealt so far; positions that are dealt again count again.
-        finished: the number of positions finished so far; each counts once.
-        returned: the number of positions that were returned unfinished.
+        frontier: the position from which on nothing was ever dealt.
     """
 
     def __init__(self, size: int, *, interleave: bool) -> None:
@@ -53,19 +52,15 @@ class Ledger:
             raise ValueError(f"the data set has {size} examples: there must be at least one")
         self.size = size
         self.interleave = interleave
-        self.dealt = 0
-        self.finished = 0
-        self.returned = 0
         self._done = IntervalSet()
         self._open = IntervalSet()
         self._held: dict[int, IntervalSet] = {}
-        self._frontier = 0  # nothing from here on was ever dealt
-        self._rounds = _Rounds(0, ())
-
-    @property
-    def frontier(self) -> int:
-        """The position from which on nothing was ever dealt."""
-        return self._frontier
+        self.frontier = 0
+        # With interleaving: where the rounds begin, the place of each member's next batch, the size
+        # of batches, and the worker that requested it first.
+        self._base = 0
+        self._next: dict[int, int] = {}
+        self._batch, self._first = 0, 0
 
     @property
     def workers(self) -> tuple[int, ...]:
@@ -75,7 +70,7 @@ class Ledger:
     @property
     def consumed(self) -> tuple[tuple[int, int], ...]:
         """The finished positions as ranges (start, stop), lowest first."""
-        return self._done.ranges()
+        return tuple(self._done)
 
     def members(self, workers: Sequence[int]) -> None:
         """Sets the members, the workers that take part. The same members again change nothing.
@@ -93,7 +88,7 @@ class Ledger:
 
     def release(self, worker: int) -> None:
         """Returns all positions that `worker` holds: a new process has its index."""
-        for start, stop in self._held.get(worker, IntervalSet()).ranges():
+        for start, stop in list(self._held.get(worker, ())):
             self.give_back(worker, start, stop)
 
     def lease(self, worker: int, batch: int, count: int) -> list[tuple[int, int]]:
@@ -114,33 +109,31 @@ class Ledger:
                 f"cannot deal {count} spans of {batch} positions at once: at most {MOST_SPANS} "
                 f"spans of {MOST_POSITIONS}"
             )
-        if self._frontier + batch * count * len(self._held) > MOST_DEALT:
+        if self.frontier + batch * count * len(self._held) > MOST_DEALT:
             raise ValueError(f"all positions up to {MOST_DEALT} are dealt")
         if self.interleave:
-            self._rounds.agree(worker, batch)
+            self._agree_on_batch(worker, batch)
         spans = [] if self._open else self._all_fresh(worker, batch, count)
         while len(spans) < count:
             span = self._reopened(batch) or self._fresh(worker, batch)
             if span is not None:
                 self._held[worker].add(*span)
-                self.dealt += span[1] - span[0]
                 spans.append(span)
         return spans
 
     def _all_fresh(self, worker: int, batch: int, count: int) -> list[tuple[int, int]]:
         """Deals all spans as fresh ones; returns none if some of these positions are finished."""
-        first = self._frontier
+        first = self.frontier
         fresh = range(first, first + batch * count, batch)
         if self.interleave:
-            fresh = self._rounds.ahead(worker, count)
+            fresh = self._ahead(worker, count)
         spans = [(start, start + batch) for start in fresh]
         if self._done.end > fresh[0] and any([self._done.meets(*span) for span in spans]):
             return []
         if self.interleave:
-            self._rounds.pass_by(worker, count)
-        self._frontier = max(self._frontier, spans[-1][1])
+            self._next[worker] += count * len(self._next)
+        self.frontier = max(self.frontier, spans[-1][1])
         self._held[worker].add_all(joined(spans))
-        self.dealt += batch * count
         return spans
 
     def finish(self, worker: int, start: int, stop: int) -> None:
@@ -164,7 +157,7 @@ class Ledger:
             if held is not None:
                 held.remove_all(joined(spans))
         for start, stop in joined([(start, stop) for _, start, stop in finished]):
-            self.finished += self._done.add(start, stop)
+            self._done.add(start, stop)
             if self._open:
                 self._open.remove(start, stop)
 
@@ -176,29 +169,27 @@ class Ledger:
         for piece in held.within(start, stop):
             held.remove(*piece)
             for rest in self._done.gaps(*piece):
-                self.returned += self._open.add(*rest)
+                self._open.add(*rest)
 
     def restore(self, consumed: Iterable[tuple[int, int]]) -> None:
         """Restores the finished positions; the gaps between them are dealt first.
 
-        The members stay, and hold nothing. The counters continue.
+        The members stay, and hold nothing.
 
         Raises:
             ValueError: a range ends before it begins.
         """
         self._done = IntervalSet(consumed)
-        self._frontier = self._done.end
+        self.frontier = self._done.end
         self._held = {worker: IntervalSet() for worker in self._held}
         self._begin()
 
     def _begin(self) -> None:
         """Opens the positions below the frontier that are neither held nor finished."""
-        taken = IntervalSet(self._done)
-        for held in self._held.values():
-            for start, stop in held:
-                taken.add(start, stop)
-        self._open = IntervalSet(taken.gaps(0, self._frontier))
-        self._rounds = _Rounds(self._frontier, self.workers)
+        taken = IntervalSet(chain(self._done, *self._held.values()))
+        self._open = IntervalSet(taken.gaps(0, self.frontier))
+        self._base, self._batch = self.frontier, 0
+        self._next = {worker: place for place, worker in enumerate(self._held)}
 
     def _reopened(self, batch: int) -> tuple[int, int] | None:
         for start, stop in self._open:
@@ -209,45 +200,27 @@ class Ledger:
 
     def _fresh(self, worker: int, batch: int) -> tuple[int, int] | None:
         """Returns the next fresh span; None if all of it was finished before it was dealt."""
-        start = self._frontier
+        start = self.frontier
         if self.interleave:
-            start = self._rounds.ahead(worker, 1)[0]
-            self._rounds.pass_by(worker, 1)
-        self._frontier = max(self._frontier, start + batch)
+            start = self._ahead(worker, 1)[0]
+            self._next[worker] += len(self._next)
+        self.frontier = max(self.frontier, start + batch)
         pieces = self._done.gaps(start, start + batch)
         for piece in pieces[1:]:
             self._open.add(*piece)
         return pieces[0] if pieces else None
 
-
-class _Rounds:
-    """The arithmetic of interleaved dealing."""
-
-    __slots__ = ("_base", "_batch", "_members", "_next")
-
-    def __init__(self, base: int, members: tuple[int, ...]) -> None:
-        self._base = base
-        self._members = members
-        self._next = {worker: place for place, worker in enumerate(members)}
-        # The size, and the worker that requested it first.
-        self._batch: tuple[int, int] | None = None
-
-    def agree(self, worker: int, batch: int) -> None:
-        if self._batch is None:
-            self._batch = (batch, worker)
-        elif self._batch[0] != batch:
+    def _agree_on_batch(self, worker: int, batch: int) -> None:
+        if not self._batch:
+            self._batch, self._first = batch, worker
+        elif self._batch != batch:
             raise ValueError(
-                f"worker {worker} asks for batches of {batch}, worker {self._batch[1]} for batches "
-                f"of {self._batch[0]}: a synchronous job needs the same batch size everywhere"
+                f"worker {worker} asks for batches of {batch}, worker {self._first} for batches "
+                f"of {self._batch}: a synchronous job needs the same batch size everywhere"
             )
 
-    def ahead(self, worker: int, count: int) -> range:
-        """Returns where a worker's next batches begin."""
-        assert self._batch is not None
-        size = self._batch[0]
-        start, apart = self._base + self._next[worker] * size, len(self._members) * size
+    def _ahead(self, worker: int, count: int) -> range:
+        """Returns where a worker's next batches begin, with interleaving."""
+        start = self._base + self._next[worker] * self._batch
+        apart = len(self._next) * self._batch
         return range(start, start + count * apart, apart)
-
-    def pass_by(self, worker: int, count: int) -> None:
-        """Notes that a worker has taken its next batches."""
-        self._next[worker] += count * len(self._members)

@@ -7,6 +7,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, final
@@ -27,6 +28,8 @@ Source = Callable[[int], Sequence[Span]]
 
 BatchTransform = Callable[[Any, torch.Generator], Any]
 """Transforms a batch; all randomness is drawn from the generator."""
+
+_Take = Callable[[torch.Tensor], tuple[torch.Tensor, ...]]
 
 _LEASE_SECONDS = 0.1  # spans that last less are too few: asking takes time, too
 _MOST_SPANS = 256
@@ -132,7 +135,7 @@ class Loader:
         self._asked_at = float("-inf")
         self._transform = transform
         self._workers = workers
-        self._tensors = _in_memory(dataset)
+        self._take = _taker(dataset)
         self._waiting: deque[Span] = deque()  # given by the source, not begun
         self._begun: deque[Span] = deque()  # being made, oldest first
         self._ready: Any = None  # the examples of the oldest begun span, made before its time
@@ -149,8 +152,8 @@ class Loader:
 
         It does nothing where batches are made ahead anyway.
         """
-        if self._gathers and self._ready is None and self._waiting and self._tensors is not None:
-            self._ready = self._tensors.take(self.order.indices(*self._waiting[0]))
+        if self._gathers and self._ready is None and self._waiting and self._take is not None:
+            self._ready = self._take(self.order.indices(*self._waiting[0]))
             self._begun.append(self._waiting.popleft())
 
     def originals(self, batch: Batch, count: int) -> Any:
@@ -164,8 +167,8 @@ class Loader:
             return None
         start, stop = batch.spans[0]
         indices = self.order.indices(start, min(stop, start + count))
-        if self._tensors is not None:
-            return self._tensors.take(indices)
+        if self._take is not None:
+            return self._take(indices)
         return default_collate([self.dataset[index] for index in indices.tolist()])
 
     def discard(self) -> tuple[Span, ...]:
@@ -178,13 +181,8 @@ class Loader:
     def __iter__(self) -> Iterator[Batch]:
         """Begins an iteration, and ends an earlier one: there is one sequence of spans."""
         self._end_iteration()
-        self._gathers = self._tensors is not None and self._transform is None
-        if self._tensors is None:
-            iteration = self._collate()
-        elif self._transform is None:
-            iteration = self._gather(self._tensors)
-        else:
-            iteration = self._transform_ahead(self._tensors, self._transform)
+        self._gathers = self._take is not None and self._transform is None
+        iteration = self._batches()
         self._iteration = weakref.ref(iteration)
         return iteration
 
@@ -192,22 +190,34 @@ class Loader:
         if self._iteration is not None and (last := self._iteration()) is not None:
             last.close()
 
-    def _gather(self, tensors: _Tensors) -> Generator[Batch]:
+    def _batches(self) -> Generator[Batch]:
+        if self._take is None:
+            made = self._collate()
+        elif self._transform is None:
+            made = self._gather(self._take)
+        else:
+            made = self._transform_ahead(self._take, self._transform)
         try:
-            while self._ready is not None or self._begin_span() is not None:
-                data = self._ready or tensors.take(self.order.indices(*self._begun[0]))
-                self._ready = None
-                yield self._handed_out(data)
+            with closing(made):
+                for data in made:
+                    yield Batch(data, (self._begun.popleft(),))
         finally:
             self._ready = None
-            self._put_back()
+            self._waiting.extendleft(reversed(self._begun))
+            self._begun.clear()
 
-    def _transform_ahead(self, tensors: _Tensors, transform: BatchTransform) -> Generator[Batch]:
+    def _gather(self, take: _Take) -> Generator[Any]:
+        while self._ready is not None or self._begin_span() is not None:
+            data = self._ready or take(self.order.indices(*self._begun[0]))
+            self._ready = None
+            yield data
+
+    def _transform_ahead(self, take: _Take, transform: BatchTransform) -> Generator[Any]:
         generator = torch.Generator()
 
         def make(span: Span, indices: torch.Tensor) -> Any:
             generator.manual_seed(self._seed(span))
-            return transform(tensors.take(indices), generator)
+            return transform(take(indices), generator)
 
         spans = iter(self._begin_span, None)
         pending: deque[Future[Any]] = deque()
@@ -219,13 +229,11 @@ class Loader:
                     pending.append(pool.submit(make, span, self.order.indices(*span)))
                 if not pending:
                     return
-                data = pending.popleft().result()
-                yield self._handed_out(data)
+                yield pending.popleft().result()
         finally:
             pool.shutdown(cancel_futures=True)
-            self._put_back()
 
-    def _collate(self) -> Generator[Batch]:
+    def _collate(self) -> Generator[Any]:
         generator = torch.Generator()
         spans = iter(self._begin_span, None)
         # The loader has a generator of its own: else it would draw from torch's global one.
@@ -235,19 +243,16 @@ class Loader:
             num_workers=self._workers,
             generator=generator.manual_seed(derive(self.order.seed, _TRANSFORMS)),
         )
-        try:
-            for data in batches:
-                if self._transform is not None:
-                    generator.manual_seed(self._seed(self._begun[0]))
-                    data = self._transform(data, generator)
-                yield self._handed_out(data)
-        finally:
-            self._put_back()
+        for data in batches:
+            if self._transform is not None:
+                generator.manual_seed(self._seed(self._begun[0]))
+                data = self._transform(data, generator)
+            yield data
 
     def _seed(self, span: Span) -> int:
         return derive(self.order.seed, _TRANSFORMS, span[0])
 
-    def _next_span(self) -> Span | None:
+    def _begin_span(self) -> Span | None:
         if not self._waiting:
             for start, stop in self._source(self._how_many()):
                 if not 0 < stop - start <= self.batch_size:
@@ -256,7 +261,10 @@ class Loader:
                         f"{self.batch_size}"
                     )
                 self._waiting.append((start, stop))
-        return self._waiting.popleft() if self._waiting else None
+        if not self._waiting:
+            return None
+        self._begun.append(self._waiting.popleft())
+        return self._begun[-1]
 
     def _how_many(self) -> int:
         """Returns the number of spans to request: more than before if they did not last."""
@@ -264,35 +272,6 @@ class Loader:
         if self._asked_at - before < _LEASE_SECONDS:
             self._ahead = min(2 * self._ahead, self._most)
         return self._ahead
-
-    def _begin_span(self) -> Span | None:
-        span = self._next_span()
-        if span is not None:
-            self._begun.append(span)
-        return span
-
-    def _handed_out(self, data: Any) -> Batch:
-        return Batch(data, (self._begun.popleft(),))
-
-    def _put_back(self) -> None:
-        self._waiting.extendleft(reversed(self._begun))
-        self._begun.clear()
-
-
-class _Tensors:
-    """A data set in memory: tensors whose first dimension counts examples."""
-
-    __slots__ = ("_rows", "_tensors")
-
-    def __init__(self, tensors: tuple[torch.Tensor, ...], rows: torch.Tensor | None) -> None:
-        self._tensors = tensors
-        self._rows = rows  # which examples belong to the data set; None for all
-
-    def take(self, indices: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Copies examples, by `index_select`, which takes a third of the time of indexing."""
-        if self._rows is not None:
-            indices = self._rows.index_select(0, indices)
-        return tuple([t.index_select(0, indices.to(t.device)) for t in self._tensors])
 
 
 def tensors_of(dataset: Dataset[Any]) -> tuple[torch.Tensor, ...] | None:
@@ -309,8 +288,11 @@ def tensors_of(dataset: Dataset[Any]) -> tuple[torch.Tensor, ...] | None:
     return dataset.tensors
 
 
-def _in_memory(dataset: Dataset[Any]) -> _Tensors | None:
-    """Returns the tensors of a data set in memory, or of nested `Subset`s of one; else None."""
+def _taker(dataset: Dataset[Any]) -> _Take | None:
+    """Returns the function that takes examples of a data set in memory, or of `Subset`s of one.
+
+    It is None for any other data set.
+    """
     rows: torch.Tensor | None = None
     # Not isinstance: a subclass may make its items otherwise.
     while type(dataset) is Subset:
@@ -318,4 +300,13 @@ def _in_memory(dataset: Dataset[Any]) -> _Tensors | None:
         rows = kept if rows is None else kept.index_select(0, rows)
         dataset = dataset.dataset
     tensors = tensors_of(dataset)
-    return None if tensors is None else _Tensors(tensors, rows)
+    if tensors is None:
+        return None
+
+    def take(indices: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Copies examples, by `index_select`, which takes a third of the time of indexing."""
+        if rows is not None:
+            indices = rows.index_select(0, indices)
+        return tuple([t.index_select(0, indices.to(t.device)) for t in tensors])
+
+    return take

@@ -1,4 +1,4 @@
-"""Why a task ended: a small file that it leaves for its launcher.
+"""Why a task ended, which it tells its launcher.
 
 An exit status is one number. It cannot tell which of several tasks failed first, and which ended
 only because another one failed.
@@ -6,16 +6,13 @@ only because another one failed.
 
 from __future__ import annotations
 
-import contextlib
 import re
 import signal
 import time
-from pathlib import Path
 from typing import Literal
 
 import msgspec
 
-from trireme.atomic_file import write_atomically
 from trireme.errors import (
     ConnectionBroken,
     ConnectionRefused,
@@ -31,14 +28,17 @@ from trireme.errors import (
 )
 
 __all__ = [
+    "ENDED_TOO_EARLY",
+    "INTERRUPTED",
+    "NO_WORKER_JOINED",
     "ExitReason",
     "describe",
     "describe_status",
-    "read_exit_reason",
     "says_peer_is_gone",
-    "signal_name",
-    "write_exit_reason",
 ]
+
+INTERRUPTED = 130
+"""The exit status of a task, or of a job, that was stopped and has saved."""
 
 Kind = Literal["usage", "error", "exception", "exit", "signal", "hung", "victim"]
 
@@ -68,7 +68,7 @@ def says_peer_is_gone(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and distributed and bool(_GONE.search(str(error)))
 
 
-class ExitReason(msgspec.Struct, frozen=True, kw_only=True):
+class ExitReason(msgspec.Struct, frozen=True, kw_only=True, tag="ended"):
     """Why a task ended otherwise than well.
 
     Attributes:
@@ -77,14 +77,14 @@ class ExitReason(msgspec.Struct, frozen=True, kw_only=True):
             other than 0; `signal`: it was killed; `hung`: its launcher killed it because it no
             longer did anything; `victim`: another task failed.
         summary: one line, such as `ValueError: boom (train.py:12)`.
-        at: the time of day in seconds since 1970.
+        at: the time of day in seconds since 1970; the present by default.
         loss: what the job loses with this failure, in a sentence; "" where this task does not
             know of a loss.
     """
 
     kind: Kind
     summary: str
-    at: float
+    at: float = msgspec.field(default_factory=time.time)
     loss: str = ""
 
     @property
@@ -98,20 +98,37 @@ class ExitReason(msgspec.Struct, frozen=True, kw_only=True):
         return self.kind not in ("usage", "victim")
 
 
+ENDED_TOO_EARLY = ExitReason(
+    kind="usage",
+    summary="its program ended before the job had begun: the others waited for it. Does it open a "
+    "trireme.Session, or call trireme.distribute, on every worker?",
+    at=0.0,
+)
+"""Why a worker failed whose program ended well before the job had begun."""
+
+NO_WORKER_JOINED = ExitReason(
+    kind="usage",
+    summary="the program ended, and no worker had joined the job: nothing was trained. Does it "
+    "open a trireme.Session, or call trireme.distribute?",
+    at=0.0,
+)
+"""Why a job failed whose programs ended well and never joined it."""
+
+
 def describe(error: BaseException, location: str = "") -> ExitReason:
     """Returns the reason of a task that ended by `error`, raised at `location` if it is known."""
     text = str(error).strip().splitlines()
     first = text[0] if text else ""
     if isinstance(error, TriremeError):
         loss = error.loss if isinstance(error, JobFailed | WireError) else ""
-        return ExitReason(kind=_kind(error), summary=first, at=time.time(), loss=loss)
+        return ExitReason(kind=_kind(error), summary=first, loss=loss)
     if isinstance(error, SystemExit):
-        return ExitReason(kind="exit", summary=f"sys.exit({error.code!r})", at=time.time())
+        return ExitReason(kind="exit", summary=f"sys.exit({error.code!r})")
     if says_peer_is_gone(error):
-        return ExitReason(kind="victim", summary=first, at=time.time())
+        return ExitReason(kind="victim", summary=first)
     name = type(error).__name__
     summary = (f"{name}: {first}" if first else name) + (f" ({location})" if location else "")
-    return ExitReason(kind="exception", summary=summary, at=time.time())
+    return ExitReason(kind="exception", summary=summary)
 
 
 def describe_status(status: int) -> ExitReason:
@@ -120,36 +137,14 @@ def describe_status(status: int) -> ExitReason:
     Args:
         status: as `subprocess` has it: minus the number of the signal that killed the process.
     """
-    if status < 0:
-        return ExitReason(
-            kind="signal", summary=f"killed by {signal_name(-status)}", at=time.time()
-        )
-    return ExitReason(kind="exit", summary=f"ended with status {status}", at=time.time())
-
-
-def signal_name(number: int) -> str:
-    """Returns a signal's name, such as `SIGKILL`."""
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
+    if status >= 0:
+        return ExitReason(kind="exit", summary=f"ended with status {status}")
+    known = {number.value: number.name for number in signal.Signals}
+    name = known.get(-status, f"signal {-status}")
+    return ExitReason(kind="signal", summary=f"killed by {name}")
 
 
 def _kind(error: TriremeError) -> Kind:
     if isinstance(error, UsageError | Rejected):  # a server would reject it again
         return "usage"
     return "victim" if isinstance(error, _VICTIMS) else "error"
-
-
-def write_exit_reason(path: Path, reason: ExitReason) -> None:
-    """Writes a reason. If that fails, as on a full disk, the launcher uses the exit status."""
-    with contextlib.suppress(OSError):
-        write_atomically(path, msgspec.json.encode(reason))
-
-
-def read_exit_reason(path: Path) -> ExitReason | None:
-    """Returns the reason that a task left, or None if it left none that can be read."""
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=ExitReason)
-    except (OSError, msgspec.MsgspecError):
-        return None

@@ -6,6 +6,7 @@ An `Engine` knows where the tasks run, and how to start, end and watch them ther
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import time
 from collections.abc import Sequence
@@ -15,29 +16,35 @@ from typing import Protocol
 import msgspec
 
 from trireme.job_config import OPTIONS
-from trireme.launch.actions import Action, Kill, Notify, Restart, RestartAll, Terminate
-from trireme.launch.config.task_config import Role, TaskConfig
-from trireme.launch.console import Console
+from trireme.launch.config.task_config import TaskConfig
 from trireme.launch.exit_reason import ExitReason
-from trireme.launch.failure_report import failure_report
-from trireme.launch.membership_report import MembershipReport
+from trireme.launch.output import TaskOutputs
 from trireme.launch.run_directory import RECORD, JobRecord, RunDirectory
-from trireme.launch.supervision import Phase, Supervision
-from trireme.launch.supervision_limits import SupervisionLimits
+from trireme.launch.supervision import Supervision
+from trireme.launch.supervision_state import (
+    Action,
+    Kill,
+    Notify,
+    Phase,
+    Restart,
+    SupervisionLimits,
+    Terminate,
+)
+from trireme.launch.task_messages import Listening, MembershipReport
+from trireme.launch.verdict import failure_report
 
 __all__ = [
+    "COORDINATOR",
     "Engine",
     "Event",
     "Job",
     "Launcher",
-    "MembershipReported",
     "StopSignalled",
     "TaskEnded",
     "TaskLocated",
-    "worker_tasks",
+    "tasks_of_job",
 ]
 
-ADDRESS_TIMEOUT = 60.0
 COORDINATOR = "coordinator:0"
 STALL_SECONDS = 5.0
 """A turn of the loop takes a second at most. After a turn that took longer than this the launcher
@@ -52,13 +59,11 @@ class Job:
         program: the user's program and its arguments.
         task: what all tasks have in common: job, secret, counts, options.
         limits: how long things may take, and how often tasks are started again.
-        address_timeout: seconds until the coordinator must have written its address.
     """
 
     program: tuple[str, ...]
     task: TaskConfig
     limits: SupervisionLimits = field(default_factory=SupervisionLimits)
-    address_timeout: float = ADDRESS_TIMEOUT
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,14 +73,7 @@ class StopSignalled:
 
 @dataclass(frozen=True, slots=True)
 class TaskLocated:
-    """The engine has learned a process id, a node or the coordinator's address."""
-
-
-@dataclass(frozen=True, slots=True)
-class MembershipReported:
-    """The coordinator has reported its members, which it does every second."""
-
-    membership_report: MembershipReport
+    """The engine has learned a process id or a node."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,16 +84,14 @@ class TaskEnded:
         name: the task.
         status: its exit status, or minus the number of the signal that killed it.
         reason: why it ended.
-        last_lines: the end of its output.
     """
 
     name: str
     status: int
     reason: ExitReason
-    last_lines: tuple[str, ...]
 
 
-Event = StopSignalled | MembershipReported | TaskLocated | TaskEnded
+Event = StopSignalled | Listening | MembershipReport | TaskLocated | TaskEnded
 
 
 class Engine(Protocol):
@@ -104,26 +100,19 @@ class Engine(Protocol):
     Attributes:
         pids: the process id of every task that has one, by name.
         nodes: the node of every task that is not on this host, by name.
-        coordinator: the address that the coordinator listens at; "" while it is not known.
     """
 
     pids: dict[str, int]
     nodes: dict[str, str]
 
-    @property
-    def coordinator(self) -> str: ...
-
     def start(self, config: TaskConfig) -> None:
-        """Starts a task, or starts it again. A failure to do so is reported as `TaskEnded`.
+        """Starts a task, or starts it again. A failure to do so is reported as `TaskEnded`."""
 
-        The address of a coordinator that is started again is unknown until it reports it.
+    def send_signal(self, name: str, number: signal.Signals) -> None:
+        """Asks a task to end by SIGTERM, or ends it and its children at once by SIGKILL.
+
+        A task that has ended already is left alone.
         """
-
-    def terminate(self, name: str) -> None:
-        """Asks a task to end; one that has ended already is left alone."""
-
-    def kill(self, name: str) -> None:
-        """Ends a task and its children at once, unless it has ended already."""
 
     def used(self, name: str) -> float:
         """Returns how much a task has done: seconds of a core, and a second for each line."""
@@ -135,15 +124,20 @@ class Engine(Protocol):
         """
 
 
-def worker_tasks(task: TaskConfig) -> list[TaskConfig]:
-    """Returns the worker processes of a job, of which a worker has one or several.
+def tasks_of_job(task: TaskConfig) -> list[TaskConfig]:
+    """Returns the tasks of a job in the order of their start, the coordinator first.
+
+    A worker has one process or several, each of which is a task.
 
     Args:
         task: what all tasks of the job have in common.
     """
+    replace = msgspec.structs.replace
+    servers = [replace(task, role="ps", index=index) for index in range(task.servers)]
+    coordinators = [replace(task, role="coordinator")] if task.servers else []
     together = task.processes if task.servers else 1
-    return [
-        msgspec.structs.replace(
+    workers = [
+        replace(
             task,
             index=index,
             rank=rank if task.servers else index,
@@ -152,81 +146,92 @@ def worker_tasks(task: TaskConfig) -> list[TaskConfig]:
         for index in range(task.workers)
         for rank in range(together)
     ]
+    return [*coordinators, *servers, *workers]
 
 
 class Launcher:
     """One job, and the supervision that decides what to do with its tasks."""
 
-    def __init__(self, job: Job, directory: RunDirectory, console: Console, engine: Engine) -> None:
+    def __init__(
+        self, job: Job, directory: RunDirectory, engine: Engine, outputs: TaskOutputs
+    ) -> None:
         self._job = job
         self._directory = directory
-        self._console = console
+        self._console = outputs.console
         self._engine = engine
         self._supervision = Supervision(job.limits)
-        self._tails: dict[str, Sequence[str]] = {}
+        self._tasks = {config.name: config for config in tasks_of_job(job.task)}
+        self._outputs = outputs
+        self._coordinator = ""  # the address that it listens at, once that is known
         self._started = time.time()
         self._begin = time.monotonic()
         self._last_check = self._begin
         self._last_report_at: float | None = None  # when the coordinator last reported its members
         self._unrecorded = False  # `job.json` cannot be written now
         self._removed = False  # the run directory is gone
-        self._restart_all_pending = False  # the whole job is to be started again
 
     # From start to end -----------------------------------------------------------------------
 
     def run(self) -> None:
         """Starts all tasks and returns when the last one has ended."""
-        self._start_all()
         while self._supervision.phase is not Phase.DONE:
-            self._turn(1.0)
-            if self._restart_all_pending:
+            if self._supervision.phase is Phase.STARTING:
                 self._start_all()
+            else:
+                self._turn(1.0)
 
     def _start_all(self) -> None:
-        task = self._job.task
-        self._restart_all_pending, self._last_report_at = False, None
-        if task.servers and self._supervision.phase is Phase.RUNNING:
-            self._start("coordinator", 0)
-            self._wait_for_address()
-        if self._supervision.phase is not Phase.RUNNING or self._restart_all_pending:
-            return
-        for index in range(task.servers):
-            self._start("ps", index)
-        for config in worker_tasks(task):
-            self._start_task(config)
+        self._last_report_at, self._coordinator = None, ""
+        for config in self._tasks.values():
+            self._start(config)
+            if config.role == "coordinator":
+                self._wait_for_address()
+                if self._supervision.phase is not Phase.RUNNING:
+                    return
         self._record("running", None)
 
     def conclude(self) -> int:
         """Reports how the job ended and returns its exit status."""
         verdict, seconds = self._supervision.verdict, time.monotonic() - self._begin
-        logs = self._directory.path / "logs"
-        status = verdict.status
+        status, logs = verdict.status, self._directory.path / "logs"
+        report: list[str] = []
         if verdict.failed:
-            report = failure_report(
-                verdict,
-                self._supervision.names,
-                seconds=seconds,
-                log=self._directory.log,
-                last_lines=lambda name: self._tails.get(name, ()),
+            report = lines = failure_report(
+                verdict, self._supervision.names, seconds, self._outputs
             )
-            for line in report:
-                self._console.say(line, alarm=True)
-            self._record("failed", status, report)
         elif verdict.unsaved:
-            names = ", ".join(verdict.unsaved)
-            self._console.say(f"ended after {seconds:.1f} s; {names} did not save", alarm=True)
-            self._record("interrupted", status)
+            lines = [f"ended after {seconds:.1f} s; {', '.join(verdict.unsaved)} did not save"]
         elif verdict.interrupted:
-            self._console.say(f"interrupted after {seconds:.1f} s; logs in {logs}")
-            self._record("interrupted", status)
+            lines = [f"interrupted after {seconds:.1f} s; logs in {logs}"]
         else:
-            self._console.say(f"finished in {seconds:.1f} s; logs in {logs}")
-            self._record("finished", status)
+            lines = [f"finished in {seconds:.1f} s; logs in {logs}"]
+        for line in lines:
+            self._console.say(line, alarm=verdict.failed or bool(verdict.unsaved))
+        self._record(verdict.state, status, report)
         return status
 
     def _record(self, state: str, status: int | None, failure: Sequence[str] = ()) -> None:
+        """Writes `job.json`, which `trireme status` reads."""
+        task = self._job.task
+        record = JobRecord(
+            job=task.job,
+            state=state,
+            status=status,
+            host=socket.gethostname(),
+            launcher=os.getpid(),
+            pids=self._engine.pids,
+            nodes=self._engine.nodes,
+            coordinator=self._coordinator,
+            secret_file=str(self._directory.secret_file.resolve()),
+            command=self._job.program,
+            options=task.config.values,
+            origins={each.name: task.config.origin(each.field) for each in OPTIONS},
+            started=self._started,
+            ended=None if status is None else time.time(),
+            failure=tuple(failure),
+        )
         try:
-            self._directory.write_record(self._job_record(state, status, failure))
+            self._directory.write_record(record)
         except OSError as error:
             if not self._unrecorded:
                 self._console.say(
@@ -238,62 +243,30 @@ class Launcher:
         else:
             self._unrecorded = False
 
-    def _job_record(self, state: str, status: int | None, failure: Sequence[str]) -> JobRecord:
-        job = self._job
-        return JobRecord(
-            job=job.task.job,
-            state=state,
-            status=status,
-            host=socket.gethostname(),
-            launcher=os.getpid(),
-            pids=self._engine.pids,
-            nodes=self._engine.nodes,
-            coordinator=self._engine.coordinator,
-            secret_file=str(self._directory.secret_file.resolve()),
-            command=job.program,
-            options=job.task.config.values,
-            origins={each.name: job.task.config.origin(each.field) for each in OPTIONS},
-            started=self._started,
-            ended=None if status is None else time.time(),
-            failure=tuple(failure),
-        )
-
     # Starting --------------------------------------------------------------------------------
 
-    def _start(self, role: Role, index: int) -> None:
-        self._start_task(msgspec.structs.replace(self._job.task, role=role, index=index, rank=0))
-
-    def _start_task(self, config: TaskConfig) -> None:
+    def _start(self, config: TaskConfig) -> None:
         self._supervision.started(config.name)
+        self._outputs.begin(config.name)
         self._engine.start(
             msgspec.structs.replace(
                 config,
-                coordinator="" if config.role == "coordinator" else self._engine.coordinator,
+                coordinator=self._coordinator,
                 restarts_left=self._supervision.restarts_left(config.name),
             )
         )
 
-    def _restart(self, name: str, left: int) -> None:
-        config = next(config for config in worker_tasks(self._job.task) if config.name == name)
-        self._engine.start(
-            msgspec.structs.replace(
-                config, coordinator=self._engine.coordinator, restarts_left=left
-            )
-        )
-        self._record("running", None)
-
     def _wait_for_address(self) -> None:
         """Waits until the coordinator listens, or has ended."""
-        deadline = time.monotonic() + self._job.address_timeout
-        while self._supervision.phase is Phase.RUNNING and not self._engine.coordinator:
-            if self._restart_all_pending:
-                return
+        limit = self._job.limits.listen
+        deadline = time.monotonic() + limit
+        while self._supervision.phase is Phase.RUNNING and not self._coordinator:
             if time.monotonic() > deadline:
                 self._console.say(
-                    f"{COORDINATOR} did not listen within {self._job.address_timeout:.0f} s",
+                    f"{COORDINATOR} did not listen within {limit:.0f} s",
                     alarm=True,
                 )
-                self._engine.kill(COORDINATOR)
+                self._engine.send_signal(COORDINATOR, signal.SIGKILL)
                 deadline = float("inf")
             self._turn(0.01)
 
@@ -327,7 +300,7 @@ class Launcher:
         if silence > self._job.limits.silence:
             self._last_report_at = None
             summary = f"given up and killed: it sent nothing for {silence:.0f} s"
-            reason = ExitReason(kind="hung", summary=summary, at=time.time())
+            reason = ExitReason(kind="hung", summary=summary)
             self._carry_out(self._supervision.hung(now, COORDINATOR, reason))
         for name in self._supervision.outliving_workers:
             self._carry_out(self._supervision.worker_used(now, name, self._engine.used(name)))
@@ -337,32 +310,28 @@ class Launcher:
         match event:
             case StopSignalled():
                 self._carry_out(self._supervision.interrupt(now))
-            case TaskEnded(name, status, reason, last_lines):
-                self._tails[name] = last_lines
+            case TaskEnded(name, status, reason):
                 if name == COORDINATOR:
                     self._last_report_at = None
                 self._carry_out(self._supervision.exited(now, name, status, reason))
-            case MembershipReported(membership_report):
+            case MembershipReport():
                 self._last_report_at = now
-                self._membership_reported(now, membership_report)
+                self._carry_out(self._membership_reported(now, event))
+            case Listening(address):
+                self._coordinator = address
+                self._record("running", None)
             case TaskLocated():
                 if self._supervision.phase is Phase.RUNNING:
                     self._record("running", None)
 
-    def _membership_reported(self, now: float, membership_report: MembershipReport) -> None:
+    def _membership_reported(self, now: float, report: MembershipReport) -> Sequence[Action]:
         pids = self._engine.pids
         lost = {
-            task.name: ExitReason(
-                kind="hung", summary=f"given up and killed: {task.reason}", at=time.time()
-            )
-            for task in membership_report.lost
+            task.name: ExitReason(kind="hung", summary=f"given up and killed: {task.reason}")
+            for task in report.lost
             if pids.get(task.name) == task.pid  # else another process has taken its place
         }
-        self._carry_out(
-            self._supervision.membership_reported(
-                now, membership_report.joined, lost, formed=membership_report.formed
-            )
-        )
+        return self._supervision.membership_reported(now, report.joined, lost, formed=report.formed)
 
     def _carry_out(self, actions: Sequence[Action]) -> None:
         for action in actions:
@@ -370,10 +339,9 @@ class Launcher:
                 case Notify(text):
                     self._console.say(text, alarm=text.startswith("WARNING"))
                 case Terminate(name):
-                    self._engine.terminate(name)
+                    self._engine.send_signal(name, signal.SIGTERM)
                 case Kill(name):
-                    self._engine.kill(name)
-                case Restart(name, left):
-                    self._restart(name, left)
-                case RestartAll():
-                    self._restart_all_pending = True
+                    self._engine.send_signal(name, signal.SIGKILL)
+                case Restart(name):
+                    self._start(self._tasks[name])
+                    self._record("running", None)

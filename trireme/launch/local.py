@@ -1,8 +1,8 @@
 """Starts the tasks of a job as processes of this host, and returns when all have ended.
 
 No process started here outlives `run_local`. If the launcher itself is killed, the kernel kills
-its tasks (see `parent_death_signal.py`), and a reaper kills what they have started (see
-`orphan_reaper.py`). Single-threaded: the kernel ties a child's life to the thread that started it.
+its tasks, and a reaper kills what they have started (see `process_setup/orphans.py`).
+Single-threaded: the kernel ties a child's life to the thread that started it.
 """
 
 from __future__ import annotations
@@ -10,37 +10,37 @@ from __future__ import annotations
 import contextlib
 import os
 import selectors
+import signal
+import socket
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import IO
 
 import msgspec
 
-from trireme.launch.command import CommandBuilder, TaskFiles, inherited, task_command
-from trireme.launch.config.secret import SECRET_VARIABLE
+from trireme.cluster.spec import LOOPBACK
+from trireme.launch.config.secret import SECRET_VARIABLE, secret_descriptor
 from trireme.launch.config.task_config import TASK_VARIABLE, TaskConfig, encode_task
-from trireme.launch.console import Console
-from trireme.launch.exit_reason import describe_status, read_exit_reason
-from trireme.launch.launcher import (
-    Event,
-    Job,
-    Launcher,
-    MembershipReported,
-    StopSignalled,
-    TaskEnded,
-)
-from trireme.launch.membership_report import MembershipReportReader
-from trireme.launch.process import Pipe, TaskProcess
-from trireme.launch.process_setup.orphan_reaper import OrphanReaper
+from trireme.launch.launcher import Event, Job, Launcher, StopSignalled, TaskEnded
+from trireme.launch.output import Console, TaskOutputs
+from trireme.launch.process import TaskProcess
+from trireme.launch.process_setup.orphans import OrphanReaper
+from trireme.launch.process_setup.resources import thread_variables, threads_of_task
 from trireme.launch.process_setup.signals import requests_to_stop, signals
-from trireme.launch.process_setup.threads import thread_variables
 from trireme.launch.run_directory import RunDirectory
 
-__all__ = ["run_local"]
+__all__ = ["CommandBuilder", "HostEngine", "run_local", "task_command"]
+
+CommandBuilder = Callable[[TaskConfig, Sequence[str]], Sequence[str]]
 
 
 def run_local(
     job: Job,
     directory: RunDirectory,
     console: Console,
-    build_command: CommandBuilder = task_command,
+    build_command: CommandBuilder | None = None,
 ) -> int:
     """Runs a job to its end and returns its exit status.
 
@@ -51,142 +51,183 @@ def run_local(
         job: what to run.
         directory: where its logs and its record go. It stays claimed.
         console: where the lines of its tasks go.
-        build_command: returns the command line of a task.
+        build_command: returns the command line of a task; `task_command` by default.
 
     Returns:
         0 if the job finished; 1 if a task failed; 2 if a worker was asked for something
         impossible; 130 if a signal stopped the job and the workers have saved.
     """
-    with signals() as wakeup, selectors.DefaultSelector() as selector, OrphanReaper() as reaper:
-        selector.register(wakeup, selectors.EVENT_READ, None)
-        engine = _LocalEngine(job, directory, console, selector, build_command, reaper)
-        launcher = Launcher(job, directory, console, engine)
-        try:
+    threads = threads_of_task(os.environ, job.task.tasks)
+    job = replace(job, task=msgspec.structs.replace(job.task, threads=threads))
+    environ = {**os.environ, **thread_variables(os.environ, threads)}
+    environ.pop(SECRET_VARIABLE, None)
+    with signals() as (wakeup, _), TaskOutputs(directory.log, console) as outputs:
+        with HostEngine(job.program, environ, outputs.show, build_command) as engine:
+            engine.selector.register(wakeup, selectors.EVENT_READ)
+            launcher = Launcher(job, directory, engine, outputs)
             launcher.run()
-        finally:
-            engine.kill_all()
         return launcher.conclude()
 
 
-class _LocalEngine:
-    """The processes of one job on this host."""
+class HostEngine:
+    """An `Engine` whose tasks are processes of this host. Use it as a context manager.
+
+    Args:
+        program: the user's program and its arguments.
+        environ: the environment of the tasks, but for what tells each what it is.
+        show: called with a task's name, each line that it prints, and whether that went to
+            standard error.
+        build_command: returns the command line of a task; `task_command` by default.
+        host: the address of this host at which servers, the coordinator and process groups meet.
+        directory: the directory to start tasks in; None for this process's own.
+
+    Attributes:
+        selector: waits for the tasks' pipes, and for the sockets of `signals` registered there.
+        process_groups: `host:port` at which each process group meets whose rank 0 was started here.
+    """
 
     def __init__(
         self,
-        job: Job,
-        directory: RunDirectory,
-        console: Console,
-        selector: selectors.BaseSelector,
-        build_command: CommandBuilder,
-        reaper: OrphanReaper,
+        program: Sequence[str],
+        environ: Mapping[str, str],
+        show: Callable[[str, bytes, bool], None],
+        build_command: CommandBuilder | None = None,
+        host: str = LOOPBACK,
+        directory: Path | None = None,
     ) -> None:
         self.pids: dict[str, int] = {}
         self.nodes: dict[str, str] = {}
-        self._job = job
+        self.process_groups: dict[int, str] = {}
+        self.selector = selectors.DefaultSelector()
+        self._program = program
+        self._environ = environ
+        self._show = show
+        self._build_command = build_command or task_command
+        self._host = host
         self._directory = directory
-        self._console = console
-        self._selector = selector
-        self._build_command = build_command
-        self._reaper = reaper
+        self._reaper = OrphanReaper()
         self._processes: dict[str, TaskProcess] = {}
-        self._process_group_addresses: dict[int, str] = {}
-        self._coordinator = ""
-        self._membership_report = MembershipReportReader(
-            self._files("coordinator:0").membership_report
-        )
 
-    @property
-    def coordinator(self) -> str:
-        file = self._files("coordinator:0").address
-        if not self._coordinator and file.exists():
-            self._coordinator = file.read_text(encoding="utf-8").strip()
-        return self._coordinator
+    def __enter__(self) -> HostEngine:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        """Kills every task that lives, even if the launcher itself failed."""
+        for process in self._processes.values():
+            process.send_signal(signal.SIGKILL)
+        self.selector.close()
+        self._reaper.close()
 
     def start(self, config: TaskConfig) -> None:
-        name = config.name
-        files = self._files(name)
-        for file in (files.exit_reason, files.address, files.membership_report):
-            file.unlink(missing_ok=True)
-        if config.role == "coordinator":
-            self._coordinator = ""
-        if config.group is not None and config.rank:  # rank 0 was started first
-            address = self._process_group_addresses[config.group]
+        name, group = config.name, config.group
+        if group is not None and config.rank and not config.process_group:
+            address = self.process_groups[group]  # rank 0 was started first
             config = msgspec.structs.replace(config, process_group=address)
-        with inherited(config) as (config, fds):
+        with _inherited(config, self._host) as (config, messages, fds):
             process = TaskProcess(
-                name,
-                self._build_command(config, files, self._job.program),
-                self._environ(config),
-                log=self._directory.log(name),
-                emit=lambda line, error: self._console.line(name, line, error),
-                warn=lambda text: self._console.say(text, alarm=True),
+                self._build_command(config, self._program),
+                {
+                    **self._environ,
+                    **self._reaper.variables,
+                    TASK_VARIABLE: encode_task(config),
+                    "PYTHONUNBUFFERED": "1",
+                },
+                show=lambda line, error: self._show(name, line, error),
+                messages=messages,
                 pass_fds=fds,
+                directory=self._directory,
             )
-        if config.group is not None:
-            self._process_group_addresses[config.group] = config.process_group
+        if group is not None and not config.rank:
+            self.process_groups[group] = config.process_group
         self._processes[name] = process
         self.pids[name] = process.pid
         for pipe in process.pipes:
-            self._selector.register(pipe.fd, selectors.EVENT_READ, (process, pipe))
+            self.selector.register(pipe.stream, selectors.EVENT_READ, pipe)
 
-    def terminate(self, name: str) -> None:
-        if name in self._processes:  # else its end was reported already
-            self._processes[name].terminate()
-
-    def kill(self, name: str) -> None:
-        if name in self._processes:
-            self._processes[name].kill()
+    def send_signal(self, name: str, number: signal.Signals) -> None:
+        process = self._processes.get(name)
+        if process is not None:
+            process.send_signal(number)
 
     def used(self, name: str) -> float:
-        return self._processes[name].used() if name in self._processes else 0.0
-
-    def kill_all(self) -> None:
-        """Kills every task that lives, even if this launcher itself failed."""
-        for process in self._processes.values():
-            process.kill()
+        process = self._processes.get(name)
+        return 0.0 if process is None else process.used()
 
     def wait(self, seconds: float) -> list[Event]:
         events: list[Event] = []
-        for key, _ in self._selector.select(seconds):
+        for key, _ in self.selector.select(seconds):
             if key.data is None:
                 events += [StopSignalled()] * requests_to_stop(key.fd)
-            else:
-                self._read(*key.data)
-        ended = self._reap()
-        membership_report = self._membership_report.news()
-        if membership_report is not None:
-            events.append(MembershipReported(membership_report))
+            elif key.data.read() == 0:
+                self.selector.unregister(key.fileobj)
+        statuses = {name: process.poll() for name, process in self._processes.items()}
+        ended: list[Event] = []
+        for name, status in statuses.items():
+            process = self._processes[name]
+            events += process.take_messages()
+            if status is not None:
+                ended.append(self._ended(name, status))
         return events + ended
 
-    def _files(self, name: str) -> TaskFiles:
-        # A program may change its working directory before it fails.
-        stem = self._directory.scratch.resolve() / name.replace(":", "-").replace("/", "-")
-        return TaskFiles(
-            stem.with_suffix(".address"),
-            stem.with_suffix(".reason"),
-            stem.with_suffix(".members"),
-        )
-
-    def _environ(self, config: TaskConfig) -> dict[str, str]:
-        threads, variables = thread_variables(os.environ, config.tasks)
-        task = encode_task(msgspec.structs.replace(config, threads=threads))
-        set_here = {TASK_VARIABLE: task, "PYTHONUNBUFFERED": "1", **self._reaper.variables}
-        own = {name: value for name, value in os.environ.items() if name != SECRET_VARIABLE}
-        return {**own, **variables, **set_here}
-
-    def _read(self, process: TaskProcess, pipe: Pipe) -> None:
-        if not process.read(pipe):
-            self._selector.unregister(pipe.fd)
-
-    def _reap(self) -> list[Event]:
-        statuses = [(name, process.poll()) for name, process in self._processes.items()]
-        return [self._ended(name, status) for name, status in statuses if status is not None]
-
-    def _ended(self, name: str, status: int) -> Event:
+    def _ended(self, name: str, status: int) -> TaskEnded:
         process = self._processes.pop(name)
         for pipe in process.pipes:
-            with contextlib.suppress(KeyError):
-                self._selector.unregister(pipe.fd)
-        process.finish()
-        reason = read_exit_reason(self._files(name).exit_reason) or describe_status(status)
-        return TaskEnded(name, status, reason, tuple(process.last_lines))
+            with contextlib.suppress(KeyError):  # it was closed before
+                self.selector.unregister(pipe.stream)
+        return TaskEnded(name, status, process.finish(status))
+
+
+def task_command(config: TaskConfig, program: Sequence[str]) -> list[str]:
+    """Returns the command line of a child of this process that runs a task.
+
+    Everything else that the task has to know is in its environment.
+
+    Args:
+        config: the task.
+        program: the user's program and its arguments.
+    """
+    return [
+        *(sys.executable, "-m", "trireme", "task"),
+        *("--job-name", config.role, "--task-index", str(config.index)),
+        *("--tied-to", str(os.getpid())),
+        *(program if config.role == "worker" else ()),
+    ]
+
+
+@contextlib.contextmanager
+def _inherited(
+    config: TaskConfig, host: str
+) -> Iterator[tuple[TaskConfig, IO[bytes], Sequence[int]]]:
+    """Gives what a task inherits: its configuration, the pipe of its messages, its descriptors.
+
+    The configuration names the descriptors. One is the task's end of the pipe. One holds its
+    secret. For rank 0 of a process group another one listens, so that no other process can take the
+    port at which the group meets.
+
+    Args:
+        config: the task.
+        host: the address of this host at which it listens, if it listens.
+    """
+    with contextlib.ExitStack() as stack:
+        reader, writer = os.pipe()
+        messages = os.fdopen(reader, "rb")  # closed by the task's process
+        stack.callback(os.close, writer)
+        fds = [writer]
+        config = msgspec.structs.replace(config, launcher_fd=writer)
+        if config.role != "worker":
+            config = msgspec.structs.replace(config, listen=f"tcp://{host}:0")
+        if config.group is not None and config.rank == 0:
+            family = socket.AF_INET6 if ":" in host else socket.AF_INET
+            address = (host.strip("[]"), 0)
+            listener = stack.enter_context(socket.create_server(address, family=family))
+            fds.append(listener.fileno())
+            config = msgspec.structs.replace(
+                config,
+                process_group=f"{host}:{listener.getsockname()[1]}",
+                process_group_fd=listener.fileno(),
+            )
+        secret = stack.enter_context(secret_descriptor(config.secret, config.job))
+        if secret is not None:
+            fds.append(secret)
+            config = msgspec.structs.replace(config, secret="", secret_fd=secret)
+        yield config, messages, fds

@@ -1,4 +1,4 @@
-"""One task as a child process: its output line by line, its signals, its end."""
+"""One task as a child process: its output line by line, its messages, its signals, its end."""
 
 from __future__ import annotations
 
@@ -6,49 +6,58 @@ import contextlib
 import os
 import signal
 import subprocess
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import IO
 
-from trireme.launch.log_file import LogFile
+from trireme.launch.exit_reason import ExitReason, describe_status
+from trireme.launch.task_messages import Listening, MembershipReport, decode_message
 
 __all__ = ["Pipe", "TaskProcess"]
 
 CHUNK_BYTES = 1 << 16
 LINE_BYTES = 1 << 20
-LAST_LINES = 12
 FINAL_CHUNKS = 64
 
 
 @dataclass(slots=True)
 class Pipe:
-    """One of a task's two output streams.
+    """A pipe from a task, read without waiting.
 
     Attributes:
-        fd: the end to read from.
-        error: whether it is standard error.
+        stream: the end to read from; it does not block.
+        take: called with each line, without its line end. Of text that carriage returns overwrite,
+            such as a progress bar, only the last state counts.
         partial: what came after the last line end.
     """
 
-    fd: int
-    error: bool
+    stream: IO[bytes]
+    take: Callable[[bytes], None]
     partial: bytes = b""
 
-    def lines(self, data: bytes) -> list[bytes]:
-        """Takes bytes in and returns the lines that they complete.
-
-        Of text that carriage returns overwrite, such as a progress bar, only the last state counts.
-        """
+    def read(self) -> int | None:
+        """Returns how many bytes were read: 0 at the end, None if there are none now."""
+        try:
+            data = os.read(self.stream.fileno(), CHUNK_BYTES)
+        except BlockingIOError:
+            return None
         *complete, partial = (self.partial + data).split(b"\n")
         self.partial = partial if len(partial) <= LINE_BYTES else _last_state(partial)[-LINE_BYTES:]
-        return [_last_state(line) for line in complete]
+        for line in complete:
+            self.take(_last_state(line))
+        return len(data)
 
-    def remainder(self) -> list[bytes]:
-        """Returns a last line that had no line end, if there is one."""
-        line, self.partial = self.partial, b""
-        return [_last_state(line)] if line else []
+    def close(self) -> None:
+        """Reads what is left, a last line without a line end too, and closes the pipe."""
+        # A process outside the group may hold the pipe and write on: read a bounded amount.
+        for _ in range(FINAL_CHUNKS):
+            if not self.read():
+                break
+        if self.partial:
+            self.take(_last_state(self.partial))
+        self.stream.close()
 
 
 def _last_state(line: bytes) -> bytes:
@@ -58,28 +67,34 @@ def _last_state(line: bytes) -> bytes:
 class TaskProcess:
     """A running task, leader of a session and process group of its own.
 
-    Ctrl-C on the terminal does not reach it: its launcher passes signals on. Its output goes line
-    by line into its log and to `emit(line, error)`; `warn(text)` is called when the log cannot be
-    written.
+    Ctrl-C on the terminal does not reach it: its launcher passes signals on.
+
+    Args:
+        command: its command line.
+        environ: its environment.
+        show: called with each line of its output, and whether that went to standard error.
+        messages: the pipe of its messages.
+        pass_fds: the descriptors that it inherits.
+        directory: the directory to start it in; None for the launcher's own.
+
+    Attributes:
+        pipes: the pipes from it. Read them when they are ready.
     """
 
     def __init__(
         self,
-        name: str,
         command: Sequence[str],
         environ: Mapping[str, str],
         *,
-        log: Path,
-        emit: Callable[[str, bool], None],
-        warn: Callable[[str], None] = lambda text: None,
+        show: Callable[[bytes, bool], None],
+        messages: IO[bytes],
         pass_fds: Sequence[int] = (),
         directory: Path | None = None,
     ) -> None:
-        self.name = name
-        self.last_lines: deque[str] = deque(maxlen=LAST_LINES)
-        self._emit = emit
+        self._show = show
         self._lines = 0
-        self._log = LogFile(log, warn)
+        self._messages: list[Listening | MembershipReport] = []
+        self._reason: ExitReason | None = None
         self._process = subprocess.Popen(
             command,
             env=dict(environ),
@@ -90,25 +105,21 @@ class TaskProcess:
             start_new_session=True,
             pass_fds=tuple(pass_fds),
         )
+        out, error = self._process.stdout, self._process.stderr
+        assert out is not None and error is not None  # by PIPE
+        self._message_pipe = Pipe(messages, self._take_message)
         self.pipes = [
-            self._pipe(self._process.stdout, False),
-            self._pipe(self._process.stderr, True),
+            Pipe(out, partial(self._take_line, False)),
+            Pipe(error, partial(self._take_line, True)),
+            self._message_pipe,
         ]
-
-    @staticmethod
-    def _pipe(stream: IO[bytes] | None, error: bool) -> Pipe:
-        assert stream is not None  # by PIPE
-        os.set_blocking(stream.fileno(), False)
-        return Pipe(stream.fileno(), error)
+        for pipe in self.pipes:
+            os.set_blocking(pipe.stream.fileno(), False)
 
     @property
     def pid(self) -> int:
         """The process id, which is also the process group's."""
         return self._process.pid
-
-    def read(self, pipe: Pipe) -> bool:
-        """Reads without waiting; returns False when the stream has ended."""
-        return self._read(pipe) != 0
 
     def poll(self) -> int | None:
         """Returns the exit status, or minus the number of a signal; None while the task runs."""
@@ -118,46 +129,46 @@ class TaskProcess:
         """Returns how much the task has done: seconds of a core, and a second for each line."""
         return self._lines + _processor_seconds(self.pid)
 
-    def terminate(self) -> None:
-        """Asks the task to end, but not its children."""
-        self._process.send_signal(signal.SIGTERM)
-
-    def kill(self) -> None:
-        """Ends the task and its children at once."""
+    def send_signal(self, number: signal.Signals) -> None:
+        """Asks the task to end by SIGTERM, or ends it and its children at once by SIGKILL."""
+        if number != signal.SIGKILL:
+            self._process.send_signal(number)
+            return
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
 
-    def finish(self) -> None:
-        """Shows the remaining output of an ended task, kills its children, closes its files."""
-        self.kill()  # a process group outlives its leader
+    def take_messages(self) -> list[Listening | MembershipReport]:
+        """Returns the messages that the task has sent since the last call, but for `ExitReason`."""
+        self._message_pipe.read()
+        messages, self._messages = self._messages, []
+        return messages
+
+    def finish(self, status: int) -> ExitReason:
+        """Takes in what an ended task has left, kills its children, and closes its pipes.
+
+        Args:
+            status: how it ended.
+
+        Returns:
+            The reason that it has sent, else what its status tells.
+        """
+        self.send_signal(signal.SIGKILL)  # a process group outlives its leader
         for pipe in self.pipes:
-            # A process outside the group may hold the pipe and write on: read a bounded amount.
-            for _ in range(FINAL_CHUNKS):
-                if not self._read(pipe):
-                    break
-            self._show(pipe.remainder(), pipe.error)
-        for stream in (self._process.stdout, self._process.stderr):
-            assert stream is not None
-            stream.close()
-        self._log.close()
+            pipe.close()
+        return self._reason or describe_status(status)
 
-    def _read(self, pipe: Pipe) -> int | None:
-        """Returns how many bytes were read: 0 at the end, None if there are none now."""
-        try:
-            data = os.read(pipe.fd, CHUNK_BYTES)
-        except BlockingIOError:
-            return None
-        if data:
-            self._show(pipe.lines(data), pipe.error)
-        return len(data)
+    def _take_line(self, error: bool, line: bytes) -> None:
+        self._lines += 1
+        self._show(line, error)
 
-    def _show(self, lines: Sequence[bytes], error: bool) -> None:
-        self._lines += len(lines)
-        for line in lines:
-            self._log.write(line)
-            text = line.decode("utf-8", errors="replace")
-            self.last_lines.append(text)
-            self._emit(text, error)
+    def _take_message(self, line: bytes) -> None:
+        match decode_message(line):
+            case ExitReason() as reason:
+                self._reason = reason
+            case None:
+                pass  # nothing that a task of this version sends
+            case message:
+                self._messages.append(message)
 
 
 def _processor_seconds(pid: int) -> float:

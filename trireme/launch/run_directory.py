@@ -6,7 +6,6 @@ other process has to guess from a process id whether the job still runs.
 
 from __future__ import annotations
 
-import shutil
 import time
 from contextlib import suppress
 from dataclasses import dataclass
@@ -33,7 +32,6 @@ __all__ = [
 RECORD = "job.json"
 LOCK = "job.lock"
 SECRET = "job.secret"
-SCRATCH = ".launch"
 
 
 class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,11 +89,6 @@ class RunDirectory:
         """Returns the file for the output of a task, such as `logs/worker-1.log`."""
         return self.path / "logs" / f"{name.replace(':', '-').replace('/', '-')}.log"
 
-    @property
-    def scratch(self) -> Path:
-        """The directory of the files that tasks write for the launcher while the job runs."""
-        return self.path / SCRATCH
-
     def write_secret(self, secret: str) -> None:
         """Writes the secret so that only this user can read it."""
         write_atomically(self.secret_file, secret.encode() + b"\n", PRIVATE)
@@ -106,9 +99,8 @@ class RunDirectory:
         write_atomically(self.path / RECORD, text + b"\n", PRIVATE)
 
     def release(self) -> None:
-        """Removes the secret and the temporary files, and releases the lock."""
+        """Removes the secret, and releases the lock."""
         self.secret_file.unlink(missing_ok=True)
-        shutil.rmtree(self.scratch, ignore_errors=True)
         self.lock.close()
 
 
@@ -131,10 +123,7 @@ def claim(path: Path) -> RunDirectory:
             f"a job runs in {path} already{_holder(path)}: end it with `trireme stop {path}`, "
             "or name another directory with --run-dir"
         )
-    directory = RunDirectory(path, lock)
-    shutil.rmtree(directory.scratch, ignore_errors=True)  # left by a launcher that was killed
-    directory.scratch.mkdir()
-    return directory
+    return RunDirectory(path, lock)
 
 
 def _lock(file: IO[str]) -> bool:

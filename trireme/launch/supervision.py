@@ -10,32 +10,24 @@ otherwise the job ends. A task that the coordinator has given up is killed by a 
 
 from __future__ import annotations
 
-import enum
 import signal
 from collections.abc import Iterable, Mapping
 
-from trireme.launch.actions import Action, Kill, Notify, Restart, RestartAll, Terminate
-from trireme.launch.exit_reason import ExitReason
-from trireme.launch.group_restart import GroupRestart
-from trireme.launch.job_start import ENDED_TOO_EARLY, NO_WORKER_JOINED, JobStart
-from trireme.launch.supervised_task import SupervisedTask
-from trireme.launch.supervision_limits import SupervisionLimits
-from trireme.launch.verdict import INTERRUPTED, Failure, Verdict
+from trireme.launch.exit_reason import ENDED_TOO_EARLY, INTERRUPTED, NO_WORKER_JOINED, ExitReason
+from trireme.launch.supervision_state import (
+    Action,
+    JobStart,
+    Notify,
+    Phase,
+    SupervisedTask,
+    SupervisionLimits,
+)
+from trireme.launch.verdict import Failure, Verdict
 
-__all__ = ["Phase", "Supervision"]
+__all__ = ["Supervision"]
 
 ACTIVE_SHARE = 0.01
 """The share of a core above which a process counts as active."""
-
-
-class Phase(enum.Enum):
-    """How far the supervision of a job is."""
-
-    RUNNING = "running"
-    STOPPING = "stopping"
-    FAILING = "failing"
-    ENDING = "ending"
-    DONE = "done"
 
 
 class Supervision:
@@ -47,15 +39,16 @@ class Supervision:
     """
 
     def __init__(self, limits: SupervisionLimits) -> None:
-        self.phase = Phase.RUNNING
+        self.phase = Phase.STARTING
         self.verdict = Verdict()
         self._limits = limits
         self._tasks: dict[str, SupervisedTask] = {}
-        self._group_restart = GroupRestart(self._tasks, limits)
         self._phase_deadline: float | None = None
+        self._restarting: list[SupervisedTask] = []  # the tasks of the restart that is under way
+        self._restart_causes: list[Failure] = []  # the failures that made it necessary
+        self._whole_restarts = 0  # how often the whole job was started again
         self._first_request: float | None = None  # when the launcher was first asked to stop
         self._saved_early = False  # a task ended with the status of an interrupted one
-        self._restart_all_pending = False  # `RestartAll` was returned, and no task started yet
         self._ended_well = 0  # how many workers ended by themselves, finished or interrupted
         self._last_worker: Failure | None = None  # the last worker, where it was lost
         self._job_over = False  # the coordinator ended by itself
@@ -64,8 +57,9 @@ class Supervision:
     # Events ----------------------------------------------------------------------------------
 
     def started(self, name: str) -> None:
-        """A task was started, for the first time or with the whole job."""
-        self._restart_all_pending = False
+        """A task was started, for the first time or again."""
+        if self.phase is Phase.STARTING:
+            self.phase = Phase.RUNNING
         self._tasks.setdefault(name, SupervisedTask(name)).start()
 
     def exited(self, now: float, name: str, status: int, reason: ExitReason) -> list[Action]:
@@ -84,35 +78,36 @@ class Supervision:
             reason = task.given_up
         sent = (-signal.SIGTERM,) * task.terminated + (-signal.SIGKILL,) * task.killed
         ended_by_us = status in sent and reason.kind == "signal"
+        ended_well = status in (0, INTERRUPTED)
+        failure = None if ended_well or ended_by_us else Failure(name, reason)
         task.alive, task.due = False, None
-        if name in self._group_restart.names:
-            return self._exited_for_restart(now, task, status, reason, ended_by_us)
+        if self.phase is Phase.RESTARTING and task in self._restarting:
+            return self._exited_for_restart(now, task, failure)
         actions: list[Action] = []
-        if status in (0, INTERRUPTED):
+        if ended_well:
             self._ended_well += task.worker
             self._saved_early |= status == INTERRUPTED
             self.verdict.interrupted |= status == INTERRUPTED
             self._note_absence(now, task, Failure(name, ENDED_TOO_EARLY))
             self._job_over |= task.coordinator and not task.terminated
-        elif not ended_by_us:
-            failure = Failure(name, reason)
-            if task.worker:
-                actions = self._worker_failed(now, task, failure)
-            else:
-                actions = self._server_or_coordinator_failed(now, failure)
+        elif failure is not None and task.worker and self._limits.together:
+            actions = self._sharded_worker_failed(now, task, failure)
+        elif failure is not None and task.worker:
+            actions = self._worker_failed(now, task, failure)
+        elif failure is not None:
+            actions = self._server_or_coordinator_failed(now, failure)
         return actions + self._advance(now)
 
     def _exited_for_restart(
-        self, now: float, task: SupervisedTask, status: int, reason: ExitReason, ended_by_us: bool
+        self, now: float, task: SupervisedTask, failure: Failure | None
     ) -> list[Action]:
         """A task has ended that is to be started again together with others."""
-        failed = status not in (0, INTERRUPTED)
         actions: list[Action] = []
-        if failed and not ended_by_us:
-            self._group_restart.causes.append(Failure(task.name, reason))
+        if failure is not None:
+            self._restart_causes.append(failure)
             if task.coordinator:  # nobody is left who tells the workers that a server died
                 workers = [each for each in self._alive() if each.worker and not each.terminated]
-                actions = self._terminate(workers)
+                actions = [worker.terminate() for worker in workers]
         return [*actions, *self._proceed_with_restart(now)]
 
     def membership_reported(
@@ -152,7 +147,7 @@ class Supervision:
         """The workers that live after the job's end. Report their activity to `worker_used`."""
         has_coordinator = any(task.coordinator for task in self._tasks.values())
         over = self._job_over if has_coordinator else self._ended_well > 0
-        if not over or self.phase is not Phase.RUNNING or self._group_restart.under_way:
+        if not over or self.phase is not Phase.RUNNING:
             return ()
         return tuple(task.name for task in self._alive() if task.worker)
 
@@ -163,12 +158,8 @@ class Supervision:
             task.active_at, task.used = now, used
         if now - task.active_at < self._limits.idle or task.killed:
             return []
-        task.killed, task.due = True, now + self._limits.kill
-        seconds = f"{self._limits.idle:.0f} s"
-        return [
-            Notify(f"WARNING: {name} did nothing for {seconds} after the end of the job: killed"),
-            Kill(name),
-        ]
+        idle = f"{name} did nothing for {self._limits.idle:.0f} s after the end of the job"
+        return [Notify(f"WARNING: {idle}: killed"), task.kill(now + self._limits.kill)]
 
     def interrupt(self, now: float) -> list[Action]:
         """The user asks the job to stop: once to save and end, twice to end at once."""
@@ -176,11 +167,11 @@ class Supervision:
             if now < self._first_request + self._limits.echo:
                 return []
             self.verdict.unsaved = [task.name for task in self._alive() if task.worker]
-            return [Notify("asked twice: ending at once"), *self._kill(now)]
+            return [Notify("asked twice: ending at once"), *self._kill(now, self._alive())]
         self._first_request = now
-        if self._group_restart.under_way:
+        if self.phase is Phase.RESTARTING:
             return self._abandon_restart(now)
-        if self.phase is not Phase.RUNNING:
+        if self.phase not in (Phase.STARTING, Phase.RUNNING):
             return [Notify("the job is ending already; ask once more to end it at once")]
         self.verdict.interrupted = True
         self.phase = Phase.STOPPING
@@ -189,8 +180,8 @@ class Supervision:
             f"stopping: the workers have {self._limits.stop:.0f} s to save and end; "
             "ask once more to end at once"
         )
-        workers = [task for task in self._alive() if task.worker]
-        return [notice, *self._terminate(workers), *self._advance(now)]
+        told = [task.terminate() for task in self._alive() if task.worker]
+        return [notice, *told, *self._advance(now)]
 
     @property
     def deadline(self) -> float | None:
@@ -198,32 +189,24 @@ class Supervision:
         times = [task.due for task in self._alive()]
         if self.phase is Phase.RUNNING:
             times.append(self._start.deadline)
-        times.append(self._group_deadline)
+        times.append(self._phase_deadline)
         return min((time for time in times if time is not None), default=None)
-
-    @property
-    def _group_deadline(self) -> float | None:
-        """When the tasks that the phase, or a restart, waits for have taken too long."""
-        if self._group_restart.under_way:
-            return self._group_restart.deadline
-        return self._phase_deadline
 
     def tick(self, now: float) -> list[Action]:
         """Time has passed."""
         actions = self._kill_the_given_up(now)
-        alive = self._alive()
         latest = self._start.deadline
         if latest is not None and self.phase is Phase.RUNNING and now >= latest:
             return [*actions, *self._cannot_begin(now)]
-        deadline = self._group_deadline
-        if deadline is None or now < deadline or not alive:
+        alive = self._alive()
+        if self._phase_deadline is None or now < self._phase_deadline or not alive:
             return actions
         return [*actions, *self._too_late(now, alive)]
 
     def restarts_left(self, name: str) -> int:
         """Returns how often a task may still be started again."""
         task = self._tasks[name]
-        used = task.restarts if task.worker else self._group_restart.whole_restarts
+        used = task.restarts if task.worker else self._whole_restarts
         return self._limits.restarts - used
 
     @property
@@ -234,13 +217,10 @@ class Supervision:
     # Deadlines -------------------------------------------------------------------------------
 
     def _too_late(self, now: float, alive: list[SupervisedTask]) -> list[Action]:
-        """The phase, or a restart, has taken too long."""
-        names = ", ".join(task.name for task in alive)
-        if self._group_restart.under_way:
-            actions = self._group_restart.kill_late(now)
-            if actions:
-                return actions
-            return [self._group_restart.unkillable(), *self._abandon_restart(now)]
+        """The phase has taken too long."""
+        if self.phase is Phase.RESTARTING:
+            return self._restart_too_late(now)
+        names = _names(alive)
         if all(task.killed for task in alive):
             self.phase = Phase.DONE
             return [Notify(f"{names} cannot be killed: left to the kernel")]
@@ -251,12 +231,12 @@ class Supervision:
             self.verdict.unsaved = [] if self._job_over else late
             limit = f"within {self._limits.stop:.0f} s"
             notice = Notify(f"{', '.join(late)} did not {missed} {limit}: killed")
-            return [notice, *self._kill(now)]
+            return [notice, *self._kill(now, alive)]
         # Servers and coordinator come last: the workers may need them to end well.
         due = [task for task in alive if task.worker or self.phase is Phase.ENDING]
         kill_all = self._limits.together and self.verdict.failed
         if kill_all or all(task.terminated for task in due):
-            return self._kill(now)
+            return self._kill(now, alive)
         self._phase_deadline = now + self._limits.kill
         if self._last_worker is not None and any(task.coordinator for task in due):
             # The coordinator waits for the lost worker: it had something left to do.
@@ -264,7 +244,7 @@ class Supervision:
             self.phase = Phase.ENDING
         waited = self.phase is Phase.ENDING and self._ended_well and not self.verdict.failed
         warning = [Notify(f"{names} did not end with the job: terminated")] if waited else []
-        return [*warning, *self._terminate(task for task in due if not task.terminated)]
+        return [*warning, *(task.terminate() for task in due if not task.terminated)]
 
     def _kill_the_given_up(self, now: float) -> list[Action]:
         """Kills the tasks that are due. A task that was killed long ago counts as ended."""
@@ -273,21 +253,24 @@ class Supervision:
             if task.due is None or now < task.due:
                 continue
             if not task.killed:
-                task.killed, task.due = True, now + self._limits.kill
-                actions.append(Kill(task.name))
+                actions.append(task.kill(now + self._limits.kill))
             else:
                 actions.append(Notify(f"{task.name} cannot be killed: left to the kernel"))
-                actions += self.exited(now, task.name, -signal.SIGKILL, task.kill_reason)
+                hung = ExitReason(kind="hung", summary="killed, and has not ended", at=0.0)
+                reason = task.given_up or hung
+                actions += self.exited(now, task.name, -signal.SIGKILL, reason)
         return actions
 
     # Failures --------------------------------------------------------------------------------
 
     def _worker_failed(self, now: float, task: SupervisedTask, failure: Failure) -> list[Action]:
-        if self._limits.together:
-            return self._sharded_worker_failed(now, task, failure)
-        may_restart = task.restarts < self._limits.restarts and failure.reason.worth_a_restart
+        may_restart = self.restarts_left(task.name) > 0 and failure.reason.worth_a_restart
         if self.phase is Phase.RUNNING and may_restart and not self._job_over:
-            return self._restart(task, failure)
+            notice = Notify(
+                f"{task.name} failed: {failure.reason.summary}; started again "
+                f"({task.restarts + 1} of {self._limits.restarts})"
+            )
+            return [notice, task.restart()]
         if failure.reason.sudden and self.phase in (Phase.RUNNING, Phase.STOPPING):
             self._note_absence(now, task, failure)
             return self._lose_worker(now, failure)
@@ -303,24 +286,22 @@ class Supervision:
         self, now: float, task: SupervisedTask, failure: Failure
     ) -> list[Action]:
         """A worker has failed that holds the model together with the others."""
-        worth = failure.reason.kind != "usage"
-        if self.phase is not Phase.RUNNING or task.restarts >= self._limits.restarts or not worth:
-            self._fail(now, failure)
-            return []
-        workers = [other.name for other in self._tasks.values() if other.worker]
-        self._begin_restart(workers, failure, now + self._limits.regroup)
-        return self._proceed_with_restart(now)
+        may_restart = self.restarts_left(task.name) > 0 and failure.reason.kind != "usage"
+        if self.phase is Phase.RUNNING and may_restart:
+            workers = [other for other in self._tasks.values() if other.worker]
+            return self._begin_restart(now, workers, failure, self._limits.regroup)
+        self._fail(now, failure)
+        return []
 
     def _server_or_coordinator_failed(self, now: float, failure: Failure) -> list[Action]:
         if self._may_restart_all(failure):
             return self._restart_all(now, failure)
-        # The coordinator's failure counts even if its workers seemed to end well.
-        if self.phase is Phase.ENDING and failure.reason.kind != "victim":
+        if self.phase is Phase.ENDING:
             if self.verdict.failed:
                 return []
-            return [Notify(f"WARNING: {failure.name}, after the end: {failure.reason.summary}")]
-        if self.phase is Phase.ENDING and self.verdict.failed:
-            return []
+            # The coordinator's failure counts even if its workers seemed to end well.
+            if failure.reason.kind != "victim":
+                return [Notify(f"WARNING: {failure.name}, after the end: {failure.reason.summary}")]
         self._fail(now, failure)
         return []
 
@@ -345,63 +326,82 @@ class Supervision:
 
     def _begin_failing(self, now: float) -> None:
         self.verdict.failed = True
-        if self.phase is Phase.RUNNING:
+        if self.phase in (Phase.RUNNING, Phase.RESTARTING):
             together = self._limits.together
             self._phase_deadline = now + (self._limits.regroup if together else self._limits.settle)
         self.phase = Phase.FAILING
 
     # Restarts --------------------------------------------------------------------------------
 
-    def _restart(self, task: SupervisedTask, failure: Failure) -> list[Action]:
-        """Starts one worker again."""
-        task.restarts += 1
-        task.start()
-        notice = Notify(
-            f"{task.name} failed: {failure.reason.summary}; started again "
-            f"({task.restarts} of {self._limits.restarts})"
-        )
-        return [notice, Restart(task.name, self.restarts_left(task.name))]
-
     def _may_restart_all(self, failure: Failure) -> bool:
         """Whether the whole job is started again because a server or the coordinator died."""
         only_victims = all(other.reason.kind == "victim" for other in self.verdict.failures)
-        going_on = self.phase is Phase.RUNNING or (self.verdict.failed and only_victims)
+        running = self.phase in (Phase.RUNNING, Phase.RESTARTING)
+        going_on = running or (self.verdict.failed and only_victims)
         allowed = self.restarts_left(failure.name) > 0 and failure.reason.worth_a_restart
         return going_on and allowed and self._first_request is None
 
     def _restart_all(self, now: float, failure: Failure) -> list[Action]:
         """Ends all tasks, each of which may save first, to start the whole job again."""
-        self.phase = Phase.RUNNING
         self.verdict.failed = False
         self.verdict.failures.clear()
-        self._begin_restart(list(self._tasks), failure, now + self._limits.rescue)
-        number = self._group_restart.whole_restarts + 1
         notice = Notify(
             f"WARNING: {failure}; the whole job is started again, from its newest checkpoint "
-            f"({number} of {self._limits.restarts})"
+            f"({self._whole_restarts + 1} of {self._limits.restarts})"
         )
         # The coordinator tells the workers that a server died; nobody tells them of its own death.
         coordinator_died = self._tasks[failure.name].coordinator
-        workers = [task for task in self._alive() if task.worker and coordinator_died]
-        return [notice, *self._terminate(workers), *self._proceed_with_restart(now)]
+        told = [task.terminate() for task in self._alive() if task.worker and coordinator_died]
+        tasks = list(self._tasks.values())
+        return [notice, *told, *self._begin_restart(now, tasks, failure, self._limits.rescue)]
 
-    def _begin_restart(self, names: list[str], failure: Failure, deadline: float) -> None:
-        self._phase_deadline = None
-        self._group_restart.begin(names, failure, deadline)
+    def _begin_restart(
+        self, now: float, tasks: list[SupervisedTask], failure: Failure, patience: float
+    ) -> list[Action]:
+        """Plans to start tasks again, once all of them have ended."""
+        self.phase, self._phase_deadline = Phase.RESTARTING, now + patience
+        self._restarting, self._restart_causes = tasks, [failure]
+        return self._proceed_with_restart(now)
 
     def _proceed_with_restart(self, now: float) -> list[Action]:
-        actions = self._group_restart.proceed(now)
-        if not self._group_restart.under_way:
-            self._ended_well = 0
-        if any(isinstance(action, RestartAll) for action in actions):
-            self._restart_all_pending = True
-            self._start = JobStart()
-        return actions
+        """Starts the tasks again if all of them have ended."""
+        alive = [task for task in self._restarting if task.alive]
+        if not any(task.worker for task in alive) and self._phase_deadline is not None:
+            # Servers have nothing to lose without workers.
+            self._phase_deadline = min(self._phase_deadline, now + self._limits.give_up)
+        if alive:
+            return []
+        self._phase_deadline, self._ended_well = None, 0
+        causes = self._restart_causes
+        if not all(task.worker for task in self._restarting):
+            self.phase, self._start = Phase.STARTING, JobStart()
+            self._whole_restarts += 1
+            lost = {each.reason.loss: each.name for each in causes if each.reason.loss}
+            return [Notify(f"{name}: {loss}") for loss, name in lost.items()]
+        self.phase = Phase.RUNNING
+        own = [failure for failure in causes if failure.reason.kind != "victim"]
+        first = min(own or causes, key=lambda failure: failure.reason.at)
+        notice = Notify(
+            f"{first}; all workers are started again, from the newest checkpoint "
+            f"({self._restarting[0].restarts + 1} of {self._limits.restarts})"
+        )
+        return [notice, *(worker.restart() for worker in self._restarting)]
+
+    def _restart_too_late(self, now: float) -> list[Action]:
+        """Kills the tasks that have not ended for a restart, or gives the restart up."""
+        alive = [task for task in self._restarting if task.alive]
+        late = [task for task in alive if not task.killed]
+        if not late:
+            unkillable = f"{_names(alive)} cannot be killed: left to the kernel"
+            notice = Notify(f"{unkillable}, and nothing is started again")
+            return [notice, *self._abandon_restart(now)]
+        workers = _names([task for task in late if task.worker])
+        killed = [Notify(f"{workers} did not end for the restart: killed")] if workers else []
+        return [*killed, *self._kill(now, late)]
 
     def _abandon_restart(self, now: float) -> list[Action]:
         """Starts nothing again after all: the job has failed."""
-        self.verdict.failures += self._group_restart.cancel()
-        self.phase = Phase.RUNNING
+        self.verdict.failures += self._restart_causes
         self._begin_failing(now)
         # The workers may be saving. They are asked to end only when that takes too long.
         notice = Notify("the job was about to start again, and ends instead")
@@ -431,15 +431,15 @@ class Supervision:
             return []  # no worker waits: `_conclude` decides
         self._fail(now, failure)
         how = f"{failure.name} ended before the job had begun, which needs all tasks"
-        return [Notify(f"WARNING: {how}: the job ends"), *self._terminate(self._alive())]
+        ends = [task.terminate() for task in self._alive()]
+        return [Notify(f"WARNING: {how}: the job ends"), *ends]
 
     # The job's end ---------------------------------------------------------------------------
 
     def _advance(self, now: float) -> list[Action]:
         """Goes on to the next phase when the last worker, or the last task, has ended."""
         alive = self._alive()
-        restarting = self._restart_all_pending and self.phase is Phase.RUNNING
-        if self._group_restart.under_way or restarting:
+        if self.phase in (Phase.STARTING, Phase.RESTARTING):
             return []
         if not alive:
             self._conclude()
@@ -451,7 +451,9 @@ class Supervision:
             return []
         hopeless = self.verdict.failed or self._start.joined is False
         patience = self._limits.give_up if hopeless else self._limits.end
-        self._phase_deadline = now + (patience if self._coordinator_knows_the_end() else 0.0)
+        asked = any(task.terminated for task in self._tasks.values() if task.worker)
+        informed = self._ended_well > 0 or (self.verdict.failed and not asked)
+        self._phase_deadline = now + (patience if informed else 0.0)
         return self.tick(now)
 
     def _conclude(self) -> None:
@@ -475,26 +477,16 @@ class Supervision:
         had_workers = any(task.worker for task in self._tasks.values())
         return self._ended_well > 0 or (self._job_over and had_workers)
 
-    def _coordinator_knows_the_end(self) -> bool:
-        asked = any(task.terminated for task in self._tasks.values() if task.worker)
-        return self._ended_well > 0 or (self.verdict.failed and not asked)
-
     # Actions ---------------------------------------------------------------------------------
 
     def _alive(self) -> list[SupervisedTask]:
         return [task for task in self._tasks.values() if task.alive]
 
-    def _terminate(self, tasks: Iterable[SupervisedTask]) -> list[Action]:
-        actions: list[Action] = []
-        for task in tasks:
-            task.terminated = True
-            actions.append(Terminate(task.name))
-        return actions
-
-    def _kill(self, now: float) -> list[Action]:
+    def _kill(self, now: float, tasks: Iterable[SupervisedTask]) -> list[Action]:
+        """Kills tasks. From now on the phase's deadline counts for them."""
         self._phase_deadline = now + self._limits.kill
-        actions: list[Action] = []
-        for task in self._alive():
-            task.killed, task.due = True, None  # from now on the phase's deadline counts
-            actions.append(Kill(task.name))
-        return actions
+        return [task.kill() for task in tasks]
+
+
+def _names(tasks: Iterable[SupervisedTask]) -> str:
+    return ", ".join(task.name for task in tasks)

@@ -1,15 +1,15 @@
-"""How a job ended: which tasks failed, which one first, and the exit status."""
+"""How a job ended: its exit status, which tasks failed and which one first, and what to do."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
-from trireme.launch.exit_reason import ExitReason
+from trireme.launch.exit_reason import INTERRUPTED, ExitReason
+from trireme.launch.output import TaskOutputs
 
-__all__ = ["INTERRUPTED", "Failure", "Verdict"]
-
-INTERRUPTED = 130
-"""The exit status of a task, or of a job, that was stopped and has saved."""
+__all__ = ["Failure", "Verdict", "failure_report"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,3 +63,89 @@ class Verdict:
         if self.unsaved:
             return 1
         return INTERRUPTED if self.interrupted else 0
+
+    @property
+    def state(self) -> str:
+        """The state of the job that has ended so, as `job.json` has it."""
+        if self.failed:
+            return "failed"
+        return "interrupted" if self.interrupted or self.unsaved else "finished"
+
+
+def failure_report(
+    verdict: Verdict, names: Sequence[str], seconds: float, outputs: TaskOutputs
+) -> list[str]:
+    """Returns the lines of the report.
+
+    Args:
+        verdict: how the job failed.
+        names: every task that was started.
+        seconds: how long the job ran.
+        outputs: what the tasks have printed.
+    """
+    culprit = verdict.culprit
+    if culprit is None:
+        return [f"the job failed after {seconds:.1f} s"]
+    name = culprit.name
+    losses = [f"  {each.name}: {each.reason.loss}" for each in verdict.failures if each.reason.loss]
+    return [
+        f"the job failed after {seconds:.1f} s. First {culprit}",
+        *_evidence(culprit, outputs.path(name), outputs.last_lines(name)),
+        *_other_tasks(verdict, names, name),
+        *losses,
+        f"  what to do: {_advice(culprit)}",
+    ]
+
+
+def _evidence(culprit: Failure, log: Path, lines: Sequence[str]) -> list[str]:
+    if culprit.reason.kind == "exception":
+        return [f"  its traceback is above and in {log}"]
+    if culprit.reason.kind in ("usage", "error", "victim"):
+        return [f"  its output is in {log}"]
+    if not lines:
+        return [f"  it printed nothing (its output would be in {log})"]
+    return [f"  its last lines (all of them in {log}):", *(f"    {line}" for line in lines)]
+
+
+def _other_tasks(verdict: Verdict, names: Sequence[str], culprit: str) -> list[str]:
+    failures = [each for each in verdict.failures if each.reason.kind != "victim"]
+    failed = {each.name for each in (*failures, *verdict.lost)} | {culprit}
+    own = [
+        f"{each.name} ({each.reason.summary})"
+        for each in (*failures, *verdict.lost)
+        if each.reason.kind != "victim" and each.name != culprit
+    ]
+    waited = [name for name in names if name not in failed]
+    lines = [f"  failed too: {', '.join(own)}"] if own else []
+    if waited:
+        lines.append(f"  only waited or were stopped: {', '.join(waited)}")
+    return lines
+
+
+_AGAIN = "run the same command again: training goes on from the newest checkpoint, if there is one"
+_BY_ITSELF = "(--max-restarts N does so by itself)"
+
+
+def _advice(culprit: Failure) -> str:
+    kind, summary = culprit.reason.kind, culprit.reason.summary
+    if kind == "signal" and "SIGKILL" in summary:
+        return (
+            "if nobody killed it, memory ran out: use a smaller batch or fewer tasks, then "
+            f"{_AGAIN} {_BY_ITSELF}"
+        )
+    if kind == "hung":
+        return (
+            "it was stopped, or stuck in a call that did not return (while it is stuck, `py-spy "
+            f"dump --pid PID` shows where); {_AGAIN} {_BY_ITSELF}"
+        )
+    if kind == "signal" and summary.startswith("lost"):
+        return f"see whether that node lives (`ray status`), then {_AGAIN}"
+    if kind == "signal":
+        return f"it crashed in native code, or somebody sent it the signal; {_AGAIN}"
+    if kind == "exception":
+        return f"correct what the traceback shows, then {_AGAIN}"
+    if kind == "usage":
+        return "correct what its message above names: the same command would be refused again"
+    if kind in ("error", "victim"):
+        return f"see its message above; then {_AGAIN}"
+    return f"look at its output, then {_AGAIN}"

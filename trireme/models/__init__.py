@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from trireme.models.cifar_network import CifarNetwork
-from trireme.models.digits_network import DigitsNetwork
-from trireme.models.lenet import LeNet5
-from trireme.models.lstm import LSTMLanguageModel
-from trireme.models.mlp import MLP
-from trireme.models.transformer import Transformer
+from trireme.models.image_networks import MLP, CifarNetwork, DigitsNetwork, LeNet5
+from trireme.models.language_models import LSTMLanguageModel, Transformer
 
 __all__ = ["MLP", "CifarNetwork", "DigitsNetwork", "LSTMLanguageModel", "LeNet5", "Transformer"]

@@ -9,9 +9,9 @@ import torch.distributed as dist
 from torch import nn
 
 from trireme.errors import ConfigurationError
-from trireme.parallel.local_tensors import to_local
 from trireme.parallel.process_group import ProcessGroup, lost_peer
 from trireme.parallel.reducer import Reducer
+from trireme.parallel.tensors import to_local
 from trireme.ps.flat import FlatModel
 
 __all__ = ["BucketedMean", "EqualBatchMean", "ListMean", "ShardedMean"]

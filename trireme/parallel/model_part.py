@@ -15,7 +15,6 @@ from torch import nn
 
 from trireme.errors import ConfigurationError
 from trireme.parallel.config import PipelineConfig, Plan
-from trireme.parallel.local_tensors import to_local
 from trireme.parallel.process_group import ProcessGroup
 from trireme.parallel.sharding import copies, fill_local, full_tensor, fully_sharded
 from trireme.parallel.stages import (
@@ -27,6 +26,7 @@ from trireme.parallel.stages import (
     notes_of,
     parameter_costs,
 )
+from trireme.parallel.tensors import to_local
 from trireme.ps.module_names import named_buffers, named_parameters
 
 if TYPE_CHECKING:

@@ -22,6 +22,7 @@ from torch.distributed.pipelining import (
     ScheduleInterleaved1F1B,
     ScheduleInterleavedZeroBubble,
 )
+from torch.distributed.pipelining.schedules import PipelineScheduleSingle
 
 from trireme.parallel.config import PipelineConfig
 from trireme.parallel.process_group import ProcessGroup
@@ -29,6 +30,19 @@ from trireme.parallel.stage_operation import StageOperation
 from trireme.parallel.stages import Stage
 
 __all__ = ["Pipeline"]
+
+_SCHEDULES = {
+    "gpipe": ScheduleGPipe,
+    "1f1b": Schedule1F1B,
+    "interleaved": ScheduleInterleaved1F1B,
+    "zero-bubble": ScheduleInterleavedZeroBubble,
+}
+_TIMED = (
+    ("forward_one_chunk", "forward"),
+    ("backward_one_chunk", "backward"),
+    ("backward_weight_one_chunk", "weight"),
+)
+"""The methods of a stage whose times can be recorded, and the kinds of these operations."""
 
 
 class Pipeline:
@@ -162,26 +176,14 @@ class Pipeline:
         ]
         for (_, module), stage in zip(self._stages, stages, strict=True):
             module.rehearses = True
-            self._watch(stage)
+            for method, kind in _TIMED:
+                setattr(stage, method, self._timed(getattr(stage, method), stage.stage_index, kind))
         name = self._config.schedule
-        if name == "gpipe":
-            return ScheduleGPipe(stages[0], self._pieces, loss_fn=self._weighted)
-        if name == "1f1b" and self._pieces >= self._process_group.mesh.pp:
-            return Schedule1F1B(stages[0], self._pieces, loss_fn=self._weighted)
-        if name == "1f1b":  # with so few micro-batches 1F1B is GPipe's order
-            return ScheduleGPipe(stages[0], self._pieces, loss_fn=self._weighted)
-        kind = ScheduleInterleaved1F1B if name == "interleaved" else ScheduleInterleavedZeroBubble
-        return kind(list(stages), self._pieces, loss_fn=self._weighted)
-
-    def _watch(self, stage: Any) -> None:
-        """Wraps the methods of a stage so that its operations can be recorded."""
-        kinds = (
-            ("forward_one_chunk", "forward"),
-            ("backward_one_chunk", "backward"),
-            ("backward_weight_one_chunk", "weight"),
-        )
-        for method, kind in kinds:
-            setattr(stage, method, self._timed(getattr(stage, method), stage.stage_index, kind))
+        if name == "1f1b" and self._pieces < self._process_group.mesh.pp:
+            name = "gpipe"  # with so few micro-batches 1F1B is GPipe's order
+        schedule: Any = _SCHEDULES[name]
+        own = stages[0] if issubclass(schedule, PipelineScheduleSingle) else stages
+        return schedule(own, self._pieces, loss_fn=self._weighted)
 
     def _timed(self, call: Callable[..., Any], stage: int, kind: str) -> Callable[..., Any]:
         def timed(microbatch: int, *args: Any, **options: Any) -> Any:

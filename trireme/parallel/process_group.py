@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
@@ -26,7 +27,6 @@ from trireme.cluster.spec import is_loopback
 from trireme.errors import AddressInUse, ConfigurationError, ConnectTimeout, JobFailed, WaitTimeout
 from trireme.launch.exit_reason import says_peer_is_gone
 from trireme.mesh import AXES, Mesh
-from trireme.parallel.framing import INLINE, content, framed, size_in
 
 __all__ = ["ProcessGroup", "ProcessGroupConfig", "lost_peer"]
 
@@ -204,17 +204,16 @@ class ProcessGroup:
             data: the bytes, in the source; ignored elsewhere.
             source: the rank that sends.
         """
-        mine = self.rank == source
-        assert data is not None or not mine
-        head, rest = framed(data if mine and data is not None else b"")
+        mine = data if self.rank == source else None
+        assert mine is not None or self.rank != source
+        head, rest = _framed(mine or b"")
         with lost_peer():
             dist.broadcast(head, source, group=self._control)
-            size = size_in(head)
-            if size > INLINE:
-                if not mine:
-                    rest = torch.empty(size - INLINE, dtype=torch.uint8)
+            if mine is None:
+                rest = _room_for_rest(head)
+            if rest.numel():
                 dist.broadcast(rest, source, group=self._control)
-        return data if mine and data is not None else content(head, rest)
+        return _content(head, rest) if mine is None else mine
 
     def gather(self, data: bytes) -> list[bytes]:
         """Returns the bytes of every process, in the order of ranks, in rank 0; elsewhere none.
@@ -222,7 +221,7 @@ class ProcessGroup:
         Args:
             data: the bytes of this process.
         """
-        head, rest = framed(data)
+        head, rest = _framed(data)
         heads = [torch.empty_like(head) for _ in range(self.size)] if self.is_chief else None
         with lost_peer():
             dist.gather(head, heads, 0, group=self._control)
@@ -232,10 +231,10 @@ class ProcessGroup:
                 return []
             found = [data]
             for rank, other in enumerate(heads[1:], 1):
-                rest = torch.empty(max(size_in(other) - INLINE, 0), dtype=torch.uint8)
+                rest = _room_for_rest(other)
                 if rest.numel():
                     dist.recv(rest, rank, group=self._control)
-                found.append(content(other, rest))
+                found.append(_content(other, rest))
         return found
 
     def exchange(self, data: bytes, sources: Sequence[int] | None = None) -> list[bytes]:
@@ -288,6 +287,32 @@ class ProcessGroup:
         dist.destroy_process_group()
         _LAST.append(self._recent)
         time.sleep(_RELEASE_SECONDS)
+
+
+# Bytes travel as a head of fixed size, which holds their length and the first of them, and the
+# remaining ones: a short message takes one operation.
+_LENGTH = 8
+_INLINE = 248
+
+
+def _framed(data: bytes) -> tuple[torch.Tensor, torch.Tensor]:
+    head = len(data).to_bytes(_LENGTH, "little") + data[:_INLINE].ljust(_INLINE, b"\0")
+    parts = (np.frombuffer(bytearray(part), np.uint8) for part in (head, data[_INLINE:]))
+    first, rest = (torch.from_numpy(part) for part in parts)
+    return first, rest
+
+
+def _length_in(head: torch.Tensor) -> int:
+    return int.from_bytes(head[:_LENGTH].numpy().tobytes(), "little")
+
+
+def _room_for_rest(head: torch.Tensor) -> torch.Tensor:
+    return torch.empty(max(_length_in(head) - _INLINE, 0), dtype=torch.uint8)
+
+
+def _content(head: torch.Tensor, rest: torch.Tensor) -> bytes:
+    inline = head[_LENGTH:][: _length_in(head)]
+    return inline.numpy().tobytes() + rest.numpy().tobytes()
 
 
 _RECENT = 64

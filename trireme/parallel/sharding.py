@@ -11,8 +11,8 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from trireme.errors import ConfigurationError
-from trireme.parallel.local_tensors import called_modules, is_dtensor
-from trireme.parallel.nested_tensors import map_tensors, tensors_in
+from trireme.parallel.stages import called_modules
+from trireme.parallel.tensors import is_dtensor, map_tensors, tensors_in
 
 __all__ = ["copies", "fill_local", "full_tensor", "fully_sharded", "local_part", "tied"]
 
@@ -96,16 +96,14 @@ def _refuse_tied(module: nn.Module, roots: Sequence[nn.Module]) -> None:
     Raises:
         ConfigurationError: there is such a parameter.
     """
-    owner: dict[int, int] = {}
-    for place, root in enumerate(roots):
-        for parameter in root.parameters():
-            if owner.setdefault(id(parameter), place) != place:
-                name = next(n for n, p in module.named_parameters() if p is parameter)
-                raise ConfigurationError(
-                    f"fsdp: {name} is a parameter of two modules that are called separately, and "
-                    "would become two when it is sharded: untie it, give the model its own "
-                    "forward, or use --strategy allreduce"
-                )
+    owners = Counter(id(parameter) for root in roots for parameter in root.parameters())
+    for name, parameter in module.named_parameters():
+        if owners[id(parameter)] > 1:
+            raise ConfigurationError(
+                f"fsdp: {name} is a parameter of two modules that are called separately, and "
+                "would become two when it is sharded: untie it, give the model its own "
+                "forward, or use --strategy allreduce"
+            )
 
 
 class _OriginalOutput:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import accumulate
 from statistics import median
 from typing import Any
 
@@ -16,6 +17,7 @@ from trireme.errors import ConfigurationError
 __all__ = [
     "Stage",
     "balance",
+    "called_modules",
     "chain_of",
     "cut_at",
     "is_chain",
@@ -92,6 +94,13 @@ def notes_of(module: nn.Module) -> dict[str, dict[Any, Any]]:
         for name, value in vars(module).items()
         if isinstance(value, dict) and name not in own
     }
+
+
+def called_modules(module: nn.Module) -> list[nn.Module]:
+    """Returns the modules that a program calls: the module, or the children of a container."""
+    if type(module).forward is not nn.Module.forward:
+        return [module]
+    return [each for child in module.children() for each in called_modules(child)]
 
 
 def is_chain(module: nn.Module) -> bool:
@@ -171,9 +180,7 @@ def balance(costs: Sequence[float], stages: int) -> list[int]:
             f"{stages} pipeline stages and a model of {layers} layers: a stage needs at least one; "
             f"use at most --mesh pp={layers}"
         )
-    sums = [0.0]
-    for cost in costs:
-        sums.append(sums[-1] + cost)
+    sums = list(accumulate(costs, initial=0.0))
     # best[first] is the best split of the layers from `first` on into the present number of stages:
     # the cost of its costliest stage, and where its stages after the first begin.
     best: dict[int, tuple[float, list[int]]]

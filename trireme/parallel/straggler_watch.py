@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 import msgspec
 
@@ -41,28 +40,19 @@ class StepPosition(msgspec.Struct, frozen=True, array_like=True):
     beat: int
 
 
-@dataclass(frozen=True, slots=True)
-class _Seen:
-    """The last position of another process, and when it was published first."""
-
-    place: StepPosition
-    at: float
-
-
 def stragglers(
-    mine: StepPosition, others: Mapping[int, StepPosition], silent: Mapping[int, float]
+    mine: StepPosition, others: Mapping[int, tuple[StepPosition, float]]
 ) -> dict[int, str]:
     """Returns the ranks that a process inside a step waits for, each with the reason.
 
     Args:
         mine: the position of this process.
-        others: the last positions of the others.
-        silent: for each of them, the seconds since its last new position.
+        others: the last position of each other process, and the seconds since it was published.
     """
     found: dict[int, str] = {}
-    for rank, place in sorted(others.items()):
-        if silent[rank] >= SILENCE_SECONDS:
-            found[rank] = f"has not reported for {silent[rank]:.0f} s"
+    for rank, (place, silent) in sorted(others.items()):
+        if silent >= SILENCE_SECONDS:
+            found[rank] = f"has not reported for {silent:.0f} s"
         elif place.step < mine.step:
             found[rank] = f"has made {place.step} steps of {mine.step}"
         elif not place.inside and place.step == mine.step:
@@ -98,7 +88,8 @@ class StragglerWatch:
         self._step, self._inside, self._since = 0, False, self._clock.now()
         self._beat = 0
         self._said = float("-inf")
-        self._seen: dict[int, _Seen] = {}
+        # The last position of each other process, and when it was seen first.
+        self._seen: dict[int, tuple[StepPosition, float]] = {}
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -130,27 +121,21 @@ class StragglerWatch:
         self._put(f"at/{self._rank}", msgspec.msgpack.encode(mine))
         if not mine.inside or waited < BEAT_SECONDS:
             return
-        others = self._others(now)
+        for rank in range(self._size):
+            data = self._get(f"at/{rank}") if rank != self._rank else None
+            if data is not None:
+                place = msgspec.msgpack.decode(data, type=StepPosition)
+                if rank not in self._seen or self._seen[rank][0] != place:
+                    self._seen[rank] = place, now
         if waited < PATIENCE_SECONDS or now - self._said < SAY_SECONDS:
             return
         found = stragglers(
-            mine,
-            {rank: seen.place for rank, seen in others.items()},
-            {rank: now - seen.at for rank, seen in others.items()},
+            mine, {rank: (place, now - since) for rank, (place, since) in self._seen.items()}
         )
         if found:
             self._said = now
             reason = "; ".join(f"worker:{rank} {known}" for rank, known in found.items())
             self._say(reason, [f"worker:{rank}" for rank in found], waited)
-
-    def _others(self, now: float) -> dict[int, _Seen]:
-        for rank in range(self._size):
-            data = self._get(f"at/{rank}") if rank != self._rank else None
-            if data is not None:
-                place = msgspec.msgpack.decode(data, type=StepPosition)
-                if rank not in self._seen or self._seen[rank].place.beat != place.beat:
-                    self._seen[rank] = _Seen(place, now)
-        return self._seen
 
     def _run(self) -> None:
         while not self._over.wait(BEAT_SECONDS):

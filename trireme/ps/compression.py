@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 
 from trireme.errors import FrameError
 from trireme.ps.flat import PartBuffer, as_bytes
-from trireme.ps.layout import Range
-from trireme.wire.codec import Codec, ErrorFeedback
-from trireme.wire.deflate import deflated, inflated
+from trireme.ps.layout import Layout, Range, Vector
+from trireme.wire.codec import Codec, ErrorFeedback, deflated, inflated
 
-__all__ = ["Packed", "Packer"]
+__all__ = ["Packed", "Packer", "Residuals"]
 
 
 class Packed:
@@ -87,7 +86,7 @@ class Packed:
             raise FrameError(f"a packed gradient makes no sense: {error}") from error
 
 
-class Packer:
+class Packer(Packed):
     """Packs one worker's gradients for one server.
 
     Args:
@@ -100,40 +99,70 @@ class Packer:
     """
 
     def __init__(self, codec: Codec, gradients: PartBuffer, *, deflates: bool = False) -> None:
-        self._memory = Packed(codec, gradients, deflates=deflates)
+        super().__init__(codec, gradients, deflates=deflates)
         self._gradients = gradients
-        self._feedback = [ErrorFeedback(codec, v.numel()) for v in self._memory.vectors]
+        self._feedback = [ErrorFeedback(codec, v.numel()) for v in self.vectors]
         self.residuals = tuple(feedback.residual for feedback in self._feedback)
 
-    @property
-    def views(self) -> Sequence[memoryview]:
-        """The packed bytes to send, which `pack` replaces."""
-        return self._memory.views
-
     def pack(self, absent: Sequence[Range] = ()) -> None:
-        """Packs the gradients together with the residuals.
+        """Packs the gradients together with the residuals, and sets `views`.
 
         Args:
             absent: elements of this part that have no gradient: nothing is packed there, and their
                 residuals are kept for later.
         """
-        kept = [(piece, piece.clone()) for piece in self._residuals(absent)]
-        for piece, _ in kept:
+        kept: list[tuple[torch.Tensor, torch.Tensor]] = []
+        for number, start, stop in absent:
+            at, begin = self._gradients.place(number)
+            piece = self.residuals[at][start - begin : stop - begin]
+            kept.append((piece, piece.clone()))
             piece.zero_()
-        self._pack()
+        for feedback, vector, packed in zip(self._feedback, self.vectors, self.packed, strict=True):
+            feedback.encode(vector, packed)
+        self.seal()
         for piece, waiting in kept:
             piece.copy_(waiting)
 
-    def _residuals(self, ranges: Sequence[Range]) -> Iterator[torch.Tensor]:
-        """Yields the residuals of some elements of this part."""
-        for number, start, stop in ranges:
-            at, begin = self._gradients.place(number)
-            yield self.residuals[at][start - begin : stop - begin]
 
-    def _pack(self) -> None:
-        memory = self._memory
-        for feedback, vector, packed in zip(
-            self._feedback, memory.vectors, memory.packed, strict=True
-        ):
-            feedback.encode(vector, packed)
-        memory.seal()
+class Residuals:
+    """The residuals of a worker's packers by parameter, whatever the number of servers.
+
+    Args:
+        layout: the model's layout.
+        packers: one for each server.
+    """
+
+    def __init__(self, layout: Layout, packers: Sequence[Packer]) -> None:
+        self._layout = layout
+        self._packers = packers
+
+    def export(self) -> dict[str, torch.Tensor]:
+        """Returns copies, by parameter, in the parameters' shapes."""
+        named: dict[str, torch.Tensor] = {}
+        for vector in self._layout.vectors:
+            whole = torch.zeros(vector.length)
+            for start, residual in self._of(vector):
+                whole[start : start + residual.numel()] = residual
+            for placed in vector.placed:
+                piece = whole[placed.start : placed.stop].clone()
+                named[placed.parameter.name] = piece.view(placed.parameter.shape)
+        return named
+
+    def restore(self, named: Mapping[str, torch.Tensor]) -> None:
+        """Replaces the residuals; those of parameters that are not named become zero."""
+        for vector in self._layout.vectors:
+            whole = torch.zeros(vector.length)
+            for placed in vector.placed:
+                name = placed.parameter.name
+                if name in named:
+                    whole[placed.start : placed.stop] = named[name].reshape(-1)
+            for start, residual in self._of(vector):
+                residual.copy_(whole[start : start + residual.numel()])
+
+    def _of(self, vector: Vector) -> Iterator[tuple[int, torch.Tensor]]:
+        """Yields each server's part of a vector: where it begins, and its residual."""
+        for server, packer in enumerate(self._packers):
+            parts = [part for part in self._layout.parts(server) if part.length]
+            for part, residual in zip(parts, packer.residuals, strict=True):
+                if part.vector is vector:
+                    yield part.start, residual

@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from trireme.errors import ConfigurationError
-from trireme.ps.layout import ALIGNMENT, DEFAULT_SLOTS, Layout
+from trireme.ps.layout import ALIGNMENT, DEFAULT_SLOTS, Chunk, Layout, Segment
 from trireme.ps.messages import ParameterSpec
 from trireme.wire.shared_memory import SharedMemory, available
 
@@ -52,14 +52,13 @@ class PartBuffer:
         if vectors is None:
             vectors = [torch.zeros(p.length, dtype=dtype_of(p.vector.dtype)) for p in parts]
         self.vectors: tuple[torch.Tensor, ...] = tuple(vectors)
-        starts = {part.vector.dtype: part.start for part in parts}
-        by_dtype = {part.vector.dtype: v for part, v in zip(parts, self.vectors, strict=True)}
-        self.segments: tuple[torch.Tensor, ...] = tuple(
-            by_dtype[s.vector.dtype][
-                s.start - starts[s.vector.dtype] : s.stop - starts[s.vector.dtype]
-            ]
-            for s in layout.segments(server)
-        )
+        self._by_dtype = {p.vector.dtype: (p, v) for p, v in zip(parts, self.vectors, strict=True)}
+        self.segments = tuple(self._piece(segment) for segment in layout.segments(server))
+
+    def _piece(self, piece: Segment | Chunk) -> torch.Tensor:
+        """Returns the elements of a segment or a chunk of this part."""
+        part, vector = self._by_dtype[piece.vector.dtype]
+        return vector[piece.start - part.start : piece.stop - part.start]
 
     def place(self, vector: int) -> tuple[int, int]:
         """Returns a vector's position among those that are not empty, and where its part begins."""
@@ -78,13 +77,8 @@ class PartBuffer:
     @cached_property
     def chunk_views(self) -> tuple[memoryview, ...]:
         """The memory of each of the part's chunks as bytes, as they lie. Only for CPU tensors."""
-        parts = self._layout.parts(self._server)
-        by_dtype = {p.vector.dtype: (p, v) for p, v in zip(parts, self.vectors, strict=True)}
-        views = []
-        for chunk in self._layout.chunks(self._server):
-            part, vector = by_dtype[chunk.vector.dtype]
-            views.append(as_bytes(vector[chunk.start - part.start : chunk.stop - part.start]))
-        return tuple(views)
+        chunks = self._layout.chunks(self._server)
+        return tuple(as_bytes(self._piece(chunk)) for chunk in chunks)
 
     @cached_property
     def nbytes(self) -> int:
@@ -152,7 +146,8 @@ class FlatModel:
         if self._shared and not self._staged:
             self.values, gradients = self._lendable(lead)
         else:
-            self.values, gradients = self._vectors(), self._vectors(lead)
+            self.values = self._vectors(device=self.device)
+            gradients = self._vectors(lead, device=self.device)
         self.presence = gradients[-1][:lead]
         self.gradients = (*gradients[:-1], gradients[-1][lead:])
         self._bound: list[tuple[nn.Parameter, torch.Tensor]] = []
@@ -175,12 +170,12 @@ class FlatModel:
     def part_values(self, server: int) -> PartBuffer:
         """Returns a server's part of the values on the host: where a pull is received."""
         self._stage()
-        return PartBuffer(self.layout, server, self._part(self._host_values, server))
+        return self._part(self._host_values, server)
 
     def part_gradients(self, server: int) -> PartBuffer:
         """Returns a server's part of the gradients on the host: what a push sends."""
         self._stage()
-        return PartBuffer(self.layout, server, self._part(self._host_gradients, server))
+        return self._part(self._host_gradients, server)
 
     @property
     def placed(self) -> list[list[tuple[nn.Parameter, int, int]]]:
@@ -386,9 +381,9 @@ class FlatModel:
             if pinned:
                 pin(self.memory)
         else:
-            self._host_values = _on_host(self.values, pinned=pinned)
-            self._host_gradients = _on_host(self.gradients, pinned=pinned)
-
+            host = torch.device("cpu")
+            self._host_values = self._vectors(device=host, pinned=pinned)
+            self._host_gradients = self._vectors(device=host, pinned=pinned)
         if self._copied_out:
             self._host_views = list(self._views(self._host_gradients))
 
@@ -424,18 +419,20 @@ class FlatModel:
             offset += nbytes
         return tuple(made[: len(vectors)]), tuple(made[len(vectors) :])
 
-    def _vectors(self, lead: int = 0) -> tuple[torch.Tensor, ...]:
+    def _vectors(
+        self, lead: int = 0, *, device: torch.device, pinned: bool = False
+    ) -> tuple[torch.Tensor, ...]:
         """Returns vectors of zeros; the last of them begins with `lead` more elements."""
         lengths = [vector.length for vector in self.layout.vectors]
         lengths[-1] += lead
         return tuple(
-            torch.zeros(length, dtype=dtype_of(vector.dtype), device=self.device)
+            torch.zeros(length, dtype=dtype_of(vector.dtype), device=device, pin_memory=pinned)
             for vector, length in zip(self.layout.vectors, lengths, strict=True)
         )
 
-    def _part(self, vectors: Sequence[torch.Tensor], server: int) -> list[torch.Tensor]:
-        parts = self.layout.parts(server)
-        return [v[part.start : part.stop] for part, v in zip(parts, vectors, strict=True)]
+    def _part(self, vectors: Sequence[torch.Tensor], server: int) -> PartBuffer:
+        parts = zip(self.layout.parts(server), vectors, strict=True)
+        return PartBuffer(self.layout, server, [v[part.start : part.stop] for part, v in parts])
 
 
 def _teller(final: Callable[[int], None], position: int) -> Callable[[torch.Tensor], None]:
@@ -478,12 +475,6 @@ def _one_device(parameters: dict[str, nn.Parameter]) -> torch.device:
             "one; spreading one over devices is not built yet"
         )
     return devices.pop()
-
-
-def _on_host(vectors: tuple[torch.Tensor, ...], *, pinned: bool) -> tuple[torch.Tensor, ...]:
-    return tuple(
-        torch.zeros(vector.numel(), dtype=vector.dtype, pin_memory=pinned) for vector in vectors
-    )
 
 
 def pin(memory: SharedMemory) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from trireme.errors import ConfigurationError, ModelMismatchError
 from trireme.ps.messages import LayoutSpec, ParameterSpec
@@ -165,10 +165,9 @@ class Layout:
                 f"the model has {self.bytes} bytes of parameters, and at most {MOST_BYTES} can be "
                 "laid out"
             )
-        self._parts: dict[int, tuple[Part, ...]] = {}
-        self._segments: dict[int, tuple[Segment, ...]] = {}
+        self._parts = [self._cut(self.slots_of(server)) for server in range(spec.servers)]
         self._chunks: dict[int, tuple[Chunk, ...]] = {}
-        self._ranges: dict[tuple[int, tuple[int, ...]], tuple[Range, ...]] = {}
+        self._known_ranges = lru_cache(_MOST_ANSWERS)(self._find_ranges)
 
     @classmethod
     def of(
@@ -195,24 +194,16 @@ class Layout:
 
     def parts(self, server: int) -> tuple[Part, ...]:
         """Returns the server's part of each vector, in the vectors' order; a part may be empty."""
-        if server not in self._parts:
-            slots = self.slots_of(server)
-            self._parts[server] = tuple(
-                Part(vector, self._cut(vector, slots.start), self._cut(vector, slots.stop))
-                for vector in self.vectors
-            )
         return self._parts[server]
 
     def segments(self, server: int) -> tuple[Segment, ...]:
         """Returns the server's segments: its parts, cut where a parameter group ends."""
-        if server not in self._segments:
-            self._segments[server] = tuple(
-                Segment(part.vector, group, max(start, part.start), min(stop, part.stop))
-                for part in self.parts(server)
-                for group, start, stop in part.vector.groups
-                if max(start, part.start) < min(stop, part.stop)
-            )
-        return self._segments[server]
+        return tuple(
+            Segment(part.vector, group, max(start, part.start), min(stop, part.stop))
+            for part in self.parts(server)
+            for group, start, stop in part.vector.groups
+            if max(start, part.start) < min(stop, part.stop)
+        )
 
     def chunks(self, server: int) -> tuple[Chunk, ...]:
         """Returns the server's chunks as they lie: worker and server have the same ones."""
@@ -236,29 +227,26 @@ class Layout:
             positions: of the parameters, among all in the vectors' order, ascending.
             server: whose part.
         """
-        key = server, tuple(positions)
-        if key not in self._ranges:
-            if len(self._ranges) >= _MOST_ANSWERS:
-                self._ranges.clear()
-            self._ranges[key] = tuple(self._find_ranges(set(positions), server))
-        return self._ranges[key]
+        return self._known_ranges(tuple(positions), server)
 
-    def _find_ranges(self, positions: set[int], server: int) -> Iterator[Range]:
-        first = 0
+    def _find_ranges(self, positions: tuple[int, ...], server: int) -> tuple[Range, ...]:
+        found: list[Range] = []
+        wanted, first = set(positions), 0
         for number, part in enumerate(self.parts(server)):
             vector, start, stop = part.vector, 0, 0
             for index in range(len(vector.placed)):
-                if first + index in positions:
+                if first + index in wanted:
                     low, high = vector.region(index)
                     low, high = max(low, part.start), min(high, part.stop)
                     if low >= high:
                         continue
                     if low != stop and start < stop:
-                        yield number, start, stop
+                        found.append((number, start, stop))
                     start, stop = (start if low == stop and start < stop else low), high
             if start < stop:
-                yield number, start, stop
+                found.append((number, start, stop))
             first += len(vector.placed)
+        return tuple(found)
 
     def check_same(self, other: Layout, *, whose: str, others: str) -> None:
         """Checks that another layout is the same.
@@ -292,10 +280,15 @@ class Layout:
                 "task with the same cluster"
             )
 
-    def _cut(self, vector: Vector, slot: int) -> int:
-        """Returns the element at which a slot begins."""
-        step = ALIGNMENT // vector.item_size
-        return vector.length // step * slot // self.spec.slots * step
+    def _cut(self, slots: range) -> tuple[Part, ...]:
+        """Returns the part of each vector that these slots are."""
+        parts: list[Part] = []
+        for vector in self.vectors:
+            step = ALIGNMENT // vector.item_size
+            lines = vector.length // step
+            start, stop = (lines * at // self.spec.slots * step for at in (slots.start, slots.stop))
+            parts.append(Part(vector, start, stop))
+        return tuple(parts)
 
 
 def _chunks(part: Part, least: int, first: int) -> Iterator[Chunk]:

@@ -1,4 +1,4 @@
-"""The results of a worker's requests: of a pull, of a push, and of a trace."""
+"""The results of a worker's requests: of a push, and of a trace."""
 
 from __future__ import annotations
 
@@ -8,15 +8,7 @@ import msgspec
 
 from trireme.ps.messages import Duplicate, Verdict
 
-__all__ = ["PullResult", "PushResult", "ServerClock", "decided"]
-
-
-@dataclass(frozen=True, slots=True)
-class PullResult:
-    """The result of a pull: the step of the values, and whether the job has reached its end."""
-
-    step: int
-    stop: bool
+__all__ = ["PushResult", "ServerClock", "decided"]
 
 
 class PushResult(msgspec.Struct, frozen=True):

@@ -61,8 +61,7 @@ def assemble(layout: Layout, parts: Sequence[tuple[Snapshot, Tensors]]) -> Model
     first = parts[0][0]
     tensors = [entry for _, part in parts for entry in part]
     vectors = {vector.dtype: vector for vector in layout.vectors}
-    flat: dict[tuple[str, str], torch.Tensor] = {}
-    covered: dict[tuple[str, str], list[TensorSpec]] = {}
+    flat: dict[tuple[str, str], tuple[torch.Tensor, list[TensorSpec]]] = {}
     named: dict[str, dict[str, torch.Tensor]] = {}
     for spec, tensor in tensors:
         if spec.group >= 0:
@@ -71,17 +70,15 @@ def assemble(layout: Layout, parts: Sequence[tuple[Snapshot, Tensors]]) -> Model
                 if placed.parameter.group == spec.group and _meets(spec, placed):
                     named.setdefault(spec.key, {})[placed.parameter.name] = scalar
             continue
-        whole = flat.get((spec.key, spec.vector))
-        if whole is None:
+        if (spec.key, spec.vector) not in flat:
             length = vectors[spec.vector].length
-            whole = torch.zeros(length, dtype=tensor.dtype)
-            flat[spec.key, spec.vector] = whole
+            flat[spec.key, spec.vector] = torch.zeros(length, dtype=tensor.dtype), []
+        whole, covered = flat[spec.key, spec.vector]
         whole[spec.start : spec.stop] = tensor
-        covered.setdefault((spec.key, spec.vector), []).append(spec)
-    for (key, name), whole in flat.items():
-        specs = covered[key, name]
+        covered.append(spec)
+    for (key, name), (whole, covered) in flat.items():
         for placed in vectors[name].placed:
-            if any(_meets(spec, placed) for spec in specs):
+            if any(_meets(spec, placed) for spec in covered):
                 value = whole[placed.start : placed.stop].reshape(placed.parameter.shape).clone()
                 named.setdefault(key, {})[placed.parameter.name] = value
     return ModelState(
@@ -113,26 +110,17 @@ def disassemble(layout: Layout, state: ModelState, server: int) -> Tensors:
         CheckpointError: a parameter is missing in the state, or has another shape.
     """
     shapes = {p.name: p.shape for p in layout.spec.parameters}
+    kinds = {"values": state.values, "average": state.average}
+    for name, tensor in state.optimizer.items():
+        parameter, _, entry = name.rpartition("/")
+        kinds.setdefault(f"state/{entry}", {})[parameter] = tensor
     tensors: list[tuple[TensorSpec, torch.Tensor]] = []
-    by_state = _by_state(state.optimizer)
     for part in layout.parts(server):
-        for key, named in {"values": state.values, "average": state.average}.items():
+        for key, named in kinds.items():
+            scalar = key.startswith("state/") and _is_scalar(key, named, shapes)
             if named:
-                tensors += _ranges(key, part, named)
-        for key, named in by_state.items():
-            if _is_scalar(key, named, shapes):
-                tensors += _scalars(key, part, named)
-            else:
-                tensors += _ranges(key, part, named)
+                tensors += (_scalars if scalar else _ranges)(key, part, named)
     return tensors
-
-
-def _by_state(optimizer: Mapping[str, torch.Tensor]) -> dict[str, dict[str, torch.Tensor]]:
-    kinds: dict[str, dict[str, torch.Tensor]] = {}
-    for name, tensor in optimizer.items():
-        parameter, _, state = name.rpartition("/")
-        kinds.setdefault(f"state/{state}", {})[parameter] = tensor
-    return kinds
 
 
 def _is_scalar(
@@ -157,8 +145,7 @@ def _ranges(key: str, part: Part, named: Mapping[str, torch.Tensor]) -> Tensors:
     """
     state = key.startswith("state/")
     vector, found = part.vector, list[tuple[TensorSpec, torch.Tensor]]()
-    run: list[tuple[int, torch.Tensor]] = []  # neighbours: where each lies, and its tensor
-    begin = end = 0
+    run: list[tuple[int, torch.Tensor]] = []  # neighbours: the index of each, and its tensor
     for index, placed in enumerate(vector.placed):
         name, shape = placed.parameter.name, placed.parameter.shape
         tensor = named.get(name)
@@ -172,27 +159,25 @@ def _ranges(key: str, part: Part, named: Mapping[str, torch.Tensor]) -> Tensors:
                 "in the model: it is of another model"
             )
         if tensor is not None:
-            if not run:
-                begin = placed.start
-            run.append((placed.start, tensor))
-            end = vector.region(index)[1]
+            run.append((index, tensor))
         elif run:
-            found += _joined(key, part, run, begin, end)
+            found += _joined(key, part, run)
             run = []
-    return [*found, *_joined(key, part, run, begin, end)] if run else found
+    return [*found, *_joined(key, part, run)] if run else found
 
 
-def _joined(
-    key: str, part: Part, run: Sequence[tuple[int, torch.Tensor]], begin: int, end: int
-) -> Tensors:
+def _joined(key: str, part: Part, run: Sequence[tuple[int, torch.Tensor]]) -> Tensors:
     """Returns a part's share of neighbouring tensors as one range; nothing if it has none."""
+    placed = part.vector.placed
+    begin, end = placed[run[0][0]].start, part.vector.region(run[-1][0])[1]
     start, stop = max(begin, part.start), min(end, part.stop)
     if start >= stop:
         return []
     kept = run[0][1].dtype if key.startswith("state/") else dtype_of(part.vector.dtype)
     whole = torch.zeros(end - begin, dtype=kept)
-    for place, tensor in run:
-        whole[place - begin : place - begin + tensor.numel()] = tensor.reshape(-1)
+    for index, tensor in run:
+        place = placed[index].start - begin
+        whole[place : place + tensor.numel()] = tensor.reshape(-1)
     spec = TensorSpec(key, str(kept).removeprefix("torch."), part.vector.dtype, start, stop)
     return [(spec, whole[start - begin : stop - begin])]
 

@@ -16,7 +16,6 @@ from trireme.errors import ConfigurationError, Fenced
 from trireme.ps.messages import Span
 from trireme.session.observers.phases import Phases
 from trireme.session.options import check_whole
-from trireme.session.stopping.last_iteration import LastIteration
 from trireme.session.worker import Worker
 
 __all__ = ["DataFeed"]
@@ -28,13 +27,11 @@ class DataFeed:
     Args:
         worker: the worker, which has joined its job.
         phases: counts the time that the worker waits for batches.
-        last_iteration: is told whenever the program's loop asks for the next batch.
     """
 
-    def __init__(self, worker: Worker, phases: Phases, last_iteration: LastIteration) -> None:
+    def __init__(self, worker: Worker, phases: Phases) -> None:
         self._worker = worker
         self._phases = phases
-        self._last_iteration = last_iteration
         self._since_update: list[Batch] = []  # the batches handed out since the last update
         self._loader: Loader | None = None  # the loader that is being iterated over
         # Positions that were leased and not handed out, by the data set's name and size.
@@ -51,8 +48,12 @@ class DataFeed:
         workers: int,
         epochs: float | None,
         resized: bool,
+        finish: Callable[[], None],
     ) -> Iterator[Batch]:
-        """Iterates over this worker's batches until training ends; see `Session.loader`."""
+        """Iterates over this worker's batches until training ends; see `Session.loader`.
+
+        `finish` is called after the last batch.
+        """
         settings, backend = self._worker.setup.settings, self._worker.backend
         size = _size_of(dataset)
         if epochs is not None and not epochs > 0:
@@ -74,21 +75,22 @@ class DataFeed:
         loader = Loader(
             dataset, order, source, batch_size=batch_size, transform=transform, workers=workers
         )
-        return self._iterate(loader, name)
+        return self._iterate(loader, name, finish)
 
-    def _iterate(self, loader: Loader, name: str) -> Iterator[Batch]:
-        worker, trainer = self._worker, self._worker.trainer
-        if self._last_iteration.asked(worker.should_stop):
+    def _iterate(self, loader: Loader, name: str, finish: Callable[[], None]) -> Iterator[Batch]:
+        worker = self._worker
+        if worker.asked_to_stop():
+            finish()
             return
         batches = iter(loader)
         self._loader = loader
-        rejoined = trainer.rejoined
+        rejoined = worker.rejoined
         try:
             with suppress(StopIteration):
                 while not worker.backend.stopping:
-                    if rejoined != trainer.rejoined:
+                    if rejoined != worker.rejoined:
                         # The job had given this worker up, and dealt its positions to others.
-                        rejoined = trainer.rejoined
+                        rejoined = worker.rejoined
                         self._left_over.clear()
                         loader.discard()
                         batches = iter(loader)
@@ -96,20 +98,21 @@ class DataFeed:
                     try:
                         batch = next(batches)
                     except Fenced:  # the servers deal nothing to a worker that is out of the job
-                        trainer.come_back()
+                        worker.come_back()
                         continue
                     self._phases.add(("data", began, time.monotonic()))
                     if worker.should_stop:  # the answer to a prefetched push has come
                         break
                     batch.dataset = name
                     self._since_update.append(batch)
-                    self._last_iteration.asked(False)
+                    worker.last_iteration.asked(False)
                     yield batch
-            self._last_iteration.asked(True)
+            worker.last_iteration.asked(True)
         finally:
             self._loader = None
             left = self._left_over.setdefault((name, loader.order.size), [])
             left += loader.discard()
+        finish()
 
     def spans_of(self, batch: Any) -> list[Span]:
         """Returns the positions that an update from a batch finishes.

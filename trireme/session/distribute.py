@@ -11,16 +11,16 @@ import torch
 from torch import nn
 
 from trireme.errors import ConfigurationError
-from trireme.launch.environment.current_task import current_task
-from trireme.parallel.local_tensors import called_modules
-from trireme.parallel.nested_tensors import tensors_in
+from trireme.launch.environment.detect import current_task
+from trireme.parallel.stages import called_modules
+from trireme.parallel.tensors import tensors_in
 from trireme.ps.joint_optimizer import members
 from trireme.session.distributed_loop import LoopJob, refuse_second
 from trireme.session.dry_run import end_if_dry_run
 from trireme.session.options import OptionValues, make_options
-from trireme.session.replica.assembly import assemble
 from trireme.session.settings import Settings
-from trireme.session.stopping.should_stop import ShouldStop
+from trireme.session.stopping import ShouldStop
+from trireme.session.training_setup import assemble
 from trireme.session.worker import Worker
 
 if TYPE_CHECKING:
@@ -200,8 +200,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
     @property
     def should_stop(self) -> ShouldStop:
         """`should_stop()` returns whether training should end; all workers agree on the answer."""
-        worker, last = self._worker, self._job.last_iteration
-        return ShouldStop(lambda: last.asked(worker.should_stop))
+        return ShouldStop(self._worker.asked_to_stop)
 
     @property
     def is_chief(self) -> bool:
@@ -255,14 +254,18 @@ class DistributedOptimizer(torch.optim.Optimizer):
             set_to_none: whether to drop the gradients; `step` then leaves parameters unchanged that
                 backward does not reach, as `torch.optim` does.
         """
-        self._job.forget_gradients(self._index, set_to_none=set_to_none)
+        for parameter in self._job.parameters[self._index]:
+            if set_to_none:
+                parameter.grad = None
+            elif parameter.grad is not None:
+                parameter.grad.detach_().zero_()
 
     def save(self) -> None:
         """Saves a checkpoint now. Only the chief saves; on other workers it does nothing.
 
         Where processes hold the model together, all of them must call it.
         """
-        self._job.save()
+        self._worker.save()
 
     def close(self) -> None:
         """Saves, and leaves the job, with all its optimizers. May be called again."""

@@ -8,12 +8,10 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from trireme.errors import ConfigurationError
-from trireme.launch.process_setup.program_end import ProgramEnd
+from trireme.launch.process_setup.program import ProgramEnd
 from trireme.ps.joint_optimizer import JointOptimizer
-from trireme.session.replica.optimizer_choice import agree_on_optimizer
 from trireme.session.replica.replica import clip
-from trireme.session.stopping.last_iteration import LastIteration
-from trireme.session.stopping.signals import Signals
+from trireme.session.stopping import Signals
 from trireme.session.worker import Worker
 
 if TYPE_CHECKING:
@@ -28,15 +26,18 @@ class LoopJob:
 
     Args:
         worker: the worker, which has started.
+
+    Attributes:
+        worker: the argument.
+        parameters: the parameters of each optimizer, as the program computes with them.
     """
 
     def __init__(self, worker: Worker) -> None:
         self.worker = worker
         self._setup = worker.setup
-        self._of = self._setup.parameters_of_each()
+        self.parameters = self._setup.parameters_of_each()
         if self._setup.part is None:
             self._setup.flat.keeps_views = False  # the loop may look at gradients, and change them
-        self.last_iteration = LastIteration()
         self._closed = False
         self._finished = False
         self._end = ProgramEnd()
@@ -56,12 +57,12 @@ class LoopJob:
             SystemExit: with status 130, where training has ended because the job was interrupted.
         """
         self._end.goes_on()
-        if not self.worker.trainer.has_ended:
+        if not self.worker.has_ended:
             return True
-        if self.last_iteration.leaves_out():
+        if self.worker.last_iteration.leaves_out():
             return False
         self._finish_training()
-        raise self.worker.trainer.after_the_end()
+        raise self.worker.after_the_end()
 
     def update(self, optimizer: int, examples: float) -> None:
         """Makes one update of the job from the present gradients.
@@ -80,18 +81,30 @@ class LoopJob:
             self._update(examples)
 
     def _update(self, examples: float) -> None:
-        if self._setup.reducer is not None:
-            self._make_mean(self._setup.reducer, examples)
-        limit = self._setup.settings.clip_norm
+        setup, reducer = self._setup, self._setup.reducer
+        if reducer is not None:  # averages the gradients of all processes that step together
+            self.worker.begin_step()
+            if setup.part is None:
+                setup.flat.gather_gradients()
+            factor = reducer.scale_factor(examples)()
+            setup.agree_on_optimizer()
+            if factor != 1.0:
+                setup.trained.scale_gradients(factor)
+            reducer.begin()
+            reducer.finish()
+        limit = setup.settings.clip_norm
         if limit is not None:
-            clip(self._setup.trained, limit)
-        self.worker.trainer.update(examples, ())
+            clip(setup.trained, limit)
+        self.worker.update(examples, ())
 
     @contextmanager
     def _hide_other_gradients(self, optimizer: int) -> Iterator[None]:
         """Hides the gradients of the parameters of all other optimizers during the block."""
         others = [
-            p for index in range(len(self._of)) if index != optimizer for p in self._of[index]
+            p
+            for index in range(len(self.parameters))
+            if index != optimizer
+            for p in self.parameters[index]
         ]
         kept = [parameter.grad for parameter in others]
         if self._setup.part is None:  # the flat gradients are overwritten meanwhile
@@ -103,32 +116,6 @@ class LoopJob:
         finally:
             for parameter, gradient in zip(others, kept, strict=True):
                 parameter.grad = gradient
-
-    def forget_gradients(self, optimizer: int, *, set_to_none: bool) -> None:
-        """Drops the gradients of one optimizer's parameters, or sets them to zero."""
-        for parameter in self._of[optimizer]:
-            if set_to_none:
-                parameter.grad = None
-            elif parameter.grad is not None:
-                parameter.grad.detach_().zero_()
-
-    def _make_mean(self, reducer: Reducer, examples: float) -> None:
-        """Averages the gradients of all processes that step together."""
-        setup = self._setup
-        self.worker.trainer.begin_step()
-        if setup.part is None:
-            setup.flat.gather_gradients()
-        factor = reducer.scale_factor(examples)()
-        agree_on_optimizer(setup)
-        if factor != 1.0:
-            setup.trained.scale_gradients(factor)
-        reducer.begin()
-        reducer.finish()
-
-    def save(self) -> None:
-        """As `Session.save`."""
-        if self.worker.lifecycle.is_chief or self._setup.process_group is not None:
-            self.worker.checkpoints.save()
 
     # -- the end --------------------------------------------------------------------------------
 
@@ -150,8 +137,8 @@ class LoopJob:
         if not self._finished:
             self._finished = True
             self._end_together()
-            self.worker.trainer.complete()
-            self.worker.trainer.finish()
+            self.worker.complete()
+            self.worker.finish()
 
     def _end_together(self) -> None:
         """Ends the training of all processes that step together, after this one's loop has ended.
@@ -163,7 +150,7 @@ class LoopJob:
         if process_group is None or reducer is None or process_group.mesh.sharded:
             return
         if worker.backend.together and not worker.should_stop:
-            worker.trainer.stop("the program of another process has ended")
+            worker.stop("the program of another process has ended")
             self._take_part(process_group, reducer, 1.0)
             return
         while not worker.should_stop and self._take_part(process_group, reducer, 0.0):
@@ -178,16 +165,16 @@ class LoopJob:
             weight: the number of examples that this process reports for its gradient.
         """
         setup, worker = self._setup, self.worker
-        worker.trainer.begin_step()
+        worker.begin_step()
         if process_group.count(0.0)() == 0.0:
             process_group.vote()  # all loops have ended: there is no such step
             return False
-        agree_on_optimizer(setup, takes_part=False)
+        setup.agree_on_optimizer(takes_part=False)
         setup.flat.zero_gradients()
         setup.flat.gather_gradients()
         reducer.begin()
         reducer.finish()
-        worker.trainer.update(weight, ())
+        worker.update(weight, ())
         return True
 
     def _at_exit(self) -> None:

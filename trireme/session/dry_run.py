@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from trireme.launch.config.task_config import TaskConfig
+from trireme.monitor.numbers import size
 from trireme.ps.joint_optimizer import members
 from trireme.ps.rule import Rule
 from trireme.session.training_setup import TrainingSetup
@@ -27,7 +28,7 @@ def describe(setup: TrainingSetup) -> str:
     task, rule = setup.settings.task, setup.settings.rule
     lines = [
         f"model: {layout.elements:,} parameters in {len(layout.spec.parameters)} tensors, "
-        f"{_size(layout.bytes)}",
+        f"{size(layout.bytes)}",
         f"optimizer: {', '.join(type(each).__name__ for each in members(optimizer))}; "
         + ", ".join(f"group {i}: lr {g.get('lr')}" for i, g in enumerate(optimizer.param_groups)),
         f"rule: {_steps(rule, task)}{'; servers do not commit updates' * rule.uncommitted}",
@@ -38,11 +39,11 @@ def describe(setup: TrainingSetup) -> str:
     lines.append(f"layout: {layout.spec.slots} slots over {task.servers} servers")
     for server in range(task.servers):
         slots = layout.slots_of(server)
-        size = sum(part.bytes for part in layout.parts(server))
-        lines.append(f"  ps:{server}  slots {slots.start}-{slots.stop - 1}  {_size(size)}")
+        held = sum(part.bytes for part in layout.parts(server))
+        lines.append(f"  ps:{server}  slots {slots.start}-{slots.stop - 1}  {size(held)}")
     when = "a step" if rule.every is None else f"every {rule.every} steps"
     lines.append(
-        f"{when}: each worker pushes {_size(layout.bytes)} and pulls {_size(layout.bytes)}; "
+        f"{when}: each worker pushes {size(layout.bytes)} and pulls {size(layout.bytes)}; "
         f"{task.workers} workers"
     )
     return "\n".join(lines)
@@ -68,11 +69,3 @@ def _steps(rule: Rule, task: TaskConfig) -> str:
             f"each update is a step; no worker is more than {rule.staleness} ahead of the slowest"
         )
     return "each update is a step, applied when it arrives"
-
-
-def _size(count: float) -> str:
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if count < 1024 or unit == "GiB":
-            return f"{count:,.0f} {unit}" if unit == "B" else f"{count:,.1f} {unit}"
-        count /= 1024
-    return ""

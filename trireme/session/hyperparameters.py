@@ -40,13 +40,20 @@ class Hyperparameters:
         self._scheduled = getattr(self.scheduler, "last_epoch", 0)
         self._optimizer = setup.optimizer
         self._progress = progress
+        # Otherwise the servers do not run the user's optimizer.
+        self._told = setup.settings.task.servers > 0 and setup.outer is None
         self._warned = False
         self._disagree = not setup.settings.rule.synchronous and setup.settings.task.workers > 1
         self._then: list[tuple[Any, ...]] = []
         self._groups: tuple[GroupSpec, ...] = ()
 
-    def now(self) -> tuple[GroupSpec, ...]:
-        """Returns the present hyper-parameters; the same object while they are unchanged."""
+    def now(self) -> tuple[GroupSpec, ...] | None:
+        """Returns the present hyper-parameters; the same object while they are unchanged.
+
+        It is None where the servers do not run the user's optimizer.
+        """
+        if not self._told:
+            return None
         # Parameters among the values compare by identity first, so tensors are never compared.
         now = [tuple(group.values()) for group in self._optimizer.param_groups]
         if now != self._then:

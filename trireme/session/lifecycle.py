@@ -44,6 +44,7 @@ class Lifecycle:
         setup, progress: the arguments.
         task: the identity of this process.
         backend: applies the updates; set by `join`.
+        interrupted: why the job was requested to stop before its end; None if it was not.
         state: the present state, such as `training`.
         member: the connection to the coordinator; None where there is no coordinator.
         servers: the backend, where it is connected to parameter servers.
@@ -68,7 +69,7 @@ class Lifecycle:
         self.exits = ExitStack()
         self._own_epoch = new_epoch()  # used where there is no coordinator
         self._joined = False
-        self._interrupted: str | None = None
+        self.interrupted: str | None = None
         self._chief_at_end: bool | None = None
 
     # -- joining --------------------------------------------------------------------------------
@@ -79,23 +80,25 @@ class Lifecycle:
         Raises:
             TriremeError: this worker cannot take part.
         """
-        self.backend = self._make_backend()
-        self._joined = True
-        return self.backend
-
-    def _make_backend(self) -> Backend:
-        """Returns the backend, with its connections to the coordinator and the servers."""
         setup, group = self.setup, self.setup.process_group
         if group is not None and not self.task.servers:
             from trireme.session.backends.collective import Collective  # loads slowly
 
-            return Collective(group, setup, self._say_waiting)
-        if group is not None and not group.is_chief:
+            self.backend = Collective(group, setup, self._say_waiting)
+        elif group is not None and not group.is_chief:
             from trireme.session.backends.sharded_worker import Follower, Shards
 
-            return Follower(Shards(group, setup))
-        if not self.task.coordinator:
-            return Local(setup.flat, setup.optimizer)
+            self.backend = Follower(Shards(group, setup))
+        elif not self.task.coordinator:
+            self.backend = Local(setup.flat, setup.optimizer)
+        else:
+            self.backend = self.servers = self._join_servers()
+        self._joined = True
+        return self.backend
+
+    def _join_servers(self) -> ParameterServer:
+        """Joins the job at its coordinator; returns the backend that connects to its servers."""
+        setup, flat, group = self.setup, self.setup.flat, self.setup.process_group
         self.enter("joining", f"the coordinator at {self.task.coordinator}")
         secret = bytes.fromhex(self.task.secret)
         config = MemberConfig(
@@ -108,7 +111,8 @@ class Lifecycle:
         )
         self.member = Member(config)
         self.liveness.watch()
-        self.member.observe(self.liveness.status)
+        with self.member.change():
+            self.member.extra_status = self.liveness.status
         incarnation = self.member.join()
         self.enter("waiting for the cluster")
         self.member.wait_for_view(
@@ -125,22 +129,16 @@ class Lifecycle:
             waiting=self._say_waiting,
             hurries=lambda: self.interrupted is not None,
         )
-        self.servers = self._connected(options, self.member)
-        return self.servers
-
-    def _connected(self, options: ClientOptions, member: Member) -> ParameterServer:
-        """Returns the backend of a worker that has connections to servers."""
-        setup, flat = self.setup, self.setup.flat
-        if setup.process_group is not None:
+        if group is not None:
             from trireme.session.backends.sharded_worker import Leader, LocalSgdLeader, Shards
 
-            shards = Shards(setup.process_group, setup)
+            shards = Shards(group, setup)
             if setup.outer is not None:
-                return LocalSgdLeader(shards, options, member, flat, setup.optimizer)
-            return Leader(shards, options, member, flat)
+                return LocalSgdLeader(shards, options, self.member, flat, setup.optimizer)
+            return Leader(shards, options, self.member, flat)
         if setup.outer is not None:
-            return LocalSgd(options, member, flat, setup.optimizer)
-        return ParameterServer(options, member, flat)
+            return LocalSgd(options, self.member, flat, setup.optimizer)
+        return ParameterServer(options, self.member, flat)
 
     def _say_waiting(self, reason: str, names: Sequence[str], seconds: float) -> None:
         if self.draining and self.task.name in names:
@@ -155,7 +153,7 @@ class Lifecycle:
             JobFailed: the job is over, or this worker has several processes.
             WaitTimeout: the coordinator did not accept the worker again.
         """
-        if self.member is None or not self.backend.comes_back:
+        if self.member is None or self.setup.process_group is not None:
             raise JobFailed(
                 f"{self.task.name} was taken for lost, and a worker of several processes cannot "
                 "come back: --max-restarts starts it again"
@@ -205,14 +203,9 @@ class Lifecycle:
         view = self.view
         return 0 if view is None else view.number
 
-    @property
-    def interrupted(self) -> str | None:
-        """Why the job was requested to stop before its end; None if it was not."""
-        return self._interrupted
-
     def interrupt(self, reason: str) -> None:
         """Requests to stop the job at a step that all agree on. Safe in a signal handler."""
-        self._interrupted = reason
+        self.interrupted = reason
 
     def lost_with(self, error: BaseException) -> str:
         """Returns the name of the task whose loss ended the job, as far as this worker knows."""

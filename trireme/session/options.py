@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import torch
 
     from trireme.session.hooks import Hook
-    from trireme.strategies.base import Strategy
+    from trireme.strategies import Strategy
 
 __all__ = ["Average", "Checkpoint", "OptionValues", "Options", "check_whole", "make_options"]
 

@@ -1,4 +1,4 @@
-"""The result of one call of `session.step`."""
+"""The result of one call of `session.step`, and the metrics in it."""
 
 from __future__ import annotations
 
@@ -12,10 +12,27 @@ if TYPE_CHECKING:
     from trireme.ps.messages import Verdict
     from trireme.ps.results import PushResult
 
-__all__ = ["Metric", "StepResult"]
+__all__ = ["Metric", "StepResult", "accuracy"]
 
 Metric = Callable[..., "torch.Tensor | float"]
 """(outputs, targets) -> a number, the mean over the batch."""
+
+
+def accuracy(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Returns the fraction of examples whose largest output is at the target.
+
+    Args:
+        outputs: scores of shape (examples, classes), or (examples,) for two classes, where a score
+            above 0 means the second class.
+        targets: class indices of shape (examples,), or one-hot rows of shape (examples, classes).
+
+    Returns:
+        A 0-dim float tensor in [0, 1].
+    """
+    chosen = outputs.argmax(dim=1) if outputs.dim() > 1 else (outputs > 0).long()
+    if targets.dim() > 1:
+        targets = targets.argmax(dim=1)
+    return (chosen == targets).float().mean()
 
 
 @dataclass(slots=True, eq=False, repr=False)

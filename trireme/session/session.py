@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -15,31 +16,25 @@ from torch.utils.data import Dataset
 from trireme.data.loader import Batch
 from trireme.errors import ConfigurationError, UsageError
 from trireme.launch.config.task_config import TaskConfig
-from trireme.launch.environment.current_task import current_task
+from trireme.launch.environment.detect import current_task
 from trireme.monitor.tensorboard.board import TensorBoard
 from trireme.session.data_feed import DataFeed
 from trireme.session.dry_run import end_if_dry_run
 from trireme.session.observers.recorder import Recorder
 from trireme.session.options import Options, OptionValues, check_whole, make_options
-from trireme.session.replica.assembly import (
-    Computation,
-    Optimizers,
-    assemble,
-    build_model,
-    computation_of,
-)
-from trireme.session.replica.consistent_values import adopt_final_values, consistent_values
-from trireme.session.replica.evaluation import Transform, evaluate
-from trireme.session.replica.optimizer_choice import OptimizerChoice
-from trireme.session.replica.replica import Loss
+from trireme.session.replica.replica import Loss, Transform
 from trireme.session.result import Metric, StepResult
 from trireme.session.settings import Settings
 from trireme.session.stepper import Stepper
-from trireme.session.stopping.last_iteration import LastIteration
-from trireme.session.stopping.should_stop import ShouldStop
-from trireme.session.stopping.signals import Signals
+from trireme.session.stopping import ShouldStop, Signals
 from trireme.session.summary_methods import SummaryMethods
-from trireme.session.training_setup import TrainingSetup
+from trireme.session.training_setup import (
+    Optimizers,
+    TrainingSetup,
+    assemble,
+    build_model,
+    replicas_of,
+)
 from trireme.session.worker import Worker
 
 if TYPE_CHECKING:
@@ -99,7 +94,6 @@ class Session(SummaryMethods):
         self._make_optimizer = optimizer
         self._entered = False
         self._joined: Worker | None = None
-        self._last_iteration = LastIteration()
 
     # -- joining and leaving ---------------------------------------------------------------------
 
@@ -127,14 +121,8 @@ class Session(SummaryMethods):
                 raise error.with_traceback(None) from error.__cause__
             raise
         self._recorder = Recorder(self.worker)
-        self._feed = DataFeed(self.worker, self._recorder.phases, self._last_iteration)
-        self._stepper = Stepper(
-            self.worker,
-            self._computation.replica,
-            OptimizerChoice.of(self._setup, self._make_optimizer),
-            self._feed,
-            self._recorder,
-        )
+        self._feed = DataFeed(self.worker, self._recorder.phases)
+        self._stepper = Stepper(self.worker, self._replica, self._make_optimizer)
         self._handlers = Signals(self.worker.lifecycle.interrupt)
         self._handlers.install()
         self._finished = False
@@ -198,12 +186,7 @@ class Session(SummaryMethods):
         )
         self.model: nn.Module = self._setup.model
         self.optimizer: torch.optim.Optimizer = self._setup.optimizer
-        try:
-            self._computation: Computation = computation_of(self._setup, self._loss, self.metrics)
-        except BaseException:
-            if self._setup.process_group is not None:
-                self._setup.process_group.close(together=False)
-            raise
+        self._replica, self._evaluator = replicas_of(self._setup, self._loss, self.metrics)
 
     @property
     def worker(self) -> Worker:
@@ -239,7 +222,7 @@ class Session(SummaryMethods):
     @property
     def pipeline(self) -> Pipeline | None:
         """The pipeline that runs this process's stages; None where there is no pipeline."""
-        return self._computation.pipeline
+        return self._replica.pipeline
 
     @property
     def parameters(self) -> Mapping[str, nn.Parameter]:
@@ -248,7 +231,7 @@ class Session(SummaryMethods):
         Where processes hold the model together, these are the parameters of this process's part,
         and may be shards.
         """
-        return self._computation.replica.flat.parameters
+        return self._replica.flat.parameters
 
     @property
     def holds_whole_model(self) -> bool:
@@ -275,8 +258,7 @@ class Session(SummaryMethods):
     @property
     def should_stop(self) -> ShouldStop:
         """`should_stop()` returns whether training should end; all workers agree on the answer."""
-        worker, last = self.worker, self._last_iteration
-        return ShouldStop(lambda: last.asked(worker.should_stop))
+        return ShouldStop(self.worker.asked_to_stop)
 
     def stop(self, reason: str) -> None:
         """Requests, from any worker, the end of the job at the next step at which all can end.
@@ -284,7 +266,7 @@ class Session(SummaryMethods):
         Args:
             reason: why, for the messages of the job.
         """
-        self.worker.trainer.stop(reason)
+        self.worker.stop(reason)
 
     # -- training -------------------------------------------------------------------------------
 
@@ -331,7 +313,7 @@ class Session(SummaryMethods):
                 the batch size; or the checkpoint is of a data set of another size.
         """
         _ = self.worker  # raises unless the session was entered
-        batches = self._feed.batches(
+        return self._feed.batches(
             dataset,
             batch_size,
             name=name,
@@ -340,13 +322,8 @@ class Session(SummaryMethods):
             workers=workers,
             epochs=epochs,
             resized=resized,
+            finish=self._finish_training,
         )
-        return self._until_the_end(batches)
-
-    def _until_the_end(self, batches: Iterator[Batch]) -> Iterator[Batch]:
-        """Iterates over batches, and finishes training after the last one."""
-        yield from batches
-        self._finish_training()
 
     @property
     def batches_per_step(self) -> int:
@@ -385,12 +362,22 @@ class Session(SummaryMethods):
             JobFailed: the job has ended elsewhere; the message says where and why.
         """
         worker = self.worker
-        if worker.trainer.has_ended:
+        if worker.has_ended:
             return self._leave_out(batch, loss)
         self._stepper.choose(optimizer)
         for hook in self.options.hooks:
             hook.before_step(self, batch)
-        result = self._stepper.step(batch, loss)
+        feed, began = self._feed, time.monotonic()
+        spans = feed.spans_of(batch)
+        result = self._stepper.gradient(batch, loss, spans)
+        computed = time.monotonic()
+        feed.updated()
+        pushed = worker.update(float(result.examples), spans, feed.prepare)
+        if pushed is not None:
+            result.decide(pushed)
+        result.global_step = worker.global_step
+        result.seconds = time.monotonic() - began
+        self._recorder.step(result, began, computed)
         for hook in self.options.hooks:
             hook.after_step(self, result)
         if worker.storage.saves:
@@ -399,29 +386,31 @@ class Session(SummaryMethods):
 
     def _leave_out(self, batch: Any, loss: Loss | None) -> StepResult:
         """Returns the result of a step after the end of training, which makes no update."""
-        if not self._last_iteration.leaves_out():
+        if not self.worker.last_iteration.leaves_out():
             self._finish_training()
-            raise self.worker.trainer.after_the_end()
-        return self._stepper.compute_only(batch, loss)
+            raise self.worker.after_the_end()
+        result = self._stepper.compute_only(batch, loss)
+        self._feed.updated()
+        return result
 
     def _announce_checkpoints(self) -> None:
         for path in self.worker.storage.take_completed():
-            self._recorder.say(f"saved {path}")
+            self.worker.progress.message(f"saved {path}")
             for hook in self.options.hooks:
                 hook.on_checkpoint(self, path)
 
     def _finish_training(self) -> None:
         if not self._finished:
             self._finished = True
-            last = self.worker.trainer.complete()
+            last = self.worker.complete()
             if last is not None:
                 self._recorder.count(last.decided, last.steps)
             self._recorder.check_progress()
             self._recorder.training_ended()
-            self.worker.trainer.finish()
+            self.worker.finish()
             self._announce_checkpoints()
             if self._setup.part is not None:
-                adopt_final_values(self.worker)
+                self.worker.buffers.adopt_final_values()
 
     # -- evaluating and saving ------------------------------------------------------------------
 
@@ -446,14 +435,9 @@ class Session(SummaryMethods):
             transform: batch -> batch, such as a centre crop.
         """
         worker = self.worker
-        with worker.lifecycle.liveness.excused("it evaluates"), consistent_values(worker):
-            results = evaluate(
-                self._computation.evaluator,
-                dataset,
-                self.metrics,
-                batch_size=batch_size,
-                transform=transform,
-            )
+        excused = worker.lifecycle.liveness.excused("it evaluates")
+        with excused, worker.buffers.consistent_values():
+            results = self._evaluator.evaluate(dataset, batch_size=batch_size, transform=transform)
         if self.is_chief:
             self._recorder.evaluated(name, results)
         for hook in self.options.hooks:
@@ -465,8 +449,7 @@ class Session(SummaryMethods):
 
         Where processes hold the model together, all of them must call it.
         """
-        if self.is_chief or self._setup.process_group is not None:
-            self.worker.checkpoints.save()
+        self.worker.save()
 
 
 def _with_profile(options: Options, task: TaskConfig) -> Options:

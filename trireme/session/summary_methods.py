@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from trireme.monitor.tensorboard.board import TensorBoard
 from trireme.monitor.tensorboard.forward_tracer import graph_of
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
 
 __all__ = ["SummaryMethods"]
 
@@ -94,23 +97,19 @@ class SummaryMethods(ABC):
 
         The options are `metadata`, a label for each point, and `label_img`, an image for each.
         """
-        if (board := self.board) is not None:
-            step = self.global_step
-            board.write_now(
-                name,
-                lambda w: w.add_embedding(matrix, tag=name, global_step=step, **options),
-                run,
-            )
+
+        def write(writer: SummaryWriter) -> None:
+            writer.add_embedding(matrix, tag=name, global_step=self.global_step, **options)
+
+        self._write_now(name, write, run)
 
     def figure(self, name: str, figure: Any, *, run: str = "train", **options: Any) -> None:
         """Records one or several figures of matplotlib (`SummaryWriter.add_figure`)."""
-        if (board := self.board) is not None:
-            step = self.global_step
-            board.write_now(
-                name,
-                lambda w: w.add_figure(name, figure, step, **options),
-                run,
-            )
+
+        def write(writer: SummaryWriter) -> None:
+            writer.add_figure(name, figure, self.global_step, **options)
+
+        self._write_now(name, write, run)
 
     def graph(self, example: Any, *, run: str = "train") -> None:
         """Records what the model computes from example inputs, with shapes and devices.
@@ -121,14 +120,17 @@ class SummaryMethods(ABC):
             example: a tensor, a tuple of arguments, or a dict of keyword arguments.
             run: the name of the run.
         """
-        if (board := self.board) is not None:
+
+        def write(writer: SummaryWriter) -> None:
             from trireme.monitor.tensorboard.events import add_graph  # loads slowly
 
-            board.write_now(
-                f"the graph of {type(self.model).__name__}",
-                lambda writer: add_graph(writer, graph_of(self.model, example)),
-                run,
-            )
+            add_graph(writer, graph_of(self.model, example))
+
+        self._write_now(f"the graph of {type(self.model).__name__}", write, run)
+
+    def _write_now(self, name: str, write: Callable[[SummaryWriter], object], run: str) -> None:
+        if (board := self.board) is not None:
+            board.write_now(name, write, run)
 
     def _record(self, method: str, name: str, values: Any, options: dict[str, Any]) -> None:
         if (board := self.board) is not None:

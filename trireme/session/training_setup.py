@@ -1,25 +1,50 @@
-"""What a worker trains: the model with its optimizer, and the settings of the training."""
+"""What a worker trains: the model with its optimizer, split as the launch requests."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import nn
 
+from trireme.data.seeds import derive
+from trireme.errors import ConfigurationError
 from trireme.parallel.reducer import Reducer
 from trireme.ps.flat import FlatModel
-from trireme.ps.joint_optimizer import members
+from trireme.ps.joint_optimizer import JointOptimizer, members
 from trireme.ps.messages import GroupSpec, OptimizerSpec
+from trireme.session.replica.replica import Loss, Replica, named_groups
+from trireme.session.result import Metric
 from trireme.session.settings import Settings
 
 if TYPE_CHECKING:
     from trireme.parallel.model_part import ModelPart
     from trireme.parallel.process_group import ProcessGroup
 
-__all__ = ["TrainingSetup"]
+__all__ = [
+    "Optimizers",
+    "TrainingSetup",
+    "assemble",
+    "build_model",
+    "device_of",
+    "replicas_of",
+]
+
+OptimizerFactory = Callable[[Any], torch.optim.Optimizer]
+"""Builds an optimizer from parameters."""
+
+Optimizers: TypeAlias = (
+    OptimizerFactory
+    | torch.optim.Optimizer
+    | Sequence[torch.optim.Optimizer]
+    | Mapping[str, OptimizerFactory | torch.optim.Optimizer]
+)
+"""The optimizer of a program, or several optimizers: see `Session`."""
+
+_SEED_MODEL = 11
 
 
 @dataclass(frozen=True)
@@ -107,3 +132,189 @@ class TrainingSetup:
             ]
             for optimizer in members(self.optimizer)
         ]
+
+    def agree_on_optimizer(self, *, takes_part: bool = True) -> None:
+        """Checks that all processes that step together step the same one of several optimizers.
+
+        Nothing is checked for one process or one optimizer.
+
+        Args:
+            takes_part: whether this process has chosen; otherwise it takes the others' choice.
+
+        Raises:
+            ConfigurationError: the processes have chosen different optimizers.
+        """
+        joint, process_group = self.optimizer, self.process_group
+        if not isinstance(joint, JointOptimizer) or process_group is None:
+            return
+        chosen = float(joint.chosen)
+        said = [chosen, chosen**2, 1.0] if takes_part else [0.0, 0.0, 0.0]
+        total, squares, count = process_group.total(said)()
+        if total**2 != squares * count:
+            raise ConfigurationError(
+                f"rank {process_group.rank} makes a step of optimizer {joint.chosen}, and another "
+                "process of another: every process must step the same optimizers in the same order"
+            )
+        joint.chosen = round(total / count)
+
+
+def device_of(settings: Settings) -> torch.device | None:
+    """Returns the device of the model; None leaves the model where it is.
+
+    Processes that compute together each take a GPU of their own, if there are any; so do workers
+    with the device `cuda` without an index.
+    """
+    task, chosen = settings.task, settings.options.device
+    if chosen is None and (task.processes == 1 or not torch.cuda.is_available()):
+        return None
+    device = torch.device("cuda" if chosen is None else chosen)
+    several = task.processes > 1 or task.workers > 1
+    if str(device) == "cuda" and several and torch.cuda.is_available():
+        return torch.device("cuda", task.local_rank % torch.cuda.device_count())
+    return device
+
+
+def build_model(given: nn.Module | Callable[[], nn.Module], settings: Settings) -> nn.Module:
+    """Returns a session's model on its device, in training mode.
+
+    Args:
+        given: the model, or a function that builds it. Initial values that the function draws
+            follow from the seed.
+        settings: the seed and the device.
+
+    Raises:
+        ConfigurationError: PyTorch has no such device here.
+    """
+    torch.manual_seed(derive(settings.options.seed, _SEED_MODEL))
+    model = given if isinstance(given, nn.Module) else given()
+    device = device_of(settings)
+    if device is None:
+        return model.train()
+    try:
+        return model.to(device).train()
+    except (AssertionError, RuntimeError) as error:  # torch's, where it has no such device
+        found = "no CUDA device" if not torch.cuda.is_available() else "CUDA devices"
+        raise ConfigurationError(
+            f"the model cannot be put on device {str(device)!r} ({error}): PyTorch finds {found} "
+            "here; leave `device` out to train where the model is"
+        ) from error
+
+
+def build_optimizer(make: Optimizers, model: nn.Module) -> torch.optim.Optimizer:
+    """Returns the user's optimizer over a model's parameters; several become a joint optimizer.
+
+    Raises:
+        ConfigurationError: an object is not an optimizer, or cannot build one.
+    """
+    given: object = make
+    if isinstance(given, torch.optim.Optimizer):
+        return given
+    if isinstance(given, Mapping) and given:
+        return JointOptimizer([_named_optimizer(name, one, model) for name, one in given.items()])
+    if isinstance(given, (list, tuple)) and given:
+        for one in given:
+            if not isinstance(one, torch.optim.Optimizer):
+                raise ConfigurationError(
+                    f"the optimizer is {one!r}: give optimizers in a list; functions that build "
+                    "them go by name, in a dict"
+                )
+        return JointOptimizer(given)
+    if not callable(make):
+        raise ConfigurationError(
+            f"the optimizer is {given!r}: give a function that builds one from the parameters, "
+            "such as lambda params: torch.optim.Adam(params), or an optimizer; or several, in a "
+            "list or a dict"
+        )
+    return make(model.parameters())
+
+
+def _named_optimizer(name: str, make: object, model: nn.Module) -> torch.optim.Optimizer:
+    """Returns one of several; a function builds it from the parameters of the child of its name."""
+    if isinstance(make, torch.optim.Optimizer):
+        return make
+    if not callable(make):
+        raise ConfigurationError(
+            f"the optimizer is {make!r}: give an optimizer, or a function that builds one from the "
+            f"parameters of the model's child {name!r}"
+        )
+    child = dict(model.named_children()).get(name)
+    if child is None:
+        children = ", ".join(repr(each) for each, _ in model.named_children())
+        raise ConfigurationError(
+            f"the optimizer {name!r} is a function, which builds one from the parameters of the "
+            f"model's child of that name, and the model has {children or 'no children'}: call it "
+            "by the name of a child, or give an optimizer"
+        )
+    optimizer: torch.optim.Optimizer = make(child.parameters())
+    return optimizer
+
+
+def assemble(
+    settings: Settings,
+    make_model: Callable[[], nn.Module],
+    make_optimizer: Optimizers,
+    *,
+    in_place: bool = False,
+    device: torch.device | None = None,
+) -> TrainingSetup:
+    """Assembles the model and the optimizer; joins the process group where there is one.
+
+    Args:
+        settings: what the launch and the program have chosen.
+        make_model: returns the model, on its device.
+        make_optimizer: the optimizer, a function that builds it, or several of these.
+        in_place: whether the program's own loop computes with the model, so that the module itself
+            is split, where the launch requests it, instead of a copy.
+        device: the device of this process; None for that of `device_of`.
+
+    Raises:
+        ConfigurationError: the optimizer is invalid, or not over the model's parameters; or the
+            model cannot be split.
+        TriremeError: the other processes did not join.
+    """
+    task, mesh = settings.task, settings.mesh
+    if task.threads is not None:
+        torch.set_num_threads(task.threads)
+    if mesh.size == 1 or task.dry_run:
+        model = make_model()
+        optimizer = build_optimizer(make_optimizer, model)
+        flat = FlatModel(
+            named_groups(model, optimizer),
+            servers=max(task.servers, 1),
+            shared=task.servers > 0,
+            staged=settings.prefetches,
+        )
+        return TrainingSetup(settings, model, optimizer, flat)
+    from trireme.session.replica.process_group import (  # load slowly: process groups only
+        assemble_together,
+        meet,
+    )
+
+    process_group = meet(settings, device or device_of(settings) or torch.device("cpu"))
+    try:
+        model = make_model()
+        optimizer = build_optimizer(make_optimizer, model)
+        return assemble_together(settings, process_group, model, optimizer, in_place=in_place)
+    except BaseException:
+        process_group.close(together=False)
+        raise
+
+
+def replicas_of(
+    setup: TrainingSetup, loss: Loss, metrics: Mapping[str, Metric]
+) -> tuple[Replica, Replica]:
+    """Returns the replica that computes gradients, and one that computes with the whole model.
+
+    Raises:
+        ConfigurationError: an option has no meaning for a pipeline.
+    """
+    if setup.process_group is None:
+        replica = Replica(setup.model, loss, setup.flat, setup.settings.options, metrics)
+        return replica, replica
+    from trireme.session.replica.process_group import replicas_together
+
+    try:
+        return replicas_together(setup, loss, metrics)
+    except BaseException:
+        setup.process_group.close(together=False)
+        raise

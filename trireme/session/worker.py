@@ -1,8 +1,19 @@
-"""One worker of a job: its life, its training and its saving, put together."""
+"""One worker of a job: joins it, exchanges updates for new values, saves, and ends with it."""
 
 from __future__ import annotations
 
-from trireme.errors import TriremeError
+import time
+from collections.abc import Callable, Sequence
+
+import msgspec
+from torch import nn
+
+from trireme.errors import ConfigurationError, Fenced, JobFailed, TriremeError, WaitTimeout
+from trireme.ps.messages import OptimizerSpec, Span, Stale
+from trireme.ps.optimizers import name_of, spec_of
+from trireme.ps.results import PushResult
+from trireme.ps.snapshot import ModelState
+from trireme.ps.termination import after_the_end
 from trireme.session.backends.base import Backend
 from trireme.session.checkpoint.storage import Storage
 from trireme.session.checkpoint.worker_checkpoints import WorkerCheckpoints
@@ -10,14 +21,26 @@ from trireme.session.hyperparameters import Hyperparameters
 from trireme.session.lifecycle import Lifecycle
 from trireme.session.observers.progress import make_progress
 from trireme.session.replica.buffers import Buffers
-from trireme.session.trainer import Trainer
+from trireme.session.stopping import LastIteration
 from trireme.session.training_setup import TrainingSetup
 
-__all__ = ["Worker"]
+__all__ = ["UpdateTimes", "Worker"]
+
+
+class UpdateTimes(msgspec.Struct, frozen=True):
+    """When the push and the wait of an update began and ended, on `time.monotonic`.
+
+    With prefetch the wait is for the previous push, and comes first.
+    """
+
+    push_began: float = 0.0
+    push_ended: float = 0.0
+    wait_began: float = 0.0
+    wait_ended: float = 0.0
 
 
 class Worker:
-    """A worker's part in its job: connects lifecycle, training and checkpoints.
+    """A worker's part in its job: its updates, until the job ends for all workers.
 
     Args:
         setup: what is trained.
@@ -27,7 +50,11 @@ class Worker:
         task: the identity of this process.
         progress: shows each state, and the tasks that the worker waits for.
         lifecycle, storage: parts of the worker.
-        backend, buffers, checkpoints, trainer: further parts, once the worker has started.
+        last_iteration: what the program's loop knows of the end of training.
+        backend, buffers, checkpoints: further parts, once the worker has started.
+        rejoined: the number of times that this worker has rejoined the job; examples dealt to it
+            before are dealt to other workers.
+        update_times: the times of the last update.
 
     Raises:
         ConfigurationError: a session cannot have that scheduler.
@@ -36,7 +63,6 @@ class Worker:
     backend: Backend
     buffers: Buffers
     checkpoints: WorkerCheckpoints
-    trainer: Trainer
 
     def __init__(self, setup: TrainingSetup) -> None:
         settings = setup.settings
@@ -49,8 +75,23 @@ class Worker:
         )
         self.lifecycle = Lifecycle(setup, self.progress)
         self.storage = Storage(settings, self.progress)
+        self.last_iteration = LastIteration()
+        self.rejoined = 0
+        self.update_times = UpdateTimes()
         self.lifecycle.exits.callback(self.storage.close)
         self._hyper = Hyperparameters(setup, self.progress)
+        # Servers hold none of their values, and receive no gradients of them.
+        self._frozen: list[nn.Parameter] = [
+            parameter
+            for group in setup.optimizer.param_groups
+            for parameter in group["params"]
+            if not parameter.requires_grad
+        ]
+        self._prefetches = settings.prefetches and setup.process_group is None
+        self._under_way = False  # an exchange whose result is not received yet
+        self._stop_sent = False
+
+    # -- joining --------------------------------------------------------------------------------
 
     def start(self) -> None:
         """Joins the job, and receives the values of its initial or restored step.
@@ -64,8 +105,7 @@ class Worker:
             storage.epoch = lifecycle.epoch
             self.checkpoints = WorkerCheckpoints(lifecycle, storage)
             self.buffers = self.checkpoints.buffers
-            self.trainer = Trainer(lifecycle, self.checkpoints, self._hyper)
-            self.trainer.begin()
+            self._receive_first()
         except TriremeError as error:
             lifecycle.fail(error)
             raise
@@ -76,6 +116,56 @@ class Worker:
         if self.task.servers and lifecycle.is_chief:
             self.progress.message(storage.durability)
 
+    def _receive_first(self) -> None:
+        """Registers the model, and receives the values, which the chief loads.
+
+        Another worker may become chief before values are loaded; the chief at that time loads them.
+        """
+        lifecycle, checkpoints = self.lifecycle, self.checkpoints
+        while not self._start(lambda: checkpoints.first_state() if lifecycle.is_chief else None):
+            lifecycle.come_back()
+        checkpoints.follow_view()
+        checkpoints.take_first()
+        if self.backend.stopping:
+            self._retire()
+        self._hyper.advance(self.backend.global_step)
+
+    def _start(self, first: Callable[[], ModelState | None]) -> bool:
+        """Receives the job's values; returns False where this worker must rejoin the job first."""
+        try:
+            self.backend.start(self._optimizer_spec(), self.setup.settings.rule, first)
+        except Fenced:
+            return False
+        return True
+
+    def _optimizer_spec(self) -> OptimizerSpec:
+        optimizer = self.setup.optimizer
+        if self.setup.outer is not None:
+            return self.setup.outer
+        if not self.task.servers and name_of(optimizer) is None:
+            return OptimizerSpec(type(optimizer).__name__, ())
+        return spec_of(optimizer)
+
+    # -- training -------------------------------------------------------------------------------
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether another update would come after the end.
+
+        With prefetch a worker may hear of the end between two steps, when it asks a server for
+        something else: the step to come finishes the push that is under way.
+        """
+        return self.backend.stopping and not self._under_way
+
+    def after_the_end(self) -> ConfigurationError | SystemExit:
+        """Returns what a program is told that makes an update after training has ended.
+
+        An interrupted job ends the program, as its loop would go on for nothing.
+        """
+        if self.lifecycle.interrupted is not None:
+            return SystemExit(130)
+        return after_the_end(self.task.index, self.backend.global_step)
+
     @property
     def global_step(self) -> int:
         """The global step of the values that this worker has."""
@@ -85,6 +175,206 @@ class Worker:
     def should_stop(self) -> bool:
         """Whether the job has reached its end; all workers agree on it."""
         return self.backend.stopping
+
+    def asked_to_stop(self) -> bool:
+        """Returns `should_stop`, and notes that the program's loop has asked."""
+        return self.last_iteration.asked(self.backend.stopping)
+
+    def stop(self, reason: str) -> None:
+        """Asks that the job end at the next step at which every worker can."""
+        self._stop_sent = True
+        self.backend.stop(reason)
+
+    def begin_step(self) -> None:
+        """Meets the other processes that make the step together with this one."""
+        self.checkpoints.ask_all()
+        self.backend.begin_step()
+
+    def begin_update(self, weight: float, examples: Sequence[Span]) -> None:
+        """Announces the `update` that follows backward, so that gradients can leave meanwhile.
+
+        The flat gradients are zero, and will be backward's own.
+        """
+        self.backend.begin(weight, hyper=self._hyper.now(), examples=examples)
+
+    def update(
+        self,
+        weight: float,
+        examples: Sequence[Span],
+        meanwhile: Callable[[], None] = lambda: None,
+    ) -> PushResult | None:
+        """Pushes the gradients in the flat buffers, and receives new values.
+
+        With prefetch, the values are those of the previous push. If the answer to the previous
+        push was to stop, the gradients are not pushed.
+
+        Args:
+            weight: the number of examples that the gradient is the mean of.
+            examples: the positions of the examples, where the ledger dealt them.
+            meanwhile: called while the push is under way; it must not use the servers.
+
+        Returns:
+            The result of the push, or of the previous push with prefetch; None where there is none.
+
+        Raises:
+            ConfigurationError: a parameter that was frozen when training began requires a gradient.
+        """
+        for parameter in self._frozen:
+            if parameter.requires_grad:
+                raise self._unfrozen(parameter)
+        self.checkpoints.ask_all()
+        backend, liveness = self.backend, self.lifecycle.liveness
+        try:
+            if self._prefetches:
+                result = self._push_ahead(weight, examples)
+            else:
+                began = time.monotonic()
+                backend.push(weight, hyper=self._hyper.now(), examples=examples)
+                pushed = time.monotonic()
+                meanwhile()
+                waiting = time.monotonic()
+                liveness.excuse = "it waits for its answer"
+                result = backend.wait()
+                self.update_times = UpdateTimes(began, pushed, waiting, time.monotonic())
+                if result is not None and result.notice:
+                    self._hyper.warn(result.notice)
+        except Fenced:
+            result = self.rejoin()
+        liveness.stepped()
+        self._decided(result)
+        if not self._stop_sent and not backend.stopping:
+            reason = self.lifecycle.interrupted
+            if reason is not None:
+                self.stop(reason)
+        self.checkpoints.step_made(exchanged=result is not None)
+        return result
+
+    def _push_ahead(self, weight: float, examples: Sequence[Span]) -> PushResult | None:
+        """Waits for the previous push, and pushes without waiting; returns the previous result."""
+        backend = self.backend
+        basis, waiting = backend.step, time.monotonic()
+        self.lifecycle.liveness.excuse = "it waits for its answer"
+        before = backend.wait() if self._under_way else None
+        began = time.monotonic()
+        self._under_way = False
+        if before is None or not before.stop:
+            backend.push(weight, hyper=self._hyper.now(), examples=examples, pulled=basis)
+            self._under_way = True
+        self.update_times = UpdateTimes(began, time.monotonic(), waiting, began)
+        return before
+
+    def _unfrozen(self, parameter: nn.Parameter) -> ConfigurationError:
+        """Returns the error that a frozen parameter requires a gradient now; names it."""
+        named = self.setup.model.named_parameters()
+        name = next((name for name, each in named if each is parameter), "of the optimizer")
+        return ConfigurationError(
+            f"parameter {name!r} requires a gradient now, and did not when training began: it has "
+            "no place in the job and would not be trained. To unfreeze it later, let it require a "
+            "gradient when training begins, and call requires_grad_(False) on it after that: it is "
+            "left alone as long as it has no gradient"
+        )
+
+    def _decided(self, result: PushResult | None) -> None:
+        """Advances the schedule, and retires where the push was told to stop."""
+        if self._hyper.scheduler is not None:
+            self._hyper.advance(self.backend.global_step)
+        if result is not None and result.stop:
+            self._retire()
+
+    def complete(self) -> PushResult | None:
+        """Waits for the push that is under way, if there is one, and returns its result.
+
+        A worker that trains locally exchanges its updates since the last exchange.
+        """
+        backend, under_way = self.backend, self._under_way
+        self._under_way = False
+        self.lifecycle.liveness.excuse = "it waits for its answer"
+        try:
+            result = backend.wait() if under_way else backend.complete()
+        except Fenced:
+            result = self.rejoin()
+        self._decided(result)
+        return result
+
+    def _retire(self) -> None:
+        """Announces that this worker makes no more updates, after it has shared its state.
+
+        The chief may finish and leave at any moment afterwards, so which worker is chief is settled
+        before.
+        """
+        self.lifecycle.settle_chief()
+        self.checkpoints.buffers.publish()
+        self.checkpoints.leave_local_state()
+        self.backend.retire()
+
+    def come_back(self) -> None:
+        """Rejoins the job where no push was under way; the job may have ended meanwhile."""
+        self._decided(self.rejoin())
+
+    def rejoin(self) -> PushResult:
+        """Rejoins the job, which had given this worker up, with the present values.
+
+        Returns:
+            The result of the push that was under way: it counts as stale.
+
+        Raises:
+            JobFailed: the job is over, or this worker has several processes.
+            WaitTimeout: the coordinator did not accept the worker again.
+        """
+        self._under_way = False
+        backend = self.backend
+        self.lifecycle.come_back()
+        steps = backend.pending_steps  # `start` resets it
+        while not self._start(lambda: None):  # the job has given it up again
+            self.lifecycle.come_back()
+        self.progress.warn("this worker was taken for lost and comes back")
+        self.rejoined += 1
+        return PushResult(Stale(backend.step), backend.step, 0, backend.stopping, steps)
+
+    # -- the end --------------------------------------------------------------------------------
+
+    def finish(self) -> None:
+        """Waits until training has ended on all workers; the chief saves the final step."""
+        lifecycle, backend, checkpoints = self.lifecycle, self.backend, self.checkpoints
+        lifecycle.settle_chief()
+        lifecycle.liveness.excuse = "it has ended training"
+        if not backend.stopping:
+            checkpoints.buffers.publish()
+        checkpoints.last_step = backend.global_step
+        if backend.stopping or backend.together:
+            self._drain()
+        checkpoints.last_step = backend.global_step
+        checkpoints.finish()
+
+    def _drain(self) -> None:
+        """Waits until every worker has made its last update, and receives the final values.
+
+        Where the coordinator gives this worker up meanwhile and accepts it again, the servers wait
+        until the new incarnation has retired too.
+        """
+        while True:
+            self.lifecycle.draining = True
+            try:
+                self.backend.drain()
+                return
+            except Fenced as fence:
+                told = fence
+            finally:
+                self.lifecycle.draining = False
+            try:
+                self.lifecycle.come_back()
+                self._retire()
+            except (JobFailed, WaitTimeout):  # the job needs nothing more from this worker
+                self.progress.warn(
+                    f"this worker was taken for lost after its last update: its model stays as it "
+                    f"was at step {self.backend.global_step} ({told})"
+                )
+                return
+
+    def save(self) -> None:
+        """Saves a checkpoint now; see `Session.save`."""
+        if self.lifecycle.is_chief or self.setup.process_group is not None:
+            self.checkpoints.save()
 
     def fail(self, error: BaseException) -> None:
         """Tells the job why this worker failed; saves this worker's values if a server was lost."""

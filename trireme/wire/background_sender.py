@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from trireme.clock import Clock, MonotonicClock
 from trireme.errors import WireError, WireTimeout
 from trireme.wire.connection import Connection
-from trireme.wire.wakeup import Wakeup
+from trireme.wire.polling import Wakeup
 
 __all__ = ["BackgroundSender"]
 

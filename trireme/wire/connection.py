@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import math
 import select
+from collections import deque
 from collections.abc import Iterable
 from contextlib import suppress
+from itertools import islice
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
@@ -17,50 +19,38 @@ from trireme.clock import Clock, MonotonicClock
 from trireme.errors import (
     ConnectionBroken,
     ConnectionClosed,
-    FrameError,
-    PeerClosed,
     WireError,
     WireTimeout,
 )
-from trireme.wire.frame_reader import Destination, FrameReader, Incoming, skip_bytes
+from trireme.wire.frame_reader import Destination, FrameReader, Incoming, again, skip_bytes
 from trireme.wire.message import Catalog, Limits, Message, pack_header
-from trireme.wire.send_queue import SendQueue
-from trireme.wire.shared_buffers import Lending
 from trireme.wire.spin_wait import SpinWait
 from trireme.wire.transport import Stream
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-__all__ = ["Connection"]
+__all__ = ["Connection", "SendQueue"]
 
 _DEFAULT_LIMITS = Limits()
 _NOTHING = memoryview(b"")
+_REUSED_BYTES = 1 << 20  # copies of at least this size use one memory, one after the other
+_FRONT_PIECES = 64  # how many queued copies are written at once
 
 
-class Connection:
+class Connection(FrameReader):
     """Messages over one stream, which the connection owns. Used by one thread at a time.
 
     After a failed receive nothing more can be received, and after a failed send nothing more can
     be sent: later calls raise the same error again. The two directions fail independently, so that
     messages which a peer sent before it went away can still be received.
 
-    Attributes:
-        stream: the stream, for features that only one transport has.
+    Attributes, besides those of `FrameReader`:
         catalog: the messages that may be sent and received.
-        limits: the largest frame to accept.
-        destination: called for each payload that is not empty, before it is read, to get the memory
-            for it. It may raise `FrameError` to refuse the payload. None allocates a `bytearray`
-            for each payload.
-        lending: memory that both sides share. Payloads that lie there do not cross the stream.
         clock: the clock that deadlines are measured with.
         spin: how a receive spins before it blocks; None blocks at once. Waking a blocked thread
             takes some ten microseconds, which is much where the answer takes a hundred.
-        peer: the name of the other end, for messages: the stream's address, or a name that is
-            assigned later.
         bytes_sent: how many bytes the stream has taken.
-
-    `catalog`, `limits`, `destination` and `lending` may be replaced between two frames.
     """
 
     def __init__(
@@ -72,22 +62,14 @@ class Connection:
         clock: Clock | None = None,
         destination: Destination | None = None,
     ) -> None:
-        self.catalog = catalog
-        self.limits = limits
-        self.destination = destination
-        self.lending: Lending | None = None
+        super().__init__(stream, catalog, limits, destination)
         self.clock = clock or MonotonicClock()
         self.spin: SpinWait | None = None
-        self.peer = stream.peer
         self.bytes_sent = 0
-        self.stream = stream
-        self._reader = FrameReader(stream)
         self._queue = SendQueue()
         self._poller = select.poll()
         self._polled_events = 0  # the events that it waits for
-        # The error that every later call in that direction raises.
-        self._receive_failure: WireError | None = None
-        self._send_failure: WireError | None = None
+        self._send_failure: WireError | None = None  # the error that every later call raises
         # The frame that `begin` has opened: the views that the stream has not taken yet, and how
         # many bytes of the payload were not passed to `extend` yet.
         self._frame_rest: list[memoryview] = []
@@ -114,22 +96,9 @@ class Connection:
         return self._queue.nbytes > 0
 
     @property
-    def buffered(self) -> bool:
-        """Whether bytes were read that belong to messages not yet returned.
-
-        If there are none, the descriptor becomes readable before the next message can be there.
-        """
-        return self._reader.buffered
-
-    @property
     def unsent(self) -> int:
         """How many offered bytes the stream has not taken."""
         return self._queue.nbytes
-
-    @property
-    def bytes_received(self) -> int:
-        """How many bytes came from the stream."""
-        return self._reader.bytes_received
 
     def close(self) -> None:
         """Closes the stream and drops offered bytes that it has not taken. May be repeated."""
@@ -168,7 +137,7 @@ class Connection:
             ConnectionClosed: after `close`.
         """
         if self._send_failure is not None:
-            raise _again(self._send_failure)
+            raise again(self._send_failure)
         if self._frame_rest or self._bytes_to_come:
             self._check_between_frames()
         views = self._frame(message, payload, sequence)
@@ -197,7 +166,7 @@ class Connection:
             ConnectionClosed: after `close`.
         """
         if self._send_failure is not None:
-            raise _again(self._send_failure)
+            raise again(self._send_failure)
         if self._frame_rest or self._bytes_to_come:
             self._check_between_frames()
         views = self._frame(message, payload, sequence)
@@ -218,7 +187,7 @@ class Connection:
             ConnectionClosed: after `close`.
         """
         if self._send_failure is not None:
-            raise _again(self._send_failure)
+            raise again(self._send_failure)
         if self._queue:
             front = self._queue.front()
             before = self.bytes_sent
@@ -285,7 +254,7 @@ class Connection:
             ConnectionClosed: after `close`.
         """
         if self._send_failure is not None:
-            raise _again(self._send_failure)
+            raise again(self._send_failure)
         if self._frame_rest:
             self._frame_rest = self._write(self._frame_rest)
         return not self._frame_rest
@@ -357,51 +326,19 @@ class Connection:
             ConnectionClosed: after `close`.
         """
         if self._receive_failure is not None:
-            raise _again(self._receive_failure)
+            raise again(self._receive_failure)
         deadline = self.clock.now() + timeout
         # Waiting first is cheaper than a read in vain: mostly nothing has come yet.
-        ready = self._reader.buffered or timeout <= 0 or self._wait(select.POLLIN, timeout)
+        ready = self.buffered or timeout <= 0 or self._wait(select.POLLIN, timeout)
         while ready:
             if self._queue:
-                self._flush_aside()
+                with suppress(WireError):  # a failed send does not affect the receive
+                    self.flush()
             incoming = self.poll()
             if incoming is not None:
                 return incoming
             ready = self._wait(select.POLLIN, deadline - self.clock.now())
         raise WireTimeout(f"{self.peer} sent no complete message within {timeout:g} s")
-
-    def poll(self) -> Incoming | None:
-        """Returns a message if a complete one is there. Never blocks.
-
-        It reads a bounded amount, so that the descriptor may still be readable after None. Messages
-        may also be there when the descriptor is not readable: before you wait on it, call this
-        until it returns None, or until nothing is `buffered`.
-
-        Raises:
-            FrameError: the bytes are not a frame of this catalog, or the destination refused it.
-            PeerClosed: the peer closed the connection between two frames.
-            ConnectionBroken: the peer or the network broke off.
-            ConnectionClosed: after `close`.
-        """
-        if self._receive_failure is not None:
-            raise _again(self._receive_failure)
-        try:
-            return self._reader.read(self.catalog, self.limits, self.destination, self.lending)
-        except WireError as error:
-            self._receive_failure = self._explain(error)
-            raise self._receive_failure from error
-
-    def _explain(self, error: WireError) -> WireError:
-        if isinstance(error, PeerClosed) and self._reader.in_frame:
-            return ConnectionBroken(f"{self.peer} closed the connection inside a message")
-        if isinstance(error, FrameError):
-            return FrameError(f"{self.peer}: {error}")
-        return error
-
-    def _flush_aside(self) -> None:
-        """Flushes during a receive, which a failed send does not affect."""
-        with suppress(WireError):
-            self.flush()
 
     def _wait(self, events: int, seconds: float) -> bool:
         """Waits until the stream is ready; returns whether it is, within that time."""
@@ -417,6 +354,64 @@ class Connection:
         return bool(self._poller.poll(math.ceil(seconds * 1000)))
 
 
-def _again(failure: WireError) -> WireError:
-    """Returns an error of the same type and words, without the first one's traceback."""
-    return type(failure)(str(failure))
+class SendQueue:
+    """The bytes that a connection has to send and its stream has not taken yet: copies, in order.
+
+    The memory of the last large copy is kept for the next one: new pages each time would take
+    longer than the copy itself.
+
+    Attributes:
+        nbytes: how many bytes are queued.
+    """
+
+    def __init__(self) -> None:
+        self.nbytes = 0
+        self._pieces: deque[memoryview] = deque()
+        self._reused = bytearray()
+
+    def __bool__(self) -> bool:
+        return bool(self._pieces)
+
+    def append(self, views: list[memoryview]) -> None:
+        """Adds a copy of the views."""
+        size = sum(map(len, views))
+        if self._pieces or size < _REUSED_BYTES:
+            copy = memoryview(b"".join(views))
+        else:  # the reused memory is free, as nothing is queued
+            if len(self._reused) < size:
+                self._reused = bytearray(size)
+            copy = memoryview(self._reused)[:size]
+            offset = 0
+            for view in views:
+                copy[offset : offset + len(view)] = view
+                offset += len(view)
+        self._pieces.append(copy)
+        self.nbytes += size
+
+    def front(self) -> list[memoryview]:
+        """Returns the first pieces, to be written together."""
+        return list(islice(self._pieces, _FRONT_PIECES))
+
+    def written(self, front: list[memoryview], rest: list[memoryview], count: int) -> None:
+        """Removes what was written.
+
+        Args:
+            front: the pieces that `front` returned.
+            rest: what is left of them.
+            count: how many bytes were written.
+        """
+        self.nbytes -= count
+        for _ in range(len(front) - len(rest)):
+            self._pieces.popleft()
+        if rest:
+            self._pieces[0] = rest[0]
+
+    def clear(self) -> None:
+        """Drops all pieces."""
+        self._pieces.clear()
+        self.nbytes = 0
+
+    def free(self) -> None:
+        """Drops all pieces and the reused memory."""
+        self.clear()
+        self._reused = bytearray()

@@ -10,12 +10,12 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from trireme.errors import FrameError
+from trireme.errors import ConnectionBroken, FrameError, PeerClosed, WireError
 from trireme.wire.message import HEADER_SIZE, Catalog, Header, Limits, Message, unpack_header
-from trireme.wire.shared_buffers import Lending
+from trireme.wire.shared_memory import Lending
 from trireme.wire.transport import Stream
 
-__all__ = ["Destination", "FrameReader", "Incoming", "skip_bytes"]
+__all__ = ["Destination", "FrameReader", "Incoming", "again", "skip_bytes"]
 
 Destination = Callable[[Message, int], Sequence[memoryview]]
 """Returns the memory for a payload, from the message that it belongs to and its length in bytes."""
@@ -40,15 +40,36 @@ class Incoming(msgspec.Struct):
 
 
 class FrameReader:
-    """Reads the frames of one stream.
+    """Reads the messages of one stream.
+
+    After a failed read nothing more can be read: later calls raise the same error again.
 
     Attributes:
+        stream: the stream, for features that only one transport has.
+        catalog: the messages that may be received.
+        limits: the largest frame to accept.
+        destination: called for each payload that is not empty, before it is read, to get the memory
+            for it. It may raise `FrameError` to refuse the payload. None allocates a `bytearray`
+            for each payload.
+        lending: memory that both sides share. Payloads that lie there do not cross the stream.
+        peer: the name of the other end, for messages: the stream's address, or a name that is
+            assigned later.
         bytes_received: how many bytes came from the stream.
+
+    `catalog`, `limits`, `destination` and `lending` may be replaced between two frames.
     """
 
-    def __init__(self, stream: Stream) -> None:
+    def __init__(
+        self, stream: Stream, catalog: Catalog, limits: Limits, destination: Destination | None
+    ) -> None:
+        self.stream = stream
+        self.catalog = catalog
+        self.limits = limits
+        self.destination = destination
+        self.lending: Lending | None = None
+        self.peer = stream.peer
         self.bytes_received = 0
-        self._stream = stream
+        self._receive_failure: WireError | None = None  # the error that every later call raises
         # The bytes that were read and not decoded yet are _buffer[_start:_stop]. When there are
         # none, the next read goes into _first_read. Where payloads follow, that is only as long as
         # the last header and metadata were, so that the payload need not be copied from here.
@@ -67,68 +88,73 @@ class FrameReader:
 
     @property
     def buffered(self) -> bool:
-        """Whether bytes were read that belong to messages not yet returned."""
+        """Whether bytes were read that belong to messages not yet returned.
+
+        If there are none, the descriptor becomes readable before the next message can be there.
+        """
         return self._start != self._stop
 
-    @property
-    def in_frame(self) -> bool:
-        """Whether a part of a frame has been read."""
-        return self._incoming is not None or self.buffered
+    def poll(self) -> Incoming | None:
+        """Returns a message if a complete one is there. Never blocks.
 
-    def read(
-        self,
-        catalog: Catalog,
-        limits: Limits,
-        destination: Destination | None,
-        lending: Lending | None,
-    ) -> Incoming | None:
-        """Reads a bounded amount; returns a message if all of it is there by then.
-
-        Args:
-            catalog: the messages that may come.
-            limits: the largest frame to accept.
-            destination: where payloads go; None allocates one `bytearray` for each.
-            lending: the memory that the peer shares; None for none.
+        It reads a bounded amount, so that the descriptor may still be readable after None. Messages
+        may also be there when the descriptor is not readable: before you wait on it, call this
+        until it returns None, or until nothing is `buffered`.
 
         Raises:
             FrameError: the bytes are not a frame of this catalog, or the destination refused it.
-            WireError: the stream failed; see `Stream.read_into`.
+            PeerClosed: the peer closed the connection between two frames.
+            ConnectionBroken: the peer or the network broke off.
+            ConnectionClosed: after `close`.
         """
-        if self._incoming is None and not self._read_head(catalog, limits, destination, lending):
-            return None
-        if self._missing and not self._read_payload():
-            return None
-        incoming = self._incoming
-        self._incoming = None
+        if self._receive_failure is not None:
+            raise again(self._receive_failure)
+        try:
+            if self._incoming is None and not self._read_head():
+                return None
+            if self._missing:
+                count = self.stream.read_into(self._space)
+                self.bytes_received += count
+                self._missing -= count
+                if self._missing:
+                    self._space = skip_bytes(self._space, count)
+                    return None
+                self._space = []
+        except WireError as error:
+            self._receive_failure = self._explain(error)
+            raise self._receive_failure from error
+        incoming, self._incoming = self._incoming, None
         return incoming
 
-    def _read_head(
-        self,
-        catalog: Catalog,
-        limits: Limits,
-        destination: Destination | None,
-        lending: Lending | None,
-    ) -> bool:
+    def _explain(self, error: WireError) -> WireError:
+        in_frame = self._incoming is not None or self.buffered
+        if isinstance(error, PeerClosed) and in_frame:
+            return ConnectionBroken(f"{self.peer} closed the connection inside a message")
+        if isinstance(error, FrameError):
+            return FrameError(f"{self.peer}: {error}")
+        return error
+
+    def _read_head(self) -> bool:
         """Reads a header and its metadata, once; returns whether they are complete."""
         if self._stop - self._start < self._need:
             if self._start == self._stop:
                 self._start = self._stop = 0
-                count = self._stop = self._stream.read_into([self._first_read])
+                count = self._stop = self.stream.read_into([self._first_read])
             else:
                 if len(self._buffer) - self._start < self._need:
                     self._make_room(self._need)
-                count = self._stream.read_into([self._buffer[self._stop :]])
+                count = self.stream.read_into([self._buffer[self._stop :]])
                 self._stop += count
             self.bytes_received += count
             if self._stop - self._start < self._need:
                 return False
         header = self._header
         if header is None:
-            header = self._header = unpack_header(self._buffer, limits, self._start)
+            header = self._header = unpack_header(self._buffer, self.limits, self._start)
             self._need += header.metadata_length
             if self._stop - self._start < self._need:
                 return False
-        self._decode(header, catalog, destination, lending)
+        self._decode(header)
         return True
 
     def _make_room(self, need: int) -> None:
@@ -145,24 +171,19 @@ class FrameReader:
         self._buffer = self._first_read = buffer
         self._start, self._stop = 0, have
 
-    def _decode(
-        self,
-        header: Header,
-        catalog: Catalog,
-        destination: Destination | None,
-        lending: Lending | None,
-    ) -> None:
+    def _decode(self, header: Header) -> None:
         """Decodes the metadata and prepares for the payload."""
         end = self._start + self._need
-        message = catalog.decode(header.kind, self._buffer[self._start + HEADER_SIZE : end])
+        message = self.catalog.decode(header.kind, self._buffer[self._start + HEADER_SIZE : end])
         length = header.payload_length
         payload: Sequence[memoryview] = ()
         if header.lent:
+            lending = self.lending
             if lending is None or length != lending.incoming_bytes:
                 raise FrameError(f"{length} bytes lie in lent memory, and none such was lent")
             payload = lending.incoming
         elif length:
-            payload = self._allocate(message, length, destination)
+            payload = self._allocate(message, length)
         self._incoming = Incoming(message, header.sequence, payload, length)
         self._header = None
         self._start = end
@@ -180,15 +201,13 @@ class FrameReader:
             self._buffer = memoryview(bytearray(_READ_AHEAD))
         self._first_read = self._buffer
 
-    def _allocate(
-        self, message: Message, length: int, destination: Destination | None
-    ) -> Sequence[memoryview]:
+    def _allocate(self, message: Message, length: int) -> Sequence[memoryview]:
         """Gets the memory for a payload."""
         try:
-            if destination is None:
+            if self.destination is None:
                 payload: Sequence[memoryview] = (memoryview(bytearray(length)),)
             else:
-                payload = destination(message, length)
+                payload = self.destination(message, length)
         except MemoryError as error:
             raise FrameError(
                 f"a payload of {length} bytes is announced, for which there is no memory"
@@ -218,17 +237,6 @@ class FrameReader:
             self._missing -= count
             self._space = skip_bytes(self._space, count)
 
-    def _read_payload(self) -> bool:
-        """Reads into the payload's own memory, once; returns whether it is full."""
-        count = self._stream.read_into(self._space)
-        self.bytes_received += count
-        self._missing -= count
-        if self._missing:
-            self._space = skip_bytes(self._space, count)
-            return False
-        self._space = []
-        return True
-
 
 def skip_bytes(views: list[memoryview], count: int) -> list[memoryview]:
     """Returns the views without their first `count` bytes."""
@@ -238,3 +246,8 @@ def skip_bytes(views: list[memoryview], count: int) -> list[memoryview]:
             return [view[count:], *views[index + 1 :]]
         count -= size
     return []
+
+
+def again(failure: WireError) -> WireError:
+    """Returns an error of the same type and words, without the first one's traceback."""
+    return type(failure)(str(failure))

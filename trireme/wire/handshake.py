@@ -346,32 +346,19 @@ def _refusal(reason: str, peer: str, hello: Hello) -> WireError:
             f"{peer} was started again since. End this process; the new start takes none of its "
             "updates"
         )
-    return AuthenticationError(_denial(reason, peer, hello))
-
-
-def _denial(reason: str, peer: str, hello: Hello) -> str:
-    if reason == "job":
-        return (
-            f"{peer} serves another job than {hello.job}: check the address, and whether tasks "
-            "of an older run are still there"
-        )
-    if reason == "secret":
-        return (
-            f"{peer} denied {hello.task}: this task's secret is not that of job "
-            f"{hello.job}; start every task of a job with the same secret"
-        )
-    if reason == "server":
-        return (
-            f"{peer} is not {hello.server}, which {hello.task} meant to reach: check the "
-            "addresses, which must be in the same order for every task"
-        )
-    if reason == "address":
-        return (
-            f"{hello.task} called {hello.address} for {hello.server}, which does not listen there: "
-            "something between them relays the connection, such as another process that has "
-            "taken the address, or a proxy or a tunnel. Connect to the task directly"
-        )
-    return f"{peer} denied {hello.task}: it took the handshake for malformed ({reason!r})"
+    texts = {
+        "job": f"{peer} serves another job than {hello.job}: check the address, and whether tasks "
+        "of an older run are still there",
+        "secret": f"{peer} denied {hello.task}: this task's secret is not that of job "
+        f"{hello.job}; start every task of a job with the same secret",
+        "server": f"{peer} is not {hello.server}, which {hello.task} meant to reach: check the "
+        "addresses, which must be in the same order for every task",
+        "address": f"{hello.task} called {hello.address} for {hello.server}, which does not listen "
+        "there: something between them relays the connection, such as another process that has "
+        "taken the address, or a proxy or a tunnel. Connect to the task directly",
+    }
+    other = f"{peer} denied {hello.task}: it took the handshake for malformed ({reason!r})"
+    return AuthenticationError(texts.get(reason, other))
 
 
 def _same_address(theirs: str, ours: str) -> bool:

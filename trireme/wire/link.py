@@ -1,4 +1,4 @@
-"""One connection of a service: unauthenticated, then a link to a known task, then closing."""
+"""One connection of a service: unauthenticated, then to a known task, then closing."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ if TYPE_CHECKING:
 
     from trireme.wire.service import Service
 
-__all__ = ["Link", "Peer", "ServiceLimits"]
+__all__ = ["Link", "ServiceLimits"]
 
+_NOBODY = Identity("", "an unauthenticated peer")
 _MESSAGES_AT_ONCE = 32  # how many messages of one link are handled before other links'
 
 
@@ -43,34 +44,57 @@ class ServiceLimits:
 
 
 class Link:
-    """One authenticated connection of a service, for its handlers.
+    """One connection of a service. Handlers see it once its peer has authenticated.
+
+    The service calls `ready`, `receive`, `expire` and `welcome`; handlers call the others.
+
+    Args:
+        service: the service.
+        connection: the connection.
+        handshake: authenticates the peer; None where this process opened the connection.
 
     Attributes:
         identity: the identity that the peer has proven.
         connection: the connection, of which a handler may set `destination` and `lending`.
         context: an object of the handler that serves this peer; the service never uses it.
+        authenticated: whether the peer has authenticated.
         opened_here: whether this process opened the connection, and not the peer.
         departing: whether the peer has announced that it leaves. It need not read what is still
             sent to it, and a break of its connection is not logged as a warning.
+        closed: whether this link is closed or closing.
     """
 
     def __init__(
-        self, connection: Connection, identity: Identity, owner: Peer, *, opened_here: bool
+        self, service: Service, connection: Connection, handshake: ServerHandshake | None = None
     ) -> None:
-        self.identity = identity
-        self.opened_here = opened_here
-        self.context: Any = None
-        self.departing = False
+        self.identity = _NOBODY
         self.connection = connection
-        self._owner = owner
+        self.context: Any = None
+        self.authenticated = False
+        self.opened_here = handshake is None
+        self.departing = False
+        self.closed = False
+        self._service = service
+        self._handshake = handshake
+        self._unsent_bytes = service.service_limits.unsent_bytes
+        self._events = READABLE
+        # When the link is dropped, and the error for that, unless something happens before.
+        self._deadline: float | None = None
+        self._expiry_error: WireError | None = None
+        if handshake is not None:
+            seconds = service.service_limits.handshake_seconds
+            error = AuthenticationError(f"it did not authenticate within {seconds:g} s")
+            self._set_deadline(seconds, error)
 
     def __repr__(self) -> str:
-        return f"<Link to {self.identity.task} at {self.connection.peer}>"
+        return f"<Link to {self.name}>"
 
     @property
-    def closed(self) -> bool:
-        """Whether this link is closed or closing."""
-        return self._owner.over
+    def name(self) -> str:
+        """The peer's name, for messages."""
+        return f"{self.identity.task} at {self.connection.peer}"
+
+    # -- for handlers ----------------------------------------------------------------------------
 
     def offer(self, message: Message, payload: Iterable[Buffer] = (), *, sequence: int = 0) -> bool:
         """Sends without blocking; see `Connection.offer`. The service sends the rest later.
@@ -84,74 +108,7 @@ class Link:
         Raises:
             ValueError: the message is not one of the handlers'.
         """
-        return self._owner.offer(message, payload, sequence)
-
-    def close(self) -> None:
-        """Stops receiving, sends what was offered before, then closes. May be repeated."""
-        self._owner.finish()
-
-
-class Peer:
-    """One connection as the service handles it. Handlers see it as a `Link`."""
-
-    def __init__(
-        self, service: Service, connection: Connection, handshake: ServerHandshake | None = None
-    ) -> None:
-        self.connection = connection
-        self.link: Link | None = None
-        self.over = False
-        self._service = service
-        self._handshake = handshake
-        self._unsent_bytes = service.service_limits.unsent_bytes
-        self._events = READABLE
-        # When the peer is dropped, and the error for that, unless something happens before.
-        self._deadline: float | None = None
-        self._expiry_error: WireError | None = None
-        if handshake is not None:
-            seconds = service.service_limits.handshake_seconds
-            error = AuthenticationError(f"it did not authenticate within {seconds:g} s")
-            self._set_deadline(seconds, error)
-
-    @property
-    def name(self) -> str:
-        """The peer's name, for messages."""
-        task = self.link.identity.task if self.link else "an unauthenticated peer"
-        return f"{task} at {self.connection.peer}"
-
-    def ready(self, mask: int) -> None:
-        """Handles events of the descriptor."""
-        # The next read or write detects a hang-up or an error.
-        if self._events & WRITABLE and mask != READABLE:
-            self._flush()
-        if self._events & READABLE and mask != WRITABLE:
-            self.receive()
-
-    def receive(self) -> None:
-        """Handles the messages that have arrived, up to a number."""
-        for _ in range(_MESSAGES_AT_ONCE):
-            if self.over:
-                return
-            try:
-                incoming = self.connection.poll()
-            except WireError as error:
-                self._fail(error)
-                return
-            if incoming is None:
-                return
-            if self.link is None:
-                self._shake_hands(incoming.message)
-            else:
-                try:
-                    self._service.handler_of[type(incoming.message)].received(self.link, incoming)
-                except FrameError as error:
-                    self._fail(error)
-            if not self.connection.buffered:
-                return
-        self._service.resume(self)
-
-    def offer(self, message: Message, payload: Iterable[Buffer] = (), sequence: int = 0) -> bool:
-        """See `Link.offer`."""
-        if self.over:
+        if self.closed:
             return False
         if self.connection.unsent > self._unsent_bytes:
             error = f"it does not read; {self.connection.unsent} bytes are unsent"
@@ -166,42 +123,76 @@ class Peer:
             self._update_events()
         return done
 
-    def finish(self) -> None:
-        """See `Link.close`."""
-        if self.over:
+    def close(self) -> None:
+        """Stops receiving, sends what was offered before, then closes. May be repeated."""
+        if self.closed:
             return
-        self.over = True
+        self.closed = True
         if self.connection.wants_write:
             self._set_deadline(self._service.service_limits.linger_seconds, None)
             self._update_events()
         else:
             self._service.drop(self, None)
 
+    # -- for the service -------------------------------------------------------------------------
+
+    def ready(self, mask: int) -> None:
+        """Handles events of the descriptor."""
+        # The next read or write detects a hang-up or an error.
+        if self._events & WRITABLE and mask != READABLE:
+            self._flush()
+        if self._events & READABLE and mask != WRITABLE:
+            self.receive()
+
+    def receive(self) -> None:
+        """Handles the messages that have arrived, up to a number."""
+        for _ in range(_MESSAGES_AT_ONCE):
+            if self.closed:
+                return
+            try:
+                incoming = self.connection.poll()
+            except WireError as error:
+                self._fail(error)
+                return
+            if incoming is None:
+                return
+            if not self.authenticated:
+                self._shake_hands(incoming.message)
+            else:
+                try:
+                    self._service.handler_of[type(incoming.message)].received(self, incoming)
+                except FrameError as error:
+                    self._fail(error)
+            if not self.connection.buffered:
+                return
+        self._service.resume(self)
+
     def expire(self, now: float) -> None:
-        """Drops the peer if its deadline has passed."""
+        """Drops the link if its deadline has passed."""
         if self._deadline is not None and now >= self._deadline:
             self._fail(self._expiry_error)
 
-    def welcome(self, identity: Identity) -> Link:
+    def welcome(self, identity: Identity) -> None:
         """Accepts an authenticated peer, and calls the handlers' `authenticated`."""
         self._deadline = None
         self.connection.catalog = self._service.catalog
         self.connection.limits = self._service.limits
-        self.link = Link(self.connection, identity, self, opened_here=self._handshake is None)
+        self.identity, self.authenticated = identity, True
         for handler in self._service.handlers:
-            handler.authenticated(self.link)
-        return self.link
+            handler.authenticated(self)
+
+    # -- inside ----------------------------------------------------------------------------------
 
     def _shake_hands(self, message: Message) -> None:
         handshake = self._handshake
-        assert handshake is not None  # else it was adopted, and has a link
+        assert handshake is not None  # else it was adopted, and has authenticated
         self.offer(handshake.answer(message))
         if handshake.denied:
             if not handshake.early:
                 reason = f"denied {self.name}: {handshake.denied}"
                 self._service.refusals.log(self._service.clock.now(), reason)
-            self.finish()
-        elif handshake.identity and not self.over:
+            self.close()
+        elif handshake.identity and not self.closed:
             self.welcome(handshake.identity)
 
     def _flush(self) -> None:
@@ -210,14 +201,14 @@ class Peer:
         except WireError as error:
             self._cannot_send(error)
             return
-        if self.over and not self.connection.wants_write:
+        if self.closed and not self.connection.wants_write:
             self._service.drop(self, None)
         else:
             self._update_events()
 
     def _cannot_send(self, error: WireError) -> None:
         """Notes a failed send. Messages that the peer sent before are still received."""
-        if self.over:
+        if self.closed:
             self._service.drop(self, None)
             return
         if self._deadline is None:
@@ -225,7 +216,7 @@ class Peer:
         self._update_events()
 
     def _fail(self, error: WireError | None) -> None:
-        self.over = True
+        self.closed = True
         self._service.drop(self, error)
 
     def _set_deadline(self, seconds: float, error: WireError | None) -> None:
@@ -233,7 +224,7 @@ class Peer:
         self._expiry_error = error
 
     def _update_events(self) -> None:
-        events = 0 if self.over else READABLE
+        events = 0 if self.closed else READABLE
         if self.connection.wants_write:
             events |= WRITABLE
         if events != self._events:

@@ -1,12 +1,14 @@
-"""Waits for many descriptors at once, with less overhead than `selectors`."""
+"""Waits for many descriptors at once, with less overhead than `selectors`, and ends such waits."""
 
 from __future__ import annotations
 
 import select
+import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 
-__all__ = ["READABLE", "WRITABLE", "Poller"]
+__all__ = ["READABLE", "WRITABLE", "Poller", "Wakeup"]
 
 READABLE: int = select.POLLIN
 WRITABLE: int = select.POLLOUT
@@ -16,7 +18,7 @@ Callback = Callable[[int], None]
 
 
 class Poller:
-    """Calls a callback for each descriptor that has an event.
+    """Waits for the events of descriptors, each with a callback.
 
     It uses epoll where the system has it and poll elsewhere, which report the same bits.
     """
@@ -44,23 +46,47 @@ class Poller:
         self._poll.unregister(descriptor)
         del self._callbacks[descriptor]
 
-    def dispatch(self, seconds: float) -> bool:
-        """Waits for events, at most so many seconds, and calls their callbacks.
+    def events(self, seconds: float) -> Iterator[tuple[Callback, int]]:
+        """Waits for events, at most so many seconds, and yields callbacks with their events.
 
-        A callback may be called without an event of its own: the descriptor may have belonged to
-        another connection when the events were collected.
-
-        Returns:
-            Whether there were events.
+        A callback that was unregistered meanwhile is left out. One may be yielded without an event
+        of its own: the descriptor may have belonged to another connection when the events were
+        collected.
         """
-        events = self._poll.poll(seconds * self._unit)
-        for descriptor, mask in events:
+        for descriptor, mask in self._poll.poll(seconds * self._unit):
             callback = self._callbacks.get(descriptor)
             if callback is not None:
-                callback(mask)
-        return bool(events)
+                yield callback, mask
 
     def close(self) -> None:
         """Closes the poller's own descriptor."""
         if sys.platform == "linux":
             self._poll.close()
+
+
+class Wakeup:
+    """A descriptor that becomes readable when another thread calls `wake`."""
+
+    def __init__(self) -> None:
+        self._reader, self._writer = socket.socketpair()
+        self._reader.setblocking(False)
+        self._writer.setblocking(False)
+
+    def fileno(self) -> int:
+        """Returns the descriptor to wait on."""
+        return self._reader.fileno()
+
+    def wake(self) -> None:
+        """Makes the descriptor readable. Any thread may call it, also after `close`."""
+        with suppress(OSError):  # full: the thread is awake already; closed: it has ended
+            self._writer.send(b"\0")
+
+    def drain(self) -> None:
+        """Makes the descriptor unreadable again."""
+        with suppress(BlockingIOError):
+            self._reader.recv(4096)
+
+    def close(self) -> None:
+        """Closes the descriptor. May be repeated."""
+        self._reader.close()
+        self._writer.close()

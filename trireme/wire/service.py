@@ -19,16 +19,20 @@ from trireme.errors import AuthenticationError, ConnectionBroken, PeerClosed, Wi
 from trireme.wire.connection import Connection
 from trireme.wire.frame_reader import Incoming
 from trireme.wire.handshake import HANDSHAKE_CATALOG, Identity, ServerHandshake
-from trireme.wire.link import Link, Peer, ServiceLimits
+from trireme.wire.link import Link, ServiceLimits
 from trireme.wire.message import HANDSHAKE_LIMITS, Catalog, Limits, Message
-from trireme.wire.polling import READABLE, Poller
-from trireme.wire.refusals import Refusals
+from trireme.wire.polling import READABLE, Poller, Wakeup
 from trireme.wire.transport import Listener, Stream
-from trireme.wire.wakeup import Wakeup
 
-__all__ = ["Handler", "Link", "Service", "ServiceLimits"]
+__all__ = ["BURST", "LINE_SECONDS", "Handler", "Link", "Refusals", "Service", "ServiceLimits"]
 
 _log = logging.getLogger(__name__)
+
+BURST = 20
+"""The number of lines that may be logged at once after a quiet time."""
+
+LINE_SECONDS = 10.0
+"""After that, one line may be logged in so many seconds."""
 
 _ACCEPTS_AT_ONCE = 32
 _DEFAULT_LIMITS = Limits()
@@ -118,8 +122,8 @@ class Service:
         self._secret = secret
         self._serves = serves
         self._tick_seconds = tick_seconds
-        self._peers: dict[Peer, None] = {}  # in the order of arrival
-        self._resumed: deque[Peer] = deque()
+        self._links: dict[Link, None] = {}  # in the order of arrival
+        self._resumed: deque[Link] = deque()
         self._closed_links: deque[tuple[Link, WireError | None]] = deque()
         self._calls: deque[Callable[[], object]] = deque()
         self._stopping = False
@@ -174,7 +178,10 @@ class Service:
 
     def _run_once(self, timeout: float) -> bool:
         """Waits for events once and handles them; returns whether there were any."""
-        happened = self._poller.dispatch(timeout)
+        happened = False
+        for handle, mask in self._poller.events(timeout):
+            handle(mask)
+            happened = True
         if self._calls or self._resumed or self._closed_links:
             self._handle_pending()
         return happened
@@ -195,34 +202,34 @@ class Service:
 
     def _tick(self, now: float) -> None:
         self._accept_connections()
-        self._expire_peers(now)
+        self._expire_links(now)
         self.refusals.tick(now)
         for handler in self.handlers:
             handler.tick(now)
 
-    def _expire_peers(self, now: float) -> None:
-        for peer in list(self._peers):
-            peer.expire(now)
+    def _expire_links(self, now: float) -> None:
+        for link in list(self._links):
+            link.expire(now)
 
     def _linger(self) -> None:
-        """Sends what was offered, then drops all peers."""
+        """Sends what was offered, then drops all links."""
         self._stop_accepting()
         for listener in self._listeners:
             listener.close()
-        for peer in list(self._peers):
-            peer.finish()
+        for link in list(self._links):
+            link.close()
         pause = min(self._tick_seconds, self.service_limits.linger_seconds)
         quiet = 0.0  # counted, so that lingering ends even if the clock stands still
-        while self._peers and quiet < self.service_limits.linger_seconds:
+        while self._links and quiet < self.service_limits.linger_seconds:
             quiet = 0.0 if self._run_once(pause) else quiet + pause
-            self._expire_peers(self.clock.now())
-        for peer in list(self._peers):
-            self.drop(peer, None)
+            self._expire_links(self.clock.now())
+        for link in list(self._links):
+            self.drop(link, None)
         self._report_closed_links()
 
     def _close(self) -> None:
-        for peer in list(self._peers):
-            self.drop(peer, None)
+        for link in list(self._links):
+            self.drop(link, None)
         self._poller.close()
         for listener in self._listeners:
             listener.close()
@@ -256,7 +263,7 @@ class Service:
             self._admit(stream)
 
     def _admit(self, stream: Stream) -> None:
-        unauthenticated = [peer for peer in self._peers if peer.link is None]
+        unauthenticated = [link for link in self._links if not link.authenticated]
         if len(unauthenticated) >= self.service_limits.unauthenticated:
             reason = f"{len(unauthenticated)} connections are unauthenticated, this one the longest"
             self.drop(unauthenticated[0], AuthenticationError(reason))
@@ -270,7 +277,7 @@ class Service:
             serves=self._serves,
             called=stream.called,
         )
-        self._register(Peer(self, connection, handshake))
+        self._register(Link(self, connection, handshake))
 
     def adopt(self, connection: Connection, identity: Identity) -> Link:
         """Serves a connection that this process opened and that is authenticated already.
@@ -282,39 +289,88 @@ class Service:
             connection: the connection, which only the service uses from now on.
             identity: the identity of the other end.
         """
-        peer = Peer(self, connection)
-        self._register(peer)
-        self.resume(peer)  # bytes may have been read already
-        return peer.welcome(identity)
+        link = Link(self, connection)
+        self._register(link)
+        self.resume(link)  # bytes may have been read already
+        link.welcome(identity)
+        return link
 
-    def _register(self, peer: Peer) -> None:
-        self._peers[peer] = None
-        self._poller.register(peer.connection.fileno(), READABLE, peer.ready)
+    def _register(self, link: Link) -> None:
+        self._links[link] = None
+        self._poller.register(link.connection.fileno(), READABLE, link.ready)
 
-    def watch(self, peer: Peer, events: int) -> None:
-        """Waits for these events of a peer from now on."""
-        self._poller.modify(peer.connection.fileno(), events)
+    def watch(self, link: Link, events: int) -> None:
+        """Waits for these events of a link from now on."""
+        self._poller.modify(link.connection.fileno(), events)
 
-    def resume(self, peer: Peer) -> None:
-        """Lets a peer receive again in the next turn, even if its descriptor is not readable."""
-        self._resumed.append(peer)
+    def resume(self, link: Link) -> None:
+        """Lets a link receive again in the next turn, even if its descriptor is not readable."""
+        self._resumed.append(link)
 
-    def drop(self, peer: Peer, error: WireError | None) -> None:
-        """Closes a peer. The handlers' `closed` is called at the end of the turn."""
-        if peer not in self._peers:
+    def drop(self, link: Link, error: WireError | None) -> None:
+        """Closes a link. The handlers' `closed` is called at the end of the turn."""
+        if link not in self._links:
             return
-        del self._peers[peer]
-        self._poller.unregister(peer.connection.fileno())
-        peer.connection.close()
-        if peer.link is not None:
-            self._closed_links.append((peer.link, error))
+        del self._links[link]
+        self._poller.unregister(link.connection.fileno())
+        link.connection.close()
+        if link.authenticated:
+            self._closed_links.append((link, error))
         if error is not None:
-            departing = peer.link is not None and peer.link.departing
             routine = isinstance(error, PeerClosed) or (
-                departing and isinstance(error, ConnectionBroken)
+                link.departing and isinstance(error, ConnectionBroken)
             )
-            reason = f"closed the connection of {peer.name}: {error}"
+            reason = f"closed the connection of {link.name}: {error}"
             if routine:
                 _log.debug("%s", reason)
             else:
                 self.refusals.log(self.clock.now(), reason)
+
+
+class Refusals:
+    """Logs the refused connections of one service at a limited rate.
+
+    Anybody who reaches a port can have thousands of connections refused each second. All of them
+    are counted. When they exceed a few a minute, only their number is logged.
+
+    Attributes:
+        count: how many connections were refused.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._unlogged = 0
+        self._lines = float(BURST)  # how many lines may be logged now
+        self._since: float | None = None
+
+    def log(self, now: float, reason: str) -> None:
+        """Counts a refused connection, and logs it if the rate allows.
+
+        Args:
+            now: the time in seconds.
+            reason: which peer was refused, and why.
+        """
+        self.count += 1
+        if self._may_write(now):
+            _log.warning("%s", reason)
+        else:
+            self._unlogged += 1
+
+    def tick(self, now: float) -> None:
+        """Logs how many refused connections were not logged, if the rate allows."""
+        if self._unlogged and self._may_write(now):
+            _log.warning(
+                "%d more connections were refused, %d in all: somebody tries again and again",
+                self._unlogged,
+                self.count,
+            )
+            self._unlogged = 0
+
+    def _may_write(self, now: float) -> bool:
+        passed = 0.0 if self._since is None else now - self._since
+        self._since = now
+        self._lines = min(float(BURST), self._lines + passed / LINE_SECONDS)
+        if self._lines < 1.0:
+            return False
+        self._lines -= 1.0
+        return True

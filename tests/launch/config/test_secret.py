@@ -19,7 +19,8 @@ from trireme.launch.config.secret import (
     secret_descriptor,
     user_secret,
 )
-from trireme.launch.environment.detect import TASK_VARIABLE, TaskConfig, detect, encode_task
+from trireme.launch.config.task_config import TASK_VARIABLE, TaskConfig, encode_task
+from trireme.launch.environment.detect import detect
 
 LONG = "0123456789abcdef" * 2
 
@@ -29,10 +30,9 @@ def test_the_file_comes_before_the_environment(tmp_path: Path) -> None:
     file.write_text(LONG + "\n")
     file.chmod(0o600)
     environ = {SECRET_VARIABLE: "another secret of mine, long enough"}
-    assert find_secret(file, environ, loopback=True) == (LONG.encode().hex(), f"file {file}")
-    secret, origin = find_secret(None, environ, loopback=True)
+    assert find_secret(file, environ, loopback=True) == LONG.encode().hex()
+    secret = find_secret(None, environ, loopback=True)
     assert bytes.fromhex(secret) == b"another secret of mine, long enough"
-    assert SECRET_VARIABLE in origin
 
 
 def test_hosts_of_a_network_need_one_that_was_given(tmp_path: Path) -> None:
@@ -44,11 +44,11 @@ def test_hosts_of_a_network_need_one_that_was_given(tmp_path: Path) -> None:
 
 def test_on_one_host_the_user_has_one_of_their_own(tmp_path: Path) -> None:
     environ = {"XDG_CONFIG_HOME": str(tmp_path)}
-    secret, origin = find_secret(None, environ, loopback=True)
+    secret = find_secret(None, environ, loopback=True)
     file = tmp_path / "trireme" / "secret"
-    assert origin == f"file {file}"
+    assert read_secret(file) == secret
     assert file.stat().st_mode & 0o777 == 0o600
-    assert find_secret(None, environ, loopback=True) == (secret, origin)
+    assert find_secret(None, environ, loopback=True) == secret
     assert [path.name for path in file.parent.iterdir()] == ["secret"]
 
 

@@ -8,7 +8,6 @@ import pytest
 
 from trireme.errors import ConfigurationError, UsageError
 from trireme.job_config import OPTIONS, JobConfig
-from trireme.launch.config.consistency import check_together
 from trireme.launch.config.sources import OTHER_VARIABLES, REMOVED, read_config, read_file
 
 
@@ -94,9 +93,9 @@ def test_lines_show_value_and_origin() -> None:
 
 
 def test_several_servers_have_to_agree_one_has_not() -> None:
-    check_together(read_config({"uncommitted": "yes"}, {}, None), 2)
+    read_config({"uncommitted": "yes"}, {}, None).check_together(2)
     with pytest.raises(UsageError, match="this job has 1 servers: only several"):
-        check_together(read_config({"uncommitted": "yes"}, {}, None), 1)
+        read_config({"uncommitted": "yes"}, {}, None).check_together(1)
 
 
 @pytest.mark.parametrize(

@@ -9,12 +9,8 @@ from hypothesis import strategies as st
 
 from trireme.errors import ConfigurationError, UsageError
 from trireme.job_config import JobConfig
-from trireme.launch.environment.detect import (
-    TASK_VARIABLE,
-    TaskConfig,
-    detect,
-    encode_task,
-)
+from trireme.launch.config.task_config import TASK_VARIABLE, TaskConfig, encode_task
+from trireme.launch.environment.detect import detect
 from trireme.launch.environment.process_launchers import LAUNCHER_VARIABLES
 from trireme.strategies import choose
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -8,7 +9,8 @@ import pytest
 from trireme.cluster.spec import ClusterSpec, ClusterTask
 from trireme.errors import ConfigurationError
 from trireme.launch.config.sources import read_config
-from trireme.launch.environment.manual import ManualTask, manual_task
+from trireme.launch.config.task_config import TaskConfig
+from trireme.launch.environment.detect import manual_task
 
 
 @dataclass(frozen=True)
@@ -24,9 +26,10 @@ class Flags:
 
 
 LOCAL = Flags()
+CORES = len(os.sched_getaffinity(0))
 
 
-def mean(flags: Flags, home: Path, **given: str) -> ManualTask:
+def mean(flags: Flags, home: Path, **given: str) -> TaskConfig:
     cluster = ClusterSpec.from_hosts(flags.ps_hosts, flags.worker_hosts, flags.coordinator)
     named = ClusterTask(flags.role, flags.index, cluster)
     config = read_config(given, {}, None)
@@ -36,11 +39,10 @@ def mean(flags: Flags, home: Path, **given: str) -> ManualTask:
 def test_server_zero_hosts_the_coordinator(tmp_path: Path) -> None:
     task = mean(LOCAL, tmp_path)
     assert (task.listen, task.hosts_coordinator) == ("tcp://127.0.0.1:2222", True)
-    assert task.neighbours == 5
-    config = task.task
-    assert (config.name, config.servers, config.workers) == ("ps:0", 2, 3)
-    assert config.coordinator == "tcp://127.0.0.1:2222"
-    assert len(bytes.fromhex(config.secret)) == 64
+    assert task.threads == max(1, CORES // 5)
+    assert (task.name, task.servers, task.workers) == ("ps:0", 2, 3)
+    assert task.coordinator == "tcp://127.0.0.1:2222"
+    assert len(bytes.fromhex(task.secret)) == 64
 
 
 def test_other_tasks_find_the_coordinator_at_server_zero(tmp_path: Path) -> None:
@@ -48,10 +50,10 @@ def test_other_tasks_find_the_coordinator_at_server_zero(tmp_path: Path) -> None
     worker = mean(replace(LOCAL, role="worker", index=2), tmp_path, strategy="sync", aggregate="2")
     assert (server.listen, server.hosts_coordinator) == ("tcp://localhost:2223", False)
     assert (worker.listen, worker.hosts_coordinator) == ("", False)
-    assert server.task.coordinator == worker.task.coordinator == "tcp://127.0.0.1:2222"
-    assert server.task.secret == worker.task.secret
-    assert server.task.job == worker.task.job
-    assert (worker.task.config.strategy, worker.task.config.aggregate) == ("sync", 2)
+    assert server.coordinator == worker.coordinator == "tcp://127.0.0.1:2222"
+    assert server.secret == worker.secret
+    assert server.job == worker.job
+    assert (worker.config.strategy, worker.config.aggregate) == ("sync", 2)
 
 
 def test_a_coordinator_of_its_own(tmp_path: Path) -> None:
@@ -60,7 +62,7 @@ def test_a_coordinator_of_its_own(tmp_path: Path) -> None:
     coordinator = mean(replace(options, role="coordinator"), tmp_path)
     assert not server.hosts_coordinator
     assert coordinator.hosts_coordinator
-    assert coordinator.listen == server.task.coordinator == "tcp://localhost:9"
+    assert coordinator.listen == server.coordinator == "tcp://localhost:9"
 
 
 @pytest.mark.parametrize(
@@ -87,5 +89,5 @@ def test_tasks_of_several_hosts_count_only_themselves(tmp_path: Path) -> None:
     file.chmod(0o600)
     options = replace(LOCAL, ps_hosts="node1:1", secret_file=file)
     task = mean(options, tmp_path, allow_plaintext="yes")
-    assert task.neighbours == 1
-    assert task.task.config.allow_plaintext
+    assert task.threads == CORES
+    assert task.config.allow_plaintext

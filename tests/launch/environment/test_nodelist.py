@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trireme.errors import ConfigurationError
-from trireme.launch.environment.nodelist import expand
+from trireme.launch.environment.process_launchers import expand_nodelist
 
 
 @pytest.mark.parametrize(
@@ -19,7 +19,7 @@ from trireme.launch.environment.nodelist import expand
     ],
 )
 def test_expands_what_slurm_writes(text: str, hosts: list[str]) -> None:
-    assert expand(text) == hosts
+    assert expand_nodelist(text) == hosts
 
 
 @pytest.mark.parametrize(
@@ -27,18 +27,18 @@ def test_expands_what_slurm_writes(text: str, hosts: list[str]) -> None:
 )
 def test_refuses_what_slurm_does_not_write(text: str) -> None:
     with pytest.raises(ConfigurationError, match="no list of hosts"):
-        expand(text)
+        expand_nodelist(text)
 
 
 def test_refuses_a_list_that_nobody_means() -> None:
     with pytest.raises(ConfigurationError, match="no list of hosts"):
-        expand("n[1-999999999]")
+        expand_nodelist("n[1-999999999]")
 
 
 @given(st.text(alphabet="an[]-,019 ", max_size=12))
 def test_any_text_gives_hosts_or_one_error(text: str) -> None:
     try:
-        hosts = expand(text)
+        hosts = expand_nodelist(text)
     except ConfigurationError:
         return
     assert hosts

@@ -1,13 +1,15 @@
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from trireme.errors import ConfigurationError
+from trireme.launch.config.task_config import TaskConfig
 from trireme.launch.environment.process_launchers import (
     FIRST_PORT,
     PORTS,
-    LaunchedProcess,
-    find_launched_process,
+    find_launched_task,
 )
 
 STEP = {
@@ -27,76 +29,91 @@ MPI = {
 }
 
 
-def found(environ: dict[str, str]) -> LaunchedProcess:
-    process = find_launched_process(environ)
-    assert process is not None
-    return process
+CORES = len(os.sched_getaffinity(0))
+
+
+def found(environ: dict[str, str]) -> TaskConfig:
+    launched = find_launched_task(environ)
+    assert launched is not None
+    return launched[1]
+
+
+def launcher(environ: dict[str, str]) -> str:
+    launched = find_launched_task(environ)
+    assert launched is not None
+    return launched[0]
 
 
 def test_slurm_s_tasks_meet_on_the_first_node_at_a_port_of_the_job() -> None:
     process = found(STEP)
-    assert (process.rank, process.size, process.local_rank, process.local_size) == (3, 4, 1, 2)
-    host, _, port = process.address.rpartition(":")
+    assert (process.rank, process.workers, process.local_rank) == (3, 4, 1)
+    assert (process.one_host, process.threads) == (False, max(1, CORES // 2))
+    host, _, port = process.process_group.rpartition(":")
     assert host == "node01"
     assert FIRST_PORT <= int(port) < FIRST_PORT + PORTS
-    assert found(STEP | {"SLURM_STEP_ID": "2"}).address != process.address
+    assert found(STEP | {"SLURM_STEP_ID": "2"}).process_group != process.process_group
 
 
 def test_slurm_s_tasks_of_one_node_meet_at_loopback() -> None:
-    assert found(STEP | {"SLURM_STEP_NODELIST": "node07"}).address.startswith("127.0.0.1:")
+    assert found(STEP | {"SLURM_STEP_NODELIST": "node07"}).process_group.startswith("127.0.0.1:")
 
 
 def test_what_the_user_says_of_the_meeting_counts() -> None:
     environ = STEP | {"MASTER_ADDR": "head", "MASTER_PORT": "4000"}
-    assert found(environ).address == "head:4000"
-    assert found(STEP | {"MASTER_PORT": "4000"}).address == "node01:4000"
-    assert found(STEP | {"MASTER_ADDR": "fe80::1", "MASTER_PORT": "1"}).address == "[fe80::1]:1"
+    assert found(environ).process_group == "head:4000"
+    assert found(STEP | {"MASTER_PORT": "4000"}).process_group == "node01:4000"
+    assert (
+        found(STEP | {"MASTER_ADDR": "fe80::1", "MASTER_PORT": "1"}).process_group == "[fe80::1]:1"
+    )
 
 
 def test_without_a_list_of_nodes_srun_s_own_is_taken() -> None:
     environ = {k: v for k, v in STEP.items() if k != "SLURM_STEP_NODELIST"}
-    assert found(environ | {"SLURM_LAUNCH_NODE_IPADDR": "10.0.0.9"}).address.startswith("10.0.0.9:")
+    assert found(environ | {"SLURM_LAUNCH_NODE_IPADDR": "10.0.0.9"}).process_group.startswith(
+        "10.0.0.9:"
+    )
     with pytest.raises(ConfigurationError, match="MASTER_ADDR is not set, and Slurm"):
-        find_launched_process(environ)
+        find_launched_task(environ)
 
 
 def test_a_batch_script_is_one_process() -> None:
     batch = {"SLURM_JOB_ID": "7", "SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_LOCALID": "0"}
-    assert find_launched_process(batch | {"SLURM_JOB_NODELIST": "node[1-8]"}) is None
-    assert found(batch | {"SLURM_STEP_ID": "0", "SLURM_JOB_NODELIST": "node[1-8]"}).size == 8
+    assert find_launched_task(batch | {"SLURM_JOB_NODELIST": "node[1-8]"}) is None
+    assert found(batch | {"SLURM_STEP_ID": "0", "SLURM_JOB_NODELIST": "node[1-8]"}).workers == 8
 
 
 def test_slurm_s_cores_of_a_task() -> None:
-    assert found(STEP | {"SLURM_CPUS_PER_TASK": "6"}).cores == 6
+    assert found(STEP | {"SLURM_CPUS_PER_TASK": "6"}).threads == 6
 
 
 def test_mpirun_s_processes_on_one_host_meet_at_loopback() -> None:
     process = found(MPI)
-    assert (process.rank, process.size, process.local_rank, process.local_size) == (1, 2, 1, 2)
-    assert process.address.startswith("127.0.0.1:")
-    assert found(MPI | {"PMIX_NAMESPACE": "1"}).address != process.address
+    assert (process.rank, process.workers, process.local_rank) == (1, 2, 1)
+    assert (process.one_host, process.threads) == (True, max(1, CORES // 2))
+    assert process.process_group.startswith("127.0.0.1:")
+    assert found(MPI | {"PMIX_NAMESPACE": "1"}).process_group != process.process_group
 
 
 def test_mpirun_s_processes_on_several_hosts_have_to_be_told() -> None:
     with pytest.raises(ConfigurationError, match="MASTER_ADDR is not set, and Open MPI"):
-        find_launched_process(MPI | {"OMPI_COMM_WORLD_LOCAL_SIZE": "1"})
+        find_launched_task(MPI | {"OMPI_COMM_WORLD_LOCAL_SIZE": "1"})
 
 
 def test_mpirun_in_a_slurm_job_counts_its_own() -> None:
     daemon = STEP | {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"}
-    assert found(daemon | MPI).size == 2
-    assert found(daemon | {"PMI_RANK": "1", "PMI_SIZE": "2"}).launcher == "MPI"
+    assert found(daemon | MPI).workers == 2
+    assert launcher(daemon | {"PMI_RANK": "1", "PMI_SIZE": "2"}) == "MPI"
 
 
 def test_srun_that_speaks_pmi_is_srun() -> None:
-    assert found(STEP | {"PMI_RANK": "3", "PMI_SIZE": "4"}).launcher == "Slurm"
+    assert launcher(STEP | {"PMI_RANK": "3", "PMI_SIZE": "4"}) == "Slurm"
 
 
 def test_only_torchrun_serves_the_store_itself() -> None:
     by_hand = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "1"}
-    assert found(by_hand).prefix == ""
+    assert found(by_hand).process_group_prefix == ""
     agent = by_hand | {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "2"}
-    assert found(agent).prefix == "trireme/2/2"
+    assert found(agent).process_group_prefix == "trireme/2/2"
 
 
 @pytest.mark.parametrize(
@@ -120,4 +137,4 @@ def test_only_torchrun_serves_the_store_itself() -> None:
 )
 def test_what_is_wrong_is_named(environ: dict[str, str], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
-        find_launched_process(environ)
+        find_launched_task(environ)

@@ -8,12 +8,12 @@ import sys
 
 import pytest
 
-from trireme.launch.process_setup.allocator import keep_freed_memory
+from trireme.launch.process_setup.resources import keep_freed_memory
 
 FAULTS = """
 import os, resource
 import numpy as np
-from trireme.launch.process_setup.allocator import keep_freed_memory
+from trireme.launch.process_setup.resources import keep_freed_memory
 
 def faults():
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt

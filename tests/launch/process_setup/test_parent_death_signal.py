@@ -14,7 +14,7 @@ from tests.launch.programs import alive, eventually
 pytestmark = pytest.mark.processes
 
 CHILD = (
-    "import signal; from trireme.launch.process_setup.parent_death_signal import end_with_parent; "
+    "import signal; from trireme.launch.process_setup.orphans import end_with_parent; "
     "end_with_parent({parent}); "
 )
 

@@ -9,7 +9,7 @@ import pytest
 
 PROGRAM = """
 import os, threading
-from trireme.launch.process_setup.scheduling import take_turns
+from trireme.launch.process_setup.resources import take_turns
 os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))  # whatever it has inherited
 assert take_turns() and take_turns()
 found = []

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from trireme.errors import UsageError
-from trireme.launch.exit_reason import ExitReason, describe_status, read_exit_reason
-from trireme.launch.process_setup import program_end
-from trireme.launch.process_setup.script import check_script, run_script
+from trireme.launch.exit_reason import ExitReason, describe_status
+from trireme.launch.process_setup import program
+from trireme.launch.process_setup.program import check_script, run_script
+from trireme.launch.task_messages import LauncherPipe, decode_message
 
 
 @pytest.fixture
@@ -17,15 +18,19 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Writes a program and runs it; the interpreter is as before afterwards."""
     monkeypatch.setattr(sys, "argv", sys.argv)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setattr(program_end, "_FAILED", [])
+    monkeypatch.setattr(program, "_FAILED", [])
 
     def run(text: str, *arguments: str, task: str = "") -> tuple[int, ExitReason | None]:
         path = tmp_path / "train.py"
         path.write_text(text)
-        exit_reason = tmp_path / "exit_reason"
-        return run_script(path, arguments, task=task, exit_reason=exit_reason), read_exit_reason(
-            exit_reason
-        )
+        reader, writer = os.pipe()
+        status = run_script(path, arguments, task=task, launcher=LauncherPipe(os.dup(writer)))
+        os.write(writer, b"\n")  # there may be no message
+        with os.fdopen(reader, "rb") as messages:
+            reason = decode_message(messages.readline())
+        os.close(writer)
+        assert reason is None or isinstance(reason, ExitReason)
+        return status, reason
 
     return run
 
@@ -119,11 +124,10 @@ def test_a_program_must_be_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
             check_script("train.py")
 
 
-def test_an_outcome_is_read_whole_or_not_at_all(tmp_path: Path) -> None:
-    path = tmp_path / "exit_reason"
-    assert read_exit_reason(path) is None
-    path.write_text('{"kind": "exit"')
-    assert read_exit_reason(path) is None
+def test_a_message_is_read_whole_or_not_at_all() -> None:
+    assert decode_message(b"") is None
+    assert decode_message(b'{"type": "ended", "kind": "exit"') is None
+    assert decode_message(b'{"type": "unheard-of"}') is None
 
 
 def test_a_status_says_what_little_it_can() -> None:
@@ -134,6 +138,6 @@ def test_a_status_says_what_little_it_can() -> None:
 
 def test_who_runs_at_exit_can_see_a_failing_status(script) -> None:
     assert script("import sys; sys.exit(0)")[0] == 0
-    assert program_end.ProgramEnd().error is None
+    assert program.ProgramEnd().error is None
     assert script("import sys; sys.exit(3)")[0] == 3
-    assert isinstance(program_end.ProgramEnd().error, SystemExit)
+    assert isinstance(program.ProgramEnd().error, SystemExit)

@@ -3,65 +3,68 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
 
 from tests.launch.programs import alive
-from trireme.launch.config.task_config import TaskConfig, encode_task
-from trireme.launch.ray.agent import ProcessEnd, StartRequest, TaskAgent
+from trireme.launch.config.task_config import TaskConfig
+from trireme.launch.launcher import TaskEnded
+from trireme.launch.ray.agent import NodeFacts, TaskAgent
 
 pytestmark = pytest.mark.processes
 
 SECONDS = 60.0
+ALONE = TaskConfig(job="j")
 FOREVER = "import signal\nprint('up', flush=True)\nwhile True:\n    signal.pause()\n"
 
 
 @pytest.fixture
-def agent() -> Iterator[TaskAgent]:
-    agent = TaskAgent("worker:0")
+def agent(tmp_path: Path) -> Iterator[TaskAgent]:
+    agent = TaskAgent("worker:0", ("program.py", "--x"), str(tmp_path))
     yield agent
     agent.shut_down()
 
 
-def start_request(directory: Path, program: str, **environ: str) -> StartRequest:
+def start(
+    agent: TaskAgent,
+    directory: Path,
+    program: str,
+    task: TaskConfig = ALONE,
+    attempt: int = 1,
+    **environ: str,
+) -> tuple[int, str]:
     (directory / "program.py").write_text(program)
-    return StartRequest(
-        task=encode_task(TaskConfig(job="j")),
-        program=("program.py", "--x"),
-        directory=str(directory),
-        environ=environ,
-        host="127.0.0.1",
-    )
+    return agent.start(task, environ, "127.0.0.1", attempt)
 
 
-def hear(agent: TaskAgent, until: str = "") -> tuple[list[tuple[str, bool]], ProcessEnd | None]:
+def hear(agent: TaskAgent, until: str = "") -> tuple[list[tuple[str, bool]], TaskEnded | None]:
     """Listens until a line was said, or the task has ended."""
     lines: list[tuple[str, bool]] = []
     deadline = time.monotonic() + SECONDS
     while time.monotonic() < deadline:
         report = agent.report(1.0)
-        lines += report.lines
-        if report.end is not None or (until and (until, False) in lines):
-            return lines, report.end
+        lines += [(line.decode(), error) for line, error in report.lines]
+        ended = [event for event in report.events if isinstance(event, TaskEnded)]
+        if ended or (until and (until, False) in lines):
+            return lines, ended[0] if ended else None
     raise AssertionError(f"no end after {SECONDS:.0f} s: {lines}")
 
 
 def test_it_passes_on_what_the_task_says_and_how_it_ends(agent: TaskAgent, tmp_path: Path) -> None:
     program = "import os, sys\nprint(sys.argv[1], os.environ['A'])\nsys.exit('alas')\n"
-    agent.start(start_request(tmp_path, program, A="b"))
+    start(agent, tmp_path, program, A="b")
     lines, end = hear(agent)
     assert sorted(lines) == [("--x b", False), ("alas", True)]
     assert end is not None
     assert (end.status, end.reason.kind) == (1, "exit")
-    assert end.age >= 0
+    assert time.time() - SECONDS < end.reason.at <= time.time()
 
 
 def test_it_starts_the_task_again(agent: TaskAgent, tmp_path: Path) -> None:
     for said in ("one", "two"):
-        agent.start(start_request(tmp_path, f"print({said!r})\n"))
+        start(agent, tmp_path, f"print({said!r})\n")
         lines, end = hear(agent)
         assert lines == [(said, False)]
         assert end is not None
@@ -69,9 +72,9 @@ def test_it_starts_the_task_again(agent: TaskAgent, tmp_path: Path) -> None:
 
 
 def test_a_task_that_is_told_to_end_ends(agent: TaskAgent, tmp_path: Path) -> None:
-    agent.start(start_request(tmp_path, FOREVER))
+    start(agent, tmp_path, FOREVER)
     hear(agent, "up")
-    agent.terminate(1)
+    agent.send_signal(signal.SIGTERM, 1)
     _, end = hear(agent)
     assert end is not None
     assert end.status == -signal.SIGTERM
@@ -81,7 +84,7 @@ def test_who_is_dismissed_leaves_nothing_behind(agent: TaskAgent, tmp_path: Path
     child = "import subprocess, sys\np = subprocess.Popen([sys.executable, '-c', 'input()'], " + (
         "stdin=subprocess.PIPE)\nprint(p.pid, flush=True)\n"
     )
-    pid = agent.start(start_request(tmp_path, child + FOREVER)).pid
+    pid, _ = start(agent, tmp_path, child + FOREVER)
     lines, _ = hear(agent, "up")
     grandchild = int(lines[0][0])
     agent.shut_down()
@@ -93,16 +96,16 @@ def test_who_is_dismissed_leaves_nothing_behind(agent: TaskAgent, tmp_path: Path
 def test_an_end_may_be_ordered_before_the_start_and_not_for_the_next(
     agent: TaskAgent, tmp_path: Path
 ) -> None:
-    agent.kill(1)
-    agent.start(start_request(tmp_path, FOREVER))
+    agent.send_signal(signal.SIGKILL, 1)
+    start(agent, tmp_path, FOREVER)
     _, end = hear(agent)
     assert end is not None
     assert end.status == -signal.SIGKILL
-    agent.start(replace(start_request(tmp_path, "print('again')\n"), attempt=2))
+    start(agent, tmp_path, "print('again')\n", attempt=2)
     lines, end = hear(agent)
     assert lines == [("again", False)]
     agent.shut_down()
-    agent.start(replace(start_request(tmp_path, FOREVER), attempt=3))
+    start(agent, tmp_path, FOREVER, attempt=3)
     _, end = hear(agent)
     assert end is not None
     assert end.status == -signal.SIGKILL
@@ -117,17 +120,21 @@ def test_the_first_of_a_process_group_has_the_socket_at_which_they_meet(
         "print(task.process_group, '%s:%s' % here)\n"
     )
     first = TaskConfig(job="j", workers=2, processes=2)
-    started = agent.start(replace(start_request(tmp_path, program), task=encode_task(first)))
-    assert started.process_group.startswith("127.0.0.1:")
+    _, meeting = start(agent, tmp_path, program, task=first)
+    assert meeting.startswith("127.0.0.1:")
     lines, _ = hear(agent)
-    assert lines == [(f"{started.process_group} {started.process_group}", False)]
+    assert lines == [(f"{meeting} {meeting}", False)]
 
 
-def test_it_says_what_is_wrong_with_its_node(agent: TaskAgent, tmp_path: Path) -> None:
+def inspect(directory: Path, script: str) -> NodeFacts:
+    return TaskAgent("worker:0", (script,), str(directory)).inspect("n", "10.0.0.1")
+
+
+def test_it_says_what_is_wrong_with_its_node(tmp_path: Path) -> None:
     (tmp_path / "there.py").write_text("")
-    fine = agent.inspect("n", "10.0.0.1", str(tmp_path), "there.py")
+    fine = inspect(tmp_path, "there.py")
     assert (fine.problem, fine.node, fine.address) == ("", "n", "10.0.0.1")
-    missing = agent.inspect("n", "10.0.0.1", str(tmp_path), "gone.py").problem
+    missing = inspect(tmp_path, "gone.py").problem
     assert missing == f"{tmp_path / 'gone.py'} cannot be read"
-    nowhere = agent.inspect("n", "10.0.0.1", str(tmp_path / "no"), "gone.py").problem
+    nowhere = inspect(tmp_path / "no", "gone.py").problem
     assert nowhere == f"there is no directory {tmp_path / 'no'}"

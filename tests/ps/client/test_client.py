@@ -288,9 +288,9 @@ def test_a_server_that_accepts_and_says_nothing_is_out_of_reach() -> None:
 
 def test_who_is_waited_for_too_long_is_named() -> None:
     entries = (ServerEntry(0, 1, "tcp://a"), ServerEntry(1, 1, "tcp://b"))
-    lanes = Lanes(3, 1, 2, retry_seconds=30.0, patience_seconds=10.0)
-    lanes.view = View(1, entries, ())
-    ask = {server: Request(lambda view: Status()) for server in range(2)}
+    view = View(1, entries, ())
+    lanes = Lanes(3, 1, 2, lambda: view, retry_seconds=30.0, patience_seconds=10.0)
+    ask = {server: Request(Status()) for server in range(2)}
     lanes.ask(0.0, ask)
     lanes.heard(1.0, 0, 1, Waiting("x", ("worker:1", "worker:2"), 1.0), ())
     assert lanes.tick(10.0) == []
@@ -397,7 +397,8 @@ def test_one_push_at_a_time_and_none_after_the_end() -> None:
         assert (result.verdict, result.stop) == (Applied(2), True)
         with pytest.raises(ConfigurationError, match="worker:0 made an update after training had"):
             worker.push()
-        assert worker.client.pull().stop
+        worker.client.pull()
+        assert worker.client.stopping
         worker.client.close()
 
 
@@ -407,10 +408,11 @@ def test_only_a_pull_to_train_may_stop_a_worker() -> None:
         first.begin()
         first.push()
         assert first.client.wait().stop
-        assert not second.client.pull(train=False).stop
+        second.client.pull(train=False)
         assert not second.client.stopping
         assert second.client.step == 1
-        assert second.client.pull().stop
+        second.client.pull()
+        assert second.client.stopping
         for worker in (first, second):
             worker.client.close()
 
@@ -597,11 +599,13 @@ def test_a_copy_has_what_any_server_has_decided() -> None:
         cut = worker.client._protocol.cut(True)
         wanted = next(cut)
         while not (isinstance(wanted, Ask) and len(wanted.requests) == 2):
-            wanted = cut.send(worker.client._carry_out(wanted))
+            assert isinstance(wanted, Ask)
+            worker.client._servers.ask(wanted.requests)
+            wanted = cut.send(worker.client._servers.finish())
         with pytest.raises(StopIteration) as ended:
             cut.send(dict.fromkeys(range(2), (Refused("busy", "", 1), [])))
         assert ended.value.value is None
-        asked = wanted.requests[0].build(1)
+        asked = wanted.requests[0].message
         assert isinstance(asked, Cut)
         assert (asked.step, asked.decided, asked.state) == (1, ((0, 1),), True)
         worker.client.close()

@@ -80,7 +80,6 @@ class Worker:
 
     @property
     def overlap(self) -> Overlap:
-        assert self.client._overlap is not None
         return self.client._overlap
 
 
@@ -318,10 +317,18 @@ def test_small_models_push_after_backward(made: Servers) -> None:
     worker = Worker(made, overlap="auto")
     assert worker.flat.layout.bytes < OVERLAP_BYTES
     assert worker.step() == Applied(1)
-    assert worker.client._overlap is None
+    assert not worker.overlap._handles
     with mock.patch("trireme.ps.client.client.OVERLAP_BYTES", worker.flat.layout.bytes):
         assert worker.step() == Applied(2)
     assert worker.overlap.servers == list(range(len(made.services)))
+    worker.client.close()
+
+
+def test_who_turns_it_off_pushes_after_backward(made: Servers) -> None:
+    worker = Worker(made, overlap="off")
+    assert not worker.client.pushes_early
+    assert worker.step() == Applied(1)
+    assert not worker.overlap._handles
     worker.client.close()
 
 
@@ -331,7 +338,7 @@ def test_gradients_that_are_copied_before_they_are_sent_cannot_leave_early(made:
     with mock.patch.object(FlatModel, "pushes_in_place", False):
         assert not worker.client.pushes_early
         assert worker.step() == Applied(1)
-    assert worker.client._overlap is None
+    assert not worker.overlap._handles
     worker.client.close()
 
 

@@ -32,10 +32,10 @@ from trireme.ps.client.server_links import ClientOptions, ServerLink, ServerLink
 from trireme.ps.messages import (
     Applied,
     FencedVerdict,
+    Pull,
     PushReply,
     Refused,
     RejectedVerdict,
-    SetEnd,
     Stopping,
     Waiting,
 )
@@ -154,7 +154,7 @@ class Rig:
 
     def ask(self, *, again: bool = True) -> Message:
         """Asks server 0 with the number of the view, and returns its answer."""
-        self.links.ask({0: Request(SetEnd)}, again=again)
+        self.links.ask({0: Request(Pull(0))}, again=again)
         return self.links.finish()[0][0]
 
     def ask_all(self) -> list[Message]:
@@ -162,7 +162,7 @@ class Rig:
         return self.finish()
 
     def start_all(self) -> None:
-        self.links.ask({link.index: Request(SetEnd) for link in self.links.links})
+        self.links.ask({link.index: Request(Pull(0)) for link in self.links.links})
 
     def finish(self) -> list[Message]:
         answers = self.links.finish()
@@ -219,7 +219,7 @@ def short_waits() -> Iterator[None]:
 def test_requests_are_numbered_and_say_who_asks(one: Rig) -> None:
     one.servers[0].script += [says(Stopping(7)), says(Stopping(8))]
     assert [one.ask(), one.ask()] == [Stopping(7), Stopping(8)]
-    assert one.servers[0].heard == [(1, SetEnd(1)), (2, SetEnd(1))]
+    assert one.servers[0].heard == [(1, Pull(1)), (2, Pull(1))]
     assert one.servers[0].tasks == [("worker:3", 5)]
     assert one.lanes[0].request is None
     assert one.first.connection is not None
@@ -311,7 +311,7 @@ def test_who_is_fenced_off_and_still_in_the_job_asks_again_under_the_new_view(
     one.servers[0].script.append(says(fence))
     one.membership.views.append(one.view(2, ME))
     assert one.ask() == Stopping(0)
-    assert one.servers[0].heard == [(1, SetEnd(1)), (2, SetEnd(2))]
+    assert one.servers[0].heard == [(1, Pull(1)), (2, Pull(2))]
 
 
 def test_who_is_fenced_off_asks_again_after_a_moment(one: Rig) -> None:
@@ -376,7 +376,7 @@ def test_a_notice_is_passed_on_and_is_no_answer(one: Rig) -> None:
     assert one.ask() == Stopping(4)
     assert one.notices == [("round 4", ("worker:1",), 7.5)]
     assert one.membership.checked > before, "whether the job goes on"
-    one.made(waiting=None)
+    one.links.options = ClientOptions(JOB, SECRET, ME.index, ME.incarnation)
     one.servers[0].script.append(after(says(notice), says(Stopping(4))))
     assert one.ask() == Stopping(4)
 
@@ -463,7 +463,7 @@ def test_what_broke_is_sent_again_with_the_same_number(count: int) -> None:
     with running(count) as rig:
         rig.servers[-1].script += [breaks, breaks]
         assert rig.ask_all() == [Stopping(index) for index in range(count)]
-        assert rig.servers[-1].heard == [(1, SetEnd(1))] * 3
+        assert rig.servers[-1].heard == [(1, Pull(1))] * 3
         assert rig.servers[-1].tasks == [("worker:3", 5)] * 3
         assert rig.lanes[-1].failing_since is None, "it answers again"
 
@@ -492,6 +492,19 @@ def test_who_is_out_of_reach_too_long_is_named(one: Rig) -> None:
     with pytest.raises(WireError, match="worker:3 could not reach ps:0 for 0 s: "):
         one.ask()
     assert 0.2 <= time.monotonic() - began < 5
+
+
+@pytest.mark.parametrize(("changed", "seconds"), [({}, 30), ({"hurries": lambda: True}, 3)])
+def test_who_is_asked_to_stop_gives_a_server_that_is_out_of_reach_up_sooner(
+    one: Rig, changed: dict[str, Callable[[], bool]], seconds: int
+) -> None:
+    one.made(retry_seconds=30.0, patience_seconds=1800.0, **changed)
+    one.membership.view = View(1, (ServerEntry(0, 1, "memory://nobody"),), (ME,))
+    ticks = itertools.count(100.0, 0.25)
+    clock = mock.Mock(monotonic=lambda: next(ticks))
+    with mock.patch("trireme.ps.client.server_links.time", clock), pytest.raises(WireError) as lost:
+        one.ask()
+    assert f"could not reach ps:0 for {seconds} s: " in str(lost.value)
 
 
 def test_a_server_that_answers_now_and_then_is_within_reach(one: Rig) -> None:

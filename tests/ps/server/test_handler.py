@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import itertools
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, cast
 
+import msgspec
 import pytest
+import torch
 
 from tests.ps.bench import SYNC, Bench, view
 from trireme.errors import FrameError
-from trireme.ps.messages import Attach, Push, Status
+from trireme.metrics import Registry
+from trireme.ps.flat import as_bytes
+from trireme.ps.messages import Attach, Pull, Push, Share, Status, Trace
+from trireme.ps.server.metrics import ShardMetrics
 from trireme.ps.server.service import ShardHandler
+from trireme.ps.server.trace import Note
 from trireme.ps.server_messages import RoundClose, RoundReady
 from trireme.ps.snapshot_messages import Load, TensorSpec
 from trireme.wire.frame_reader import Incoming
@@ -43,8 +51,13 @@ class FakeLink:
 class Server:
     """A handler, spoken to over links of the test's."""
 
-    def __init__(self, index: int = 0, workers: Sequence[int] = (0, 1)) -> None:
-        self.handler = ShardHandler(index, now=lambda: 1.0)
+    def __init__(
+        self,
+        index: int = 0,
+        workers: Sequence[int] = (0, 1),
+        handler: ShardHandler | None = None,
+    ) -> None:
+        self.handler = handler or ShardHandler(index, now=lambda: 1.0)
         self.handler.view(view(1, *workers))
 
     def link(self, task: str, incarnation: int = 0, calls: str = "ps:0") -> FakeLink:
@@ -136,6 +149,50 @@ def test_a_server_takes_words_of_others_only_over_its_link_to_server_0() -> None
     server = Server(1)
     with pytest.raises(FrameError, match="ps:2 may not speak as a server"):
         server.hear(server.link("ps:2"), RoundReady(0, (), (), 0.0))
+
+
+def test_only_messages_that_have_a_payload_bring_one() -> None:
+    worker = Server().link("worker:0", 1)
+    assert [view.nbytes for view in worker.connection.destination(Share("topic"), 7)] == [7]
+    for message, length in ((Status(), 7), (Share("topic"), 1 << 40)):
+        with pytest.raises(FrameError, match=f"has no payload of {length} bytes"):
+            worker.connection.destination(message, length)
+
+
+def test_while_a_task_traces_the_server_notes_what_it_handles() -> None:
+    server = Server(handler=ShardHandler(0))
+    worker = server.link("worker:0", 1)
+    server.hear(worker, Status())
+    server.hear(worker, Trace("start"))
+    before = time.monotonic()
+    server.hear(worker, Status())
+    after = time.monotonic()
+    server.hear(worker, Trace("stop"))
+    server.hear(worker, Status())
+    (note,) = msgspec.json.decode(server.handler._notes.export(), type=list[Note])
+    assert (note.name, note.peer) == ("Status", "worker:0")
+    assert before <= note.began <= note.ended <= after
+
+
+def test_a_step_is_measured_once_however_many_messages_come() -> None:
+    registry, clock = Registry(), itertools.count(1.0, 0.25)
+    handler = ShardHandler(0, lambda: next(clock), ShardMetrics(registry, lambda status: None))
+    server = Server(workers=(0,), handler=handler)
+    bench = Bench(SYNC)
+    worker = server.link("worker:0", 1)
+    server.hear(worker, Attach(1, bench.layout.spec, bench.optimizer, SYNC))
+    (part,) = bench.layout.parts(0)
+    spec = TensorSpec("values", "float32", "float32", part.start, part.stop)
+    values = torch.full((part.length,), 100.0)
+    server.hear(worker, Load(1, 0, (spec,), (), ()), [as_bytes(values)])
+    server.hear(worker, Pull(1))
+    assert registry.value("trireme_apply_seconds") == 0
+    push = Push(1, 1, 0, 0, 1.0)
+    gradient = worker.connection.destination(push, values.nbytes)
+    server.hear(worker, push, gradient)
+    server.hear(worker, Status())
+    assert handler.shard.state.step == 1
+    assert registry.value("trireme_apply_seconds") == 1
 
 
 def test_a_load_is_measured_before_it_is_received() -> None:

@@ -328,6 +328,15 @@ def test_a_follower_measures_what_is_proposed() -> None:
     ]
 
 
+def test_a_follower_reports_on_a_proposal_though_it_holds_less_than_a_round_needs() -> None:
+    follower, current = RoundFollower(CLIP), round_of(A, B)
+    assert follower.decide(current, LIVE) == ([], None)
+    follower.hear(5, close(A, B, scale=-1.0))
+    assert follower.decide(current, LIVE)[0] == [
+        Send(0, ready(A, B, measured=(A, B), square=pytest.approx(16 * 1.5**2)))
+    ]
+
+
 def test_a_gradient_that_is_not_finite_makes_the_scale_so_everywhere() -> None:
     leader, current = RoundLeader(CLIP, 2), round_of(A)
     leader.hear(5, 1, ready(A, measured=(A,), square=math.inf))

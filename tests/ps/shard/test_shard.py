@@ -216,6 +216,14 @@ def test_values_that_do_not_fit_are_rejected_and_others_may_follow() -> None:
     assert told(bench.load()) == [("load 0", Loaded(0))]
 
 
+def test_examples_that_end_before_they_begin_are_rejected_with_their_load() -> None:
+    bench = Bench(loaded=False)
+    bench.attach()
+    out = bench.load(consumed=(Span("d", 4, 2),))
+    assert told(out) == [("load 0", Refused("rejected", "examples end before they begin", 1))]
+    assert told(bench.load()) == [("load 0", Loaded(0))], "others may follow"
+
+
 def test_a_resumed_job_counts_its_pushes_anew() -> None:
     bench = Bench(loaded=False)
     bench.attach()
@@ -325,6 +333,7 @@ def test_an_update_that_weighs_nothing_makes_a_step_and_changes_nothing() -> Non
         ({"weight": math.nan}, "a push weighs nan"),
         ({"weight": math.inf}, "a push weighs inf"),
         ({"weight": -1.0}, "a push weighs -1.0"),
+        ({"examples": (Span("d", 4, 2),)}, "a push names the examples 4 to 2 of 'd'"),
         ({"hyper": ()}, "there are 1 parameter groups, and values for 0 came"),
         ({"hyper": (GroupSpec({"warmth": 1.0}),)}, "no hyper-parameter 'warmth'"),
     ],

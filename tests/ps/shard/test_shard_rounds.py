@@ -71,6 +71,19 @@ def test_the_hyper_parameters_of_a_round_are_the_first_workers() -> None:
     bench.push(1, 1, 1.0, hyper=(GroupSpec({"lr": 50.0}),))
     bench.push(0, 1, 1.0, hyper=(GroupSpec({"lr": 10.0}),))
     assert bench.value == 90.0
+    assert bench.counters["disagreements"] == 1
+    bench.push(0, 2, 1.0)
+    bench.push(1, 2, 1.0)
+    assert bench.value == 80.0
+    assert bench.counters["disagreements"] == 1, "it was settled in the round before"
+
+
+def test_who_says_nothing_of_hyper_parameters_goes_by_those_of_the_optimizer() -> None:
+    bench = Bench(SYNC)
+    bench.push(0, 1, 1.0, hyper=(GroupSpec({"lr": 10.0}),))
+    bench.push(1, 1, 1.0)
+    assert bench.value == 90.0
+    assert bench.counters["disagreements"] == 1
 
 
 def test_what_comes_after_enough_updates_is_stale() -> None:

@@ -12,7 +12,6 @@ from trireme.ps.messages import Applied
 from trireme.ps.optimizers import spec_of
 from trireme.ps.rule import Rule
 from trireme.ps.snapshot import ModelState
-from trireme.session.backends.base import Update
 from trireme.session.backends.local import Local
 
 
@@ -30,8 +29,8 @@ def trained(made: ModelState | None = None) -> tuple[Local, FlatModel, nn.Linear
 def step(backend: Local, flat: FlatModel) -> Any:
     for gradient in flat.gradients:
         gradient.fill_(1.0)
-    backend.begin_exchange(Update(1.0))
-    return backend.end_exchange().verdict
+    backend.push(1.0)
+    return backend.wait().verdict
 
 
 def test_alone_the_users_optimizer_steps_and_a_copy_goes_on_where_it_was() -> None:

@@ -12,10 +12,10 @@ from torch import nn
 from trireme.ps.client.client import Client
 from trireme.ps.flat import FlatModel
 from trireme.ps.messages import Applied, OptimizerSpec, Span
-from trireme.ps.results import PullResult, PushResult
+from trireme.ps.results import PushResult
 from trireme.ps.rule import Rule
-from trireme.session.backends.base import Update
-from trireme.session.backends.local_sgd import LocalSgd, _joined, period_length
+from trireme.session.backends.base import joined_spans
+from trireme.session.backends.local_sgd import LocalSgd, period_length
 
 EVERY = 2
 
@@ -46,8 +46,8 @@ class BoardClient(Client):
     def attach(self, optimizer: OptimizerSpec, rule: Rule) -> bool:
         return True
 
-    def pull(self, *, train: bool = True, at_least: int = 0) -> PullResult:
-        return PullResult(self.step, False)
+    def pull(self, *, train: bool = True, at_least: int = 0) -> None:
+        pass
 
     def check(self) -> None:
         pass
@@ -85,13 +85,23 @@ class Trainer:
         """Trains until there is something to wait for."""
         self.backend.wants_save = wants_save
         for _ in range(EVERY):
-            assert self.backend.end_exchange() is None
+            assert self.backend.wait() is None
             self.flat.gradients[0].fill_(1.0)
-            self.backend.begin_exchange(Update(1.0))
+            self.backend.push(1.0)
 
     def wait(self) -> bool:
-        assert self.backend.end_exchange() is not None
+        assert self.backend.wait() is not None
         return self.backend.saves
+
+
+def test_who_goes_back_has_the_values_and_the_step_of_the_last_exchange() -> None:
+    worker = Trainer(Board(), 0)
+    before = worker.model.weight.detach().clone()
+    worker.flat.gradients[0].fill_(1.0)
+    worker.backend.push(1.0)
+    assert (worker.backend.global_step, torch.equal(worker.model.weight, before)) == (1, False)
+    worker.backend.go_back()
+    assert (worker.backend.global_step, torch.equal(worker.model.weight, before)) == (0, True)
 
 
 @settings(deadline=None)
@@ -156,7 +166,7 @@ def test_one_by_one_a_period_is_whole_wherever_it_begins(every: int, begin: int)
 
 @given(st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 30)), unique=True, max_size=40))
 def test_a_delta_names_its_examples_in_few_spans(batches: list[tuple[str, int]]) -> None:
-    spans = _joined([Span(name, 4 * n, 4 * n + 4) for name, n in batches])
+    spans = joined_spans([Span(name, 4 * n, 4 * n + 4) for name, n in batches])
     covered = [(s.dataset, p) for s in spans for p in range(s.start, s.stop)]
     assert sorted(covered) == sorted((d, p) for d, n in batches for p in range(4 * n, 4 * n + 4))
     ends = {(span.dataset, span.stop) for span in spans}

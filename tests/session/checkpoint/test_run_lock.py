@@ -14,8 +14,8 @@ import msgspec
 import psutil
 import pytest
 
+from tests.clocks import VirtualClock
 from tests.session.checkpoint.samples import sample
-from trireme.clock import VirtualClock
 from trireme.errors import CheckpointLockLost, ConfigurationError
 from trireme.session.checkpoint import checkpoint_directory, list_checkpoints, save
 from trireme.session.checkpoint.atomic_directories import staging

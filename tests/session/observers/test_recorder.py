@@ -15,7 +15,7 @@ from trireme.session.observers.recorder import Recorder
 from trireme.session.options import Options
 from trireme.session.result import StepResult
 from trireme.session.settings import Settings
-from trireme.session.trainer import UpdateTimes
+from trireme.session.worker import UpdateTimes
 
 
 def worker_of(task: TaskConfig, run_dir: Path) -> Any:
@@ -35,12 +35,12 @@ def worker_of(task: TaskConfig, run_dir: Path) -> Any:
             is_chief=False, servers=None, state="training", report=lambda status: None
         ),
         backend=SimpleNamespace(
-            joint_mean=False,
+            group=None,
             bytes_sent=0,
             bytes_received=0,
             mean=lambda values, counts: dict(values),
         ),
-        trainer=SimpleNamespace(update_times=UpdateTimes()),
+        update_times=UpdateTimes(),
         buffers=SimpleNamespace(publish=lambda: None),
         storage=SimpleNamespace(saved=0, failed=0),
     )

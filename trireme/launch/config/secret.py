@@ -14,6 +14,7 @@ import string
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import IO
 
 from trireme.errors import ConfigurationError
 
@@ -50,10 +51,8 @@ def fresh_secret() -> str:
     return secrets.token_hex(32)
 
 
-def find_secret(
-    file: Path | None, environ: Mapping[str, str], *, loopback: bool
-) -> tuple[str, str]:
-    """Returns the secret of a job started by hand, in hexadecimal digits, and its origin.
+def find_secret(file: Path | None, environ: Mapping[str, str], *, loopback: bool) -> str:
+    """Returns the secret of a job started by hand, in hexadecimal digits.
 
     Args:
         file: the file that the user named; None for none.
@@ -66,18 +65,18 @@ def find_secret(
             file cannot be read.
     """
     if file is not None:
-        return read_secret(file), f"file {file}"
+        return read_secret(file)
     if SECRET_VARIABLE in environ:
-        text = environ[SECRET_VARIABLE].strip()
-        return _checked(text, SECRET_VARIABLE), f"environment {SECRET_VARIABLE}"
+        return _checked(environ[SECRET_VARIABLE].strip(), SECRET_VARIABLE)
     if not loopback:
         raise ConfigurationError(
             "the tasks of this job are on several hosts, and no secret was given: write one into "
             "a file of yours alone (`(umask 077; openssl rand -hex 32 > job.secret)`), copy it to "
             f"every host and give each task --secret-file job.secret, or set {SECRET_VARIABLE}"
         )
-    path = user_secret_path(environ)
-    return user_secret(path), f"file {path}"
+    base = environ.get("XDG_CONFIG_HOME", "")  # by the XDG base directory specification
+    home = Path(base) if os.path.isabs(base) else Path.home() / ".config"
+    return user_secret(home / "trireme" / "secret")
 
 
 def read_secret(path: Path) -> str:
@@ -138,22 +137,15 @@ def secret_descriptor(secret: str, job: str) -> Iterator[int | None]:
     if not secret:
         yield None
         return
-    with _nameless_file() as fd:
-        os.write(fd, f"{MARK} {job} {secret}".encode())
-        yield fd
+    with _nameless_file() as file:
+        file.write(f"{MARK} {job} {secret}".encode())
+        yield file.fileno()
 
 
-@contextlib.contextmanager
-def _nameless_file() -> Iterator[int]:
-    if not hasattr(os, "memfd_create"):
-        with tempfile.TemporaryFile(buffering=0) as file:
-            yield file.fileno()
-        return
-    fd = os.memfd_create("trireme-secret")
-    try:
-        yield fd
-    finally:
-        os.close(fd)
+def _nameless_file() -> IO[bytes]:
+    if hasattr(os, "memfd_create"):
+        return os.fdopen(os.memfd_create("trireme-secret"), "wb", buffering=0)
+    return tempfile.TemporaryFile(buffering=0)
 
 
 def receive_secret(fd: int, job: str) -> str:
@@ -174,13 +166,6 @@ def receive_secret(fd: int, job: str) -> str:
             "the environment variable TRIREME_TASK, to have it train by itself"
         )
     return words[2]
-
-
-def user_secret_path(environ: Mapping[str, str]) -> Path:
-    """Returns the path of this user's own secret, by the XDG base directory specification."""
-    base = environ.get("XDG_CONFIG_HOME", "")
-    home = Path(base) if os.path.isabs(base) else Path.home() / ".config"
-    return home / "trireme" / "secret"
 
 
 def user_secret(path: Path) -> str:

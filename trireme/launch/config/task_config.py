@@ -31,8 +31,12 @@ class TaskConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         servers: how many parameter servers it has; 0 for a worker that holds its own shard.
         config: the job's options, the same in each of its tasks.
         coordinator: the coordinator's address with its scheme; empty where there is none.
+        listen: the address, with its scheme, at which a server or a coordinator listens; empty for
+            a worker.
         secret: the job's secret in hexadecimal digits; empty where no task connects to another.
         secret_fd: an inherited descriptor that holds the secret, in place of it; see `secret.py`.
+        launcher_fd: an inherited descriptor for messages to the launcher, if there is one; see
+            `task_messages.py`.
         display: how progress is shown: `plain` lines; `events`, which are lines except those for
             steps, as the launcher shows steps; `none`; or `auto`, what suits the terminal.
         dry_run: whether to print what would be done, and end before training.
@@ -61,8 +65,10 @@ class TaskConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     servers: int = 0
     config: JobConfig = JobConfig()
     coordinator: str = ""
+    listen: str = ""
     secret: str = ""
     secret_fd: int | None = None
+    launcher_fd: int | None = None
     display: Literal["auto", "plain", "events", "none"] = "auto"
     dry_run: bool = False
     connect_timeout: float = 300.0
@@ -87,6 +93,11 @@ class TaskConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         """The task's name, such as `worker:1`, or `worker:1/2` within a worker of several."""
         within = f"/{self.rank}" if self.servers and self.processes > 1 and self.rank else ""
         return f"{self.role}:{self.index}{within}"
+
+    @property
+    def hosts_coordinator(self) -> bool:
+        """Whether the job's coordinator is served at the address of this task."""
+        return self.role == "coordinator" or (bool(self.listen) and self.listen == self.coordinator)
 
     @property
     def number(self) -> int:

@@ -3,54 +3,75 @@
 `TRIREME_TASK` describes the task completely. Without it, the variables of another launcher do:
 torchrun's, `TF_CONFIG`, MPI's or Slurm's. Without any of them this process is a job of its own,
 with one worker and no server.
+
+`trireme` reports the failures of the processes that it starts. A process of another launcher
+reports its own failure, in one line, because many processes write to one terminal.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping, Sequence
+import socket
+import sys
+from collections.abc import Mapping, MutableMapping, Sequence
 from pathlib import Path
+from types import TracebackType
+from typing import cast
 
 import msgspec
 
-from trireme.cluster.spec import ClusterTask
-from trireme.errors import ConfigurationError
+from trireme.cluster.spec import ClusterTask, is_loopback
+from trireme.errors import ConfigurationError, TriremeError, UsageError
 from trireme.job_config import OPTIONS, TASK_OPTIONS, JobConfig, Option
-from trireme.launch.config.consistency import check_together
-from trireme.launch.config.secret import receive_secret
+from trireme.launch.config.secret import find_secret, receive_secret
 from trireme.launch.config.sources import read_config, read_file
 from trireme.launch.config.task_config import (
     TASK_VARIABLE,
     Role,
     TaskConfig,
     decode_task,
-    encode_task,
     fresh_job,
 )
-from trireme.launch.environment.manual import manual_task
 from trireme.launch.environment.process_launchers import (
+    LAUNCHER_VARIABLES,
+    RANK_VARIABLES,
     TORCHRUN,
-    LaunchedProcess,
-    find_launched_process,
+    find_launched_task,
 )
-from trireme.launch.environment.tf_config import (
-    TF_VARIABLE,
-    read_tf_config,
-    tf_launched_process,
-)
-from trireme.launch.process_setup.threads import thread_variables
+from trireme.launch.environment.tf_config import TF_VARIABLE, read_tf_config, tf_worker
+from trireme.launch.process_setup.resources import threads_of_task
 
-__all__ = [
-    "TASK_VARIABLE",
-    "Role",
-    "TaskConfig",
-    "detect",
-    "encode_task",
-    "fresh_job",
-]
+__all__ = ["JOB", "current_task", "detect", "manual_task"]
+
+JOB = "by-hand"
+"""The id of every job started by hand, as there is no launcher to choose one for all of its tasks.
+Address and secret keep such jobs apart."""
 
 _log = logging.getLogger(__name__)
+
+
+def current_task() -> TaskConfig:
+    """Returns the task that this process is.
+
+    In a process that `TF_CONFIG` names as a parameter server this function does not return: the
+    process becomes that server.
+
+    Raises:
+        UsageError: the environment describes no task.
+    """
+    variables = (*LAUNCHER_VARIABLES, TF_VARIABLE)
+    if TASK_VARIABLE not in os.environ and any(os.environ.get(name) for name in variables):
+        sys.excepthook = _print_error
+    task = detect()
+    if task.role != "worker":
+        # TensorFlow's programs wait in `server.join()` here. A server runs none of this program.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os.execv(sys.executable, [sys.executable, "-m", "trireme", "task"])
+    if task.processes > 1 and (task.one_host or is_loopback(task.process_group)):
+        _stay_on_loopback(os.environ)
+    return task
 
 
 def detect(environ: Mapping[str, str] | None = None, directory: Path | None = None) -> TaskConfig:
@@ -71,17 +92,17 @@ def detect(environ: Mapping[str, str] | None = None, directory: Path | None = No
         if task.secret_fd is None:
             return task
         return msgspec.structs.replace(task, secret=receive_secret(task.secret_fd, task.job))
-    process = find_launched_process(environ, TORCHRUN)
+    launched = find_launched_task(environ, TORCHRUN)
     tf = read_tf_config(environ[TF_VARIABLE]) if environ.get(TF_VARIABLE, "").strip() else None
-    if process is None and tf is not None:
+    if launched is None and tf is not None:
         if tf.cluster.ps:
-            return _server_task(tf, _read(environ, directory, TASK_OPTIONS), environ)
-        process = tf_launched_process(tf)
-    process = process or find_launched_process(environ)
-    if process is None:
+            return manual_task(tf, _read(environ, directory, TASK_OPTIONS), environ)
+        launched = TF_VARIABLE, tf_worker(tf, environ)
+    launched = launched or find_launched_task(environ)
+    if launched is None:
         _warn_of_variables(environ)
         return TaskConfig(job=fresh_job())
-    return _process_group_task(process, _read(environ, directory, OPTIONS), environ)
+    return _with_options(*launched, _read(environ, directory, OPTIONS))
 
 
 def _warn_of_variables(environ: Mapping[str, str]) -> None:
@@ -103,40 +124,108 @@ def _read(
     return read_config({}, environ, file, options)
 
 
-def _process_group_task(
-    process: LaunchedProcess, config: JobConfig, environ: Mapping[str, str]
-) -> TaskConfig:
+def _with_options(launcher: str, task: TaskConfig, config: JobConfig) -> TaskConfig:
     """Returns the task of one process of a group that holds a model together."""
     if config.ps:
         raise ConfigurationError(
-            f"ps is {config.ps} ({config.origin('ps')}), and {process.launcher} starts "
+            f"ps is {config.ps} ({config.origin('ps')}), and {launcher} starts "
             "workers alone: start a job with parameter servers by `trireme run` or `trireme task`, "
             "or leave ps out"
         )
-    config = config.replaced(process.launcher, workers=process.size)
-    check_together(config, 0)
-    sharing, cores = (1, process.cores) if process.cores else (process.local_size, None)
-    threads, _ = thread_variables(environ, sharing, cores)
-    return TaskConfig(
-        job=process.job or fresh_job(),
-        index=process.rank,
-        workers=process.size,
-        processes=process.size,
-        rank=process.rank,
-        local_rank=process.local_rank,
-        one_host=process.local_size == process.size,
-        process_group=process.address,
-        process_group_prefix=process.prefix,
+    config = config.replaced(launcher, workers=task.workers)
+    config.check_together(0)
+    return msgspec.structs.replace(
+        task,
+        job=task.job or fresh_job(),
         config=config,
         # All processes write to one terminal or file, without their names before the lines.
-        display="none" if process.rank else "auto",
-        threads=threads if process.size > 1 else None,
+        display="none" if task.rank else "auto",
     )
 
 
-def _server_task(tf: ClusterTask, config: JobConfig, environ: Mapping[str, str]) -> TaskConfig:
-    """Returns a task of a cluster with parameter servers, as if it was started by hand."""
-    manual = manual_task(tf, config, environ)
-    check_together(config, manual.task.servers)
-    threads, _ = thread_variables(environ, manual.neighbours)
-    return msgspec.structs.replace(manual.task, threads=threads)
+def manual_task(
+    named: ClusterTask,
+    config: JobConfig,
+    environ: Mapping[str, str],
+    secret_file: Path | None = None,
+) -> TaskConfig:
+    """Returns a task of a cluster.
+
+    Args:
+        named: the task; where its cluster has no address of the coordinator, `ps:0` hosts it.
+        config: the options that `trireme run` has too.
+        environ: the environment, which may hold the secret.
+        secret_file: the file with the job's secret, if the user named one.
+
+    Raises:
+        ConfigurationError: there is no such task, or no server; or the secret is missing.
+        UsageError: the options are not consistent.
+    """
+    role, index, cluster = named.role, named.index, named.cluster
+    if not cluster.ps:
+        raise ConfigurationError(
+            "a job started by hand needs a parameter server: name at least one host:port with "
+            "--ps-hosts, the same for every task"
+        )
+    cluster.check_task(role, index)
+    if role == "coordinator" and cluster.coordinator is None:
+        raise ConfigurationError(
+            "a task of role coordinator needs its address: give --coordinator host:port to it and "
+            "to every other task; without one, ps:0 hosts the coordinator"
+        )
+    addresses = [a for a in (*cluster.ps, *cluster.worker, cluster.coordinator) if a]
+    loopback = all(map(is_loopback, addresses))
+    secret = find_secret(secret_file, environ, loopback=loopback)
+    workers, servers = len(cluster.worker), len(cluster.ps)
+    config = config.replaced("the hosts", workers=workers, ps=servers)
+    config.check_together(servers)
+    return TaskConfig(
+        job=JOB,
+        role=cast(Role, role),
+        index=index,
+        workers=workers,
+        servers=servers,
+        coordinator=f"tcp://{cluster.coordinator_address}",
+        listen="" if role == "worker" else f"tcp://{cluster.address(role, index)}",
+        secret=secret,
+        config=config,
+        connect_timeout=config.join_timeout,
+        # Of other hosts it is not known which tasks share them.
+        threads=threads_of_task(environ, workers + servers if loopback else 1),
+    )
+
+
+def _stay_on_loopback(environ: MutableMapping[str, str]) -> None:
+    """Keeps a process group whose processes are all on one host off the network.
+
+    gloo and NCCL listen at the address that the host's name resolves to, or at a network card's.
+    Only environment variables change that.
+
+    Args:
+        environ: the environment. If the user has named an interface there, it stays.
+    """
+    for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+        environ.setdefault(variable, _interface())
+
+
+def _interface() -> str:
+    import psutil  # rarely needed, and slow to load
+
+    for name, entries in psutil.net_if_addrs().items():
+        if any(e.family == socket.AF_INET and e.address == "127.0.0.1" for e in entries):
+            return name
+    return "lo"
+
+
+def _print_error(
+    kind: type[BaseException], error: BaseException, trace: TracebackType | None
+) -> None:
+    """Replaces `sys.excepthook`: prints one of Trireme's errors as one line, then exits."""
+    if not isinstance(error, TriremeError):
+        sys.__excepthook__(kind, error, trace)
+        return
+    rank = next((os.environ[name] for name in RANK_VARIABLES if os.environ.get(name)), "")
+    prefix = f"rank {rank}: " if rank.isdecimal() else ""
+    # Not sys.stderr: torch.distributed wraps this hook, and drops what it prints when it exits.
+    print(f"{prefix}error: {' '.join(str(error).split())}", file=sys.__stderr__, flush=True)
+    raise SystemExit(2 if isinstance(error, UsageError) else 1)

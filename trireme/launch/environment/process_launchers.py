@@ -10,54 +10,29 @@ import re
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import islice, product
 
+from trireme.cluster.spec import LOOPBACK
 from trireme.errors import ConfigurationError
-from trireme.launch.command import LOOPBACK
-from trireme.launch.environment.nodelist import expand
+from trireme.launch.config.task_config import TaskConfig
+from trireme.launch.process_setup.resources import threads_of_task
 
 __all__ = [
     "LAUNCHER_VARIABLES",
     "RANK_VARIABLES",
     "TORCHRUN",
-    "LaunchedProcess",
-    "find_launched_process",
+    "expand_nodelist",
+    "find_launched_task",
 ]
 
 TORCHRUN = "torchrun"
 SLURM = "Slurm"
 PMI = "MPI"
+CORES = "SLURM_CPUS_PER_TASK"
 
 FIRST_PORT, PORTS = 12000, 16000
 """The range from which a port is derived for a job without one. It lies below the ports that
 systems give to clients."""
-
-
-@dataclass(frozen=True, slots=True)
-class LaunchedProcess:
-    """One of the processes that another launcher has started together.
-
-    Attributes:
-        launcher: the launcher's name.
-        rank: the process's rank, from 0.
-        size: the number of processes.
-        local_rank: the rank among the processes of this host.
-        local_size: the number of processes on this host, as far as it is known; at least 1.
-        address: `host:port` at which the processes meet; empty for a single process.
-        prefix: the prefix of their keys in the store, where the launcher serves the store; empty
-            where rank 0 does.
-        job: the launcher's name for the job; empty where it has none.
-        cores: how many cores this process may use; None where the launcher does not limit them.
-    """
-
-    launcher: str
-    rank: int
-    size: int
-    local_rank: int
-    local_size: int
-    address: str = ""
-    prefix: str = ""
-    job: str = ""
-    cores: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,10 +103,13 @@ _STEP_VARIABLES = (
 """Variables that srun sets and sbatch does not."""
 
 
-def find_launched_process(
+def find_launched_task(
     environ: Mapping[str, str], only: str | None = None
-) -> LaunchedProcess | None:
-    """Returns this process as its launcher describes it; None if no known launcher started it.
+) -> tuple[str, TaskConfig] | None:
+    """Returns the launcher's name, and this process as it describes it, without the job's options.
+
+    The id of the job is empty where the launcher has none. None if no known launcher started this
+    process.
 
     Args:
         environ: the environment; an empty variable counts as not set.
@@ -140,10 +118,10 @@ def find_launched_process(
     Raises:
         ConfigurationError: some of the variables are missing, or contradict each other.
     """
-    variables = {name: value for name, value in environ.items() if value.strip()}
+    variables = {name: value.strip() for name, value in environ.items() if value.strip()}
     for launcher in _LAUNCHERS:
         if only in (None, launcher.name) and _started(launcher, variables):
-            return _launched_process(launcher, variables)
+            return launcher.name, _launched_task(launcher, variables)
     return None
 
 
@@ -155,7 +133,7 @@ def _started(launcher: _Launcher, variables: Mapping[str, str]) -> bool:
     # A batch script finds SLURM_PROCID=0 and the job's SLURM_NTASKS too, and is one process.
     address_set = "MASTER_ADDR" in variables and "MASTER_PORT" in variables
     in_step = address_set or any(name in variables for name in _STEP_VARIABLES)
-    return launcher.rank in variables and (in_step or variables[launcher.rank].strip() != "0")
+    return launcher.rank in variables and (in_step or variables[launcher.rank] != "0")
 
 
 def _set_by_srun(variables: Mapping[str, str]) -> bool:
@@ -166,7 +144,7 @@ def _set_by_srun(variables: Mapping[str, str]) -> bool:
     )
 
 
-def _launched_process(launcher: _Launcher, variables: Mapping[str, str]) -> LaunchedProcess:
+def _launched_task(launcher: _Launcher, variables: Mapping[str, str]) -> TaskConfig:
     size_name = next((name for name in launcher.size if name in variables), launcher.size[0])
     size = _number(launcher, variables, size_name, least=1)
     rank = _number(launcher, variables, launcher.rank)
@@ -185,16 +163,21 @@ def _launched_process(launcher: _Launcher, variables: Mapping[str, str]) -> Laun
     job = next((variables[name] for name in launcher.job if name in variables), "")
     if launcher.name == SLURM and job:
         job = f"{job}.{variables.get('SLURM_STEP_ID', 0)}"
-    return LaunchedProcess(
-        launcher=launcher.name,
-        rank=rank,
-        size=size,
-        local_rank=local_rank,
-        local_size=local_size,
-        address=_address(launcher, variables, size, local_size, job) if size > 1 else "",
-        prefix=_prefix(variables) if launcher.name == TORCHRUN and size > 1 else "",
+    if launcher.name == SLURM and CORES in variables:
+        threads = threads_of_task(variables, 1, _number(launcher, variables, CORES, least=1))
+    else:
+        threads = threads_of_task(variables, local_size)
+    return TaskConfig(
         job=job,
-        cores=_cores(launcher, variables),
+        index=rank,
+        workers=size,
+        processes=size,
+        rank=rank,
+        local_rank=local_rank,
+        one_host=local_size == size,
+        process_group=_address(launcher, variables, size, local_size, job) if size > 1 else "",
+        process_group_prefix=_prefix(variables) if launcher.name == TORCHRUN and size > 1 else "",
+        threads=threads if size > 1 else None,
     )
 
 
@@ -206,10 +189,10 @@ def _number(
     least: int = 0,
     default: int | None = None,
 ) -> int:
-    text = variables.get(name, "").strip()
-    if not text and default is not None:
+    text = variables.get(name)
+    if text is None and default is not None:
         return default
-    if not text:
+    if text is None:
         raise ConfigurationError(
             f"{name} is not set, and other variables of {launcher.name}'s are: it sets "
             f"{launcher.rank} and {launcher.size[0]} for each process; set what is missing, or "
@@ -236,18 +219,12 @@ def _local_size(launcher: _Launcher, variables: Mapping[str, str], size: int) ->
     return max(1, min(count, size))
 
 
-def _cores(launcher: _Launcher, variables: Mapping[str, str]) -> int | None:
-    if launcher.name != SLURM or "SLURM_CPUS_PER_TASK" not in variables:
-        return None
-    return _number(launcher, variables, "SLURM_CPUS_PER_TASK", least=1)
-
-
 def _prefix(variables: Mapping[str, str]) -> str:
     """Returns the prefix of this start's keys in a store that torchrun keeps over restarts."""
     if variables.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         return ""
     restart = variables.get("TORCHELASTIC_RESTART_COUNT", "0")
-    return f"trireme/{restart}/{variables['WORLD_SIZE'].strip()}"
+    return f"trireme/{restart}/{variables['WORLD_SIZE']}"
 
 
 # The address of rank 0 ---------------------------------------------------------------------------
@@ -256,7 +233,7 @@ def _prefix(variables: Mapping[str, str]) -> str:
 def _address(
     launcher: _Launcher, variables: Mapping[str, str], size: int, local_size: int, job: str
 ) -> str:
-    host = variables.get("MASTER_ADDR", "").strip() or _host(launcher, variables, size, local_size)
+    host = variables.get("MASTER_ADDR") or _host(launcher, variables, size, local_size)
     if re.search(r"[\s/]", host):
         raise ConfigurationError(
             f"MASTER_ADDR is {host!r}: it must be the name or the address of rank 0's host"
@@ -274,7 +251,7 @@ def _host(launcher: _Launcher, variables: Mapping[str, str], size: int, local_si
         return nodes[0]
     if launcher.name == SLURM and "SLURM_LAUNCH_NODE_IPADDR" in variables:
         # The node where srun runs, which is the first node of a batch job.
-        return variables["SLURM_LAUNCH_NODE_IPADDR"].strip()
+        return variables["SLURM_LAUNCH_NODE_IPADDR"]
     if together:
         return LOOPBACK
     raise ConfigurationError(
@@ -285,11 +262,11 @@ def _host(launcher: _Launcher, variables: Mapping[str, str], size: int, local_si
 
 
 def _nodes(variables: Mapping[str, str]) -> list[str]:
-    name = next((name for name in _NODELISTS if name in variables), "")
-    if not name:
+    name = next((name for name in _NODELISTS if name in variables), None)
+    if name is None:
         return []
     try:
-        return expand(variables[name].strip())
+        return expand_nodelist(variables[name])
     except ConfigurationError as error:
         raise ConfigurationError(
             f"{name}: {error}: set MASTER_ADDR to the host of rank 0, and unset {name}"
@@ -297,8 +274,8 @@ def _nodes(variables: Mapping[str, str]) -> list[str]:
 
 
 def _port(variables: Mapping[str, str], job: str) -> int:
-    text = variables.get("MASTER_PORT", "").strip()
-    if not text:
+    text = variables.get("MASTER_PORT")
+    if text is None:
         return FIRST_PORT + zlib.crc32(job.encode("utf-8", "replace")) % PORTS
     if not re.fullmatch(r"[0-9]{1,5}", text) or not 0 < int(text) < 65536:
         raise ConfigurationError(
@@ -306,3 +283,50 @@ def _port(variables: Mapping[str, str], job: str) -> int:
             "the host of rank 0; or unset it to have one derived from the job's id"
         )
     return int(text)
+
+
+# Slurm's lists of hosts -------------------------------------------------------------------------
+
+MOST_HOSTS = 100_000
+"""The most hosts of a list. A longer list is a mistake, and would only take memory."""
+
+_ENTRY = r"(?:[^\[\],\s]|\[[0-9,-]+\])+"
+_NODELIST = re.compile(rf"{_ENTRY}(?:,{_ENTRY})*")
+
+
+def expand_nodelist(text: str) -> list[str]:
+    """Returns the hosts of a list in Slurm's notation, such as `node[01-03,7],login`, in its order.
+
+    Numbers keep their zeros: `01`.
+
+    Raises:
+        ConfigurationError: the text is not such a list.
+    """
+    try:
+        if not _NODELIST.fullmatch(text):
+            raise ValueError(text)
+        hosts: list[str] = []
+        for entry in re.findall(_ENTRY, text):
+            pieces = [_numbers(piece) for piece in re.split(r"(\[[^\]]*\])", entry)]
+            hosts += map("".join, islice(product(*pieces), MOST_HOSTS + 1))
+            if len(hosts) > MOST_HOSTS:
+                raise ValueError(text)
+    except ValueError as error:
+        raise ConfigurationError(
+            f"{text[:200]!r} is no list of hosts as Slurm writes it, such as node[01-03,7]"
+        ) from error
+    return hosts
+
+
+def _numbers(piece: str) -> list[str]:
+    """Returns the numbers in brackets, or the piece itself where it has none."""
+    if not piece.startswith("["):
+        return [piece]
+    numbers: list[str] = []
+    for part in piece.strip("[]").split(","):
+        first, dash, last = part.partition("-")
+        count = int(last if dash else first) - int(first) + 1
+        if not 0 < count <= MOST_HOSTS - len(numbers):
+            raise ValueError(part)
+        numbers += [str(int(first) + each).zfill(len(first)) for each in range(count)]
+    return numbers

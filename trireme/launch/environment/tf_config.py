@@ -5,16 +5,17 @@ Pure. TensorFlow's chief becomes worker 0, and its workers follow.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
 from trireme.cluster.spec import ClusterSpec, ClusterTask
 from trireme.errors import ConfigurationError
-from trireme.launch.environment.process_launchers import LaunchedProcess
+from trireme.launch.config.task_config import TaskConfig
+from trireme.launch.process_setup.resources import threads_of_task
 from trireme.suggestion import suggestion
 
-__all__ = ["TF_VARIABLE", "read_tf_config", "tf_launched_process"]
+__all__ = ["TF_VARIABLE", "read_tf_config", "tf_worker"]
 
 TF_VARIABLE = "TF_CONFIG"
 
@@ -93,15 +94,23 @@ def _wrong(what: str, do: str) -> ConfigurationError:
     return ConfigurationError(f"{TF_VARIABLE} {what}: {do}; or unset it to run this process alone")
 
 
-def tf_launched_process(task: ClusterTask) -> LaunchedProcess:
-    """Returns a worker of a cluster without servers; they meet at the first one's address."""
+def tf_worker(task: ClusterTask, environ: Mapping[str, str]) -> TaskConfig:
+    """Returns a worker of a cluster without servers; they meet at the first one's address.
+
+    Args:
+        task: the worker.
+        environ: the environment, which may limit its threads.
+    """
     hosts = [address.rpartition(":")[0] for address in task.cluster.worker]
-    mine = hosts[task.index]
-    return LaunchedProcess(
-        launcher=TF_VARIABLE,
+    size, mine = len(hosts), hosts[task.index]
+    return TaskConfig(
+        job="",
+        index=task.index,
+        workers=size,
+        processes=size,
         rank=task.index,
-        size=len(hosts),
         local_rank=hosts[: task.index].count(mine),
-        local_size=hosts.count(mine),
-        address=task.cluster.worker[0] if len(hosts) > 1 else "",
+        one_host=hosts.count(mine) == size,
+        process_group=task.cluster.worker[0] if size > 1 else "",
+        threads=threads_of_task(environ, hosts.count(mine)) if size > 1 else None,
     )

@@ -10,17 +10,20 @@ from collections.abc import Iterator
 
 __all__ = ["requests_to_stop", "signals"]
 
+STOP = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
 
 @contextlib.contextmanager
-def signals() -> Iterator[socket.socket]:
-    """Turns signals into bytes on a socket while the block runs.
+def signals() -> Iterator[tuple[socket.socket, socket.socket]]:
+    """Gives a socket that becomes readable at every signal, and the one that makes it so.
+
+    A byte of 0 at the second one wakes the launcher without a signal.
 
     SIGHUP stays ignored where it was ignored before (`nohup`). SIGINT does not: a shell script
     starts every background job with SIGINT ignored, but one that is sent to a launcher still asks
     the job to stop.
     """
-    handled = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD)
-    previous = {number: signal.getsignal(number) for number in handled}
+    previous = {number: signal.getsignal(number) for number in (*STOP, signal.SIGCHLD)}
     reader, writer = socket.socketpair()
     reader.setblocking(False)
     writer.setblocking(False)
@@ -30,7 +33,7 @@ def signals() -> Iterator[socket.socket]:
             if number != signal.SIGHUP or handler is not signal.SIG_IGN:
                 signal.signal(number, lambda *_: None)
         try:
-            yield reader
+            yield reader, writer
         finally:
             signal.set_wakeup_fd(wakeup)
             for number, handler in previous.items():
@@ -40,5 +43,5 @@ def signals() -> Iterator[socket.socket]:
 def requests_to_stop(fd: int) -> int:
     """Reads the signals that have arrived and returns how many of them ask the job to stop."""
     with contextlib.suppress(BlockingIOError):
-        return sum(number != signal.SIGCHLD for number in os.read(fd, 4096))
+        return sum(number in STOP for number in os.read(fd, 4096))
     return 0

@@ -7,23 +7,31 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import Any
 
+from trireme.cluster.spec import LOOPBACK
 from trireme.errors import ConfigurationError, WaitTimeout
+from trireme.launch.config.task_config import TaskConfig
+from trireme.launch.launcher import Job, tasks_of_job
 from trireme.launch.ray.agent import NodeFacts, TaskAgent
-from trireme.launch.ray.placement import ResourceRequest, TaskPlacement, plan
 
 __all__ = [
     "Agent",
     "NodeAgent",
+    "PlacementGroup",
     "RayCluster",
+    "bracketed",
     "first_line",
     "inspect_nodes",
+    "listen_hosts",
     "load_ray",
+    "plan",
     "reserve_resources",
 ]
 
@@ -39,6 +47,50 @@ NODE_DIGITS = 8
 
 NOTICE_SECONDS = 5.0
 REACH_TIMEOUT = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class PlacementGroup:
+    """A placement group of Ray's: bundles that are reserved all together or not at all.
+
+    Attributes:
+        strategy: `SPREAD` over as many nodes as possible, or `PACK` into as few.
+        bundles: the resources of each bundle.
+    """
+
+    strategy: str
+    bundles: tuple[dict[str, float], ...]
+
+
+Placement = tuple[str, int]
+"""The bundle that a task runs in: its placement group's name, and its index in the group."""
+
+
+def plan(task: TaskConfig) -> tuple[dict[str, PlacementGroup], dict[str, Placement]]:
+    """Returns the placement groups by name, and the placement of each task by the task's name.
+
+    The coordinator hardly computes. It shares the bundle of the first server.
+
+    Args:
+        task: what all tasks of the job have in common.
+    """
+    config = task.config
+    gpus = config.ray_gpus_per_worker
+    tasks = tasks_of_job(task)
+    servers = [each for each in tasks if each.role == "ps"]
+    workers = [each for each in tasks if each.role == "worker"]
+    bundle = {"CPU": float(config.ray_cpus_per_worker)} | ({"GPU": gpus} if gpus else {})
+    strategy = "PACK" if config.ray_pack_workers else "SPREAD"
+    groups = {"workers": PlacementGroup(strategy, (bundle,) * len(workers))}
+    placements: dict[str, Placement] = {}
+    if servers:
+        groups["servers"] = PlacementGroup("SPREAD", ({"CPU": 1.0},) * len(servers))
+        placements["coordinator:0"] = "servers", 0
+    for server in servers:
+        placements[server.name] = "servers", server.index
+    for number, worker in enumerate(workers):
+        placements[worker.name] = "workers", number
+    return groups, placements
 
 
 def load_ray() -> Any:
@@ -69,11 +121,11 @@ def first_line(error: BaseException) -> str:
 class NodeAgent(TaskAgent):
     """A `TaskAgent` that is an actor of Ray's."""
 
-    def inspect_node(self, directory: str, script: str) -> NodeFacts:
+    def inspect_node(self) -> NodeFacts:
         """Returns what this node is, and whether a task can run here; see `inspect`."""
         ray = load_ray()
         node = ray.get_runtime_context().get_node_id()[:NODE_DIGITS]
-        return self.inspect(node, ray.util.get_node_ip_address(), directory, script)
+        return self.inspect(node, ray.util.get_node_ip_address())
 
 
 class Agent:
@@ -87,10 +139,6 @@ class Agent:
         future: Future[Any] = getattr(self._actor, method).remote(*arguments).future()
         return future
 
-    def tell(self, method: str, *arguments: object) -> None:
-        """Calls a method whose answer nobody needs."""
-        getattr(self._actor, method).remote(*arguments)
-
     def is_loss(self, error: BaseException) -> bool:
         """Returns whether a call failed because the agent is gone."""
         return isinstance(error, load_ray().exceptions.RayActorError)
@@ -101,46 +149,44 @@ class Agent:
             load_ray().kill(self._actor)
 
 
+@dataclass(frozen=True, slots=True)
 class RayCluster:
-    """The reserved resources of one job; made by `reserve_resources`."""
+    """The reserved resources of one job; made by `reserve_resources`.
 
-    def __init__(self, groups: Mapping[str, Any], placements: Mapping[str, TaskPlacement]) -> None:
-        self._groups = groups
-        self._placements = placements
+    Attributes:
+        groups: Ray's placement groups, by name.
+        placements: the bundle of each task, by the task's name.
+        program: the user's program and its arguments.
+    """
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The name of every task that has a placement."""
-        return tuple(self._placements)
+    groups: Mapping[str, Any]
+    placements: Mapping[str, Placement]
+    program: Sequence[str]
 
     def start_agent(self, name: str) -> Agent:
         """Starts an agent in the bundle of a task, on the node where that is now."""
         ray = load_ray()
-        placement = self._placements[name]
+        name_of_group, index = self.placements[name]
+        group = self.groups[name_of_group]
         options = {
             "num_cpus": AGENT_CORES,
-            "num_gpus": placement.gpus,
+            "num_gpus": group.bundle_specs[index].get("GPU", 0),
             "max_concurrency": CONCURRENT_CALLS,
             "max_restarts": 0,
             "scheduling_strategy": ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(
-                placement_group=self._groups[placement.group],
-                placement_group_bundle_index=placement.index,
+                placement_group=group, placement_group_bundle_index=index
             ),
         }
-        return Agent(ray.remote(NodeAgent).options(**options).remote(name))
+        agent = ray.remote(NodeAgent).options(**options)
+        return Agent(agent.remote(name, self.program, os.getcwd()))
 
 
 @contextlib.contextmanager
-def reserve_resources(
-    address: str, request: ResourceRequest, timeout: float, say: Callable[[str], None]
-) -> Iterator[RayCluster]:
+def reserve_resources(job: Job, say: Callable[[str], None]) -> Iterator[RayCluster]:
     """Joins a Ray cluster and holds the resources of a job there while the block runs.
 
     Args:
-        address: the address of the cluster's head, `host:port`; `auto` finds the cluster of this
-            host.
-        request: the resources.
-        timeout: seconds within which the cluster must grant them.
+        job: the job, with the options of the cluster.
         say: called with a line for the user, every few seconds of waiting.
 
     Raises:
@@ -148,14 +194,15 @@ def reserve_resources(
         WaitTimeout: the cluster had no room in time.
     """
     ray = load_ray()
-    _join(ray, address)
+    task = job.task
+    _join(ray, task.config.ray_address)
     held: dict[str, Any] = {}
     try:
-        groups, placements = plan(request)
+        groups, placements = plan(task)
         for name, group in groups.items():
             held[name] = ray.util.placement_group(list(group.bundles), strategy=group.strategy)
-        _wait_for_room(ray, list(held.values()), request, timeout, say)
-        yield RayCluster(held, placements)
+        _wait_for_room(ray, list(held.values()), task, say)
+        yield RayCluster(held, placements, job.program)
     finally:
         for group in held.values():
             with contextlib.suppress(Exception):  # the cluster may be gone
@@ -163,16 +210,14 @@ def reserve_resources(
         ray.shutdown()
 
 
-def inspect_nodes(
-    agents: Mapping[str, Agent], directory: str, script: str, timeout: float
-) -> dict[str, NodeFacts]:
+def inspect_nodes(agents: Mapping[str, Agent], timeout: float) -> dict[str, NodeFacts]:
     """Returns what each agent has found on its node.
 
     Raises:
         ConfigurationError: an agent could not start, or did not answer in time.
     """
     deadline = time.monotonic() + timeout
-    asked = {name: agent.call("inspect_node", directory, script) for name, agent in agents.items()}
+    asked = {name: agent.call("inspect_node") for name, agent in agents.items()}
     found = {}
     for name, future in asked.items():
         try:
@@ -227,12 +272,9 @@ def _no_cluster(address: str, error: Exception) -> ConfigurationError:
 
 
 def _wait_for_room(
-    ray: Any,
-    groups: Sequence[Any],
-    request: ResourceRequest,
-    timeout: float,
-    say: Callable[[str], None],
+    ray: Any, groups: Sequence[Any], task: TaskConfig, say: Callable[[str], None]
 ) -> None:
+    timeout = task.config.join_timeout
     begin = time.monotonic()
     noticed = begin
     for group in groups:
@@ -241,22 +283,69 @@ def _wait_for_room(
             if now > begin + timeout:
                 raise WaitTimeout(
                     f"the Ray cluster had no room within {timeout:.0f} s: "
-                    f"{_describe_shortage(ray, request)}. "
+                    f"{_describe_shortage(ray, task)}. "
                     "Ask for less, or add nodes with `ray start`"
                 )
             if now > noticed + NOTICE_SECONDS:
                 noticed = now
-                say(f"waiting for room on the Ray cluster: {_describe_shortage(ray, request)}")
+                say(f"waiting for room on the Ray cluster: {_describe_shortage(ray, task)}")
 
 
-def _describe_shortage(ray: Any, request: ResourceRequest) -> str:
+def _describe_shortage(ray: Any, task: TaskConfig) -> str:
     has, free = ray.cluster_resources(), ray.available_resources()
-    processes = request.workers * request.processes
-    cores = request.servers + processes * request.cpus
+    cpus, gpus = task.config.ray_cpus_per_worker, task.config.ray_gpus_per_worker
+    workers = task.tasks - task.servers
+    cores = task.servers + workers * cpus
     wanted = f"{cores} cores"
     there = f"{has.get('CPU', 0):g} cores ({free.get('CPU', 0):g} free)"
-    if request.gpus:
-        wanted += f" and {processes * request.gpus:g} GPUs"
+    if gpus:
+        wanted += f" and {workers * gpus:g} GPUs"
         there += f" and {has.get('GPU', 0):g} GPUs ({free.get('GPU', 0):g} free)"
-    largest = f", {request.cpus} cores" + (f" and {request.gpus:g} GPUs" if request.gpus else "")
+    largest = f", {cpus} cores" + (f" and {gpus:g} GPUs" if gpus else "")
     return f"the job asks for {wanted}{largest} of them on one node; the cluster has {there}"
+
+
+def listen_hosts(
+    facts: Mapping[str, NodeFacts], version: str, *, allow_plaintext: bool
+) -> dict[str, str]:
+    """Returns the address for each task to listen at, if it listens.
+
+    It is the loopback address where all tasks are on one host, else the address of the task's
+    node.
+
+    Args:
+        facts: what each task's agent has found, by the task's name.
+        version: the launcher's version of Trireme.
+        allow_plaintext: whether the network between the nodes is trusted.
+
+    Raises:
+        ConfigurationError: a task cannot run on its node, or the tasks would use a network that
+            is not declared as trusted.
+    """
+    for name, found in facts.items():
+        if found.problem:
+            raise ConfigurationError(
+                f"{name} cannot run on node {found.address} ({found.node}): {found.problem}. "
+                "Every node needs the program and its directory at the same path, as on a shared "
+                "file system"
+            )
+        if found.version != version:
+            raise ConfigurationError(
+                f"node {found.address} ({found.node}), where {name} is to run, has trireme "
+                f"{found.version} and this launcher is {version}: install the same on every node"
+            )
+    if len({found.host for found in facts.values()}) == 1:
+        return dict.fromkeys(facts, LOOPBACK)
+    if not allow_plaintext:
+        nodes = ", ".join(sorted({found.address for found in facts.values()}))
+        raise ConfigurationError(
+            f"the tasks of this job are on several hosts ({nodes}), and nothing between them is "
+            "encrypted: everybody on that network could read and change what they send. If you "
+            "trust everybody there, add --allow-plaintext; else use a cluster of one host"
+        )
+    return {name: bracketed(found.address) for name, found in facts.items()}
+
+
+def bracketed(address: str) -> str:
+    """Returns a node's address in the form that precedes a colon and a port."""
+    return f"[{address}]" if ":" in address else address

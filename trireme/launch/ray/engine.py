@@ -9,47 +9,47 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
-import selectors
 import signal
 import socket
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from concurrent.futures import wait as wait_for_all
-from dataclasses import dataclass, field
-from types import TracebackType
+from dataclasses import dataclass
+from multiprocessing.connection import wait as wait_for_any
 from typing import Any
 
 import msgspec
 
-from trireme.launch.command import LOOPBACK
+from trireme.cluster.spec import LOOPBACK
 from trireme.launch.config.secret import SECRET_VARIABLE
-from trireme.launch.config.task_config import TASK_VARIABLE, TaskConfig, encode_task
-from trireme.launch.console import Console
+from trireme.launch.config.task_config import TASK_VARIABLE, TaskConfig
 from trireme.launch.exit_reason import ExitReason, describe_status
 from trireme.launch.launcher import (
     Event,
     Job,
     Launcher,
-    MembershipReported,
     StopSignalled,
     TaskEnded,
     TaskLocated,
 )
-from trireme.launch.log_file import LogFile
-from trireme.launch.process import LAST_LINES
+from trireme.launch.output import Console, TaskOutputs
+from trireme.launch.process_setup.resources import thread_variables, threads_of_task
 from trireme.launch.process_setup.signals import requests_to_stop, signals
-from trireme.launch.process_setup.threads import thread_variables
-from trireme.launch.ray.agent import NodeFacts, StartRequest, TaskReport, TaskStarted
+from trireme.launch.ray.agent import (
+    NodeFacts,
+    TaskReport,
+    installed_version,
+)
 from trireme.launch.ray.cluster import (
     Agent,
     RayCluster,
+    bracketed,
     first_line,
     inspect_nodes,
+    listen_hosts,
     reserve_resources,
 )
-from trireme.launch.ray.placement import ResourceRequest, bracketed, listen_hosts
 from trireme.launch.run_directory import RunDirectory
 
 __all__ = ["run_ray"]
@@ -63,48 +63,36 @@ ANSWER_TIMEOUT = 60.0
 SHUT_DOWN_SECONDS = 10.0
 
 
-def run_ray(
-    job: Job,
-    directory: RunDirectory,
-    console: Console,
-    *,
-    address: str,
-    request: ResourceRequest,
-    version: str,
-) -> int:
+def run_ray(job: Job, directory: RunDirectory, console: Console) -> int:
     """Runs a job to its end and returns its exit status, as `run_local` does.
 
     Args:
         job: what to run.
         directory: where its logs and its record go. It stays claimed.
         console: where the lines of its tasks go.
-        address: the cluster's address.
-        request: the resources to request from it.
-        version: the version of Trireme, which every node has to have.
 
     Raises:
         ConfigurationError: there is no such cluster, or a task cannot run there or be reached.
         WaitTimeout: the cluster had no room in time.
     """
-    patience = job.task.config.join_timeout
-    with reserve_resources(address, request, patience, console.say) as cluster:
-        agents = {name: cluster.start_agent(name) for name in cluster.names}
-        facts = inspect_nodes(agents, os.getcwd(), job.program[0], patience)
-        hosts = listen_hosts(facts, version, allow_plaintext=job.task.config.allow_plaintext)
+    config = job.task.config
+    with (
+        TaskOutputs(directory.log, console) as outputs,
+        reserve_resources(job, console.say) as cluster,
+    ):
+        agents = {name: cluster.start_agent(name) for name in cluster.placements}
+        facts = inspect_nodes(agents, config.join_timeout)
+        hosts = listen_hosts(facts, installed_version(), allow_plaintext=config.allow_plaintext)
         tasks = {
-            name: _Task(
-                name,
-                agent,
-                facts[name],
-                hosts[name],
-                LogFile(directory.log(name), lambda text: console.say(text, alarm=True)),
-            )
-            for name, agent in agents.items()
+            name: _Task(name, agent, facts[name], hosts[name]) for name, agent in agents.items()
         }
         for line in _describe_nodes(facts):
             console.say(line)
-        with _Engine(job, console, cluster, request, tasks) as engine:
-            launcher = Launcher(job, directory, console, engine)
+        with (
+            signals() as (reader, writer),
+            contextlib.closing(_Engine(job, outputs, cluster, tasks, reader, writer)) as engine,
+        ):
+            launcher = Launcher(job, directory, engine, outputs)
             launcher.run()
         return launcher.conclude()
 
@@ -130,8 +118,6 @@ class _Task:
         agent: its agent; None once that is lost.
         facts: what the agent has found on its node.
         host: the address at which the task listens, if it listens.
-        log: the file that keeps its lines.
-        last_lines: the last of its lines.
         running: whether it was started and has not ended.
         attempt: how often it was started.
         used: how much it has done, by its agent's last report.
@@ -142,8 +128,6 @@ class _Task:
     agent: Agent | None
     facts: NodeFacts
     host: str
-    log: LogFile
-    last_lines: deque[str] = field(default_factory=lambda: deque(maxlen=LAST_LINES))
     running: bool = False
     attempt: int = 0
     used: float = 0.0
@@ -159,55 +143,33 @@ class _Engine:
     def __init__(
         self,
         job: Job,
-        console: Console,
+        outputs: TaskOutputs,
         cluster: RayCluster,
-        request: ResourceRequest,
         tasks: Mapping[str, _Task],
+        wakeup_reader: socket.socket,
+        wakeup_writer: socket.socket,
     ) -> None:
         self.pids: dict[str, int] = {}
         self.nodes = {name: _node(task.facts) for name, task in tasks.items()}
-        self.coordinator = ""
         self._job = job
-        self._console = console
+        self._outputs = outputs
         self._cluster = cluster
-        self._request = request
         self._tasks = tasks
+        self._wakeup_reader = wakeup_reader
+        self._wakeup_writer = wakeup_writer
         self._events: list[Event] = []
-        self._process_group_addresses: dict[
-            int, str
-        ] = {}  # of each process group, once its rank 0 lives
-        self._waiting_for_rank_0: dict[
-            str, tuple[_Task, Agent, TaskConfig]
-        ] = {}  # who has to wait for that
+        # Where each process group meets, once its rank 0 lives; and who waits for that.
+        self._process_groups: dict[int, str] = {}
+        self._waiting_for_rank_0: dict[str, TaskConfig] = {}
         self._answers: queue.SimpleQueue[tuple[Answer, Future[Any]]] = queue.SimpleQueue()
-        self._resources = contextlib.ExitStack()
-        self._selector = selectors.DefaultSelector()
 
-    def __enter__(self) -> _Engine:
-        self._resources.enter_context(self._selector)
-        self._signals = self._resources.enter_context(signals())
-        self._wakeup_reader, self._wakeup_writer = socket.socketpair()
-        for end in (self._wakeup_reader, self._wakeup_writer):
-            self._resources.enter_context(end).setblocking(False)
-        self._selector.register(self._signals, selectors.EVENT_READ)
-        self._selector.register(self._wakeup_reader, selectors.EVENT_READ)
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
         """Ends every agent and task, even if this launcher itself failed."""
-        with self._resources:
-            agents = [task.agent for task in self._tasks.values() if task.agent is not None]
-            # The end of an agent ends its task, but not the task's children.
-            wait_for_all([agent.call("shut_down") for agent in agents], SHUT_DOWN_SECONDS)
-            for agent in agents:
-                agent.end()
-            for task in self._tasks.values():
-                task.log.close()
+        agents = [task.agent for task in self._tasks.values() if task.agent is not None]
+        # The end of an agent ends its task, but not the task's children.
+        wait_for_all([agent.call("shut_down") for agent in agents], SHUT_DOWN_SECONDS)
+        for agent in agents:
+            agent.end()
 
     # The interface of an engine --------------------------------------------------------------
 
@@ -215,30 +177,26 @@ class _Engine:
         task = self._tasks[config.name]
         task.running = True
         task.attempt += 1
-        if config.role == "coordinator":
-            self.coordinator = ""
         task.answer_due = time.monotonic() + self._job.task.config.join_timeout
-        if task.agent is None:
-            self._start_agent(task, config)
-        else:
-            self._send_start(task, task.agent, config)
+        if task.agent is not None:
+            self._send_start(task, config)
+            return
+        task.agent = self._cluster.start_agent(task.name)  # perhaps on another node
+        self._ask(task, lambda facts: self._located(task, facts, config), "inspect_node")
 
-    def terminate(self, name: str) -> None:
-        self._signal(name, "terminate", signal.SIGTERM)
-
-    def kill(self, name: str) -> None:
-        self._signal(name, "kill", signal.SIGKILL)
+    def send_signal(self, name: str, number: signal.Signals) -> None:
+        task = self._tasks[name]
+        if self._waiting_for_rank_0.pop(name, None) is not None:  # it was not started yet
+            self._ended(task, -number, describe_status(-number))
+        elif task.running and task.agent is not None:
+            task.agent.call("send_signal", number, task.attempt)
 
     def used(self, name: str) -> float:
         return self._tasks[name].used
 
     def wait(self, seconds: float) -> list[Event]:
-        for key, _ in self._selector.select(seconds):
-            if key.fileobj is self._signals:
-                self._events += [StopSignalled()] * requests_to_stop(key.fd)
-            else:
-                with contextlib.suppress(BlockingIOError):
-                    self._wakeup_reader.recv(4096)
+        if wait_for_any([self._wakeup_reader], seconds):
+            self._events += [StopSignalled()] * requests_to_stop(self._wakeup_reader.fileno())
         with contextlib.suppress(queue.Empty):
             while True:
                 answer, future = self._answers.get_nowait()
@@ -249,16 +207,8 @@ class _Engine:
 
     # Starting --------------------------------------------------------------------------------
 
-    def _start_agent(self, task: _Task, config: TaskConfig) -> None:
-        """Starts a new agent, perhaps on another node, and then the task."""
-        agent = task.agent = self._cluster.start_agent(task.name)
-        inspection = agent.call("inspect_node", os.getcwd(), self._job.program[0])
-        self._when_answered(
-            task, agent, inspection, lambda facts: self._located(task, agent, facts, config)
-        )
-
-    def _located(self, task: _Task, agent: Agent, facts: NodeFacts, config: TaskConfig) -> None:
-        """Starts a task on the node of its agent, if it can reach the other tasks from there."""
+    def _located(self, task: _Task, facts: NodeFacts, config: TaskConfig) -> None:
+        """Starts a task on its new agent's node, if it can reach the other tasks from there."""
         problem = facts.problem
         if not problem and task.host == LOOPBACK and facts.host != task.facts.host:
             problem = "the job began with all its tasks on one host, and this is another"
@@ -269,99 +219,80 @@ class _Engine:
         if task.host != LOOPBACK:
             task.host = bracketed(facts.address)
         self.nodes[task.name] = _node(facts)
-        self._send_start(task, agent, config)
+        self._send_start(task, config)
 
-    def _send_start(self, task: _Task, agent: Agent, config: TaskConfig) -> None:
+    def _send_start(self, task: _Task, config: TaskConfig) -> None:
         """Has an agent start its task. Rank 0 of a process group starts before the other ranks."""
-        process_group = config.group
-        if process_group is not None and config.rank:
-            if process_group not in self._process_group_addresses:
-                self._waiting_for_rank_0[task.name] = (task, agent, config)
+        group = config.group
+        if group is not None and config.rank:
+            if group not in self._process_groups:
+                self._waiting_for_rank_0[task.name] = config
                 return
-            config = msgspec.structs.replace(
-                config, process_group=self._process_group_addresses[process_group]
-            )
-        elif process_group is not None:
-            self._process_group_addresses.pop(process_group, None)
-        cores = self._request.cpus if config.role == "worker" else 1
-        threads, variables = thread_variables(os.environ, 1, cores)
-        start_request = StartRequest(
-            task=encode_task(msgspec.structs.replace(config, threads=threads)),
-            program=self._job.program,
-            directory=os.getcwd(),
-            environ=_own_variables(os.environ) | variables,
-            host=task.host,
-            attempt=task.attempt,
-        )
-        starting = agent.call("start", start_request)
-        self._when_answered(
+            config = msgspec.structs.replace(config, process_group=self._process_groups[group])
+        elif group is not None:
+            self._process_groups.pop(group, None)
+        cores = config.config.ray_cpus_per_worker if config.role == "worker" else 1
+        threads = threads_of_task(os.environ, 1, cores)
+        self._ask(
             task,
-            agent,
-            starting,
-            lambda started: self._started(task, agent, process_group, started),
+            lambda started: self._started(task, group, *started),
+            "start",
+            msgspec.structs.replace(config, threads=threads),
+            _own_variables(os.environ) | thread_variables(os.environ, threads),
+            task.host,
+            task.attempt,
         )
 
-    def _started(
-        self, task: _Task, agent: Agent, process_group: int | None, started: TaskStarted
-    ) -> None:
-        self.pids[task.name] = started.pid
+    def _started(self, task: _Task, group: int | None, pid: int, process_group: str) -> None:
+        self.pids[task.name] = pid
         self._events.append(TaskLocated())
-        self._ask_for_report(task, agent)
-        if process_group is not None and started.process_group:
-            self._process_group_addresses[process_group] = started.process_group
-            for name, (waiting, its_agent, config) in list(self._waiting_for_rank_0.items()):
-                if config.group == process_group:
+        self._ask_for_report(task)
+        if group is not None and process_group:
+            self._process_groups[group] = process_group
+            for name, config in list(self._waiting_for_rank_0.items()):
+                if config.group == group:
                     del self._waiting_for_rank_0[name]
-                    self._send_start(waiting, its_agent, config)
+                    self._send_start(self._tasks[name], config)
 
     # Listening -------------------------------------------------------------------------------
 
-    def _ask_for_report(self, task: _Task, agent: Agent) -> None:
+    def _ask_for_report(self, task: _Task) -> None:
         task.answer_due = time.monotonic() + ANSWER_TIMEOUT
-        reporting = agent.call("report", REPORT_SECONDS)
-        self._when_answered(
-            task, agent, reporting, lambda report: self._take_report(task, agent, report)
-        )
+        self._ask(task, lambda report: self._take_report(task, report), "report", REPORT_SECONDS)
 
-    def _take_report(self, task: _Task, agent: Agent, report: TaskReport) -> None:
-        self._show(task, report)
-        task.used = report.used
-        if report.members is not None:
-            self._events.append(MembershipReported(report.members))
-        if report.address and task.name == "coordinator:0":
-            self.coordinator = report.address
-            self._events.append(TaskLocated())
-        if report.end is None:
-            self._ask_for_report(task, agent)
-            return
-        # By the launcher's clock, so that one clock decides which task failed first.
-        at = time.time() - report.end.age
-        reason = msgspec.structs.replace(report.end.reason, at=at)
-        self._ended(task, report.end.status, reason)
-
-    def _show(self, task: _Task, report: TaskReport) -> None:
+    def _take_report(self, task: _Task, report: TaskReport) -> None:
         for line, error in report.lines:
-            task.log.write(line.encode("utf-8", "replace"))
-            task.last_lines.append(line)
-            self._console.line(task.name, line, error)
+            self._outputs.show(task.name, line, error)
+        task.used = report.used
+        for event in report.events:
+            if isinstance(event, TaskEnded):
+                # By the launcher's clock, so that one clock decides which task failed first.
+                at = time.time() - max(0.0, report.now - event.reason.at)
+                reason = msgspec.structs.replace(event.reason, at=at)
+                self._ended(task, event.status, reason)
+            else:
+                self._events.append(event)
+        if task.running:
+            self._ask_for_report(task)
 
     # Ends ------------------------------------------------------------------------------------
 
     def _ended(self, task: _Task, status: int, reason: ExitReason) -> None:
         task.running = False
         task.answer_due = float("inf")
-        self._events.append(TaskEnded(task.name, status, reason, tuple(task.last_lines)))
+        self._events.append(TaskEnded(task.name, status, reason))
 
     def _fail(self, task: _Task, summary: str) -> None:
-        self._ended(task, 1, ExitReason(kind="error", summary=summary, at=time.time()))
+        self._ended(task, 1, ExitReason(kind="error", summary=summary))
 
     def _lose(self, task: _Task, why: str) -> None:
         """Counts a task as killed whose agent is gone: it ends with its agent."""
         if task.agent is not None:
             task.agent.end()
             task.agent = None
+        self._waiting_for_rank_0.pop(task.name, None)
         summary = f"lost with its agent on node {_node(task.facts)}: {why}"
-        reason = ExitReason(kind="signal", summary=summary, at=time.time())
+        reason = ExitReason(kind="signal", summary=summary)
         self._ended(task, -signal.SIGKILL, reason)
 
     def _lose_unanswered(self) -> None:
@@ -372,17 +303,16 @@ class _Engine:
 
     # Agents ----------------------------------------------------------------------------------
 
-    def _signal(self, name: str, method: str, number: signal.Signals) -> None:
-        task = self._tasks[name]
-        if self._waiting_for_rank_0.pop(name, None) is not None:  # it was not started yet
-            self._ended(task, -number, describe_status(-number))
-        elif task.running and task.agent is not None:
-            task.agent.tell(method, task.attempt)
-
-    def _when_answered(
-        self, task: _Task, agent: Agent, future: Future[Any], then: Callable[[Any], None]
+    def _ask(
+        self, task: _Task, then: Callable[[Any], None], method: str, *arguments: object
     ) -> None:
-        """Calls `then` with an agent's answer, in this thread, unless the agent was replaced."""
+        """Calls a method of a task's agent, and `then` with the answer, in this thread.
+
+        The answer of an agent that was replaced counts no more.
+        """
+        agent = task.agent
+        if agent is None:  # it is lost, and so the task has ended
+            return
 
         def answered(future: Future[Any]) -> None:
             if task.agent is not agent or not task.running:
@@ -397,14 +327,15 @@ class _Engine:
                 return
             then(value)
 
-        future.add_done_callback(lambda future: self._wake(answered, future))
+        asked = agent.call(method, *arguments)
+        asked.add_done_callback(lambda future: self._wake(answered, future))
 
     def _wake(self, answer: Answer, future: Future[Any]) -> None:
         """Hands an answer to the launcher and wakes it. Called by a thread of Ray's."""
         self._answers.put((answer, future))
         # A full socket has woken the launcher already; with a closed one the engine has ended.
         with contextlib.suppress(OSError):
-            self._wakeup_writer.send(b"!")
+            self._wakeup_writer.send(b"\0")
 
 
 def _own_variables(environ: Mapping[str, str]) -> dict[str, str]:

@@ -17,7 +17,7 @@ from torch.nn.modules.conv import _ConvNd
 from trireme.monitor.tensorboard.distribution import distribution_of
 from trireme.monitor.tensorboard.graph import Graph
 from trireme.monitor.tensorboard.image_grids import as_images, feature_maps, filters, grid
-from trireme.parallel.nested_tensors import tensors_in
+from trireme.parallel.tensors import tensors_in
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter

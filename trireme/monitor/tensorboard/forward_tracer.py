@@ -24,7 +24,7 @@ from torch.utils.hooks import RemovableHandle
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from trireme.monitor.tensorboard.graph import Graph, Node, Output
-from trireme.parallel.nested_tensors import tensors_in
+from trireme.parallel.tensors import tensors_in
 
 __all__ = ["ForwardTracer", "Observer", "graph_of"]
 

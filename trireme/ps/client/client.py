@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
-from typing import Any, Literal, TypeVar
+from functools import wraps
+from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
 
-from trireme.errors import FrameError
-from trireme.ps.client.lanes import Request
+from trireme.errors import Fenced, FrameError
+from trireme.ps.client.lanes import Answer, Request
 from trireme.ps.client.overlap import Overlap
 from trireme.ps.client.protocol import (
     PUBLISH,
@@ -23,19 +23,16 @@ from trireme.ps.client.protocol import (
     ClientProtocol,
     Operation,
     Pause,
-    Wanted,
 )
-from trireme.ps.client.residuals import Residuals
 from trireme.ps.client.server_links import (
     ClientOptions,
     Membership,
     Overlapping,
-    ServerLink,
     ServerLinks,
+    SharedBuffer,
 )
-from trireme.ps.client.shared_buffer import SharedBuffer
 from trireme.ps.client.subscription import Subscription
-from trireme.ps.compression import Packer
+from trireme.ps.compression import Packer, Residuals
 from trireme.ps.flat import FlatModel, PartBuffer, as_bytes
 from trireme.ps.messages import (
     GroupSpec,
@@ -43,12 +40,11 @@ from trireme.ps.messages import (
     PullReply,
     Push,
     PushReply,
-    ServerStatus,
     Span,
     Traced,
     Verdict,
 )
-from trireme.ps.results import PullResult, PushResult, ServerClock
+from trireme.ps.results import PushResult, ServerClock
 from trireme.ps.rule import Rule
 from trireme.ps.shard.values.snapshot_tensors import tensors_from
 from trireme.ps.snapshot import ModelState, assemble, disassemble
@@ -58,10 +54,23 @@ from trireme.wire.message import Message
 __all__ = ["OVERLAP_BYTES", "Client", "ClientOptions", "Membership", "Overlapping"]
 
 _T = TypeVar("_T")
+_P = ParamSpec("_P")
 
 OVERLAP_BYTES = 6 << 20
 """Pushes of fewer bytes leave after backward where the choice is `auto`: a thread more a step costs
 more then than sending early saves, even where the network is as fast as loopback."""
+
+
+def _carried_out(
+    operation: Callable[Concatenate[ClientProtocol, _P], Operation[_T]],
+) -> Callable[Concatenate[Client, _P], _T]:
+    """Returns the method of `Client` that carries an operation of its protocol out."""
+
+    @wraps(operation)
+    def method(client: Client, /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
+        return client._run(operation(client._protocol, *args, **kwargs))
+
+    return method
 
 
 class Client:
@@ -109,7 +118,7 @@ class Client:
             patience_seconds=options.patience_seconds,
             rng=random.Random(),
         )
-        self._overlap: Overlap | None = None  # made when it is first used
+        self._overlap = Overlap(flat, self._gradients, self._protocol, self._servers)
 
     @property
     def options(self) -> ClientOptions:
@@ -165,17 +174,7 @@ class Client:
 
     # -- training --------------------------------------------------------------------------------
 
-    def pull(self, *, train: bool = True, at_least: int = 0) -> PullResult:
-        """Receives the values; waits until the chief has loaded them.
-
-        Args:
-            train: whether an update will be computed from them.
-            at_least: waits until they are of this global step, or a later one.
-
-        Raises:
-            Fenced: the view changed while nothing was loaded: the chief may be another one now.
-        """
-        return self._run(self._protocol.pull(train=train, at_least=at_least))
+    pull = _carried_out(ClientProtocol.pull)
 
     def check(self) -> None:
         """Returns while the job runs.
@@ -216,57 +215,9 @@ class Client:
 
         The flat gradients must be zero, and from now on only backward may write to them.
         """
-        self._abandon()
-        if not (self._protocol.may_announce and self.pushes_early):
-            return
-        chosen = [link for link in self._links if self._leaves_early(link)]
-        if not chosen:
-            return
-        if self._overlap is None:
-            seconds = self.options.retry_seconds
-            self._overlap = Overlap(self._flat, self._gradients, timeout=seconds)
-        if self._overlap.ruled_out:
-            return
-        push = self._protocol.announce(weight, hyper, examples)
-        view, frames = self._servers.view().number, []
-        for link in chosen:
-            assert link.connection is not None
-            sequence = self._servers.lanes.announce(link.index)
-            build = partial(self._protocol.message, push, link.index, view)
-            frames.append((link.index, link.connection, sequence, build))
-        self._overlap.begin(frames)
-
-    def _leaves_early(self, link: ServerLink) -> bool:
-        """Returns whether a push can leave early over this link."""
-        connection = link.connection
-        if connection is None or connection.lending is not None or connection.wants_write:
-            return False
-        return len(self._layout.chunks(link.index)) > 1
-
-    def _complete(self, announced: Push, push: Push) -> Sequence[int]:
-        """Completes the announced push if it is this one; returns the servers that have it all."""
-        assert self._overlap is not None
-        if not self._protocol.completes(push):
-            if announced.absent != push.absent:
-                self._overlap.note_mismatch()
-            self._close_begun()
-            return ()
-        begun = self._overlap.servers
-        sent = self._overlap.finish()
-        for server in set(begun) - set(sent):
-            self._links[server].close()
-        return sent
-
-    def _abandon(self) -> None:
-        """Gives up a push that was announced and not made: no server has all of it."""
-        if self._protocol.announced is not None:
-            self._protocol.announced = None
-            self._close_begun()
-
-    def _close_begun(self) -> None:
-        assert self._overlap is not None
-        for server in self._overlap.abandon():
-            self._links[server].close()
+        self._overlap.abandon()
+        if self._protocol.may_announce and self.pushes_early:
+            self._overlap.begin(self._protocol.next_push(weight, hyper, examples))
 
     def push(
         self,
@@ -295,19 +246,19 @@ class Client:
         Raises:
             ConfigurationError: the job has told this worker to stop, or a push is under way.
         """
-        protocol, early = self._protocol, self._protocol.announced
-        missing = self._flat.absent if absent is None else absent
-        made = protocol.push(
+        protocol, missing = self._protocol, self._flat.absent if absent is None else absent
+        made = protocol.next_push(
             weight, hyper, examples, pull=pull, pulled=pulled, steps=steps, absent=missing
         )
-        has_it = () if early is None else self._complete(early, made)
+        protocol.push(made)
+        has_it = self._overlap.complete(made)
         self._flat.collect_gradients()
         requests = {}
         for server, (payload, nbytes) in enumerate(self._carried):
             if self._packers:
                 payload = self._packed(server, made)
                 nbytes = sum(view.nbytes for view in payload)
-            requests[server] = Request(partial(protocol.message, made, server), payload)
+            requests[server] = Request(protocol.message(made, server), payload)
             self.bytes_sent += nbytes
         self._servers.ask(requests, sent=has_it)  # sent again if a connection breaks
 
@@ -332,53 +283,18 @@ class Client:
         """
         return self._run(self._protocol.wait())
 
-    def settle(self) -> None:
-        """Waits for the answers to the push under way, if there is one; `wait` takes them later.
+    settle = _carried_out(ClientProtocol.settle)
+    retire = _carried_out(ClientProtocol.retire)
 
-        The values are not in the module before `wait`. Every other request settles first: a worker
-        has one request at a time with a server.
+    # -- requests to server 0, and to all --------------------------------------------------------
 
-        Raises:
-            TriremeError: as `wait`.
-        """
-        self._run(self._protocol.settle())
-
-    def retire(self) -> None:
-        """Tells the servers that this worker trains no more: nobody waits for it any longer."""
-        self._run(self._protocol.retire())
-
-    # -- requests to server 0 --------------------------------------------------------------------
-
-    def lease(
-        self, dataset: str, size: int, batch: int, count: int, *, resized: bool = False
-    ) -> tuple[Span, ...]:
-        """Asks for the next examples: `count` spans of `batch` examples of a data set of `size`.
-
-        With `resized` the data set may be of another size than the checkpoint's.
-        """
-        return self._run(self._protocol.lease(dataset, size, batch, count, resized=resized))
-
-    def stop(self, reason: str) -> int:
-        """Asks to end the job; returns the global step at which it will end."""
-        return self._run(self._protocol.stop(reason))
-
-    def set_end(self, max_steps: int) -> int:
-        """Sets the job's last step if it has none; returns the last step."""
-        return self._run(self._protocol.set_end(max_steps))
-
-    def drain(self) -> int:
-        """Waits until every worker has retired, and pulls the values; returns their global step.
-
-        The answers to this worker's last push lack what others pushed later.
-
-        Raises:
-            Fenced: this worker is out of the job: it keeps the values at hand.
-        """
-        return self._run(self._protocol.drain())
-
-    def status(self) -> list[ServerStatus]:
-        """Returns each server's status."""
-        return self._run(self._protocol.status())
+    lease = _carried_out(ClientProtocol.lease)
+    stop = _carried_out(ClientProtocol.stop)
+    set_end = _carried_out(ClientProtocol.set_end)
+    drain = _carried_out(ClientProtocol.drain)
+    status = _carried_out(ClientProtocol.status)
+    share = _carried_out(ClientProtocol.share)
+    collect = _carried_out(ClientProtocol.collect)
 
     def trace(self, action: Literal["start", "stop", "read"]) -> list[ServerClock]:
         """Asks each server in turn to begin or end a trace, or for the notes of its trace."""
@@ -391,16 +307,6 @@ class Client:
             heard, notes = time.monotonic(), b"".join(payload)
             clocks.append(ServerClock(message.now, message.clock, asked, heard, notes))
         return clocks
-
-    # -- what workers share ----------------------------------------------------------------------
-
-    def share(self, topic: str, data: bytes) -> None:
-        """Shares bytes with the other workers; the last under a topic replace those before."""
-        self._run(self._protocol.share(topic, data))
-
-    def collect(self, topic: str) -> dict[int, bytes]:
-        """Returns the bytes that each worker has shared under a topic."""
-        return self._run(self._protocol.collect(topic))
 
     # -- a consistent cut ------------------------------------------------------------------------
 
@@ -431,36 +337,40 @@ class Client:
 
     def close(self) -> None:
         """Closes all connections. May be repeated."""
-        self._protocol.announced = None
-        if self._overlap is not None:
-            self._overlap.close()
-            self._overlap = None
+        self._overlap.close()
         self._servers.close()
 
     # -- inside ----------------------------------------------------------------------------------
 
     def _run(self, operation: Operation[_T]) -> _T:
         """Carries out an operation of the protocol; returns its result."""
-        self._abandon()
+        self._overlap.abandon()
         result: Any = None
         try:
             while True:
-                result = self._carry_out(operation.send(result))
+                fenced = isinstance(result, Fenced)
+                wanted = operation.throw(result) if fenced else operation.send(result)
+                if wanted == PUBLISH:
+                    self._flat.publish_values()
+                    result = None
+                elif isinstance(wanted, Pause):
+                    time.sleep(wanted.seconds)
+                    result = time.monotonic()
+                else:
+                    if isinstance(wanted, Ask):
+                        self._servers.ask(wanted.requests, again=wanted.again)
+                    try:
+                        result = self._servers.finish()
+                    except Fenced as fence:
+                        result = fence
+                    else:
+                        self._count(result)
         except StopIteration as ended:
             value: _T = ended.value
             return value
 
-    def _carry_out(self, wanted: Wanted) -> Any:
-        """Does what the protocol wants; waits for answers, and counts the bytes of their values."""
-        if isinstance(wanted, Pause):
-            time.sleep(wanted.seconds)
-            return time.monotonic()
-        if wanted == PUBLISH:
-            self._flat.publish_values()
-            return None
-        if isinstance(wanted, Ask):
-            self._servers.ask(wanted.requests, again=wanted.again)
-        answers = self._servers.finish()
+    def _count(self, answers: Mapping[int, Answer]) -> None:
+        """Counts the bytes of the values that answers have brought."""
         for server, (message, _) in answers.items():
             if isinstance(message, (PushReply, PullReply)):
                 self.bytes_received += (
@@ -468,7 +378,6 @@ class Client:
                     if self._subscription is None
                     else self._subscription.take(server, message)
                 )
-        return answers
 
     def _place(self, server: int, message: Message, length: int) -> Sequence[memoryview]:
         """Returns the memory for a payload: that of the model for values."""

@@ -1,7 +1,7 @@
 """Decides which requests a client sends when, and which answers count. Without I/O.
 
-Events come in as method calls, each with its time; instructions go out as a list. A worker's client
-and the simulator drive this same object.
+Events come in as method calls, each with its time; what to send goes out as a list. A worker's
+client and the simulator drive this same object.
 
     event   when it is called
     ask     servers are asked something; earlier requests are given up
@@ -47,10 +47,8 @@ from trireme.wire.message import Message
 __all__ = [
     "BACK_OFF",
     "Answer",
-    "ClientInstruction",
     "Lane",
     "Lanes",
-    "Notice",
     "Request",
     "Transmit",
 ]
@@ -65,9 +63,9 @@ Answer = tuple[Message, Sequence[Any]]
 
 
 class Request(msgspec.Struct):
-    """A request to one server: builds its message under a view; and its payload."""
+    """A request to one server; if its message has a view, it is sent with the newest one."""
 
-    build: Callable[[int], Message]
+    message: Message
     payload: Sequence[Any] = ()
 
 
@@ -78,15 +76,6 @@ class Transmit(msgspec.Struct, frozen=True):
     sequence: int
     message: Message
     payload: Sequence[Any]
-
-
-class Notice(msgspec.Struct, frozen=True):
-    """Pass the reason for a withheld answer to the worker's program."""
-
-    waiting: Waiting
-
-
-ClientInstruction = Transmit | Notice
 
 
 class Lane(msgspec.Struct, eq=False):
@@ -115,13 +104,14 @@ class Lanes:
     Args:
         worker, incarnation: the client's.
         servers: the number of servers.
+        view: returns the newest view.
         retry_seconds: how long a server may be out of reach.
         patience_seconds: how long an answer may be withheld.
+        waiting: is called with each notice of a withheld answer.
         hurries: returns whether a server that is out of reach is given up sooner.
 
     Attributes:
         incarnation: may be replaced while no answer is waited for.
-        view: the newest view, which the driver sets before each event.
         lanes: the lanes, by server.
         waiting: the lanes whose answers are missing.
         answers: the answers to the last requests, by server.
@@ -132,17 +122,20 @@ class Lanes:
         worker: int,
         incarnation: int,
         servers: int,
+        view: Callable[[], View | None],
         *,
         retry_seconds: float,
         patience_seconds: float,
+        waiting: Callable[[Waiting], None] = lambda notice: None,
         hurries: Callable[[], bool] = lambda: False,
     ) -> None:
         self.incarnation = incarnation
-        self.view: View | None = None
         self.lanes = [Lane(server) for server in range(servers)]
         self.waiting: list[Lane] = []
         self.answers: dict[int, Answer] = {}
         self._worker = worker
+        self._view = view
+        self._notify = waiting
         self._retry_seconds = retry_seconds
         self._patience_seconds = patience_seconds
         self._hurries = hurries
@@ -159,7 +152,7 @@ class Lanes:
         *,
         again: bool = True,
         sent: Collection[int] = (),
-    ) -> list[ClientInstruction]:
+    ) -> list[Transmit]:
         """Asks servers something, in this order.
 
         Args:
@@ -176,7 +169,7 @@ class Lanes:
         self.answers = {}
         self._again = again
         self._since, self._names = now, ()
-        out: list[ClientInstruction] = []
+        out: list[Transmit] = []
         for server, request in requests.items():
             lane = self.lanes[server]
             lane.request = request
@@ -198,7 +191,7 @@ class Lanes:
 
     def heard(
         self, now: float, server: int, sequence: int, message: Message, payload: Sequence[Any]
-    ) -> Sequence[ClientInstruction]:
+    ) -> None:
         """Takes a message of a server, with the sequence of the request that it is about.
 
         Raises:
@@ -209,22 +202,23 @@ class Lanes:
         lane = self.lanes[server]
         lane.failing_since = None
         if sequence != lane.sequence or lane.request is None:
-            return ()  # about an earlier request
+            return  # about an earlier request
         if type(message) is not PushReply or type(message.verdict) is not Applied:
             if isinstance(message, Waiting):
                 self._names = message.names
                 self._check_patience(now)
-                return [Notice(message)]
-            lane.fenced = _fence_of(message) if self._again else None
-            if lane.fenced is not None:  # both sides have the newest view within moments
-                lane.due = now + BACK_OFF
-                return ()
-            if (error := _error_of(message)) is not None:
+                self._notify(message)
+                return
+            error, lane.fenced = _error_of(message), None
+            if isinstance(error, Fenced) and self._again:
+                lane.fenced = error.view, str(error)
+                lane.due = now + BACK_OFF  # both sides have the newest view within moments
+                return
+            if error is not None:
                 self._give_up(error)
         lane.request = None
         self.waiting.remove(lane)
         self.answers[server] = message, payload
-        return ()
 
     def broke(self, now: float, server: int, error: WireError) -> None:
         """Notes that the connection to a server has failed, or could not be made.
@@ -249,23 +243,16 @@ class Lanes:
             self._give_up(lost, error)
         lane.due = now + BACK_OFF
 
-    def tick(self, now: float) -> list[ClientInstruction]:
+    def tick(self, now: float) -> list[Transmit]:
         """Sends again what is due, and checks how long the answers have been withheld.
 
         Raises:
             Fenced: this worker was replaced, or taken out of the job.
             WaitTimeout: an answer was withheld too long; names those it was withheld for.
         """
-        out: list[ClientInstruction] = []
-        for lane in self.waiting:
-            if lane.due <= now:
-                out.append(self._send_again(lane))
+        out = [self._send_again(lane) for lane in self.waiting if lane.due <= now]
         self._check_patience(now)
         return out
-
-    def _check_patience(self, now: float) -> None:
-        if now - self._since > self._patience_seconds:
-            self._give_up(self._impatient())
 
     @property
     def due(self) -> float:
@@ -289,15 +276,17 @@ class Lanes:
         Raises:
             WaitTimeout: there is none yet.
         """
-        if self.view is None:
+        if (view := self._view()) is None:
             raise WaitTimeout(f"worker:{self._worker} has no view of the cluster yet")
-        return self.view
+        return view
 
     # -- inside ----------------------------------------------------------------------------------
 
     def _transmit(self, lane: Lane) -> Transmit:
         assert lane.request is not None
-        message = lane.request.build(self.known_view().number)
+        message, number = lane.request.message, self.known_view().number
+        if "view" in message.__struct_fields__:
+            message = msgspec.structs.replace(message, view=number)
         return Transmit(lane.index, lane.sequence, message, lane.request.payload)
 
     def _send_again(self, lane: Lane) -> Transmit:
@@ -319,20 +308,17 @@ class Lanes:
             )
             self._give_up(Fenced(said, number))
 
-    def _impatient(self) -> WaitTimeout:
-        said = f"worker:{self._worker} waited {self._patience_seconds:.0f} s for an answer"
+    def _check_patience(self, now: float) -> None:
+        if now - self._since <= self._patience_seconds:
+            return
         if self._names:
-            names = ", ".join(self._names)
-            return WaitTimeout(
-                f"{said} that was withheld until {names} had pushed: see whether it still runs"
-            )
-        silent = [f"ps:{e.index} at {e.address}" for e in map(self._entry_of, self.waiting)]
-        return WaitTimeout(
-            f"{said} of {', '.join(silent)}, which said nothing: see whether it still runs"
-        )
-
-    def _entry_of(self, lane: Lane) -> ServerEntry:
-        return self.entry(lane.index)
+            what = f"that was withheld until {', '.join(self._names)} had pushed"
+        else:
+            silent = [self.entry(lane.index) for lane in self.waiting]
+            named = ", ".join(f"ps:{entry.index} at {entry.address}" for entry in silent)
+            what = f"of {named}, which said nothing"
+        waited = f"worker:{self._worker} waited {self._patience_seconds:.0f} s for an answer"
+        self._give_up(WaitTimeout(f"{waited} {what}: see whether it still runs"))
 
     def _give_up(self, error: TriremeError, cause: Exception | None = None) -> NoReturn:
         """Gives up all requests, with an error."""
@@ -346,26 +332,19 @@ class Lanes:
         self.waiting = []
 
 
-def _fence_of(message: Message) -> tuple[int, str] | None:
-    """Returns the view that has fenced a request off, and the reason; None for other answers."""
-    if isinstance(message, PushReply) and isinstance(message.verdict, FencedVerdict):
-        return message.verdict.view, message.verdict.reason
-    if isinstance(message, Refused) and message.code == "fenced":
-        return message.view, message.reason
-    return None
-
-
 def _error_of(message: Message) -> TriremeError | None:
     """Returns the error that an answer means; None for `busy`, which the caller handles."""
-    if isinstance(message, PushReply) and isinstance(message.verdict, RejectedVerdict):
-        return Rejected(f"the parameter server rejected a push: {message.verdict.reason}")
-    fence = _fence_of(message)
-    if fence is not None:
-        return Fenced(fence[1], fence[0])
-    if not isinstance(message, Refused) or message.code == "busy":
+    said = message.verdict if isinstance(message, PushReply) else message
+    if isinstance(said, RejectedVerdict):
+        return Rejected(f"the parameter server rejected a push: {said.reason}")
+    if isinstance(said, FencedVerdict):
+        return Fenced(said.reason, said.view)
+    if not isinstance(said, Refused) or said.code == "busy":
         return None
+    if said.code == "fenced":
+        return Fenced(said.reason, said.view)
     kinds: Mapping[str, type[TriremeError]] = {
         "mismatch": ModelMismatchError,
         "optimizer": UnsupportedOptimizerError,
     }
-    return kinds.get(message.code, Rejected)(message.reason)
+    return kinds.get(said.code, Rejected)(said.reason)

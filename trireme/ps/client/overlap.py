@@ -11,91 +11,131 @@ It gains where the network is slower than the model: 9% of a step at 10 Gbit/s f
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from trireme.errors import WireError
+import msgspec
+from torch.utils.hooks import RemovableHandle
+
+from trireme.ps.client.protocol import ClientProtocol
+from trireme.ps.client.server_links import ServerLink, ServerLinks
 from trireme.ps.flat import FlatModel, PartBuffer
 from trireme.ps.layout import Chunk
+from trireme.ps.messages import Push
 from trireme.wire.background_sender import BackgroundSender
-from trireme.wire.connection import Connection
-from trireme.wire.message import Message
 
-__all__ = ["Build", "Overlap"]
+__all__ = ["Overlap"]
 
 _log = logging.getLogger(__name__)
 
 _MOST_MISMATCHES = 3  # a layer that is never used makes one, and one that is frozen later another
-
-Build = Callable[[tuple[int, ...]], Message]
-"""Makes the message of a push whose payload brings the chunks in this order."""
 
 
 class Overlap:
     """Sends a worker's gradients while they are computed, one push at a time.
 
     Args:
-        flat: the model, whose gradients are watched from now on.
+        flat: the model, whose gradients are watched from the first push on.
         gradients: each server's part of the gradients.
-        timeout: the seconds that sending may take after backward.
+        protocol: makes the messages, and knows which push was announced.
+        servers: the connections, which nobody else uses while a push is under way here.
 
     Attributes:
         ruled_out: why this model's pushes cannot leave early; empty while they can.
     """
 
-    def __init__(self, flat: FlatModel, gradients: Sequence[PartBuffer], *, timeout: float) -> None:
+    def __init__(
+        self,
+        flat: FlatModel,
+        gradients: Sequence[PartBuffer],
+        protocol: ClientProtocol,
+        servers: ServerLinks,
+    ) -> None:
         self.ruled_out = ""
         self._flat = flat
-        self._timeout = timeout
-        layout = flat.layout
-        self._outlets = [
-            _Outlet(layout.chunks(server), part.chunk_views)
-            for server, part in enumerate(gradients)
-        ]
+        self._gradients = gradients
+        self._protocol = protocol
+        self._servers = servers
+        self._outlets: list[_Outlet] = []  # by server
         # For each parameter: the outlets and chunks that wait for its gradient.
         self._waiting: list[list[tuple[_Outlet, int]]] = [[] for _ in flat.parameters]
-        for outlet in self._outlets:
-            for index, chunk in enumerate(outlet.chunks):
-                for position in chunk.parameters:
-                    self._waiting[position].append((outlet, index))
         self._sender: BackgroundSender | None = None
-        self._open: list[tuple[int, Connection]] = []
+        self._open: list[ServerLink] = []
         self._seen: set[int] = set()
         self._writes = self._flat_writes = 0
         self._mismatches = 0
         self._invalid = ""
-        self._handles = flat.watch_gradients(self._final)
+        self._handles: list[RemovableHandle] = []
 
     @property
     def servers(self) -> list[int]:
         """The servers of the push under way, or of the last one."""
-        return [server for server, _ in self._open]
+        return [link.index for link in self._open]
 
-    def begin(self, frames: Sequence[tuple[int, Connection, int, Build]]) -> None:
-        """Begins a push. The gradients are zero, and backward comes next.
+    def begin(self, push: Push) -> None:
+        """Announces a push to the servers that it can leave to early; to none if it is ruled out.
 
-        Args:
-            frames: for each server that gets the push early: its index; the connection, which
-                nobody else uses until the push is finished or abandoned; the frame's sequence; and
-                the function that builds the message.
+        The gradients are zero, and backward comes next.
         """
-        assert self._sender is None
+        links = [link for link in self._servers.links if self._leaves_early(link)]
+        if self.ruled_out or not links:
+            return
+        if not self._handles:
+            self._watch()
+        self._protocol.announced = push
         self._invalid = "" if self._flat.watched_alone else "another hook may change gradients"
         self._writes, self._flat_writes = self._flat.gradient_writes, self._flat.flat_writes
         self._seen.clear()
         self._open = []
-        for server, connection, sequence, build in frames:
-            outlet = self._outlets[server]
-            connection.begin(build(tuple(outlet.order)), outlet.nbytes, sequence=sequence)
+        lanes, connections = self._servers.lanes, []
+        view = lanes.known_view().number
+        for link in links:
+            assert link.connection is not None
+            outlet, sequence = self._outlets[link.index], lanes.announce(link.index)
+            message = msgspec.structs.replace(
+                self._protocol.message(push, link.index), view=view, order=tuple(outlet.order)
+            )
+            link.connection.begin(message, outlet.nbytes, sequence=sequence)
             outlet.open(len(self._open))
-            self._open.append((server, connection))
-        self._sender = BackgroundSender([connection for _, connection in self._open])
+            self._open.append(link)
+            connections.append(link.connection)
+        self._sender = BackgroundSender(connections)
+
+    def _leaves_early(self, link: ServerLink) -> bool:
+        """Returns whether a push can leave early over this link."""
+        connection = link.connection
+        if connection is None or connection.lending is not None or connection.wants_write:
+            return False
+        return len(self._flat.layout.chunks(link.index)) > 1
+
+    def _watch(self) -> None:
+        """Watches the gradients; prepares what is sent of them."""
+        if not self._outlets:
+            for server, part in enumerate(self._gradients):
+                outlet = _Outlet(self._flat.layout.chunks(server), part.chunk_views)
+                self._outlets.append(outlet)
+                for index, chunk in enumerate(outlet.chunks):
+                    for position in chunk.parameters:
+                        self._waiting[position].append((outlet, index))
+        self._handles = self._flat.watch_gradients(self._final)
+
+    def complete(self, push: Push) -> Sequence[int]:
+        """Completes what was announced, if it is this push; returns the servers that have it."""
+        announced = self._protocol.announced
+        if announced is None:
+            return ()
+        if self._protocol.completes(push):
+            return self.finish()
+        if announced.absent != push.absent:
+            self.note_mismatch()
+        self.abandon()
+        return ()
 
     def finish(self) -> list[int]:
         """Completes the push, after backward.
 
         Returns:
-            The servers that have the push. The connections to the others must be closed: they
-            broke, or the gradients may have changed after they were sent.
+            The servers that have the push. The connections to the others are closed: they broke, or
+            the gradients may have changed after they were sent.
         """
         sender = self._sender
         assert sender is not None
@@ -103,18 +143,22 @@ class Overlap:
             self._rule_out(self._invalid)
             self.abandon()
             return []
-        for server, _ in self._open:
-            outlet = self._outlets[server]
+        for link in self._open:
+            outlet = self._outlets[link.index]
             sender.give(outlet.place, outlet.rest())
-        failures = sender.finish(self._timeout)
+        failures = sender.finish(self._servers.options.retry_seconds)
         self._sender = None
-        for server, _ in self._open:
-            self._outlets[server].learn()
-        return [
-            server
-            for (server, connection), failure in zip(self._open, failures, strict=True)
-            if _sent(server, connection, failure)
-        ]
+        sent: list[int] = []
+        for link, failure in zip(self._open, failures, strict=True):
+            self._outlets[link.index].learn()
+            if failure is not None:
+                _log.debug("an early push to ps:%d failed: %s", link.index, failure)
+            assert link.connection is not None
+            if failure is None and not link.connection.in_frame:
+                sent.append(link.index)
+            else:
+                link.close()
+        return sent
 
     def _changed(self) -> bool:
         """Returns whether gradients may have been changed after they were sent."""
@@ -134,21 +178,23 @@ class Overlap:
         elif self._mismatches >= _MOST_MISMATCHES:
             self._rule_out("which parameters have a gradient changes from step to step")
 
-    def abandon(self) -> list[int]:
-        """Gives the push up; returns the servers whose connections must be closed."""
+    def abandon(self) -> None:
+        """Gives up a push that was announced and not made: no server has all of it."""
+        self._protocol.announced = None
         if self._sender is None:
-            return []
+            return
         self._sender.stop()
         self._sender = None
-        for server, _ in self._open:
-            self._outlets[server].close()
-        return [server for server, _ in self._open]
+        for link in self._open:
+            self._outlets[link.index].place = -1
+            link.close()
 
-    def close(self) -> list[int]:
+    def close(self) -> None:
         """Gives up the push under way, as `abandon`, and stops watching the gradients."""
         for handle in self._handles:
             handle.remove()
-        return self.abandon()
+        self._handles = []
+        self.abandon()
 
     def _final(self, position: int) -> None:
         """Sends what is final, as autograd has accumulated a parameter's gradient."""
@@ -199,10 +245,6 @@ class _Outlet:
         self._finals = []
         self._sent = 0
 
-    def close(self) -> None:
-        """Ends the push."""
-        self.place = -1
-
     def finalise(self, chunk: int) -> list[memoryview]:
         """Notes that one more gradient of a chunk is final; returns what can be sent now."""
         self._missing[chunk] -= 1
@@ -221,12 +263,6 @@ class _Outlet:
 
     def learn(self) -> None:
         """Ends a push that was sent, and takes the order in which its chunks became final."""
-        self.close()
+        self.place = -1
         known = set(self._finals)
         self.order = self._finals + [index for index in self.order if index not in known]
-
-
-def _sent(server: int, connection: Connection, failure: WireError | None) -> bool:
-    if failure is not None:
-        _log.debug("an early push to ps:%d failed: %s", server, failure)
-    return failure is None and not connection.in_frame

@@ -15,13 +15,12 @@ A worker has one thread: it begins an operation when the one before is over.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Generator, Mapping, Sequence
-from functools import partial
+from collections.abc import Generator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import msgspec
 
-from trireme.errors import ConfigurationError, FrameError, WaitTimeout
+from trireme.errors import ConfigurationError, Fenced, FrameError, WaitTimeout
 from trireme.ps.client.lanes import BACK_OFF, Answer, Request
 from trireme.ps.messages import (
     Applied,
@@ -53,7 +52,7 @@ from trireme.ps.messages import (
     Trace,
     Traced,
 )
-from trireme.ps.results import PullResult, PushResult, decided
+from trireme.ps.results import PushResult, decided
 from trireme.ps.rule import Rule
 from trireme.ps.snapshot_messages import (
     Cut,
@@ -153,6 +152,7 @@ class ClientProtocol:
         self._pushed = False
         # The answers to a push that was settled before it was waited for.
         self._settled: list[PushReply] | None = None
+        self._fence: Fenced | None = None  # of such a push
 
     # -- joining the job -------------------------------------------------------------------------
 
@@ -160,8 +160,8 @@ class ClientProtocol:
         """Shows every server the model; returns whether all have values loaded already."""
         self._rule = rule
         self._hyper = None  # the servers may use what an earlier worker has shown
-        answers = yield from self._ask_all(lambda view: Attach(view, layout, optimizer, rule))
-        return all([answer.loaded for answer in self._all(answers, Attached)])
+        answers = yield from self._ask_all(Attach(0, layout, optimizer, rule), Attached)
+        return all([answer.loaded for answer in answers])
 
     def load(
         self, state: ModelState, parts: Sequence[tuple[tuple[TensorSpec, ...], Sequence[Any]]]
@@ -172,52 +172,45 @@ class ClientProtocol:
             state: what the parts are of.
             parts: by server: the tensors, and the payload that holds them.
         """
-
-        def request(server: int) -> Request:
-            tensors, payload = parts[server]
+        requests: dict[int, Request] = {}
+        for server, (tensors, payload) in enumerate(parts):
             consumed, sizes = (state.consumed, state.sizes) if server == 0 else ((), {})
-            return Request(
-                lambda view: Load(view, state.step, tensors, state.workers, consumed, sizes),
-                payload,
-            )
-
-        answers = yield from self._ask({s: request(s) for s in range(self._servers)})
-        self._all(answers, Loaded)
+            load = Load(0, state.step, tensors, state.workers, consumed, sizes)
+            requests[server] = Request(load, payload)
+        self._all((yield from self._ask(requests)), Loaded)
 
     def renew(self) -> None:
         """Begins again as another incarnation: this worker had been taken for lost."""
         self._sequence = self._acknowledged = 0
         self._pushed = False
-        self._settled = None
+        self._settled = self._fence = None
         self.announced = None
 
     # -- training --------------------------------------------------------------------------------
 
-    def pull(self, *, train: bool = True, at_least: int = 0) -> Operation[PullResult]:
-        """Receives the values, once they are of a step of at least `at_least`."""
-        answers = yield from self._ask_all(
-            lambda view: Pull(view, train, at_least), again=not train
-        )
-        replies = self._all(answers, PullReply)
+    def pull(self, *, train: bool = True, at_least: int = 0) -> Operation[None]:
+        """Receives the values; waits until the chief has loaded them.
+
+        Args:
+            train: whether an update will be computed from them.
+            at_least: waits until they are of this global step, or a later one.
+
+        Raises:
+            Fenced: the view changed while nothing was loaded: the chief may be another one now.
+        """
+        request = Pull(0, train, at_least)
+        replies = yield from self._ask_all(request, PullReply, again=not train)
         if train:
             self.stopping = replies[0].stop
         self.step = yield from self.level([reply.step for reply in replies])
         yield PUBLISH
-        return PullResult(self.step, self.stopping)
 
     @property
     def may_announce(self) -> bool:
         """Whether a push may be announced now."""
         return not (self.stopping or self._pushed)
 
-    def announce(
-        self, weight: float, hyper: tuple[GroupSpec, ...] | None, examples: Sequence[Span]
-    ) -> Push:
-        """Announces the next push; returns it as it will be, unless something unusual happens."""
-        self.announced = self._next_push(weight, hyper, examples, absent=self._absent)
-        return self.announced
-
-    def push(
+    def next_push(
         self,
         weight: float,
         hyper: tuple[GroupSpec, ...] | None,
@@ -226,49 +219,13 @@ class ClientProtocol:
         pull: bool = True,
         pulled: int | None = None,
         steps: int = 1,
-        absent: tuple[int, ...] = (),
+        absent: tuple[int, ...] | None = None,
     ) -> Push:
-        """Makes a push; returns its message without the view. `wait` takes the answers.
+        """Returns the message of the next push without the view; see `Client.push`.
 
-        Raises:
-            ConfigurationError: the job has told this worker to stop, or a push is under way.
+        Where the absent parameters are not given, they are those of the update before: so it will
+        be, unless something unusual happens.
         """
-        if self.stopping:
-            raise after_the_end(self._worker, self.step)
-        if self._pushed:
-            raise ConfigurationError(f"worker:{self._worker} pushed before it waited")
-        push = self._next_push(
-            weight, hyper, examples, pull=pull, pulled=pulled, steps=steps, absent=absent
-        )
-        if weight > 0:  # a step that is skipped says nothing of the next one's gradients
-            self._absent = absent
-        self._sequence = push.sequence
-        self._hyper = hyper if hyper is not None else self._hyper
-        self._pushed = True
-        return push
-
-    def message(self, push: Push, server: int, view: int, order: tuple[int, ...] = ()) -> Push:
-        """Returns the message of a push to one server under a view; see `Push.order`."""
-        examples = push.examples if server == 0 else ()
-        return msgspec.structs.replace(push, view=view, examples=examples, order=order)
-
-    def completes(self, push: Push) -> bool:
-        """Returns whether a push is the one that was announced; none is announced afterwards."""
-        announced, self.announced = self.announced, None
-        return announced == push
-
-    def _next_push(
-        self,
-        weight: float,
-        hyper: tuple[GroupSpec, ...] | None,
-        examples: Sequence[Span],
-        *,
-        pull: bool = True,
-        pulled: int | None = None,
-        steps: int = 1,
-        absent: tuple[int, ...] = (),
-    ) -> Push:
-        """Returns the message of the next push without the view."""
         return Push(
             view=0,
             sequence=self._sequence + 1,
@@ -279,13 +236,41 @@ class ClientProtocol:
             examples=tuple(examples),
             pull=pull,
             steps=steps,
-            absent=absent,
+            absent=self._absent if absent is None else absent,
         )
+
+    def push(self, push: Push) -> None:
+        """Makes the next push. `wait` takes the answers.
+
+        Raises:
+            ConfigurationError: the job has told this worker to stop, or a push is under way.
+        """
+        if self.stopping:
+            raise after_the_end(self._worker, self.step)
+        if self._pushed:
+            raise ConfigurationError(f"worker:{self._worker} pushed before it waited")
+        if push.weight > 0:  # a step that is skipped says nothing of the next one's gradients
+            self._absent = push.absent
+        self._sequence = push.sequence
+        self._hyper = push.hyper if push.hyper is not None else self._hyper
+        self._pushed = True
+
+    def message(self, push: Push, server: int) -> Push:
+        """Returns the message of a push to one server, without the view."""
+        if server == 0 or not push.examples:
+            return push
+        return msgspec.structs.replace(push, examples=())
+
+    def completes(self, push: Push) -> bool:
+        """Returns whether a push is the one that was announced; none is announced afterwards."""
+        announced, self.announced = self.announced, None
+        return announced == push
 
     def wait(self) -> Operation[PushResult]:
         """Waits for the answers to the push, and publishes the values that they bring."""
-        if self._settled is None:
-            yield from self.settle()
+        yield from self.settle()
+        if self._fence is not None:
+            raise self._fence
         replies, self._settled = self._settled, None
         assert replies is not None, "there was no push to wait for"
         self._pushed = False
@@ -304,23 +289,28 @@ class ClientProtocol:
     def settle(self) -> Operation[None]:
         """Waits for the answers to the push under way, if there is one; `wait` takes them later.
 
-        Every other request settles first: a worker has one request at a time with a server.
+        The values are not in the module before `wait`. Every other request settles first: a worker
+        has one request at a time with a server. A push that is fenced off is `wait`'s to report:
+        the other request goes on.
+
+        Raises:
+            TriremeError: as `wait`, but for `Fenced`.
         """
-        if self._pushed and self._settled is None:
-            self._settled = self._all((yield AWAIT), PushReply)
-            self.stopping = self._settled[0].stop
+        if self._pushed and self._settled is None and self._fence is None:
+            try:
+                self._settled = self._all((yield AWAIT), PushReply)
+            except Fenced as fence:
+                self._fence = fence
+            else:
+                self.stopping = self._settled[0].stop
 
     def level(self, steps: list[int]) -> Operation[int]:
         """Pulls until all parts of the values are of one step, in synchronous modes; returns it."""
-
-        def again(at_least: int, view: int) -> Message:
-            return Pull(view, False, at_least)
-
         while self._rule.synchronous and len(set(steps)) > 1:
             target = max(steps)
             for server, step in enumerate(steps):
                 if step < target:
-                    answers = yield Ask({server: Request(partial(again, target))})
+                    answers = yield Ask({server: Request(Pull(0, False, target))})
                     reply = expect(answers[server], PullReply)
                     steps[server] = reply.step
                     if server == 0:  # the job may have ended since its first answer
@@ -329,58 +319,65 @@ class ClientProtocol:
 
     def retire(self) -> Operation[None]:
         """Tells the servers that this worker trains no more: nobody waits for it any longer."""
-        self._all((yield from self._ask_all(lambda view: Retire())), Done)
+        yield from self._ask_all(Retire(), Done)
 
     # -- requests to server 0 --------------------------------------------------------------------
 
     def lease(
         self, dataset: str, size: int, batch: int, count: int, *, resized: bool = False
     ) -> Operation[tuple[Span, ...]]:
-        """Asks for the next examples; a repeat of the request gets the same ones."""
+        """Asks for the next examples: `count` spans of `batch` examples of a data set of `size`.
+
+        With `resized` the data set may be of another size than the checkpoint's. A repeat of the
+        request gets the same examples.
+        """
         self._leases += 1
-        number = self._leases
-        answer = yield from self._ask_first(
-            lambda view: Lease(view, dataset, size, batch, count, number, resized)
-        )
-        return expect(answer, Leased).spans
+        request = Lease(0, dataset, size, batch, count, self._leases, resized)
+        return (yield from self._ask_first(request, Leased)).spans
 
     def stop(self, reason: str) -> Operation[int]:
         """Asks to end the job; returns the global step at which it will end."""
-        return expect((yield from self._ask_first(lambda view: StopJob(reason))), Stopping).step
+        return (yield from self._ask_first(StopJob(reason), Stopping)).step
 
     def set_end(self, max_steps: int) -> Operation[int]:
         """Sets the job's last step if it has none; returns the last step."""
-        return expect((yield from self._ask_first(lambda view: SetEnd(max_steps))), Stopping).step
+        return (yield from self._ask_first(SetEnd(max_steps), Stopping)).step
 
     def drain(self) -> Operation[int]:
-        """Waits until every worker has retired, and pulls the values; returns their step."""
-        step = expect((yield from self._ask_first(lambda view: Drain())), Stopping).step
+        """Waits until every worker has retired, and pulls the values; returns their global step.
+
+        The answers to this worker's last push lack what others pushed later.
+
+        Raises:
+            Fenced: this worker is out of the job: it keeps the values at hand.
+        """
+        step = (yield from self._ask_first(Drain(), Stopping)).step
         if self._rule.synchronous and self.step == step:
             return step  # the round that made it has brought them
         # Where servers commit nothing, a lost worker's push may be on some only, and the others do
         # not come to that step. What those who have retired had pushed is on all by then.
         at_least = 0 if self._rule.uncommitted else step
-        return (yield from self.pull(train=False, at_least=at_least)).step
+        yield from self.pull(train=False, at_least=at_least)
+        return self.step
 
     def status(self) -> Operation[list[ServerStatus]]:
-        """Asks each server for its status."""
-        return self._all((yield from self._ask_all(lambda view: Status())), ServerStatus)
+        """Returns each server's status."""
+        return self._ask_all(Status(), ServerStatus)
 
     def trace(self, server: int, action: Literal["start", "stop", "read"]) -> Operation[Answer]:
         """Asks a server to begin or end a trace, or for the notes of its trace."""
-        answers = yield from self._ask({server: Request(lambda view: Trace(action))})
+        answers = yield from self._ask({server: Request(Trace(action))})
         expect(answers[server], Traced)
         return answers[server]
 
     def share(self, topic: str, data: bytes) -> Operation[None]:
-        """Shares bytes with the other workers."""
-        answer = yield from self._ask_first(lambda view: Share(topic), [memoryview(data)])
-        expect(answer, Done)
+        """Shares bytes with the other workers; the last under a topic replace those before."""
+        yield from self._ask_first(Share(topic), Done, [memoryview(data)])
 
     def collect(self, topic: str) -> Operation[dict[int, bytes]]:
-        """Asks for the bytes that each worker has shared under a topic."""
-        answer = yield from self._ask_first(lambda view: Collect(topic))
-        message, joined = expect(answer, Collected), b"".join(answer[1])
+        """Returns the bytes that each worker has shared under a topic."""
+        answers = yield from self._ask({0: Request(Collect(topic))})
+        message, joined = expect(answers[0], Collected), b"".join(answers[0][1])
         left: dict[int, bytes] = {}
         offset = 0
         for worker, size in zip(message.workers, message.sizes, strict=True):
@@ -422,7 +419,8 @@ class ClientProtocol:
         step = max([answer.step for answer in frozen])
         cut = Cut(token, step, tuple(sorted(done.items())), state)
         copy: Copy = []
-        for message, payload in _in_order((yield from self._ask_all(lambda view: cut))):
+        answers = yield from self._ask(dict.fromkeys(range(self._servers), Request(cut)))
+        for _, (message, payload) in sorted(answers.items()):
             if isinstance(message, Snapshot):
                 copy.append((message, payload))
             else:
@@ -433,7 +431,7 @@ class ClientProtocol:
         """Freezes all servers; thaws them and returns None if one is busy or has another view."""
         frozen: list[Frozen] = []
         for server in range(self._servers):  # 0 first: whoever holds it goes on, the others wait
-            answers = yield from self._ask({server: Request(lambda view: Freeze(token))})
+            answers = yield from self._ask({server: Request(Freeze(token))})
             message = answers[server][0]
             if not isinstance(message, Frozen):
                 _refuse_unless_busy(message)
@@ -446,7 +444,7 @@ class ClientProtocol:
         return frozen
 
     def _thaw(self, token: int, count: int) -> Operation[None]:
-        thaw = Request(lambda view: Thaw(token))
+        thaw = Request(Thaw(token))
         for answer in (yield Ask(dict.fromkeys(range(count), thaw))).values():
             expect(answer, Done)
 
@@ -459,22 +457,18 @@ class ClientProtocol:
         return answers
 
     def _ask_all(
-        self, build: Callable[[int], Message], *, again: bool = True
-    ) -> Operation[_Answers]:
-        request = Request(build)
-        return self._ask(dict.fromkeys(range(self._servers), request), again=again)
+        self, message: Message, wanted: type[_M], *, again: bool = True
+    ) -> Operation[list[_M]]:
+        requests = dict.fromkeys(range(self._servers), Request(message))
+        return self._all((yield from self._ask(requests, again=again)), wanted)
 
     def _ask_first(
-        self, build: Callable[[int], Message], payload: Sequence[Any] = ()
-    ) -> Operation[Answer]:
-        return (yield from self._ask({0: Request(build, payload)}))[0]
+        self, message: Message, wanted: type[_M], payload: Sequence[Any] = ()
+    ) -> Operation[_M]:
+        return expect((yield from self._ask({0: Request(message, payload)}))[0], wanted)
 
     def _all(self, answers: _Answers, wanted: type[_M]) -> list[_M]:
         return [expect(answers[server], wanted) for server in range(self._servers)]
-
-
-def _in_order(answers: _Answers) -> list[Answer]:
-    return [answers[server] for server in sorted(answers)]
 
 
 def _refuse_unless_busy(message: Message) -> None:

@@ -24,12 +24,13 @@ from trireme.errors import (
     WireTimeout,
 )
 from trireme.ps.catalog import PS_CATALOG
-from trireme.ps.client.lanes import Answer, ClientInstruction, Lane, Lanes, Request, Transmit
-from trireme.ps.client.shared_buffer import SharedBuffer
+from trireme.ps.client.lanes import Answer, Lane, Lanes, Request, Transmit
+from trireme.ps.messages import LendMemory, MemoryLent, Waiting
 from trireme.wire.connection import Connection
 from trireme.wire.frame_reader import Incoming
 from trireme.wire.handshake import HANDSHAKE_TIMEOUT, Identity, authenticate
 from trireme.wire.message import Message
+from trireme.wire.shared_memory import Lending, SharedMemory
 from trireme.wire.spin_wait import SpinWait
 from trireme.wire.transport import Stream, connect
 from trireme.wire.transports.shm import ShmStream, shm_address
@@ -37,21 +38,17 @@ from trireme.wire.transports.shm import ShmStream, shm_address
 __all__ = [
     "SLICE",
     "ClientOptions",
-    "Destination",
     "Membership",
     "Overlapping",
     "ServerLink",
     "ServerLinks",
-    "identity_of",
+    "SharedBuffer",
 ]
 
 _log = logging.getLogger(__name__)
 
 Overlapping = Literal["auto", "on", "off"]
 """Whether pushes leave while backward runs: where possible, and with `auto` only where it pays."""
-
-Destination = Callable[[int, Message, int], Sequence[memoryview]]
-"""Says where a payload of so many bytes goes that comes from a server with a message."""
 
 SLICE = 0.5
 """Seconds between two looks at whether the job is over."""
@@ -102,14 +99,49 @@ class ClientOptions:
     patience_seconds: float = 1800.0
     share_memory: bool = True
     overlap: Overlapping = "auto"
-    waiting: Callable[[str, Sequence[str], float], None] | None = None
+    waiting: Callable[[str, Sequence[str], float], None] = lambda *notice: None
     hurries: Callable[[], bool] = lambda: False
 
 
-def identity_of(options: ClientOptions) -> Identity:
-    """Returns the identity of a client for handshakes."""
-    task = f"worker:{options.worker}"
-    return Identity(options.job, task, options.incarnation, options.epoch)
+@dataclass(frozen=True)
+class SharedBuffer:
+    """The memory that a worker lends to a server of its host: gradients to read, values to write.
+
+    Attributes:
+        memory: contains both.
+        outbound: the gradients.
+        inbound: the values.
+    """
+
+    memory: SharedMemory
+    outbound: tuple[memoryview, ...]
+    inbound: tuple[memoryview, ...]
+
+    def offer(self, connection: Connection, stream: ShmStream, *, timeout: float) -> bool:
+        """Lends the memory to the server: what lies there need not cross the socket.
+
+        Args:
+            connection: between two frames, with no request under way.
+            stream: the connection's.
+            timeout: in seconds, to send the offer and again to hear the answer.
+
+        Returns:
+            Whether the server uses it; if not, everything crosses the socket.
+
+        Raises:
+            WireError: the connection failed, or there was no answer in time.
+        """
+        stream.pass_descriptor(self.memory.fileno())
+        places = [
+            tuple(self.memory.place_of(view) for view in views)
+            for views in (self.outbound, self.inbound)
+        ]
+        connection.send(LendMemory(self.memory.nbytes, *places), timeout=timeout)
+        answer = connection.receive(timeout=timeout).message
+        accepted = isinstance(answer, MemoryLent) and answer.accepted
+        if accepted:
+            connection.lending = Lending.of_lender(self.outbound, self.inbound)
+        return accepted
 
 
 class ServerLink:
@@ -134,7 +166,8 @@ class ServerLinks:
         options: the worker's identity and timeouts.
         membership: knows the servers.
         servers: the number of servers.
-        destination: returns the memory for a payload.
+        destination: returns the memory for a payload of so many bytes that comes from a server with
+            a message.
 
     Attributes:
         options: may be replaced while no request is under way, once the connections are closed.
@@ -144,15 +177,21 @@ class ServerLinks:
     """
 
     def __init__(
-        self, options: ClientOptions, membership: Membership, servers: int, destination: Destination
+        self,
+        options: ClientOptions,
+        membership: Membership,
+        servers: int,
+        destination: Callable[[int, Message, int], Sequence[memoryview]],
     ) -> None:
         self.options = options
         self.lanes = Lanes(
             options.worker,
             options.incarnation,
             servers,
+            lambda: membership.view,
             retry_seconds=options.retry_seconds,
             patience_seconds=options.patience_seconds,
+            waiting=self._notify,
             hurries=options.hurries,
         )
         self.links = [ServerLink(server) for server in range(servers)]
@@ -167,15 +206,6 @@ class ServerLinks:
         """Closes all connections; the next request connects again. May be repeated."""
         for link in self.links:
             link.close()
-
-    def view(self) -> View:
-        """Returns the newest view.
-
-        Raises:
-            WaitTimeout: there is none yet.
-        """
-        self.lanes.view = self._membership.view
-        return self.lanes.known_view()
 
     def ask(
         self,
@@ -192,8 +222,8 @@ class ServerLinks:
             JobFailed: the job is over, or a server is not part of it any longer.
             WireError: a server has been out of reach too long.
         """
-        self.lanes.view = self._membership.view
-        self._follow(self.lanes.ask(time.monotonic(), requests, again=again, sent=sent))
+        for order in self.lanes.ask(time.monotonic(), requests, again=again, sent=sent):
+            self._transmit(order)
 
     def finish(self) -> Mapping[int, Answer]:
         """Waits for the answers of all servers that were asked.
@@ -217,8 +247,8 @@ class ServerLinks:
             for lane in tuple(waiting):
                 heard = self._receive(lane, sleeps=alone) or heard
             if not heard and not self._readable(lanes.waiting):
-                lanes.view = self._membership.view
-                self._follow(lanes.tick(time.monotonic()))
+                for order in lanes.tick(time.monotonic()):
+                    self._transmit(order)
                 self._membership.check()
         return lanes.answers
 
@@ -243,15 +273,8 @@ class ServerLinks:
             return True
         if incoming is None:
             return False
-        said = self.lanes.heard(
-            time.monotonic(),
-            lane.index,
-            incoming.sequence,
-            incoming.message,
-            incoming.payload,
-        )
-        if said:
-            self._follow(said)
+        now, message, payload = time.monotonic(), incoming.message, incoming.payload
+        self.lanes.heard(now, lane.index, incoming.sequence, message, payload)
         if lane.request is not None:  # a notice, or another view: the job may be over
             self._membership.check()
         return True
@@ -275,14 +298,8 @@ class ServerLinks:
         through_memory = bool(made) and all([c is not None and c.spin is not None for c in made])
         return self._spin.wait(poller.poll, self._slice(), look=through_memory)
 
-    def _follow(self, instructions: Sequence[ClientInstruction]) -> None:
-        for instruction in instructions:
-            if isinstance(instruction, Transmit):
-                self._transmit(instruction)
-                continue
-            notice = instruction.waiting
-            if self.options.waiting is not None:
-                self.options.waiting(notice.reason, notice.names, notice.seconds)
+    def _notify(self, notice: Waiting) -> None:
+        self.options.waiting(notice.reason, notice.names, notice.seconds)
 
     def _transmit(self, order: Transmit) -> None:
         link = self.links[order.server]
@@ -322,24 +339,20 @@ class ServerLinks:
         """
         if not self.shared_buffers or not link.trusts_memory:
             return None
+        stream: Stream | None = None
         try:
             stream = connect(shm_address(entry.address), timeout=1.0)
-        except WireError as error:
-            if isinstance(error, AuthenticationError):
-                self._distrust(link, error)
-            return None
-        try:
             return self._introduce(link, entry, stream)
         except StaleEpochError:
             raise
         except AuthenticationError as error:
-            self._distrust(link, error)
-            return None
-
-    def _distrust(self, link: ServerLink, error: AuthenticationError) -> None:
-        link.trusts_memory = False
-        who = f"worker:{self.options.worker}"
-        _log.warning("%s goes on over TCP to ps:%d: %s", who, link.index, error)
+            link.trusts_memory = False
+            who = f"worker:{self.options.worker}"
+            _log.warning("%s goes on over TCP to ps:%d: %s", who, link.index, error)
+        except WireError:
+            if stream is not None:
+                raise
+        return None
 
     def _introduce(self, link: ServerLink, entry: ServerEntry, stream: Stream) -> Connection:
         """Returns a connection whose ends have authenticated each other."""
@@ -348,9 +361,9 @@ class ServerLinks:
         connection.peer = f"ps:{link.index} at {entry.address}"
         connection.destination = partial(self._destination, link.index)
         try:
-            identity = identity_of(options)
+            task, server = f"worker:{options.worker}", f"ps:{link.index}"
+            identity = Identity(options.job, task, options.incarnation, options.epoch)
             patience = min(HANDSHAKE_TIMEOUT, options.retry_seconds)
-            server = f"ps:{link.index}"
             authenticate(connection, identity, options.secret, server=server, timeout=patience)
             if isinstance(stream, ShmStream):
                 shared_buffer = self.shared_buffers[link.index]

@@ -8,18 +8,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from functools import partial
+from typing import Protocol
 
 import psutil
 
 from trireme.metrics import Histogram, Registry
-from trireme.ps.layout import Layout
-from trireme.ps.messages import OptimizerSpec
-from trireme.ps.rule import Rule
-from trireme.ps.server.trace import Notes
 from trireme.ps.shard.shard import Shard
-from trireme.ps.shard.values.parameters import Values, make_values
 
-__all__ = ["Report", "ShardMetrics"]
+__all__ = ["Report", "ShardMetrics", "StepListener"]
 
 _log = logging.getLogger(__name__)
 
@@ -31,6 +27,13 @@ Report = Callable[[Mapping[str, float | str]], object]
 """Takes a status report: values by name."""
 
 
+class StepListener(Protocol):
+    """Is called each time that updates are applied."""
+
+    def applied(self, step: int, began: float, ended: float) -> None:
+        """The global step `step` was made between two readings of `time.monotonic`."""
+
+
 class ShardMetrics:
     """Measures one shard: the updates that it applies, and the workers that wait for an answer.
 
@@ -39,11 +42,11 @@ class ShardMetrics:
         report: takes a status report every half second.
 
     Attributes:
-        notes: notes each step too, while a task traces this server; else None.
+        listener: is called at each step too, while a task traces this server.
     """
 
     def __init__(self, registry: Registry, report: Report) -> None:
-        self.notes: Notes | None = None
+        self.listener: StepListener | None = None
         self._report = report
         self._process = psutil.Process()
         self._due = 0.0
@@ -71,19 +74,13 @@ class ShardMetrics:
             registry.gauge, "trireme_worker_lag", "Pushes behind the worker that is furthest"
         )
 
-    def values(self, layout: Layout, server: int, optimizer: OptimizerSpec, rule: Rule) -> Values:
-        """Makes a server's values, as `make_values`, whose changes are measured."""
-        made = make_values(layout, server, optimizer, rule)
-        made.on_applied = self.applied
-        return made
-
     def applied(self, step: int, began: float, ended: float) -> None:
         """Records a step that was made between two readings of `time.monotonic`."""
         self._seconds += ended - began
         self._times += 1
         self._histogram.observe(ended - began)
-        if self.notes is not None:
-            self.notes.applied(step, began, ended)
+        if self.listener is not None:
+            self.listener.applied(step, began, ended)
 
     def look(self, now: float, shard: Shard) -> None:
         """Reports the shard's status, if a report is due.

@@ -16,8 +16,7 @@ from trireme.ps.messages import LendMemory
 from trireme.ps.shard.state import ShardState
 from trireme.wire.codec import make_codec
 from trireme.wire.service import Link
-from trireme.wire.shared_buffers import Lending
-from trireme.wire.shared_memory import SharedMemory
+from trireme.wire.shared_memory import Lending, SharedMemory
 from trireme.wire.transports.shm import ShmStream
 
 __all__ = ["ReceiveBuffer", "Staging"]

@@ -44,7 +44,6 @@ from trireme.ps.server.receive_buffer import ReceiveBuffer, Staging
 from trireme.ps.server.trace import Notes
 from trireme.ps.shard.instructions import Instruction, Send
 from trireme.ps.shard.shard import Shard
-from trireme.ps.shard.values.parameters import make_values
 from trireme.ps.shard.values.segment_optimizer import load_optimizers
 from trireme.ps.shard.values.snapshot_tensors import tensors_from
 from trireme.ps.snapshot_messages import Load, TensorSpec
@@ -107,10 +106,11 @@ class ShardHandler:
         metrics: ShardMetrics | None = None,
     ) -> None:
         self.index = index
-        self.shard = Shard(index, make_values if metrics is None else metrics.values)
+        self.shard = Shard(index)
         self.dispatcher: Dispatcher[Link] = Dispatcher(self.shard)
         self._now = now
         self._metrics = metrics
+        self._applied = 0  # how many updates were applied when that was looked at last
         self._notes = Notes()
         self._receive_buffer = ReceiveBuffer(self.shard.state)
         self._values: Sequence[torch.Tensor] = ()
@@ -128,22 +128,21 @@ class ShardHandler:
 
     def received(self, link: Link, incoming: Incoming) -> None:
         """Gives a message to the shard, and carries out the shard's instructions."""
-        message = incoming.message
+        message, payload = incoming.message, incoming.payload
         if isinstance(message, Trace):
             self._trace(link, incoming.sequence, message)
             return
-        began = self._now()
         superseded = self.dispatcher.admit(link, message)
         if superseded is not None:
             superseded.close()
             if superseded is link:
                 return
-        staging, payload = None, incoming.payload
+        began, staging = self._now(), None
+        what: object = None
         if isinstance(message, LendMemory):
             accepted = self._receive_buffer.borrow(link, message)
             link.offer(MemoryLent(accepted), sequence=incoming.sequence)
             return
-        what: object = None
         if isinstance(message, Push):
             staging = self._receive_buffer.take(link, payload)
             what = staging.gradients
@@ -158,7 +157,7 @@ class ShardHandler:
             data = bytearray().join(payload)
             what = torch.frombuffer(data, dtype=torch.uint8) if data else torch.empty(0)
         route = _Route(link, incoming.sequence, staging)
-        self._carry_out(self.dispatcher.dispatch(began, link, route, message, what))
+        self._carry_out(began, self.dispatcher.dispatch(began, link, route, message, what))
         if self._notes.wanted:
             name = type(message).__name__
             self._notes.handled(name, link.identity.task, began, self._now())
@@ -173,7 +172,7 @@ class ShardHandler:
         else:
             payload = self._notes.export()
         if self._metrics is not None:
-            self._metrics.notes = self._notes if self._notes.wanted else None
+            self._metrics.listener = self._notes if self._notes.wanted else None
         views = [memoryview(payload)] if payload else []
         link.offer(Traced(time.monotonic(), clock_name()), views, sequence=sequence)
 
@@ -185,7 +184,7 @@ class ShardHandler:
 
     def tick(self, now: float) -> None:
         """Passes the time to the shard."""
-        self._carry_out(self.shard.tick(now))
+        self._carry_out(now, self.shard.tick(now))
         if self._metrics is not None:
             self._metrics.look(now, self.shard)
 
@@ -198,7 +197,8 @@ class ShardHandler:
 
     def view(self, view: View) -> None:
         """Passes a new view to the shard. In the service's thread."""
-        self._carry_out(self.shard.view(self._now(), view))
+        now = self._now()
+        self._carry_out(now, self.shard.view(now, view))
 
     # -- inside ----------------------------------------------------------------------------------
 
@@ -224,9 +224,19 @@ class ShardHandler:
         elements = sum(part.length for part in layout.parts(self.index))
         return _SLACK_BYTES + _MOST_TENSORS * 8 * elements
 
-    def _carry_out(self, instructions: Sequence[Instruction]) -> None:
-        """Sends what the shard asks for, and lets it go on as long as it has more to decide."""
+    def _carry_out(self, began: float, instructions: Sequence[Instruction]) -> None:
+        """Sends what the shard asks for, and lets it go on as long as it has more to decide.
+
+        Args:
+            began: when the shard began to decide this; the steps that it has made are measured.
+            instructions: what it asks for.
+        """
         while True:
+            state = self.shard.state
+            if state.counters["applied"] != self._applied:
+                self._applied = state.counters["applied"]
+                if self._metrics is not None:
+                    self._metrics.applied(state.step, began, self._now())
             for instruction in instructions:
                 if isinstance(instruction, Send):
                     server = self.dispatcher.link_for(instruction)
@@ -241,7 +251,8 @@ class ShardHandler:
                 route.link.offer(instruction.message, payload, sequence=route.sequence)
             if not self.shard.due:
                 return
-            instructions = self.shard.go_on(self._now())
+            began = self._now()
+            instructions = self.shard.go_on(began)
 
     def _bytes(self, tensors: Sequence[torch.Tensor]) -> Sequence[memoryview]:
         """Returns the memory of tensors, which nearly always are the same values as before."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
 
+from trireme.data.intervals import joined
 from trireme.ps.messages import GroupSpec, OptimizerSpec, Span
 from trireme.ps.results import PushResult
 from trireme.ps.rule import Rule
@@ -17,28 +18,10 @@ if TYPE_CHECKING:
     from trireme.parallel.process_group import ProcessGroup
     from trireme.session.backends.local_optimizers import LocalOptimizers
 
-__all__ = ["Backend", "FirstState", "Update", "group_mean"]
+__all__ = ["Backend", "FirstState", "joined_spans"]
 
 FirstState: TypeAlias = Callable[[], ModelState | None]
 """Returns a job's first state in the chief, and None in other workers."""
-
-
-class Update(msgspec.Struct, frozen=True):
-    """Describes the gradients of one exchange.
-
-    Attributes:
-        weight: the number of examples that the gradient is the mean of; 0 changes no values.
-        examples: the positions of the examples, where they were leased.
-        hyper: the optimizer's present hyper-parameters; None where the backend's optimizer has its
-            own.
-        basis: the global step of the values that the gradient was computed from; None for the
-            newest values.
-    """
-
-    weight: float
-    examples: Sequence[Span] = ()
-    hyper: tuple[GroupSpec, ...] | None = None
-    basis: int | None = None
 
 
 class Backend(ABC):
@@ -55,9 +38,9 @@ class Backend(ABC):
         stopping: whether this worker has been told to stop.
         bytes_sent: the packed bytes of gradients or deltas that were sent to servers.
         bytes_received: the bytes of values that servers have answered with.
-        comes_back: whether `come_back` is possible.
         together: whether all processes of the job make each step together, without servers.
-        joint_mean: whether `mean` asks other processes, which must all call it.
+        group: the processes that step together with this one, which must all call `mean`; None for
+            a single process.
         wants_save: whether this process, as chief, requests to save the step of the next exchange.
         saves: whether the last exchange agreed to save the step that it made; None where the chief
             saves without the other workers.
@@ -73,11 +56,10 @@ class Backend(ABC):
         @property
         def stopping(self) -> bool: ...
 
-    bytes_sent: int
-    bytes_received: int
-    comes_back: bool = False
+    bytes_sent: int = 0
+    bytes_received: int = 0
     together: bool = False
-    joint_mean: bool = False
+    group: ProcessGroup | None = None
     wants_save: bool = False
     saves: bool | None = None
     local_optimizers: LocalOptimizers | None = None
@@ -107,7 +89,7 @@ class Backend(ABC):
         """
 
     def come_back(self, incarnation: int) -> None:
-        """Continues as a new incarnation, after the job had given this worker up.
+        """Continues as a new incarnation, after the job had given this worker of one process up.
 
         The result of an exchange under way stays unknown. `start` must be called next.
 
@@ -129,16 +111,22 @@ class Backend(ABC):
         return 1
 
     @property
-    def announces(self) -> bool:
-        """Whether `announce` has an effect."""
+    def pushes_early(self) -> bool:
+        """Whether `begin` has an effect."""
         return False
 
-    def announce(self, update: Update) -> None:
-        """Announces an exchange before backward, so that gradients are sent as they become final.
+    def begin(
+        self,
+        weight: float,
+        *,
+        hyper: tuple[GroupSpec, ...] | None = None,
+        examples: Sequence[Span] = (),
+    ) -> None:
+        """Announces a push before backward, so that gradients are sent as they become final.
 
         Announcing is optional. The flat gradients must be zero, and only backward may write to
-        them afterwards. The next exchange must be of the same update; otherwise the announced
-        update is discarded.
+        them afterwards. The next push must have the same arguments; otherwise the announced push
+        is discarded.
         """
 
     def begin_step(self) -> None:
@@ -150,15 +138,30 @@ class Backend(ABC):
         """
 
     @abstractmethod
-    def begin_exchange(self, update: Update) -> None:
+    def push(
+        self,
+        weight: float,
+        *,
+        hyper: tuple[GroupSpec, ...] | None = None,
+        examples: Sequence[Span] = (),
+        pulled: int | None = None,
+    ) -> None:
         """Starts an exchange of the present gradients; only one exchange may be under way.
+
+        Args:
+            weight: the number of examples that the gradient is the mean of; 0 changes no values.
+            hyper: the optimizer's present hyper-parameters; None where the backend's optimizer has
+                its own.
+            examples: the positions of the examples, where they were leased.
+            pulled: the global step of the values that the gradient was computed from; None for the
+                newest values.
 
         Raises:
             ConfigurationError: this worker has been told to stop, or an exchange is under way.
         """
 
     @abstractmethod
-    def end_exchange(self) -> PushResult | None:
+    def wait(self) -> PushResult | None:
         """Returns the result of the exchange, and leaves the new values in the model.
 
         Returns None where this worker trains locally, and exchanged nothing at this step.
@@ -183,7 +186,13 @@ class Backend(ABC):
             values: numbers by name, with the same names in all processes that count.
             counts: whether the numbers of this process count.
         """
-        return dict(values)
+        if self.group is None:
+            return dict(values)
+        named: dict[str, list[float]] = {}
+        for said in self.group.exchange(msgspec.msgpack.encode(dict(values) if counts else {})):
+            for name, value in msgspec.msgpack.decode(said, type=dict[str, float]).items():
+                named.setdefault(name, []).append(value)
+        return {name: sum(found) / len(found) for name, found in named.items()}
 
     # -- agreement in the job --------------------------------------------------------------------
 
@@ -250,16 +259,13 @@ class Backend(ABC):
         """Closes connections and threads. May be called again."""
 
 
-def group_mean(group: ProcessGroup, values: Mapping[str, float], counts: bool) -> dict[str, float]:
-    """Returns the mean of each number over the processes of a group that count.
-
-    Args:
-        group: the processes, which must all call this.
-        values: numbers by name.
-        counts: whether the numbers of this process count.
-    """
-    named: dict[str, list[float]] = {}
-    for said in group.exchange(msgspec.msgpack.encode(dict(values) if counts else {})):
-        for name, value in msgspec.msgpack.decode(said, type=dict[str, float]).items():
-            named.setdefault(name, []).append(value)
-    return {name: sum(found) / len(found) for name, found in named.items()}
+def joined_spans(spans: Iterable[Span]) -> tuple[Span, ...]:
+    """Returns the same examples in the fewest spans."""
+    ranges: dict[str, list[tuple[int, int]]] = {}
+    for span in spans:
+        ranges.setdefault(span.dataset, []).append((span.start, span.stop))
+    return tuple(
+        Span(dataset, start, stop)
+        for dataset, found in ranges.items()
+        for start, stop in joined(found)
+    )

@@ -17,49 +17,38 @@ from safetensors.torch import load as load_bytes
 from safetensors.torch import save as save_bytes
 from torch import nn
 
-from trireme.data.intervals import IntervalSet
-from trireme.data.ledger import Ledger
 from trireme.errors import ConfigurationError, Rejected
-from trireme.parallel.local_tensors import to_local
 from trireme.parallel.model_part import join_stages
 from trireme.parallel.process_group import ProcessGroup
 from trireme.parallel.sharding import fill_local, full_tensor, local_part
 from trireme.parallel.straggler_watch import StragglerWatch
-from trireme.ps.messages import Applied, Lease, OptimizerSpec, Span
-from trireme.ps.optimizer_state import named_state, restore_state
-from trireme.ps.optimizers import check_optimizer
+from trireme.parallel.tensors import to_local
+from trireme.ps.messages import Applied, GroupSpec, Lease, OptimizerSpec, Span
+from trireme.ps.optimizers import check_optimizer, named_state, restore_state
 from trireme.ps.results import PushResult
 from trireme.ps.rule import Rule
-from trireme.ps.shard.example_ledgers import resized
+from trireme.ps.shard.example_ledgers import ExampleLedgers
 from trireme.ps.snapshot import ModelState, lacking
 from trireme.ps.termination import after_the_end
-from trireme.session.backends.base import Backend, FirstState, Update, group_mean
+from trireme.session.backends.base import Backend, FirstState, joined_spans
 from trireme.session.replica.replica import clip
 from trireme.session.training_setup import TrainingSetup
 
 __all__ = ["Collective"]
 
 
-class _Action(enum.IntEnum):
-    """An action that all processes must take together."""
+class _Action(enum.Enum):
+    """An action that all processes must take together, as the verb of a sentence."""
 
-    STEP = 0
-    VALUES = 1
-    STATE = 2
-    OPEN = 3
-    MEAN = 4
-    END = 5
-
-    @property
-    def description(self) -> str:
-        """The action in words, as the verb of a sentence."""
-        return _WORDS[self]
+    STEP = "makes a step"
+    VALUES = "evaluates"
+    STATE = "saves"
+    OPEN = "begins to read a data set"
+    MEAN = "records"
+    END = "ends its training"
 
 
-_WORDS = (
-    *("makes a step", "evaluates", "saves"),
-    *("begins to read a data set", "records", "ends its training"),
-)
+_ACTIONS = tuple(_Action)
 
 
 class _Header(msgspec.Struct, frozen=True):
@@ -79,11 +68,10 @@ class Collective(Backend):
         waiting: called with the reason, the names and the seconds while others are waited for.
     """
 
-    step: int
-    stopping: bool
-
+    group: ProcessGroup
+    step: int = 0
+    stopping: bool = False
     together = True
-    joint_mean = True
 
     def __init__(
         self,
@@ -93,10 +81,8 @@ class Collective(Backend):
     ) -> None:
         check_optimizer(setup.optimizer)
         held, options = setup.trained, setup.settings.options
-        self.step = self.bytes_sent = self.bytes_received = 0
-        self.stopping = False
         self.saves = False
-        self._group = group
+        self.group = group
         self._held = held
         self._names = frozenset(n for n, p in held.parameters.items() if p.requires_grad)
         self._optimizer = setup.optimizer
@@ -107,7 +93,10 @@ class Collective(Backend):
         self._end = self._rule.max_steps
         self._wants_stop = False
         self._vote_totals: Callable[[], list[float]] | None = None
-        self._ledgers: dict[str, Ledger] = {}
+        self._ledgers = ExampleLedgers()  # each process has the same ones
+        self._ledgers.interleave = True
+        self._ledgers.members(range(group.mesh.replicas))
+        self._opened: set[str] = set()  # the data sets that all processes have agreed on
         self._last: ModelState | None = None
         self._average: dict[str, torch.Tensor] = {}
 
@@ -124,8 +113,8 @@ class Collective(Backend):
         if state is not None:
             header = msgspec.msgpack.encode(_Header(state.step, state.consumed, state.sizes))
             data = save_bytes(_packed(state))
-        head = msgspec.msgpack.decode(self._group.broadcast(header), type=_Header)
-        tensors = load_bytes(self._group.broadcast(data))
+        head = msgspec.msgpack.decode(self.group.broadcast(header), type=_Header)
+        tensors = load_bytes(self.group.broadcast(data))
         return _unpacked(head, tensors)
 
     @torch.no_grad()
@@ -143,8 +132,7 @@ class Collective(Backend):
                 self._average[name] = average
         if state.optimizer:
             restore_state(self._optimizer, self._held.parameters, state.optimizer, local_part)
-        self._consumed, self._sizes = state.consumed, state.sizes
-        self._ledgers.clear()
+        self._ledgers.restore(state.consumed, state.sizes)
 
     def _trained(self) -> list[tuple[str, nn.Parameter]]:
         """Returns the parameters that the job trains, also those that the program froze later."""
@@ -161,51 +149,55 @@ class Collective(Backend):
         Raises:
             ConfigurationError: the chief takes an action that it cannot take alone.
         """
-        if not self._group.mesh.sharded:
+        if not self.group.mesh.sharded:
             return
-        word = torch.tensor([int(action)])
+        word = torch.tensor([_ACTIONS.index(action)])
         while True:
-            self._group.broadcast_tensor(word)
-            chief = _Action(int(word))
+            self.group.broadcast_tensor(word)
+            chief = _ACTIONS[int(word)]
             if chief == action:
                 return
             if chief not in (_Action.VALUES, _Action.STATE):
                 raise ConfigurationError(
-                    f"rank {self._group.rank} {action.description} at step {self.step}, and the "
-                    f"chief {chief.description}: every process must run the same program; "
+                    f"rank {self.group.rank} {action.value} at step {self.step}, and the "
+                    f"chief {chief.value}: every process must run the same program; "
                     "an action of one process alone must be the chief's"
                 )
             self._gather(state=chief == _Action.STATE)
 
     def begin_step(self) -> None:
         self._watch.step_began(self.step)
-        self._group.votes = [float(self._wants_stop), float(self.wants_save)]
+        self.group.votes = [float(self._wants_stop), float(self.wants_save)]
         self._agree(_Action.STEP)
 
     # -- training -------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def begin_exchange(self, update: Update) -> None:
+    def push(
+        self,
+        weight: float,
+        *,
+        hyper: tuple[GroupSpec, ...] | None = None,
+        examples: Sequence[Span] = (),
+        pulled: int | None = None,
+    ) -> None:
         """Applies the mean gradient, which the parameters' gradients already are.
 
         Raises:
             ConfigurationError: training has ended.
         """
         if self.stopping:
-            raise after_the_end(self._group.rank, self.step)
-        skip = update.weight == 0
+            raise after_the_end(self.group.rank, self.step)
+        skip = weight == 0
         if self._agree_on_skips:
-            skip = self._group.total([float(skip)])()[0] > 0
-        self._vote_totals = self._group.vote()
+            skip = self.group.total([float(skip)])()[0] > 0
+        self._vote_totals = self.group.vote()
         if not skip:
             if self._clip_norm is not None:
                 clip(self._held, self._clip_norm)
             self._optimizer.step()
             self._move_average()
-        for span in update.examples:
-            ledger = self._ledgers.get(span.dataset)
-            if ledger is not None:
-                ledger.finish(self._group.replica, span.start, span.stop)
+        self._ledgers.finish(self.group.replica, examples)
 
     def _move_average(self) -> None:
         rule = self._rule.average
@@ -215,7 +207,7 @@ class Collective(Backend):
         for name, parameter in self._trained():
             to_local(self._average[name]).lerp_(to_local(parameter.detach()), weight)
 
-    def end_exchange(self) -> PushResult:
+    def wait(self) -> PushResult:
         """Returns the verdict `Applied`; all processes agree on whether that was the last step."""
         assert self._vote_totals is not None, "there was no exchange to end"
         stop, save = self._vote_totals()
@@ -229,40 +221,34 @@ class Collective(Backend):
     def lease(
         self, dataset: str, size: int, batch: int, count: int, *, resized: bool = False
     ) -> tuple[Span, ...]:
-        ledger = self._ledgers.get(dataset)
-        if ledger is None:
-            request = Lease(1, dataset, size, batch, count, resized=resized)
-            ledger = self._open(request)
-        mine: list[Span] = []
-        # Positions returned before a resume go to the first request: all request in one order.
-        for replica in range(self._group.mesh.replicas):
-            spans = ledger.lease(replica, batch, count)
-            if replica == self._group.replica:
-                mine = [Span(dataset, start, stop) for start, stop in spans]
-        return tuple(mine)
+        if dataset not in self._opened:
+            self._open(dataset, size, batch)
+        request = Lease(0, dataset, size, batch, count, resized=resized)
+        try:
+            # Positions returned before a resume go to the first request: all request in one order.
+            replicas = range(self.group.mesh.replicas)
+            leased = [self._ledgers.lease(replica, request) for replica in replicas]
+        except ValueError as error:
+            raise Rejected(str(error)) from None
+        return leased[self.group.replica]
 
-    def _open(self, request: Lease) -> Ledger:
-        dataset, size, batch = request.dataset, request.size, request.batch
+    def _open(self, dataset: str, size: int, batch: int) -> None:
+        """Checks that all processes have the same data set.
+
+        Raises:
+            Rejected: another process has another one.
+        """
         self._agree(_Action.OPEN)
         said = msgspec.msgpack.encode((dataset, size, batch))
-        for rank, other in enumerate(self._group.exchange(said)):
+        for rank, other in enumerate(self.group.exchange(said)):
             if other != said:
                 theirs = msgspec.msgpack.decode(other, type=tuple[str, int, int])
                 raise Rejected(
                     f"rank {rank} has the data set {theirs[0]!r} of {theirs[1]} examples in "
-                    f"batches of {theirs[2]}, rank {self._group.rank} {dataset!r} of {size} in "
+                    f"batches of {theirs[2]}, rank {self.group.rank} {dataset!r} of {size} in "
                     f"batches of {batch}: every process must load the same data"
                 )
-        done = [(s.start, s.stop) for s in self._consumed if s.dataset == dataset]
-        try:
-            done = resized(self._group.rank, request, done, self._sizes.get(dataset))
-        except ValueError as error:
-            raise Rejected(str(error)) from None
-        ledger = Ledger(size, interleave=True)
-        ledger.members(range(self._group.mesh.replicas))
-        ledger.restore(done)
-        self._ledgers[dataset] = ledger
-        return ledger
+        self._opened.add(dataset)
 
     def stop(self, reason: str) -> int:
         """Requests the end of the job after the next step; returns that step."""
@@ -277,7 +263,7 @@ class Collective(Backend):
     def retire(self) -> None:
         """Waits until the other processes have made their last step too."""
         self._agree(_Action.END)
-        self._group.barrier()
+        self.group.barrier()
 
     def drain(self) -> int:
         """Keeps the final state, which a single process may then copy; returns its step."""
@@ -286,15 +272,15 @@ class Collective(Backend):
         return self.step
 
     def share(self, topic: str, data: bytes) -> None:
-        self._group.put(f"{topic}/{self._group.rank}", data)
+        self.group.put(f"{topic}/{self.group.rank}", data)
 
     def collect(self, topic: str) -> dict[int, bytes]:
-        found = {rank: self._group.get(f"{topic}/{rank}") for rank in range(self._group.size)}
+        found = {rank: self.group.get(f"{topic}/{rank}") for rank in range(self.group.size)}
         return {rank: data for rank, data in found.items() if data is not None}
 
     def mean(self, values: Mapping[str, float], *, counts: bool) -> dict[str, float]:
         self._agree(_Action.MEAN)
-        return group_mean(self._group, values, counts)
+        return super().mean(values, counts=counts)
 
     # -- states ---------------------------------------------------------------------------------
 
@@ -318,26 +304,15 @@ class Collective(Backend):
                 lacks = (lacking("the optimizer's state", error),)
         # All processes join shards in the same order: sorted, as names read from a file may not be.
         mine = {name: full_tensor(tensors[name]).clone() for name in sorted(tensors)}
-        sizes = self._sizes | {name: ledger.size for name, ledger in self._ledgers.items()}
-        header = _Header(self.step, self._all_consumed() if state else (), sizes)
-        return replace(_unpacked(header, join_stages(self._group, mine)), lacks=lacks)
+        consumed = self._all_consumed() if state else ()
+        header = _Header(self.step, consumed, self._ledgers.sizes())
+        return replace(_unpacked(header, join_stages(self.group, mine)), lacks=lacks)
 
     def _all_consumed(self) -> tuple[Span, ...]:
         """Returns the positions that all replicas have finished."""
-        mine = {name: list(ledger.consumed) for name, ledger in self._ledgers.items()}
-        for span in self._consumed:
-            if span.dataset not in self._ledgers:
-                mine.setdefault(span.dataset, []).append((span.start, span.stop))
-        joined: dict[str, IntervalSet] = {}
-        for data in self._group.exchange(msgspec.msgpack.encode(mine)):
-            said = msgspec.msgpack.decode(data, type=dict[str, list[tuple[int, int]]])
-            for name, ranges in said.items():
-                for start, stop in ranges:
-                    joined.setdefault(name, IntervalSet()).add(start, stop)
-        return tuple(
-            Span(name, start, stop)
-            for name, ranges in joined.items()
-            for start, stop in ranges.ranges()
+        said = self.group.exchange(msgspec.msgpack.encode(self._ledgers.consumed()))
+        return joined_spans(
+            span for data in said for span in msgspec.msgpack.decode(data, type=list[Span])
         )
 
     def close(self) -> None:

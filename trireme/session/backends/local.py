@@ -35,8 +35,7 @@ from trireme.ps.messages import (
     StopJob,
     Stopping,
 )
-from trireme.ps.optimizer_state import export_state, restore_state
-from trireme.ps.optimizers import check_optimizer
+from trireme.ps.optimizers import check_optimizer, export_state, restore_state
 from trireme.ps.results import PushResult
 from trireme.ps.rule import Rule
 from trireme.ps.shard.instructions import Instruction, Reply
@@ -47,7 +46,7 @@ from trireme.ps.shard.values.snapshot_tensors import Tensors
 from trireme.ps.snapshot import ModelState, assemble, disassemble, lacking
 from trireme.ps.snapshot_messages import Cut, Freeze, Frozen, Load, Loaded, Snapshot, TensorSpec
 from trireme.ps.termination import after_the_end
-from trireme.session.backends.base import Backend, FirstState, Update
+from trireme.session.backends.base import Backend, FirstState
 from trireme.wire.message import Message
 
 __all__ = ["Local"]
@@ -66,12 +65,10 @@ class Local(Backend):
         optimizer: the user's optimizer, over the model's parameters.
     """
 
-    step: int
-    stopping: bool
+    step: int = 0
+    stopping: bool = False
 
     def __init__(self, flat: FlatModel, optimizer: torch.optim.Optimizer) -> None:
-        self.step = self.bytes_sent = self.bytes_received = 0
-        self.stopping = False
         self._flat = flat
         self._optimizer = optimizer
         self._gradients = PartBuffer(flat.layout, 0, flat.gradients)
@@ -88,11 +85,11 @@ class Local(Backend):
 
     def start(self, optimizer: OptimizerSpec, rule: Rule, first: FirstState) -> None:
         request = Attach(1, self._flat.layout.spec, optimizer, rule)
-        self._ask(self._shard.attach(self._now, None, _ALONE, request), Attached)
+        self._ask(self._shard.attach(time.monotonic(), None, _ALONE, request), Attached)
         state = first()
         assert state is not None, "a lone process is chief"
         self._load(state)
-        reply = self._ask(self._shard.pull(self._now, None, _ALONE, Pull(1)), PullReply)
+        reply = self._ask(self._shard.pull(time.monotonic(), None, _ALONE, Pull(1)), PullReply)
         self.step, self.stopping = reply.step, reply.stop
 
     def _load(self, state: ModelState) -> None:
@@ -101,19 +98,26 @@ class Local(Backend):
         tensors = disassemble(self._flat.layout, replace(state, optimizer={}), 0)
         specs = tuple(spec for spec, _ in tensors)
         request = Load(1, state.step, specs, (), state.consumed, state.sizes)
-        self._ask(self._shard.load(self._now, None, _ALONE, request, tensors), Loaded)
+        self._ask(self._shard.load(time.monotonic(), None, _ALONE, request, tensors), Loaded)
 
-    def begin_exchange(self, update: Update) -> None:
+    def push(
+        self,
+        weight: float,
+        *,
+        hyper: tuple[GroupSpec, ...] | None = None,
+        examples: Sequence[Span] = (),
+        pulled: int | None = None,
+    ) -> None:
         if self.stopping:
             raise after_the_end(0, self.step)
         self._flat.collect_gradients()
         self._sequence += 1
-        number, examples = self._sequence, tuple(update.examples)
-        push = Push(1, number, number - 1, self.step, update.weight, None, examples)
+        number = self._sequence
+        push = Push(1, number, number - 1, self.step, weight, None, tuple(examples))
         answer = self._shard.push(0.0, None, _ALONE, push, self._gradients)
         self._answer = self._ask(answer, PushReply)
 
-    def end_exchange(self) -> PushResult:
+    def wait(self) -> PushResult:
         reply = self._answer
         assert reply is not None, "there was no exchange to end"
         self._answer = None
@@ -124,20 +128,22 @@ class Local(Backend):
         self, dataset: str, size: int, batch: int, count: int, *, resized: bool = False
     ) -> tuple[Span, ...]:
         request = Lease(1, dataset, size, batch, count, resized=resized)
-        return self._ask(self._shard.lease(self._now, None, _ALONE, request), Leased).spans
+        return self._ask(self._shard.lease(time.monotonic(), None, _ALONE, request), Leased).spans
 
     def stop(self, reason: str) -> int:
-        return self._ask(self._shard.stop(self._now, None, StopJob(reason)), Stopping).step
+        return self._ask(self._shard.stop(time.monotonic(), None, StopJob(reason)), Stopping).step
 
     def set_end(self, max_steps: int) -> int:
-        return self._ask(self._shard.set_end(self._now, None, SetEnd(max_steps)), Stopping).step
+        return self._ask(
+            self._shard.set_end(time.monotonic(), None, SetEnd(max_steps)), Stopping
+        ).step
 
     def drain(self) -> int:
         return self.step  # there is no other worker
 
     def snapshot(self, *, state: bool) -> ModelState:
-        self._ask(self._shard.freeze(self._now, None, Freeze(1)), Frozen)
-        cut = self._shard.cut(self._now, None, Cut(1, self.step, (), state))
+        self._ask(self._shard.freeze(time.monotonic(), None, Freeze(1)), Frozen)
+        cut = self._shard.cut(time.monotonic(), None, Cut(1, self.step, (), state))
         snapshot = self._ask(cut, Snapshot)
         reply = next(i for i in cut if isinstance(i, Reply))
         tensors = [
@@ -151,10 +157,6 @@ class Local(Backend):
             return replace(copied, optimizer=export_state(self._optimizer, self._flat.parameters))
         except Exception as error:  # of an odd optimizer: the values must not be lost with it
             return replace(copied, lacks=(lacking("the optimizer's state", error),))
-
-    @property
-    def _now(self) -> float:
-        return time.monotonic()
 
     def _ask(self, instructions: list[Instruction], wanted: type[_M]) -> _M:
         for instruction in instructions:

@@ -9,7 +9,7 @@ from safetensors.torch import save as save_bytes
 
 from trireme.ps.client.client import Client
 from trireme.ps.flat import FlatModel
-from trireme.ps.optimizer_state import export_state, restore_state
+from trireme.ps.optimizers import export_state, restore_state
 from trireme.ps.rule import Rule
 
 __all__ = ["LocalOptimizers"]

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 import torch
@@ -23,7 +24,7 @@ from trireme.ps.optimizers import check_optimizer
 from trireme.ps.results import PushResult
 from trireme.ps.rule import Rule
 from trireme.ps.termination import after_the_end
-from trireme.session.backends.base import FirstState, Update
+from trireme.session.backends.base import FirstState, joined_spans
 from trireme.session.backends.local_optimizers import LocalOptimizers
 from trireme.session.backends.parameter_server import ParameterServer
 
@@ -83,7 +84,7 @@ class LocalSgd(ParameterServer):
         optimizer: the user's optimizer, over the model's parameters.
     """
 
-    announces = False
+    pushes_early = False
 
     def __init__(
         self,
@@ -133,7 +134,7 @@ class LocalSgd(ParameterServer):
         self._hurries = True
         return super().stop(reason)
 
-    def begin_exchange(self, update: Update) -> None:
+    def push(self, weight: float, *, examples: Sequence[Span] = (), **others: Any) -> None:
         """Makes a local step with the present gradients; sends the delta at the end of the period.
 
         Raises:
@@ -145,24 +146,24 @@ class LocalSgd(ParameterServer):
         self.check()  # else a failure would show only at the next exchange
         self._model.gather_gradients()
         period = self._period
-        if update.weight > 0:
+        if weight > 0:
             absent = self._model.absent
             before = set(absent) if period.untouched is None else period.untouched
             period.untouched = before.intersection(absent)
             self._optimizer.step()
         period.made += 1
-        period.weight += update.weight
-        period.examples += update.examples
+        period.weight += weight
+        period.examples += examples
         self.local_optimizers.ahead = True
         if (self._hurries and self._rule.synchronous) or period.made >= period.length:
             self._send()
 
-    def end_exchange(self) -> PushResult | None:
+    def wait(self) -> PushResult | None:  # type: ignore[override]  # None between exchanges
         self.saves = False
         if not self._period.sent:
             return None
         began = self.step
-        result = msgspec.structs.replace(self.wait(), steps=self._period.made)
+        result = msgspec.structs.replace(super().wait(), steps=self._period.made)
         self._begin()
         self._agree_to_save(began)
         return result
@@ -170,7 +171,7 @@ class LocalSgd(ParameterServer):
     def complete(self) -> PushResult | None:
         if self._period.made and not self.stopping:
             self._send()
-        return self.end_exchange()
+        return self.wait()
 
     @torch.no_grad()
     def go_back(self) -> None:
@@ -199,9 +200,9 @@ class LocalSgd(ParameterServer):
                 value.copy_(base)  # the answer is the change since these values
         flat.restore_gradients()  # they hold the deltas
         period = self._period
-        self.push(
+        super().push(
             period.weight,
-            examples=_joined(period.examples),
+            examples=joined_spans(period.examples),
             steps=period.made,
             absent=tuple(sorted(period.untouched or ())),
         )
@@ -220,15 +221,3 @@ class LocalSgd(ParameterServer):
         self._heard = asked
         if self.saves:
             self.local_optimizers.leave()
-
-
-def _joined(spans: Sequence[Span]) -> list[Span]:
-    """Returns the same examples in the fewest spans."""
-    joined: list[Span] = []
-    for span in sorted(spans, key=lambda span: (span.dataset, span.start)):
-        last = joined[-1] if joined else None
-        if last is not None and (last.dataset, last.stop) == (span.dataset, span.start):
-            joined[-1] = Span(span.dataset, last.start, span.stop)
-        else:
-            joined.append(span)
-    return joined

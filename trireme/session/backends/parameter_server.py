@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from trireme.ps.client.client import Client
 from trireme.ps.messages import OptimizerSpec
-from trireme.ps.results import PushResult
 from trireme.ps.rule import Rule
-from trireme.session.backends.base import Backend, FirstState, Update
+from trireme.session.backends.base import Backend, FirstState
 
 __all__ = ["ParameterServer"]
 
 
 class ParameterServer(Client, Backend):
     """The backend of parameter servers; see `Client` for the arguments."""
-
-    comes_back = True
 
     def start(self, optimizer: OptimizerSpec, rule: Rule, first: FirstState) -> None:
         loaded = self.attach(optimizer, rule)
@@ -26,16 +23,3 @@ class ParameterServer(Client, Backend):
     def come_back(self, incarnation: int) -> None:
         if incarnation > self.options.incarnation:
             self.renew(incarnation)
-
-    @property
-    def announces(self) -> bool:
-        return self.pushes_early
-
-    def announce(self, update: Update) -> None:
-        self.begin(update.weight, hyper=update.hyper, examples=update.examples)
-
-    def begin_exchange(self, update: Update) -> None:
-        self.push(update.weight, hyper=update.hyper, examples=update.examples, pulled=update.basis)
-
-    def end_exchange(self) -> PushResult | None:
-        return self.wait()

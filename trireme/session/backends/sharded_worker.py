@@ -7,18 +7,18 @@ the pushed update is of the examples of all replicas.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import msgspec
 import torch
 
 from trireme.parallel.process_group import ProcessGroup
-from trireme.ps.messages import OptimizerSpec, Span, Verdict
+from trireme.ps.messages import OptimizerSpec, Span
 from trireme.ps.results import PushResult
 from trireme.ps.rule import Rule
 from trireme.ps.snapshot import ModelState
-from trireme.session.backends.base import Backend, FirstState, Update, group_mean
+from trireme.session.backends.base import Backend, FirstState
 from trireme.session.backends.local_sgd import LocalSgd
 from trireme.session.backends.parameter_server import ParameterServer
 from trireme.session.training_setup import TrainingSetup
@@ -31,9 +31,7 @@ class _Told(msgspec.Struct, frozen=True):
 
     step: int
     stop: bool
-    staleness: int = 0
-    verdict: Verdict | None = None
-    steps: int = 1
+    result: PushResult | None = None
 
 
 class _Said(msgspec.Struct, frozen=True):
@@ -57,11 +55,15 @@ class Shards:
         group: the processes of the worker.
         setup: the model. Where each process holds the whole of it, the gradients in the flat
             vectors are the mean over all processes already.
+
+    Attributes:
+        replicas: the number of batches that the worker computes at a time.
     """
 
     def __init__(self, group: ProcessGroup, setup: TrainingSetup) -> None:
         self.group = group
         self.setup = setup
+        self.replicas = group.mesh.replicas
         self.flat = setup.flat
         self._part = setup.part
         # A replica without examples has left out a batch: then the update of all is left out, as
@@ -69,33 +71,30 @@ class Shards:
         self._skips = setup.settings.options.nan == "skip"
         self._position = {name: position for position, name in enumerate(self.flat.parameters)}
 
-    @property
-    def replicas(self) -> int:
-        """The number of batches that the worker computes at a time."""
-        return self.group.mesh.replicas
-
-    def unite(self, update: Update, stop: str | None = None) -> tuple[Update, list[str]]:
-        """Returns, in the leader, the update of all replicas, and the requests to stop.
+    def unite(
+        self, weight: float, examples: Sequence[Span], stop: str | None = None
+    ) -> tuple[float, Sequence[Span], list[str]]:
+        """Returns, in the leader, the weight and examples of all replicas, and requests to stop.
 
         Args:
-            update: the update of this process.
+            weight: the number of examples that the gradient of this process is the mean of.
+            examples: the positions of these examples.
             stop: why this process requests the end of the job; None if it does not.
         """
         if self.replicas == 1:
-            return update, []
-        mine = _Said(update.weight, tuple(update.examples), stop)
+            return weight, examples, []
+        mine = _Said(weight, tuple(examples), stop)
         data = self.group.gather(msgspec.msgpack.encode(mine))
         if not self.group.is_chief:
-            return update, []
+            return weight, examples, []
         said = [msgspec.msgpack.decode(each, type=_Said) for each in data]
         replicas = [said[rank] for rank in self.group.reporting_ranks]
         skipped = self._skips and any(one.weight == 0 for one in replicas)
-        whole = msgspec.structs.replace(
-            update,
-            weight=0.0 if skipped else sum(one.weight for one in replicas),
-            examples=[span for one in replicas for span in one.examples],
+        return (
+            0.0 if skipped else sum(one.weight for one in replicas),
+            [span for one in replicas for span in one.examples],
+            [one.stop for one in said if one.stop is not None],
         )
-        return whole, [one.stop for one in said if one.stop is not None]
 
     def own(self, spans: Sequence[Span]) -> tuple[Span, ...]:
         """Returns the share of this process in the spans that its worker has leased."""
@@ -154,12 +153,12 @@ class Leader(ParameterServer):
         others: the arguments of `ParameterServer`, or of the next class among the bases.
     """
 
-    comes_back = False
-    announces = False
-    joint_mean = True
+    group: ProcessGroup
+    pushes_early = False
 
     def __init__(self, shards: Shards, *others: Any) -> None:
         super().__init__(*others)
+        self.group = shards.group
         self._shards = shards
         self._undealt: dict[str, list[Span]] = {}  # leased; less than a batch each
 
@@ -167,15 +166,15 @@ class Leader(ParameterServer):
         super().start(optimizer, rule, first)
         self._tell(None)
 
-    def begin_exchange(self, update: Update) -> None:
+    def push(self, weight: float, *, examples: Sequence[Span] = (), **others: Any) -> None:
         self._shards.gather()
-        whole, reasons = self._shards.unite(update)
+        weight, examples, reasons = self._shards.unite(weight, examples)
         for reason in reasons:
             self.stop(reason)
-        super().begin_exchange(whole)
+        super().push(weight, examples=examples, **others)
 
-    def end_exchange(self) -> PushResult | None:
-        result = super().end_exchange()
+    def wait(self) -> PushResult | None:  # type: ignore[override]  # as `LocalSgd.wait`
+        result = super().wait()
         self._tell(result)
         return result
 
@@ -189,11 +188,8 @@ class Leader(ParameterServer):
             spans += _cut(more, batch)
         dealt = len(spans) // replicas * replicas
         self._undealt[dataset] = spans[dealt:]
-        self._shards.group.broadcast(msgspec.msgpack.encode(spans[:dealt]))
+        self.group.broadcast(msgspec.msgpack.encode(spans[:dealt]))
         return self._shards.own(spans[:dealt])
-
-    def mean(self, values: Mapping[str, float], *, counts: bool) -> dict[str, float]:
-        return group_mean(self._shards.group, values, counts)
 
     def drain(self) -> int:
         step = super().drain()
@@ -201,11 +197,7 @@ class Leader(ParameterServer):
         return step
 
     def _tell(self, result: PushResult | None) -> None:
-        if result is None:
-            told = _Told(self.global_step, self.stopping)
-        else:
-            told = _Told(result.step, result.stop, result.staleness, result.verdict, result.steps)
-        self._shards.tell(told)
+        self._shards.tell(_Told(self.global_step, self.stopping, result))
 
 
 class LocalSgdLeader(Leader, LocalSgd):
@@ -219,33 +211,29 @@ class Follower(Backend):
         shards: communicates with the worker's other processes.
     """
 
-    step: int
-    stopping: bool
-    joint_mean = True
+    group: ProcessGroup
+    step: int = 0
+    stopping: bool = False
 
     def __init__(self, shards: Shards) -> None:
-        self.step = self.bytes_sent = self.bytes_received = 0
-        self.stopping = False
+        self.group = shards.group
         self._shards = shards
         self._wants_stop: str | None = None
 
     def start(self, optimizer: OptimizerSpec, rule: Rule, first: FirstState) -> None:
         self._hear()
 
-    def begin_exchange(self, update: Update) -> None:
+    def push(self, weight: float, *, examples: Sequence[Span] = (), **others: Any) -> None:
         self._shards.gather()
-        self._shards.unite(update, self._wants_stop)
+        self._shards.unite(weight, examples, self._wants_stop)
         self._wants_stop = None
 
-    def end_exchange(self) -> PushResult | None:
-        told = self._hear()
-        if told.verdict is None:
-            return None
-        return PushResult(told.verdict, told.step, told.staleness, told.stop, told.steps)
+    def wait(self) -> PushResult | None:
+        return self._hear().result
 
     def complete(self) -> PushResult | None:
         trains_locally = self._shards.setup.outer is not None
-        return self.end_exchange() if trains_locally else None
+        return self.wait() if trains_locally else None
 
     def _hear(self) -> _Told:
         told = self._shards.hear()
@@ -255,11 +243,8 @@ class Follower(Backend):
     def lease(
         self, dataset: str, size: int, batch: int, count: int, *, resized: bool = False
     ) -> tuple[Span, ...]:
-        told = self._shards.group.broadcast(None)
+        told = self.group.broadcast(None)
         return self._shards.own(msgspec.msgpack.decode(told, type=tuple[Span, ...]))
-
-    def mean(self, values: Mapping[str, float], *, counts: bool) -> dict[str, float]:
-        return group_mean(self._shards.group, values, counts)
 
     def stop(self, reason: str) -> int:
         """Passes the request to the leader with the next step.

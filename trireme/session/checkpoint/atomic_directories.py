@@ -177,10 +177,8 @@ def evict(parent: Path, allowed: Callable[[], None] = lambda: None) -> None:
     for path in found:
         hidden = _HIDDEN.fullmatch(path.name)
         if hidden is not None and hidden[1] == "saving":
-            doomed = path.with_name(f".removing-{hidden[2]}.{secrets.token_hex(4)}")
             with suppress(FileNotFoundError):  # published, or deleted, at this moment
-                os.replace(path, doomed)
-            shutil.rmtree(doomed, ignore_errors=True)
+                remove(path)
 
 
 def _abandoned(path: Path, pid: int) -> bool:

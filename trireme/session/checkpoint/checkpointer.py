@@ -13,18 +13,20 @@ import torch
 from trireme.errors import CheckpointError, ConfigurationError, TriremeError
 from trireme.ps.joint_optimizer import members
 from trireme.ps.messages import OptimizerSpec, Span
-from trireme.ps.module_names import own_name, state_of
+from trireme.ps.module_names import state_of
 from trireme.ps.optimizers import name_of
 from trireme.ps.snapshot import ModelState, lacking
 from trireme.session.backends.local_optimizers import LocalOptimizers
 from trireme.session.checkpoint import CheckpointData, latest, list_checkpoints, load, step_of
-from trireme.session.checkpoint.rescue import LACKS
-from trireme.session.checkpoint.tensors import can_hold
+from trireme.session.checkpoint.tensors import dtype_name
 from trireme.session.observers.progress import Progress
 from trireme.session.replica.buffers import Buffers
 from trireme.session.training_setup import TrainingSetup
 
-__all__ = ["Checkpointer"]
+__all__ = ["LACKS", "Checkpointer"]
+
+LACKS = "lacks"
+"""The entry of a checkpoint's state that lists, in words, the parts that it lacks."""
 
 _T = TypeVar("_T")
 
@@ -94,7 +96,7 @@ class Checkpointer:
         Raises:
             CheckpointError: the checkpoint is of another model.
         """
-        flat, data = self._setup.flat, _by_own_names(data)
+        flat = self._setup.flat
         missing = [name for name in flat.parameters if name not in data.model]
         if missing:
             raise CheckpointError(
@@ -266,10 +268,13 @@ class _Parts:
 
     def held(self, group: str, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Returns the tensors that a checkpoint can hold."""
-        good = {name: tensor for name, tensor in tensors.items() if can_hold(name, tensor)}
-        odd = [
-            f"{name!r} of {tensor.dtype}" for name, tensor in tensors.items() if name not in good
-        ]
+        good, odd = dict(tensors), []
+        for name, tensor in tensors.items():
+            try:
+                dtype_name(name, tensor)
+            except CheckpointError:
+                odd.append(f"{name!r} of {tensor.dtype}")
+                del good[name]
         if odd:
             self.lacks.append(f"what it cannot hold of the {group}: {', '.join(odd)}")
         return good
@@ -281,21 +286,6 @@ def _ranges(spans: Sequence[Span]) -> dict[str, list[list[int]]]:
     for span in spans:
         ranges.setdefault(span.dataset, []).append([span.start, span.stop])
     return ranges
-
-
-def _by_own_names(data: CheckpointData) -> CheckpointData:
-    """Returns a checkpoint without the prefixes of `torch.compile` that earlier releases saved."""
-
-    def named(group: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        return {own_name(name): tensor for name, tensor in group.items()}
-
-    return replace(
-        data,
-        model=named(data.model),
-        optimizer=named(data.optimizer),
-        average=named(data.average),
-        local=named(data.local),
-    )
 
 
 def _has_state(setup: TrainingSetup) -> bool:

@@ -311,20 +311,18 @@ def _read_manifest(path: Path) -> _Manifest:
             f"{path / _STATE} is damaged: it is not what its own checksum says ({len(content)} "
             "bytes); the file was cut short or changed"
         )
-    return _decode(path / _STATE, content)
-
-
-def _decode(path: Path, content: bytes) -> _Manifest:
     try:
         fields = json.loads(content)
         version = fields["format"]
         if version == _FORMAT:
             return msgspec.convert(fields, _Manifest)
     except (ValueError, TypeError, KeyError, RecursionError, msgspec.MsgspecError) as error:
-        raise CheckpointError(f"{path} is not the state of a checkpoint: {error!r}") from error
+        raise CheckpointError(
+            f"{path / _STATE} is not the state of a checkpoint: {error!r}"
+        ) from error
     raise CheckpointError(
-        f"{path} is of format {version!r} and this release of trireme reads format {_FORMAT}: "
-        "use the release that wrote it, or a newer one"
+        f"{path / _STATE} is of format {version!r} and this release of trireme reads format "
+        f"{_FORMAT}: use the release that wrote it, or a newer one"
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from trireme.errors import CheckpointError
@@ -103,7 +104,7 @@ def prune(
     stay = set(paths[-keep:]) | _milestones(paths, keep_every_steps)
     doomed = [path for path in paths if path not in stay]
     if doomed and good not in stay:
-        spared = next((path for path in reversed(paths) if _is_good(path)), None)
+        spared = _newest_good(paths)
         doomed = [path for path in doomed if path != spared]
     for path in doomed:
         allowed()
@@ -123,9 +124,9 @@ def _milestones(paths: list[Path], every: int | None) -> set[Path]:
     return {path for number, path in first.items() if number > 0}
 
 
-def _is_good(path: Path) -> bool:
-    try:
-        verify(path)
-    except CheckpointError:
-        return False
-    return True
+def _newest_good(paths: list[Path]) -> Path | None:
+    for path in reversed(paths):
+        with suppress(CheckpointError):
+            verify(path)
+            return path
+    return None

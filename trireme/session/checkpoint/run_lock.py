@@ -25,6 +25,7 @@ import socket
 import time
 import weakref
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 import msgspec
@@ -176,7 +177,11 @@ class RunLock:
             number = _newest(run_dir)
             holder, free = _look(run_dir, number)
             if holder is not None and _succeeds(holder, writer):
-                raise ConfigurationError(_superseded(run_dir, holder, writer))
+                raise ConfigurationError(
+                    f"{holder.words} has taken over the run directory {run_dir} as chief of view "
+                    f"{holder.view} of this job: {writer.task}, which was chief of view "
+                    f"{writer.view}, may write there no more"
+                )
             if free and not first and _came_between(holder, writer):
                 raise ConfigurationError(_taken(run_dir, holder))
             if free or (holder is not None and _succeeds(writer, holder)):
@@ -197,35 +202,40 @@ class RunLock:
         entry = _entry(run_dir, number)
         beside = entry.with_name(f".{entry.name}.{named.token}")
         beside.mkdir()
-        try:
+        with ExitStack() as undo:
+            undo.callback(shutil.rmtree, beside, ignore_errors=True)
             descriptor = os.open(beside / _FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        except OSError:
-            shutil.rmtree(beside, ignore_errors=True)
-            raise
-        try:
+            undo.callback(os.close, descriptor)
             _is_free(descriptor, None)
             os.write(descriptor, msgspec.json.encode(named))
             os.fsync(descriptor)
             sync_directory(beside)
-            os.rename(beside, entry)  # fails if the entry exists
-        except BaseException as error:
-            os.close(descriptor)
-            shutil.rmtree(beside, ignore_errors=True)
-            if isinstance(error, OSError) and error.errno in _TAKEN:
-                return None
-            raise
+            try:
+                os.rename(beside, entry)
+            except OSError as error:
+                if error.errno in _TAKEN:
+                    return None
+                raise
+            undo.pop_all()
         lock = cls(run_dir, number, descriptor, named)
         try:
             evict(checkpoint_directory(run_dir), lock.check)
         except FileNotFoundError:
             pass
-        except CheckpointLockLost:
+        except (CheckpointLockLost, OSError) as error:
             lock.release()
-            return None
-        except OSError:
-            lock.release()
+            if isinstance(error, CheckpointLockLost):
+                return None
             raise
         return lock
+
+    @property
+    def held(self) -> bool:
+        """Whether this process may write."""
+        own = _read(_entry(self.run_dir, self.number))
+        mine = own is not None and own.token == self.writer.token
+        superseded = _entry(self.run_dir, self.number + 1).exists()
+        return self._descriptor is not None and mine and not superseded
 
     def check(self) -> None:
         """Checks that this process may write.
@@ -233,24 +243,13 @@ class RunLock:
         Raises:
             CheckpointLockLost: another process may; names it.
         """
-        own = _read(_entry(self.run_dir, self.number))
-        mine = own is not None and own.token == self.writer.token
-        if self._descriptor is None or not mine or _entry(self.run_dir, self.number + 1).exists():
+        if not self.held:
             now = read_writer(self.run_dir)
             who = "nobody" if now is None else now.words
             raise CheckpointLockLost(
                 f"{self.writer.task} (process {self.writer.pid}) may no longer write to "
                 f"{self.run_dir}: {who} does, after the newest entry of {WRITERS} there"
             )
-
-    @property
-    def held(self) -> bool:
-        """Whether `check` would return."""
-        try:
-            self.check()
-        except CheckpointLockLost:
-            return False
-        return True
 
     def release(self) -> None:
         """Releases the lock. May be called again."""
@@ -325,14 +324,6 @@ def _came_between(holder: Writer | None, writer: Writer) -> bool:
 def _succeeds(one: Writer, other: Writer) -> bool:
     """Returns whether `one` is chief after `other`: in the same job and a later view."""
     return one.epoch == other.epoch and one.view > other.view
-
-
-def _superseded(run_dir: Path, holder: Writer, writer: Writer) -> str:
-    return (
-        f"{holder.words} has taken over the run directory {run_dir} as chief of view "
-        f"{holder.view} of this job: {writer.task}, which was chief of view {writer.view}, may "
-        "write there no more"
-    )
 
 
 def _taken(run_dir: Path, holder: Writer | None) -> str:

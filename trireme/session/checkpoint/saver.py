@@ -157,7 +157,9 @@ class Saver:
             CheckpointError: the last submitted checkpoint could not be saved, or the time is over.
         """
         with self._changed:
-            done = self._changed.wait_for(self._idle, timeout)
+            done = self._changed.wait_for(
+                lambda: self._waiting is None and self._writing is None, timeout
+            )
             if not done:
                 step = self._waiting[0].step if self._waiting else self._writing
                 raise CheckpointError(
@@ -183,41 +185,35 @@ class Saver:
         finally:
             self._thread.join(timeout)
 
-    def _idle(self) -> bool:
-        return self._waiting is None and self._writing is None
-
     def _run(self) -> None:
-        while self._serve():
-            pass
+        while (waiting := self._next()) is not None:
+            result = self._save(*waiting)
+            with self._changed:
+                self._results.append(result)
+                self._newest = result.error if result.path is None else None
+                self._writing = None
+                self._changed.notify_all()
 
-    def _serve(self) -> bool:
+    def _next(self) -> tuple[CheckpointData, Sequence[float]] | None:
+        """Waits for the next checkpoint to write; returns None where the saver is closed."""
         with self._changed:
             self._changed.wait_for(lambda: self._waiting is not None or self._closed)
             waiting, self._waiting = self._waiting, None
-            if waiting is None:
-                return False
-            self._writing = waiting[0].step
-        error = self._save(*waiting)
-        with self._changed:
-            self._newest = error
-            self._writing = None
-            self._changed.notify_all()
-        return True
+            if waiting is not None:
+                self._writing = waiting[0].step
+            return waiting
 
-    def _save(self, data: CheckpointData, delays: Sequence[float]) -> Exception | None:
-        """Writes a checkpoint; returns the error if it fails, None otherwise."""
+    def _save(self, data: CheckpointData, delays: Sequence[float]) -> SaveResult:
         for delay in (*delays, None):
             try:
                 path = self._write(self._run_dir, data)
             except Exception as error:  # reported by `results`, `wait` and `close`
                 if delay is None or not isinstance(error.__cause__, OSError):
-                    self._note(SaveResult(data.step, None, error))
-                    return error
+                    return SaveResult(data.step, None, error)
                 _log.warning("%s; it is tried again in %g s", error, delay)
                 self._sleep(delay)
             else:
-                self._note(SaveResult(data.step, path, self._prune(path)))
-                return None
+                return SaveResult(data.step, path, self._prune(path))
         raise AssertionError("the last attempt returns")
 
     def _prune(self, path: Path) -> Exception | None:
@@ -230,7 +226,3 @@ class Saver:
         except Exception as error:  # the checkpoint itself is written
             return error
         return None
-
-    def _note(self, result: SaveResult) -> None:
-        with self._changed:
-            self._results.append(result)

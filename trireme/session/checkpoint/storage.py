@@ -6,11 +6,14 @@ and later saves are tried nevertheless. Only a failed last save fails the job.
 
 from __future__ import annotations
 
-import secrets
+import os
 import time
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from tempfile import NamedTemporaryFile
+from typing import Any
 
 from trireme.errors import CheckpointError, CheckpointLockLost, ConfigurationError
 from trireme.launch.config.task_config import TaskConfig
@@ -19,12 +22,14 @@ from trireme.session.checkpoint import (
     Saver,
     Schedule,
     checkpoint_directory,
+    describe,
+    list_checkpoints,
     save,
+    step_of,
 )
 from trireme.session.checkpoint.atomic_directories import make_directory
 from trireme.session.checkpoint.run_lock import RunLock, read_writer, writer_here
 from trireme.session.checkpoint.saver import LAST_DELAYS, RETRY_SECONDS
-from trireme.session.checkpoint.tensors import write_file
 from trireme.session.observers.progress import Progress
 from trireme.session.settings import Settings
 
@@ -32,6 +37,8 @@ __all__ = ["Storage"]
 
 _SAVE_SECONDS = 600.0
 _PROBE_BYTES = 4096
+_CHIEF_SECONDS = 3.0
+_POLL_SECONDS = 0.05
 
 
 class Storage:
@@ -82,7 +89,12 @@ class Storage:
         try:
             self._claim(view, first=True)
             if self._options is not None:
-                self._probe(checkpoint_directory(self.run_dir))
+                checkpoints = checkpoint_directory(self.run_dir)
+                make_directory(checkpoints)
+                with NamedTemporaryFile(dir=checkpoints, prefix=".probe.") as probe:
+                    probe.write(bytes(_PROBE_BYTES))
+                    probe.flush()
+                    os.fsync(probe.fileno())
         except OSError as error:
             if self._options is None:
                 self._progress.warn(f"no records are kept: {_cannot(self.run_dir, error)}")
@@ -108,30 +120,6 @@ class Storage:
     def _holds_lock(self) -> bool:
         return self._lock is not None and self._lock.held
 
-    def take(self, view: int) -> bool:
-        """Takes the directory in a job that continues, or is over; returns whether it succeeded."""
-        if not self._holds_lock:
-            with suppress(OSError, ConfigurationError):
-                self._claim(view, first=False)
-        return self._holds_lock
-
-    def take_from_stopped(self, view: int) -> bool:
-        """Takes the directory from a chief whose process is stopped, in a job that is over.
-
-        A chief that is only slow keeps it, as it may be saving.
-
-        Args:
-            view: the number of the last view.
-
-        Returns:
-            Whether this process holds the directory.
-        """
-        assert self.run_dir is not None
-        writer = read_writer(self.run_dir)
-        if writer is None or not writer.stopped:
-            return self._holds_lock
-        return self.take(view + 1)  # as chief of the next view, which was never made
-
     def _take_over(self, view: int) -> None:
         try:
             self._claim(view, first=False)
@@ -155,20 +143,6 @@ class Storage:
         if self._lock is not None:
             self._lock.release()
             self._lock = None
-
-    def _probe(self, checkpoints: Path) -> None:
-        """Writes and deletes a file in the directory of checkpoints.
-
-        Raises:
-            OSError: the directory is not writable.
-        """
-        make_directory(checkpoints)
-        path = checkpoints / f".probe.{secrets.token_hex(4)}"
-        try:
-            write_file(path, [bytes(_PROBE_BYTES)])
-        finally:
-            with suppress(OSError):
-                path.unlink()
 
     def _allowed(self) -> None:
         """Checks that this process may write; see `RunLock.check`."""
@@ -260,15 +234,6 @@ class Storage:
         self._open_saver().submit(data, LAST_DELAYS)
         self.wait()
 
-    def write(self, data: CheckpointData) -> None:
-        """Writes a checkpoint before it returns, and deletes none; this process holds the lock.
-
-        Raises:
-            CheckpointError: the checkpoint is not on the disk.
-        """
-        assert self.run_dir is not None
-        self._completed.append(save(self.run_dir, data, allowed=self._allowed))
-
     def wait(self) -> None:
         """Waits until submitted checkpoints are on the disk.
 
@@ -308,6 +273,84 @@ class Storage:
         completed, self._completed = self._completed, []
         return completed
 
+    # -- after the loss of a server -------------------------------------------------------------
+
+    def rescue(
+        self,
+        step: int,
+        view: int,
+        *,
+        chief: bool,
+        lacks: Sequence[str],
+        values: Callable[[dict[str, Any]], CheckpointData],
+    ) -> str:
+        """Saves a surviving worker's values, in a job that is over; deletes no checkpoint.
+
+        The optimizer's state, the moving average and the ledger of examples are lost with the
+        server. Every worker has the values of its last pull in memory, those of the lost server
+        included. If the server was lost during the pull, some values are of a later step than
+        others, which can happen in asynchronous training anyway.
+
+        The values are saved if they are newer than the newest checkpoint. The chief, which holds
+        the directory's lock, saves first. Another worker saves if its values are newer still, or if
+        the chief is gone or stopped.
+
+        Args:
+            step: the global step of the values.
+            view: the number of the last view.
+            chief: whether this worker was chief in that view.
+            lacks: the parts that no worker has, in words.
+            values: makes the checkpoint, given the `state` of the newest one; {} where there is
+                none.
+
+        Returns:
+            What is lost, in a sentence; "" where another worker reports it.
+        """
+        if not self.scheduled or self.run_dir is None:
+            return f"{_lost_steps(1, step)}: nothing was saved, for there is no run directory"
+        self.settle(at_the_end=True)
+        taken = self._take_after(view, 0.0 if chief else _CHIEF_SECONDS)
+        newest, state = _newest(self.run_dir)
+        if step <= newest:
+            if not (taken and chief):
+                return ""
+            return f"the chief has no values newer than the newest checkpoint, of step {newest}"
+        if not taken:
+            return (
+                f"{_lost_steps(newest + 1, step)}, unless the task that holds the lock on the "
+                "run directory saves them: it still holds the lock"
+            )
+        try:
+            self._completed.append(save(self.run_dir, values(state), allowed=self._allowed))
+        except CheckpointError as error:
+            return f"{_lost_steps(newest + 1, step)}: their values could not be saved: {error}"
+        before = f"step {newest}" if newest else "none"
+        return (
+            f"the newest checkpoint was of {before}, and the values of step {step} are saved "
+            f"now; lost are {_listed(lacks)}, and what others have learned after that step"
+        )
+
+    def _take_after(self, view: int, seconds: float) -> bool:
+        """Takes the directory within a time, or then from a chief whose process is stopped.
+
+        A chief that is only slow keeps it, as it may be saving.
+        """
+        assert self.run_dir is not None
+        deadline = time.monotonic() + seconds
+        while not self._take(view):
+            if time.monotonic() >= deadline:
+                writer = read_writer(self.run_dir)
+                # As chief of the next view, which was never made.
+                return writer is not None and writer.stopped and self._take(view + 1)
+            time.sleep(_POLL_SECONDS)
+        return True
+
+    def _take(self, view: int) -> bool:
+        if not self._holds_lock:
+            with suppress(OSError, ConfigurationError):
+                self._claim(view, first=False)
+        return self._holds_lock
+
     def close(self) -> None:
         """Waits for submitted checkpoints, and releases the directory. May be called again."""
         try:
@@ -339,6 +382,23 @@ class Storage:
         self._progress.warn(
             f"the checkpoint of step {step} is NOT SAVED{why}; {newest}. {self._after_a_failure}"
         )
+
+
+def _newest(run_dir: Path) -> tuple[int, dict[str, Any]]:
+    """Returns the step and the state of the newest checkpoint; 0 and {} where there is none."""
+    for path in reversed(list_checkpoints(run_dir)):
+        with suppress(CheckpointError):
+            return step_of(path), describe(path).state
+    return 0, {}
+
+
+def _lost_steps(first: int, last: int) -> str:
+    """Returns in words which steps are lost."""
+    return f"step {last} is lost" if first >= last else f"steps {first} to {last} are lost"
+
+
+def _listed(words: Sequence[str]) -> str:
+    return " and ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
 
 
 def _how_to_stop(task: TaskConfig) -> str:

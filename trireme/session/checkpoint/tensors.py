@@ -27,7 +27,7 @@ from trireme.errors import CheckpointError
 
 __all__ = [
     "FileRecord",
-    "can_hold",
+    "dtype_name",
     "index_name",
     "read_tensors",
     "tensor_shapes",
@@ -116,7 +116,7 @@ def write_tensors(
     if not tensors:
         return {}
     for name, tensor in tensors.items():
-        _dtype_name(name, tensor)  # before anything asks a tensor for its size
+        dtype_name(name, tensor)  # before anything asks a tensor for its size
     shards = list(_shards(tensors, shard_bytes))
     records: dict[str, FileRecord] = {}
     weight_map: dict[str, str] = {}
@@ -149,7 +149,7 @@ def write_tensors_file(path: Path, tensors: Mapping[str, torch.Tensor]) -> FileR
         tensor = tensors[name]
         stop = offset + tensor.nbytes
         header[name] = {
-            "dtype": _dtype_name(name, tensor),
+            "dtype": dtype_name(name, tensor),
             "shape": list(tensor.shape),
             "data_offsets": [offset, stop],
         }
@@ -169,16 +169,12 @@ def _chunks(
             yield flat.view(torch.uint8).numpy().data
 
 
-def can_hold(name: str, tensor: torch.Tensor) -> bool:
-    """Returns whether a checkpoint can hold a tensor under that name."""
-    try:
-        _dtype_name(name, tensor)
-    except CheckpointError:
-        return False
-    return True
+def dtype_name(name: str, tensor: torch.Tensor) -> str:
+    """Returns the name of a tensor's dtype in a file, such as `F32`.
 
-
-def _dtype_name(name: str, tensor: torch.Tensor) -> str:
+    Raises:
+        CheckpointError: a checkpoint cannot hold the tensor under that name.
+    """
     if name == "__metadata__":
         raise CheckpointError("no tensor can be named __metadata__ in a checkpoint: rename it")
     if tensor.layout != torch.strided or tensor.is_meta:

@@ -11,8 +11,7 @@ from trireme.errors import JobFailed, WireError
 from trireme.launch.exit_reason import describe
 from trireme.ps.snapshot import ModelState
 from trireme.session.checkpoint import CheckpointData
-from trireme.session.checkpoint.checkpointer import Checkpointer
-from trireme.session.checkpoint.rescue import LACKS, Rescue
+from trireme.session.checkpoint.checkpointer import LACKS, Checkpointer
 from trireme.session.checkpoint.storage import Storage
 from trireme.session.lifecycle import Lifecycle
 from trireme.session.replica.buffers import Buffers
@@ -186,10 +185,10 @@ class WorkerCheckpoints:
         self._backend.go_back()
         step = self._backend.global_step if self.last_step is None else self.last_step
         lacks = self._checkpointer.lost_with_servers()
-        made = partial(self._rescued, lost, step, lacks)
-        rescue = Rescue(step, lifecycle.view_number, lifecycle.is_chief, lacks, made)
+        values = partial(self._rescued, lost, step, lacks)
+        view, chief = lifecycle.view_number, lifecycle.is_chief
         try:
-            loss = rescue.save(self._storage)
+            loss = self._storage.rescue(step, view, chief=chief, lacks=lacks, values=values)
         except Exception as failure:  # the job's own error must stay visible
             loss = f"and the values could not be saved: {type(failure).__name__}: {failure}"
         if loss:

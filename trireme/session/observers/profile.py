@@ -167,14 +167,14 @@ class Profile(Hook):
         except OSError as error:  # monitoring must not end the job
             _log.warning("the trace of steps %d to %d is lost: %s", self.first, self.end, error)
             return
-        session.recorder.say(f"trace: {path} (https://ui.perfetto.dev opens it)")
+        session.worker.progress.message(f"trace: {path} (https://ui.perfetto.dev opens it)")
 
 
 class _Tracing:
     """One worker's trace while it is made."""
 
     def __init__(self, session: Session, *, operators: bool) -> None:
-        self._trainer, self._recorder = session.worker.trainer, session.recorder
+        self._worker, self._recorder = session.worker, session.recorder
         self._task = session.task
         self._began = 0.0
         self._steps: list[TraceSpan] = []
@@ -201,7 +201,7 @@ class _Tracing:
     def end_step(self, number: int, result: StepResult) -> None:
         self._steps.append(TraceSpan(f"step {number}", self._began, time.monotonic()))
         self._recorder.phases.settle()
-        times = self._trainer.update_times
+        times = self._worker.update_times
         # With prefetch the newest push is not decided yet.
         decided = len(self._undecided) - (times.push_began >= times.wait_ended)
         if result.verdict is not None and decided > 0:

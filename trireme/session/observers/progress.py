@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal, NamedTuple, TextIO
+from typing import IO, TYPE_CHECKING, Literal, NamedTuple, TextIO
 
 from trireme.clock import Clock, MonotonicClock
 
@@ -107,7 +107,7 @@ class PlainProgress(Progress):
 
     def __init__(
         self,
-        stream: TextIO,
+        stream: IO[str],
         clock: Clock,
         *,
         max_steps: int | None = None,
@@ -125,7 +125,7 @@ class PlainProgress(Progress):
 
     def state(self, name: str, detail: str = "") -> None:
         self._waiting_for = ()
-        self.message(f"{name} {detail}".rstrip())
+        self._show(f"{name} {detail}".rstrip())
 
     def waiting(self, names: Sequence[str], seconds_left: float) -> None:
         now = self._clock.now()
@@ -133,10 +133,10 @@ class PlainProgress(Progress):
         if names and (news or now - self._waiting_since >= _WAITING_SECONDS):
             self._waiting_for = tuple(names)
             self._waiting_since = now
-            self.message(_waiting_text(names, _left_text(seconds_left)))
+            self._show(_waiting_text(names, _left_text(seconds_left)))
 
     def waiting_for_update(self, reason: str, names: Sequence[str], seconds: float) -> None:
-        self.message(_waiting_text(names, f"{reason}; {seconds:.0f} s so far"))
+        self._show(_waiting_text(names, f"{reason}; {seconds:.0f} s so far"))
 
     def step(self, row: ProgressRow) -> None:
         if not self._steps:
@@ -152,9 +152,13 @@ class PlainProgress(Progress):
     def warn(self, text: str) -> None:
         self.message(f"warning: {text}")
 
+    def _show(self, text: str) -> None:
+        """Shows a state, or a wait."""
+        self.message(text)
 
-class LiveProgress(Progress):
-    """Updates one line of a terminal, below other output.
+
+class LiveProgress(PlainProgress):
+    """Updates one line of a terminal, below other output, instead of writing new ones.
 
     Args:
         console: the terminal.
@@ -165,24 +169,16 @@ class LiveProgress(Progress):
     def __init__(self, console: Console, clock: Clock, *, max_steps: int | None = None) -> None:
         from rich.live import Live
 
+        super().__init__(console.file, clock, max_steps=max_steps)
         self._console = console
-        self._clock = clock
-        self._max_steps = max_steps
-        self._pace = _Pace()
         self._begun: tuple[float, int] | None = None
         self._last: ProgressRow | None = None
         self._live = Live(console=console, auto_refresh=False, transient=True)
         self._live.start()
 
-    def state(self, name: str, detail: str = "") -> None:
-        self._show(f"{name} {detail}".rstrip())
-
     def waiting(self, names: Sequence[str], seconds_left: float) -> None:
         if names:
             self._show(_waiting_text(names, _left_text(seconds_left)))
-
-    def waiting_for_update(self, reason: str, names: Sequence[str], seconds: float) -> None:
-        self._show(_waiting_text(names, f"{reason}; {seconds:.0f} s so far"))
 
     def step(self, row: ProgressRow) -> None:
         self._last = row
@@ -203,9 +199,6 @@ class LiveProgress(Progress):
 
     def message(self, text: str) -> None:
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
-
-    def warn(self, text: str) -> None:
-        self.message(f"warning: {text}")
 
     def close(self) -> None:
         if not self._live.is_started:

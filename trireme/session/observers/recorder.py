@@ -11,7 +11,7 @@ import psutil
 import torch
 
 from trireme.errors import NonFiniteError
-from trireme.launch.environment.detect import TaskConfig
+from trireme.launch.config.task_config import TaskConfig
 from trireme.metrics import COUNT_BUCKETS, Histogram, Registry
 from trireme.monitor.prometheus import expose
 from trireme.monitor.records import Record, RecordWriter, begin_here, records_directory
@@ -202,7 +202,7 @@ class Recorder:
         self._progress.step(ProgressRow(self._steps, result.global_step, self.job_examples, result))
 
     def _add_phases(self, began: float, computed: float) -> None:
-        add, times = self.phases.add, self._worker.trainer.update_times
+        add, times = self.phases.add, self._worker.update_times
         add(("compute", began, computed))
         if self._alone:
             add(("apply", times.push_began, times.push_ended))
@@ -250,7 +250,10 @@ class Recorder:
         self._recorded = now
         made = max(now.steps - before.steps, 1)
         seconds = self.phases.since(before.seconds, made)
-        values = self._values(result)
+        values, sent = self._values(result), {}
+        if self._worker.task.servers:
+            sent["bytes/pushed_per_step"] = (now.pushed - before.pushed) / made
+            sent["bytes/pulled_per_step"] = (now.pulled - before.pulled) / made
         if self._worker.lifecycle.is_chief and self._directory is not None:
             self.log(
                 {
@@ -261,26 +264,16 @@ class Recorder:
                     "updates/staleness": (now.staleness - before.staleness) / made,
                     "updates/applied_total": float(self.applied),
                     "updates/stale_total": float(self.stale),
-                    **self._bytes_per_step(before, now),
+                    **sent,
                     **self._lags(),
                 },
                 "train",
             )
         self._worker.buffers.publish()
 
-    def _bytes_per_step(self, before: _Mark, now: _Mark) -> dict[str, float]:
-        """Returns the bytes on the wire of each of this worker's steps between two marks."""
-        if not self._worker.task.servers:
-            return {}
-        steps = max(now.steps - before.steps, 1)
-        return {
-            "bytes/pushed_per_step": (now.pushed - before.pushed) / steps,
-            "bytes/pulled_per_step": (now.pulled - before.pulled) / steps,
-        }
-
     def _values(self, result: StepResult) -> dict[str, float]:
         """Returns loss and metrics, as means over replicas that step together."""
-        if not self._worker.backend.joint_mean and not self._worker.lifecycle.is_chief:
+        if self._worker.backend.group is None and not self._worker.lifecycle.is_chief:
             return {}
         own = {"loss": result.loss, **result.metrics} if self._reports_metrics else {}
         return self._worker.backend.mean(own, counts=self._reports_metrics)
@@ -355,10 +348,6 @@ class Recorder:
         self.log(results, name)
         shown = " ".join(f"{key} {value:.4f}" for key, value in results.items())
         self._progress.message(f"{name} at global step {self._worker.global_step}: {shown}")
-
-    def say(self, text: str) -> None:
-        """Shows a line."""
-        self._progress.message(text)
 
     @property
     def board(self) -> TensorBoard | None:

@@ -12,6 +12,7 @@ import logging
 import threading
 from bisect import bisect_right
 from collections.abc import Collection, Mapping, Sequence
+from textwrap import indent
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -162,15 +163,11 @@ class Summaries(Hook):
         )
         capture.batch(*inputs_and_targets(batch), session.originals(batch))
         if session.holds_whole_model:
-            observe = capture.observe if self._observes else None
+            observed = {"distributions", "images", "pr_curves", "projector"}
+            observe = None if self._kinds.isdisjoint(observed) else capture.observe
             task = f"/job:worker/task:{session.task.index}"
             self._watch = ForwardTracer(session.model, observe, task)
             self._watch.__enter__()
-
-    @property
-    def _observes(self) -> bool:
-        """Whether any kind records outputs of modules."""
-        return not self._kinds.isdisjoint({"distributions", "images", "pr_curves", "projector"})
 
     def _end(self, session: Session, capture: Capture, result: StepResult) -> None:
         first, step = self._last is None, result.global_step
@@ -192,7 +189,7 @@ class Summaries(Hook):
                 self._write(writer, capture, step, first)
                 if first and "text" in self._kinds:
                     writer.add_text("configuration", _table(settings), step)
-                    writer.add_text("model", _indented(model), step)
+                    writer.add_text("model", indent(model, "    "), step)
             finally:
                 self._room.release()
 
@@ -331,7 +328,3 @@ def _settings(session: Session, examples: int) -> dict[str, Any]:
 def _table(settings: Mapping[str, Any]) -> str:
     rows = (f"| {name} | {value} |" for name, value in settings.items())
     return "\n".join(["| setting | value |", "| --- | --- |", *rows])
-
-
-def _indented(text: str) -> str:
-    return "\n".join(f"    {line}" for line in text.splitlines())

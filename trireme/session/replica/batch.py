@@ -12,7 +12,7 @@ import torch
 
 from trireme.data.loader import Batch
 from trireme.errors import ConfigurationError
-from trireme.parallel.nested_tensors import map_tensors, tensors_in
+from trireme.parallel.tensors import map_tensors, tensors_in
 
 __all__ = ["examples_in", "inputs_and_targets", "move", "pieces"]
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import torch
@@ -110,7 +111,6 @@ class Buffers:
             averages[name] = torch.stack(found).mean(0).to(tensor.dtype)
         return averages
 
-    @torch.no_grad()
     def settle(self) -> None:
         """Puts the mean into the model at the end of training, as it is saved."""
         if self._alone:
@@ -119,9 +119,48 @@ class Buffers:
         if (group := self._worker_group) is not None and self._last:
             told = save_bytes(self._last) if group.is_chief else None
             self._last = load_bytes(group.broadcast(told))
+        self._put_buffers(self._last)
+
+    # -- the values of one step -----------------------------------------------------------------
+
+    @contextmanager
+    def consistent_values(self) -> Iterator[None]:
+        """Puts the values of one step, or their moving average, into the model during the block.
+
+        The mean of the workers' buffers goes into the model too. Without servers, a process that
+        holds the whole model has the values of one step already.
+        """
+        setup = self._setup
+        alone = self._task.servers == 0 and setup.part is None
+        if alone and setup.settings.options.ema is None:
+            yield
+            return
+        state = self._backend.snapshot(state=False)
+        means = self.average()
+        own_values = {name: p.detach().clone() for name, p in setup.flat.parameters.items()}
+        own_buffers = {name: b.clone() for name, b in named_buffers(setup.model) if name in means}
+        self._put(state.average or state.values, means)
+        try:
+            yield
+        finally:
+            self._put(own_values, own_buffers)
+
+    def adopt_final_values(self) -> None:
+        """Copies the final values into the whole model, whose parts processes have trained."""
+        self._put(self._backend.snapshot(state=False).values, self.average())
+
+    def _put(self, values: Mapping[str, torch.Tensor], buffers: Mapping[str, torch.Tensor]) -> None:
+        """Copies values into the parameters, and the given buffers into those of the model."""
+        with torch.no_grad():
+            for name, parameter in self._setup.flat.parameters.items():
+                parameter.copy_(values[name])
+            self._put_buffers(buffers)
+
+    @torch.no_grad()
+    def _put_buffers(self, buffers: Mapping[str, torch.Tensor]) -> None:
         for name, buffer in named_buffers(self._setup.model):
-            if name in self._last:
-                buffer.copy_(self._last[name])
+            if name in buffers:
+                buffer.copy_(buffers[name])
 
     @property
     def _worker_group(self) -> ProcessGroup | None:

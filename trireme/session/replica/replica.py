@@ -9,23 +9,32 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, Dataset
 
-from trireme.data.loader import Batch
+from trireme.data.loader import Batch, tensors_of
 from trireme.errors import ConfigurationError, NonFiniteError
-from trireme.parallel.local_tensors import to_local
-from trireme.parallel.nested_tensors import map_tensors
 from trireme.parallel.reducer import Reducer
+from trireme.parallel.tensors import map_tensors, to_local
 from trireme.ps.module_names import named_parameters
 from trireme.session.options import Options
 from trireme.session.replica.batch import examples_in, inputs_and_targets, move, pieces
-from trireme.session.replica.model_loss import model_loss
 from trireme.session.result import Metric, StepResult
 
 if TYPE_CHECKING:
     from trireme.parallel.model_part import ModelPart
+    from trireme.parallel.pipeline import Pipeline
     from trireme.ps.flat import FlatModel
 
-__all__ = ["Loss", "Replica", "Trained", "clip", "named_groups", "scalar"]
+__all__ = [
+    "Loss",
+    "Replica",
+    "Trained",
+    "Transform",
+    "clip",
+    "model_loss",
+    "named_groups",
+    "scalar",
+]
 
 Loss = Callable[[Any, Any], Any]
 """(outputs, targets) -> the mean over the batch, as a scalar or as the entry `loss` of a dict."""
@@ -33,6 +42,9 @@ Loss = Callable[[Any, Any], Any]
 _OPERATOR = getattr(getattr(torch.ops.aten, "_backward", None), "default", None)
 """The operator that TorchScript compiles `backward()` to; None if this torch has none."""
 
+
+Transform = Callable[[Any], Any]
+"""batch -> batch."""
 
 Trained: TypeAlias = "FlatModel | ModelPart"
 """The trained parameters that a process computes with: of the whole model, or of a part of it."""
@@ -82,6 +94,37 @@ def scalar(loss: Any) -> torch.Tensor:
     return loss
 
 
+def model_loss(outputs: Any, targets: Any) -> torch.Tensor:
+    """Returns the loss that the model itself has computed from the batch.
+
+    `Session(model, trireme.model_loss, ...)` gives the model the whole batch, `labels` included,
+    as Hugging Face's models take it, and trains by the `loss` that is in the outputs.
+
+    Args:
+        outputs: the model's outputs: a mapping or an object with a `loss`, a tuple whose first item
+            is the loss, or the loss itself.
+        targets: ignored.
+
+    Raises:
+        ConfigurationError: the outputs have no loss; describes them.
+    """
+    if isinstance(outputs, Mapping):
+        loss, there = outputs.get("loss"), f"the keys {', '.join(map(str, outputs))}"
+    elif isinstance(outputs, (tuple, list)):
+        loss, there = (outputs[0] if outputs else None), f"a tuple of {len(outputs)}"
+    elif isinstance(outputs, torch.Tensor):
+        loss, there = outputs, f"a tensor of shape {tuple(outputs.shape)}"
+    else:
+        loss, there = getattr(outputs, "loss", None), f"a {type(outputs).__name__}"
+    if isinstance(loss, torch.Tensor) and loss.numel() == 1:
+        return loss
+    raise ConfigurationError(
+        f"model_loss: the model's outputs have no loss of one number: they are {there}. Models of "
+        "transformers compute one where the batch has labels; else give the session a loss "
+        "function of (outputs, targets)"
+    )
+
+
 class Replica:
     """Computes losses and gradients, and processes gradients before they are exchanged.
 
@@ -92,7 +135,12 @@ class Replica:
         options: the session's options.
         metrics: the metrics by name.
         reducer: averages the gradients of replicas that step together; None for one replica.
+
+    Attributes:
+        pipeline: runs this process's pipeline stages; None where there are none.
     """
+
+    pipeline: Pipeline | None = None
 
     def __init__(
         self,
@@ -103,11 +151,6 @@ class Replica:
         metrics: Mapping[str, Metric],
         reducer: Reducer | None = None,
     ) -> None:
-        if not callable(loss):
-            raise ConfigurationError(
-                f"the loss is {loss!r}: give a function of (outputs, targets), or "
-                "trireme.model_loss for a model that computes its own"
-            )
         self.model = model
         self.flat = flat
         self._loss = loss
@@ -149,7 +192,7 @@ class Replica:
         if type(data) is tuple and len(data) == 2 and self._loss is not model_loss:
             pair = data
         else:
-            pair = inputs_and_targets(data, keep_targets=self.keeps_targets)
+            pair = inputs_and_targets(data, keep_targets=self._loss is model_loss)
         if self._moves:
             pair = move(pair[0], self.flat.device), move(pair[1], self.flat.device)
         if self._options.accumulate > 1:
@@ -199,10 +242,39 @@ class Replica:
         loss, plain = scalar(loss), type(outputs) is torch.Tensor
         return loss, outputs.detach() if plain else map_tensors(outputs, torch.Tensor.detach)
 
-    @property
-    def keeps_targets(self) -> bool:
-        """Whether the model receives the targets too, and computes its own loss."""
-        return self._loss is model_loss
+    def evaluate(
+        self, dataset: Dataset[Any], *, batch_size: int, transform: Transform | None = None
+    ) -> dict[str, float]:
+        """Returns the means of the loss and of each metric over a data set, each example once.
+
+        The model is in evaluation mode meanwhile; its mode is restored afterwards.
+
+        Args:
+            dataset: map-style.
+            batch_size: the number of examples that are computed at a time.
+            transform: applied to each batch before it is computed.
+        """
+        totals: dict[str, float] = dict.fromkeys(["loss", *self._metrics], 0.0)
+        count = 0
+        training = self.model.training
+        self.model.eval()
+        try:
+            with torch.inference_mode():
+                for batch in _batches(dataset, batch_size):
+                    inputs, targets = inputs_and_targets(
+                        transform(batch) if transform else batch,
+                        keep_targets=self._loss is model_loss,
+                    )
+                    inputs, targets = (move(each, self.flat.device) for each in (inputs, targets))
+                    size = examples_in(inputs)
+                    loss, outputs = self.forward(inputs, targets)
+                    totals["loss"] += float(loss) * size
+                    for name, metric in self._metrics.items():
+                        totals[name] += float(metric(outputs, targets)) * size
+                    count += size
+        finally:
+            self.model.train(training)
+        return {name: total / max(count, 1) for name, total in totals.items()}
 
     @contextmanager
     def another_loss(self, loss: Loss) -> Iterator[None]:
@@ -289,3 +361,10 @@ def _call(model: nn.Module, inputs: Any) -> Any:
     if isinstance(inputs, tuple):
         return model(*inputs)
     return model(inputs)
+
+
+def _batches(dataset: Dataset[Any], batch_size: int) -> Iterator[Any]:
+    if (tensors := tensors_of(dataset)) is not None:
+        yield from zip(*(torch.split(tensor, batch_size) for tensor in tensors), strict=True)
+    else:
+        yield from DataLoader(dataset, batch_size=batch_size)

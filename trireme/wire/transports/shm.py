@@ -3,7 +3,7 @@
 The name is an abstract socket name: it is not in the file system, disappears with its listener, and
 belongs to one network namespace, as a TCP port does. Any process may take a free name, so both
 sides ask the system for the other's user: only processes of one user talk to each other. Control
-frames cross the socket. Payloads that lie in lent memory do not: see `trireme.wire.shared_buffers`.
+frames cross the socket. Payloads that lie in lent memory do not: see `trireme.wire.shared_memory`.
 """
 
 from __future__ import annotations

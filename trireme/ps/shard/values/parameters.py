@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 
 import torch
@@ -31,10 +30,6 @@ class Values:
         buffer: the memory of the values.
         optimizer: updates `buffer`.
         rule: whether to keep a moving average of the values, and to publish changes of them.
-
-    Attributes:
-        on_applied: is called after each change with its global step and the times when it began
-            and ended, read from `time.monotonic`; None where nobody measures.
     """
 
     def __init__(
@@ -45,7 +40,6 @@ class Values:
         optimizer: PartOptimizer,
         rule: Rule,
     ) -> None:
-        self.on_applied: Callable[[int, float, float], object] | None = None
         self.buffer = buffer
         self.optimizer = optimizer
         self._parts: tuple[Part, ...] = layout.parts(server)
@@ -83,7 +77,6 @@ class Values:
             steps: the number of steps that it makes at once; the moving average decays once for
                 each.
         """
-        began = time.monotonic()
         if hyper is not None:
             self.optimizer.set_hyper(hyper)
         if update is not None:
@@ -94,8 +87,6 @@ class Values:
                     average.lerp_(value, weight)
         if self._publication is not None:
             self._publication.publish(step)
-        if self.on_applied is not None:
-            self.on_applied(step, began, time.monotonic())
 
     def copy(self, *, state: bool) -> list[tuple[TensorSpec, torch.Tensor]]:
         """Returns copies of the values and the average, with `state` of the optimizer's too."""

@@ -1,0 +1,194 @@
+"""The output of a job: the lines of its tasks under their names, and the launcher's own.
+
+The lines of each task go to a log of its own, and to the launcher's console.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import IO, TextIO
+
+__all__ = ["Console", "LogFile", "TaskOutputs"]
+
+LAST_LINES = 12
+_COLOURS = ("36", "33", "35", "32", "34", "96", "93", "95", "92", "94")
+_ALARM = "31"
+_CLEAR = "\r\x1b[2K"
+
+
+class Console:
+    """Writes lines to the launcher's standard output and error; any thread may.
+
+    On a terminal, one status line stays below them. If the reader of a stream has gone
+    (`trireme run ... | head`), or the disk that it goes to is full, the job goes on without that
+    stream.
+    """
+
+    def __init__(self, out: TextIO, error: TextIO, environ: Mapping[str, str]) -> None:
+        self._out = out
+        self._error = error
+        self._environ = environ
+        self._colours: dict[str, str] = {}
+        self._unwritable: set[int] = set()
+        self._status: str | None = None
+        self._lock = threading.Lock()
+
+    @property
+    def live(self) -> bool:
+        """Whether a status line can be shown: both streams are a terminal."""
+        terminal = self._out.isatty() and self._error.isatty()
+        return terminal and self._environ.get("TERM", "dumb") != "dumb"
+
+    def status(self, text: str | None) -> None:
+        """Replaces the status line below all others; None removes it."""
+        with self._lock:
+            before, self._status = self._status, text
+            if before is not None or text is not None:
+                self._write(self._out, _CLEAR + self._below(), end="")
+
+    def _below(self) -> str:
+        width = shutil.get_terminal_size().columns - 1
+        return "" if self._status is None else self._status[:width]
+
+    def line(self, name: str, text: str, error: bool) -> None:
+        """Shows one line of a task's output."""
+        stream = self._error if error else self._out
+        colour = self._colours.setdefault(name, _COLOURS[len(self._colours) % len(_COLOURS)])
+        self._show(stream, f"{self._paint(stream, colour, f'{name} |')} {text}")
+
+    def say(self, text: str, *, alarm: bool = False) -> None:
+        """Shows one line of the launcher's own."""
+        mark = self._paint(self._error, _ALARM, "trireme:") if alarm else "trireme:"
+        self._show(self._error, f"{mark} {text}")
+
+    def _paint(self, stream: TextIO, colour: str, text: str) -> str:
+        plain = self._environ.get("NO_COLOR") or self._environ.get("TERM") == "dumb"
+        return text if plain or not stream.isatty() else f"\x1b[{colour}m{text}\x1b[0m"
+
+    def _show(self, stream: TextIO, line: str) -> None:
+        with self._lock:
+            if self._status is None:
+                self._write(stream, line)
+            else:
+                self._write(stream, _CLEAR + line)
+                self._write(self._out, self._below(), end="")
+
+    def _write(self, stream: TextIO, line: str, end: str = "\n") -> None:
+        if id(stream) in self._unwritable:
+            return
+        try:
+            print(_printable(line, stream), end=end, file=stream, flush=True)
+        except OSError as error:
+            self._unwritable.add(id(stream))
+            # Python flushes the stream once more when it ends, which would fail.
+            null = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null, stream.fileno())
+            os.close(null)
+            if not isinstance(error, BrokenPipeError):
+                other = self._out if stream is self._error else self._error
+                reason = f"trireme: WARNING: output cannot be written ({error.strerror}): it stops"
+                self._write(other, reason)
+
+
+def _printable(line: str, stream: TextIO) -> str:
+    """Replaces the characters that the stream's encoding lacks: a task may print anything."""
+    encoding = stream.encoding or "utf-8"
+    return line.encode(encoding, "replace").decode(encoding)
+
+
+class TaskOutputs:
+    """Shows and keeps the lines of every task. Use it as a context manager.
+
+    Attributes:
+        path: returns the file for the output of a task, by the task's name.
+        console: where the lines are shown.
+    """
+
+    def __init__(self, path: Callable[[str], Path], console: Console) -> None:
+        self.path = path
+        self.console = console
+        self._logs: dict[str, LogFile] = {}
+        self._last_lines: dict[str, deque[str]] = {}
+
+    def __enter__(self) -> TaskOutputs:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for log in self._logs.values():
+            log.close()
+
+    def begin(self, name: str) -> None:
+        """Notes that a task is started, for the first time or again."""
+        if name in self._logs:
+            self._logs[name].close()
+        self._logs[name] = LogFile(self.path(name), partial(self.console.say, alarm=True))
+        self._last_lines[name] = deque(maxlen=LAST_LINES)
+
+    def show(self, name: str, line: bytes, error: bool) -> None:
+        """Takes a line that a task has printed.
+
+        Args:
+            name: the task.
+            line: the line, without its line end.
+            error: whether it went to standard error.
+        """
+        self._logs[name].write(line)
+        text = line.decode("utf-8", errors="replace")
+        self._last_lines[name].append(text)
+        self.console.line(name, text, error)
+
+    def last_lines(self, name: str) -> list[str]:
+        """Returns the last lines that a task has printed since its start."""
+        return list(self._last_lines[name])
+
+
+class LogFile:
+    """Appends lines to a file. A full disk loses lines, which are counted, and fails no job.
+
+    Args:
+        path: the file.
+        warn: called with a line for the user when writing begins to fail.
+    """
+
+    def __init__(self, path: Path, warn: Callable[[str], None]) -> None:
+        self._path = path
+        self._warn = warn
+        self._file: IO[bytes] | None = None
+        self._missing = 0
+
+    def write(self, line: bytes) -> None:
+        """Appends a line, without its line end."""
+        try:
+            if self._missing:
+                self._append(b"[trireme: %d lines could not be written here]\n" % self._missing)
+            self._append(line + b"\n")
+        except OSError as error:
+            if not self._missing:
+                self._warn(
+                    f"WARNING: {self._path} cannot be written ({error.strerror}): lines are shown "
+                    "and not kept until it can be"
+                )
+            self._missing += 1
+        else:
+            self._missing = 0
+
+    def close(self) -> None:
+        """Closes the file, if it is open."""
+        if self._file is not None:
+            with contextlib.suppress(OSError):
+                self._file.close()
+            self._file = None
+
+    def _append(self, data: bytes) -> None:
+        if self._file is None:
+            self._file = self._path.open("ab", buffering=0)
+        rest = memoryview(data)
+        while rest:  # an almost full disk takes a part first, and then refuses
+            rest = rest[self._file.write(rest) :]

@@ -1,0 +1,186 @@
+"""Runs the user's program as `python` would, and tells how it failed and whether it ends by that.
+
+`sys.last_value` does not tell: an interactive interpreter keeps every exception there that it has
+shown, and goes on.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import runpy
+import sys
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+
+from trireme.errors import JobFailed, TriremeError, UsageError
+from trireme.launch.exit_reason import INTERRUPTED, describe
+from trireme.launch.task_messages import LauncherPipe
+
+__all__ = ["ProgramEnd", "check_script", "run_script"]
+
+
+def check_script(script: str) -> Path:
+    """Returns the path of a program that exists and can be read.
+
+    Raises:
+        UsageError: it does not exist, or cannot be read.
+    """
+    path = Path(script)
+    if path.is_dir():
+        raise UsageError(f"{script} is a directory, not a program")
+    if not path.is_file():
+        raise UsageError(f"there is no program {script} (looked from {os.getcwd()})")
+    if not os.access(path, os.R_OK):
+        raise UsageError(f"the program {script} cannot be read: see its permissions")
+    return path
+
+
+def run_script(
+    script: Path, arguments: Sequence[str], *, task: str = "", launcher: LauncherPipe | None = None
+) -> int:
+    """Runs a program as `__main__` in this process and returns its exit status.
+
+    An exception of the program is printed on standard error: one of Trireme's errors as one line,
+    any other with its traceback, without the launcher's frames.
+
+    Args:
+        script: the program.
+        arguments: the program's `sys.argv` after its own name.
+        task: the name to print before an error, such as `worker:1`.
+        launcher: the pipe for the reason of a failure; None where no launcher hears of it.
+
+    Returns:
+        0 if the program ends by itself; the status that it passes to `sys.exit`; 130 after a
+        KeyboardInterrupt; 2 after a UsageError; 1 after any other exception.
+    """
+    sys.argv = [str(script), *arguments]
+    if not sys.flags.safe_path:
+        sys.path[0] = str(script.resolve().parent)
+    try:
+        runpy.run_path(str(script), run_name="__main__")
+    except SystemExit as error:
+        return _exited(error, launcher)
+    except KeyboardInterrupt as error:
+        _FAILED.append(error)
+        return INTERRUPTED
+    except BaseException as error:
+        return _failed(error, task, launcher)
+    return 0
+
+
+def _exited(error: SystemExit, launcher: LauncherPipe | None) -> int:
+    if error.code is None or error.code == 0:
+        return 0
+    status = error.code if isinstance(error.code, int) else 1
+    if not isinstance(error.code, int):
+        print(error.code, file=sys.stderr)
+    if status != INTERRUPTED:
+        _FAILED.append(error)
+        if launcher is not None:
+            launcher.send(describe(error))
+    return status
+
+
+def _failed(error: BaseException, task: str, launcher: LauncherPipe | None) -> int:
+    own = _without_launcher(error.__traceback__)
+    _FAILED.append(error)
+    if launcher is not None and isinstance(error, JobFailed):
+        print("ends: the job failed elsewhere", file=sys.stderr)  # the launcher reports where
+    elif isinstance(error, TriremeError):
+        print(f"{task}: error: {error}" if task else f"error: {error}", file=sys.stderr)
+    else:
+        traceback.print_exception(type(error), error, own)
+    if launcher is not None:
+        launcher.send(describe(error, _location(own)))
+    return 2 if isinstance(error, UsageError) else 1
+
+
+def _without_launcher(frames: TracebackType | None) -> TracebackType | None:
+    """Drops this file's and runpy's frames from the top of a traceback."""
+    while frames is not None:
+        name = frames.tb_frame.f_code.co_filename
+        if name != __file__ and "runpy" not in name:
+            break
+        frames = frames.tb_next
+    return frames
+
+
+def _location(frames: TracebackType | None) -> str:
+    """Returns file and line of the innermost frame in the program itself; "" if there is none."""
+    location = ""
+    first = frames.tb_frame.f_code.co_filename if frames is not None else ""
+    while frames is not None:
+        if frames.tb_frame.f_code.co_filename == first:
+            location = f"{os.path.basename(first)}:{frames.tb_lineno}"
+        frames = frames.tb_next
+    return location
+
+
+class ProgramEnd:
+    """Watches, from `watch` to `forget`, for the exception that ends this program."""
+
+    def __init__(self) -> None:
+        self._error: BaseException | None = None
+        self._before = sys.excepthook
+
+    def watch(self) -> None:
+        """Replaces `sys.excepthook`; the hook of before is still called."""
+        self._before = sys.excepthook
+        sys.excepthook = self._hook
+
+    def forget(self) -> None:
+        """Restores `sys.excepthook`, unless it has been replaced again since."""
+        self.goes_on()
+        if sys.excepthook == self._hook:
+            sys.excepthook = self._before
+
+    def goes_on(self) -> None:
+        """Notes that the program still runs, so that an exception shown before did not end it."""
+        self._error = None
+
+    @property
+    def error(self) -> BaseException | None:
+        """The exception that ended the program; None if it ended by itself, or is interactive."""
+        return _FAILED[-1] if _FAILED else self._error
+
+    def _hook(
+        self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
+    ) -> None:
+        if not _prompt_follows(trace) and not _shown_by_program(error):
+            self._error = error
+        self._before(kind, error, trace)
+
+
+_FAILED: list[BaseException] = []
+"""The exceptions that ended the program of this process, for functions that run at exit."""
+
+
+def _prompt_follows(trace: TracebackType | None) -> bool:
+    """Returns whether the interpreter prompts for another line after showing an exception."""
+    if sys.flags.interactive or sys.flags.inspect:
+        return True
+    # A program that opened a prompt for a while still has `sys.ps1` when it fails later on.
+    typed = trace is not None and trace.tb_frame.f_code.co_filename.startswith("<")
+    return typed and hasattr(sys, "ps1")
+
+
+def _shown_by_program(error: BaseException) -> bool:
+    """Returns whether running code, such as a console's, has called the hook to show an exception.
+
+    At the program's end none of its code runs: the callers are other hooks, each of which received
+    the exception.
+    """
+    frame = sys._getframe()
+    while frame.f_back is not None:
+        frame = frame.f_back
+    if not frame.f_code.co_flags & inspect.CO_OPTIMIZED:  # a module, and no function
+        return True
+    given = [*frame.f_locals.values()]
+    return not any(value is error or _holds(value, error) for value in given)
+
+
+def _holds(value: object, error: BaseException) -> bool:
+    return type(value) is tuple and any(each is error for each in value)

@@ -1,0 +1,111 @@
+"""Maps the tensors in nested structures, and returns the local shards of distributed tensors.
+
+The structures are tuples, named tuples, lists, dicts and their subclasses (such as the outputs of
+Hugging Face's models, which are dicts and dataclasses at once), and dataclasses. Each is rebuilt as
+an object of its own class. Any other object is passed on unchanged.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from trireme.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
+    from typing_extensions import TypeIs
+
+__all__ = ["is_dtensor", "map_tensors", "tensors_in", "to_local"]
+
+
+def tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    """Yields the tensors of a structure, in its order."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    for item in (_items(value) or {}).values():
+        yield from tensors_in(item)
+
+
+def map_tensors(value: Any, function: Callable[[torch.Tensor], Any]) -> Any:
+    """Returns a structure like another, with each tensor replaced by what a function makes of it.
+
+    Args:
+        value: a tensor, or tensors in tuples, lists, mappings and dataclasses, of any class.
+        function: of one tensor.
+
+    Returns:
+        An object of the same class, made without calling its constructor where that may want
+        something else. The given one is not changed.
+
+    Raises:
+        ConfigurationError: objects of a class cannot be made anew; names it.
+    """
+    if isinstance(value, torch.Tensor):
+        return function(value)
+    items = _items(value)
+    if items is None:
+        return value
+    items = {key: map_tensors(item, function) for key, item in items.items()}
+    try:
+        return _made_anew(value, items)
+    except Exception as error:
+        raise ConfigurationError(
+            f"a {type(value).__qualname__} that a batch or a model's outputs hold cannot be made "
+            f"anew with other tensors ({type(error).__name__}: {error}): use a dict, a named tuple "
+            "or a dataclass"
+        ) from error
+
+
+def _items(value: Any) -> dict[Any, Any] | None:
+    """Returns what a structure holds, by key, index or field; None of what is no structure."""
+    if isinstance(value, Mapping):
+        return dict(value.items())
+    if isinstance(value, (tuple, list)):
+        return dict(enumerate(value))
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    return None
+
+
+def _made_anew(value: Any, items: dict[Any, Any]) -> Any:
+    """Returns a structure of the class of `value` that holds `items`."""
+    if type(value) is dict:
+        return items
+    if isinstance(value, Mapping):
+        # A copy of what keeps its items elsewhere, and does not say how to copy it, shares them.
+        copies = isinstance(value, dict) or hasattr(value, "__copy__")
+        if not isinstance(value, MutableMapping) or not copies:
+            return type(value)(items)  # type: ignore[call-arg]
+        made: Any = copy.copy(value)
+        for key, item in items.items():
+            if item is not value[key]:
+                made[key] = item
+        return made
+    if isinstance(value, list):
+        made = copy.copy(value)
+        made[:] = items.values()
+        return made
+    if isinstance(value, tuple):
+        make = getattr(value, "_make", type(value))
+        return make(items.values())
+    made = copy.copy(value)
+    for name, item in items.items():
+        if item is not getattr(value, name):
+            object.__setattr__(made, name, item)  # a frozen one too
+    return made
+
+
+def is_dtensor(tensor: torch.Tensor) -> TypeIs[DTensor]:
+    """Returns whether a tensor is a `DTensor`, of which each process holds a part."""
+    # Checked by attribute: importing DTensor takes a second, and most programs do not use it.
+    return hasattr(tensor, "to_local")
+
+
+def to_local(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns the part of a tensor that this process holds: the tensor itself, or its shard."""
+    return tensor.to_local() if is_dtensor(tensor) else tensor

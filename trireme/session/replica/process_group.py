@@ -1,0 +1,253 @@
+"""The assembly and the replicas of a model that several processes hold together.
+
+The import of this module loads `torch.distributed` with FSDP and pipelines, which takes seconds, so
+that only such sessions import it.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+import torch
+from torch import nn
+
+from trireme.errors import ConfigurationError
+from trireme.launch.config.task_config import TaskConfig
+from trireme.mesh import Mesh
+from trireme.parallel.gradients import BucketedMean, EqualBatchMean, ListMean, ShardedMean
+from trireme.parallel.model_part import ModelPart
+from trireme.parallel.pipeline import Pipeline
+from trireme.parallel.process_group import ProcessGroup, ProcessGroupConfig, lost_peer
+from trireme.parallel.reducer import Reducer
+from trireme.parallel.sharding import local_part
+from trireme.ps.flat import FlatModel
+from trireme.ps.joint_optimizer import members
+from trireme.ps.layout import Layout
+from trireme.ps.messages import LayoutSpec
+from trireme.ps.module_names import named_parameters
+from trireme.session.options import Options
+from trireme.session.replica.batch import examples_in
+from trireme.session.replica.replica import Loss, Replica, model_loss, named_groups, scalar
+from trireme.session.result import Metric, StepResult
+from trireme.session.settings import Settings
+from trireme.session.training_setup import TrainingSetup
+
+__all__ = ["assemble_together", "meet", "replicas_together"]
+
+
+def meet(settings: Settings, device: torch.device) -> ProcessGroup:
+    """Joins the process group that holds the model, as a process that computes on `device`.
+
+    Raises:
+        TriremeError: not all processes joined in time.
+    """
+    task = settings.task
+    return ProcessGroup(
+        ProcessGroupConfig(
+            mesh=settings.mesh,
+            rank=task.rank,
+            address=task.process_group,
+            listen_fd=task.process_group_fd,
+            prefix=task.process_group_prefix,
+            device=device,
+            join_seconds=task.config.join_timeout,
+        )
+    )
+
+
+def assemble_together(
+    settings: Settings,
+    process_group: ProcessGroup,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    *,
+    in_place: bool,
+) -> TrainingSetup:
+    """Builds the flat buffers, and splits the model, for one process of a process group.
+
+    Args:
+        settings: what the launch and the program have chosen.
+        process_group: the processes.
+        model: the whole model, on its device.
+        optimizer: the optimizer over the model's parameters. Afterwards its groups and its state
+            are those of the part of the model that this process updates.
+        in_place: as for `assemble`.
+
+    Raises:
+        ConfigurationError: the model cannot be split in this way.
+        ModelMismatchError: this process and the chief have different models.
+    """
+    task, names = settings.task, _names(model, optimizer)
+    servers = max(task.servers, 1)
+    shared = task.servers > 0 and process_group.is_chief
+    if not process_group.mesh.sharded:
+        groups = named_groups(model, optimizer)
+        flat = FlatModel(groups, servers=servers, shared=shared, counted=True)
+        _check_same(task, process_group, flat)
+        mean = BucketedMean(process_group, flat)
+        return TrainingSetup(settings, model, optimizer, flat, process_group, reducer=mean)
+    whole, cut = model, None
+    if in_place:
+        whole, cut = copy.deepcopy(model), model
+        _point(optimizer, names, dict(named_parameters(whole)))
+    flat = FlatModel(named_groups(whole, optimizer), servers=servers, shared=shared)
+    _check_same(task, process_group, flat)  # before parts of other shapes are cut
+    plan = settings.options.tensor_plan
+    part = ModelPart(process_group, whole, settings.pipeline, plan, cut=cut)
+    if not task.servers:
+        _point(optimizer, names, part.parameters)
+    reducer = _reducer(process_group, part, in_place=in_place)
+    return TrainingSetup(settings, whole, optimizer, flat, process_group, part, reducer)
+
+
+def replicas_together(
+    setup: TrainingSetup, loss: Loss, metrics: Mapping[str, Metric]
+) -> tuple[Replica, Replica]:
+    """Returns the replica that computes gradients, and one that computes with the whole model.
+
+    Raises:
+        ConfigurationError: an option has no meaning for a pipeline.
+    """
+    options, part, reducer = setup.settings.options, setup.part, setup.reducer
+    assert reducer is not None
+    if part is None:
+        whole = ProcessGroupReplica(setup.model, loss, setup.flat, options, metrics, reducer)
+        return whole, whole
+    evaluator = Replica(setup.model, loss, setup.flat, options, metrics)
+    if setup.settings.mesh.pp > 1:
+        return PipelineReplica(part, loss, options, metrics, reducer), evaluator
+    replica = ProcessGroupReplica(part.modules[0], loss, part, options, metrics, reducer)
+    return replica, evaluator
+
+
+def _check_same(task: TaskConfig, process_group: ProcessGroup, flat: FlatModel) -> None:
+    """Checks that this process and the chief have built the same model.
+
+    Raises:
+        ModelMismatchError: the models differ; names the first parameter that differs.
+    """
+    own = flat.layout.spec
+    said = process_group.broadcast(msgspec.msgpack.encode(own) if process_group.is_chief else None)
+    chief = msgspec.structs.replace(task, rank=0, index=task.index if task.servers else 0)
+    theirs = Layout(msgspec.msgpack.decode(said, type=LayoutSpec))
+    theirs.check_same(flat.layout, whose=chief.name, others=task.name)
+
+
+def _names(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[list[str]]:
+    """Returns the names of the parameters in each group of an optimizer, frozen ones too."""
+    named_groups(model, optimizer)  # refuses parameters of another model
+    names = {id(parameter): name for name, parameter in named_parameters(model)}
+    return [[names[id(p)] for p in group["params"]] for group in optimizer.param_groups]
+
+
+def _point(
+    optimizer: torch.optim.Optimizer,
+    names: Sequence[Sequence[str]],
+    here: Mapping[str, nn.Parameter],
+) -> None:
+    """Replaces the parameters of an optimizer by parameters of the same names, or by their shards.
+
+    The groups stay the same objects, so that schedulers over them still work. Parameters that this
+    process does not hold leave the groups.
+    """
+    left = iter(names)
+    for member in members(optimizer):
+        state = dict(member.state)
+        member.state.clear()
+        for group in member.param_groups:
+            named = next(left)
+            found = [name for name in named if name in here]
+            before = dict(zip(named, group["params"], strict=False))
+            for name in found:
+                if before[name] in state:
+                    member.state[here[name]] = {
+                        key: local_part(here[name], value) if torch.is_tensor(value) else value
+                        for key, value in state[before[name]].items()
+                    }
+            group["params"][:] = [here[name] for name in found]
+            if "foreach" in group:  # torch's many-tensor kernels take no mixture of shards
+                group["foreach"] = False
+
+
+def _reducer(process_group: ProcessGroup, part: ModelPart, *, in_place: bool) -> Reducer:
+    mesh: Mesh = process_group.mesh
+    if mesh.dp > 1 and mesh.fsdp == 1:
+        return ListMean(process_group, [p for p in part.parameters.values() if p.requires_grad])
+    if mesh.replicas == 1:
+        return Reducer()
+    if in_place:
+        return EqualBatchMean(process_group)
+    # A pipeline itself averages gradients after its last micro-batch.
+    return ShardedMean(process_group, () if mesh.pp > 1 else part.modules)
+
+
+class ProcessGroupReplica(Replica):
+    """Forward and backward in which other processes take part; see `Replica` for the arguments."""
+
+    def backward(self, batch: Any, begin: Callable[[float], None] | None = None) -> StepResult:
+        """As `Replica.backward`, with the mean over all replicas.
+
+        Raises:
+            JobFailed: another process has ended.
+            TriremeError: as `Replica.backward`.
+        """
+        with lost_peer():
+            result = super().backward(batch, begin)
+        if isinstance(self.flat, ModelPart) and result.examples:
+            self.flat.check_gradients()
+        return result
+
+
+class PipelineReplica(ProcessGroupReplica):
+    """Runs pipeline stages. All processes know the loss; the last one has the outputs.
+
+    Args:
+        part: the stages of this process.
+        loss: see `Loss`.
+        options: the session's options.
+        metrics: the metrics by name.
+        reducer: averages the gradients of the replicas.
+
+    Raises:
+        ConfigurationError: an option has no meaning for a pipeline.
+    """
+
+    def __init__(
+        self,
+        part: ModelPart,
+        loss: Loss,
+        options: Options,
+        metrics: Mapping[str, Metric],
+        reducer: Reducer,
+    ) -> None:
+        if options.accumulate > 1:
+            raise ConfigurationError(
+                f"accumulate={options.accumulate} with a pipeline: micro-batches do that already; "
+                f"use --microbatches {options.accumulate}"
+            )
+        if loss is model_loss:
+            raise ConfigurationError(
+                "model_loss with a pipeline: no stage has the model's own loss, which needs the "
+                "whole model: give the session a loss function of (outputs, targets), or use "
+                "--strategy fsdp"
+            )
+        super().__init__(nn.ModuleList(part.modules), loss, part, options, metrics, reducer)
+        self._reducer: Reducer = reducer
+        self.pipeline: Pipeline = part.pipeline(
+            lambda outputs, targets: scalar(self._loss(outputs, targets))
+        )
+
+    def _compute(self, batch: tuple[Any, Any], begin: Callable[[float], None] | None) -> StepResult:
+        inputs, targets = batch
+        if not isinstance(inputs, torch.Tensor) or not isinstance(targets, torch.Tensor):
+            raise ConfigurationError(
+                "a pipeline takes batches of one tensor of inputs and one of targets"
+            )
+        examples = examples_in(inputs)
+        share = self._reducer.scale_factor(examples)()
+        with torch.autocast(self.flat.device.type, torch.bfloat16, enabled=self._autocast):
+            loss, outputs = self.pipeline.step(inputs, targets, examples, share)
+        return StepResult(loss, list(outputs), self._metrics, examples)

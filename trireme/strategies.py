@@ -1,0 +1,430 @@
+"""Strategies of distributed training: each is a frozen value, tested against one process."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+from trireme.errors import ConfigurationError
+from trireme.job_config import OPTIONS, JobConfig
+from trireme.mesh import Mesh
+from trireme.ps.rule import Rule
+from trireme.suggestion import suggestion
+
+__all__ = [
+    "BUILT",
+    "FSDP",
+    "PLANNED",
+    "SSP",
+    "AllReduce",
+    "Async",
+    "Averaging",
+    "Collective",
+    "DiLoCo",
+    "PipelineParallel",
+    "Strategy",
+    "Sync",
+    "TensorParallel",
+    "choose",
+    "resolve",
+]
+
+
+@dataclass(frozen=True)
+class Strategy(ABC):
+    """A strategy of distributed training: a frozen dataclass of its options.
+
+    An option that the launch also has has the same name there. A strategy checks its options when
+    it is created, and raises `ConfigurationError`.
+
+    Attributes:
+        name: the strategy's name for `--strategy`.
+    """
+
+    name: ClassVar[str]
+
+    @abstractmethod
+    def rule(self) -> Rule:
+        """Returns the parameter server's rule for this strategy."""
+
+    def check(self, *, workers: int, servers: int) -> None:
+        """Checks that the strategy can run on a cluster.
+
+        Raises:
+            ConfigurationError: it cannot run; says why, and what is possible.
+        """
+        if not servers and workers > 1:
+            raise ConfigurationError(
+                f"strategy {self.name} with {workers} workers needs a parameter server: add --ps "
+                "1, or use --strategy allreduce"
+            )
+        aggregate = self.rule().aggregate
+        if aggregate > workers:
+            raise ConfigurationError(
+                f"{self.name} with aggregate {aggregate} and {workers} workers: a round could "
+                f"never fill; give at most --aggregate {workers}"
+            )
+
+    def outer(self, workers: int) -> Mapping[str, float | bool] | None:
+        """Returns the servers' optimizer where workers push deltas, as arguments of SGD.
+
+        None where workers push gradients, and servers run the user's optimizer.
+
+        Args:
+            workers: the number of workers of the job.
+        """
+        return None
+
+
+@dataclass(frozen=True)
+class Async(Strategy):
+    """Each worker pushes its gradient and receives the newest values, without waiting for others.
+
+    A gradient may be computed from values that other workers have changed since. With one worker
+    it equals plain training. Source: Dean et al., Large Scale Distributed Deep Networks (NIPS
+    2012), section 4.1, "Downpour SGD" with one step between pushes.
+
+    Attributes:
+        prefetch: whether a worker computes the next gradient while a push is under way, from the
+            values of the previous push. Workers then do not wait for servers, and the staleness of
+            each gradient grows by one of the worker's own updates.
+        uncommitted: whether each of several servers applies an update when it arrives, without
+            waiting until all servers have it. It saves a message each way between servers. The
+            update of a worker that is lost during a push may then stay on some servers only;
+            server 0 counts such updates.
+    """
+
+    name: ClassVar[str] = "async"
+    prefetch: bool = False
+    uncommitted: bool = False
+
+    def rule(self) -> Rule:
+        """Returns the rule: each update is a step, answered at once."""
+        return Rule(aggregate=1, staleness=None, uncommitted=self.uncommitted)
+
+
+@dataclass(frozen=True)
+class SSP(Strategy):
+    """As `Async`, but a worker waits while it is more than `staleness` pushes ahead of the slowest.
+
+    Source: Ho et al., More Effective Distributed ML via a Stale Synchronous Parallel Parameter
+    Server (NIPS 2013), section 2.
+
+    Attributes:
+        staleness: the number of pushes that a worker may be ahead, at least 1.
+        prefetch, uncommitted: see `Async`.
+    """
+
+    name: ClassVar[str] = "ssp"
+    staleness: int = 3
+    prefetch: bool = False
+    uncommitted: bool = False
+
+    def __post_init__(self) -> None:
+        if self.staleness < 1:
+            raise ConfigurationError(
+                f"ssp with staleness {self.staleness}: give 1 or more, or use sync, in which "
+                "no worker is ahead"
+            )
+
+    def rule(self) -> Rule:
+        """Returns the rule: each update is a step; workers too far ahead wait for their answers."""
+        return Rule(aggregate=1, staleness=self.staleness, uncommitted=self.uncommitted)
+
+
+@dataclass(frozen=True)
+class Sync(Strategy):
+    """The mean gradient of a round is applied as one update; then all receive the new values.
+
+    With every worker in each round it equals one process that trains on all their batches
+    together. With fewer, the others are backup workers: an update that arrives after its round has
+    closed is stale; it is dropped and counted, and its examples are dealt again. Source: Chen et
+    al., Revisiting Distributed Synchronous SGD (ICLR workshop 2016), section 3.2.
+
+    Attributes:
+        aggregate: the number of updates in a round; None for one from each live worker.
+    """
+
+    name: ClassVar[str] = "sync"
+    aggregate: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.aggregate is not None and self.aggregate < 1:
+            raise ConfigurationError(
+                f"sync with aggregate {self.aggregate}: a round needs at least one update"
+            )
+
+    def rule(self) -> Rule:
+        """Returns the rule: rounds, and no update from an older one."""
+        return Rule(aggregate=self.aggregate or 0, staleness=0)
+
+
+@dataclass(frozen=True)
+class Averaging(Strategy):
+    """Each worker trains with its own optimizer for `every` steps; then all take the average.
+
+    With SGD and `every=1` it equals `Sync`: the mean of parameters after one step each is the
+    result of one step with the mean gradient. Source: McMahan et al., Communication-Efficient
+    Learning of Deep Networks from Decentralized Data (AISTATS 2017), algorithm 1, with every
+    worker in every round.
+
+    With a staleness bound there are no rounds: a worker's delta is multiplied by `share` and added
+    to the global values when it arrives, and the worker continues from the new values. Source:
+    Zhang et al., Deep learning with Elastic Averaging SGD (NIPS 2015), section 3; here the worker
+    takes over the global values instead of moving towards them.
+
+    Attributes:
+        every: the number of steps between two exchanges, at least 1.
+        staleness: None for rounds of all workers; K >= 1: deltas are applied as they arrive, and a
+            worker waits while it is more than K exchanges ahead of the slowest.
+        share: the factor of a delta where deltas are applied as they arrive; None for 1 / workers.
+            Rounds do not use it.
+        uncommitted: as in `Async`, where deltas are applied as they arrive.
+    """
+
+    name: ClassVar[str] = "averaging"
+    every: int = 16
+    staleness: int | None = None
+    share: float | None = None
+    uncommitted: bool = False
+
+    def __post_init__(self) -> None:
+        if self.staleness is not None and self.staleness < 1:
+            raise ConfigurationError(
+                f"averaging with staleness {self.staleness}: give 1 or more, or leave it out for "
+                "rounds of all workers"
+            )
+        if self.share is not None and (self.staleness is None or not 0 < self.share <= 1):
+            raise ConfigurationError(
+                f"averaging with share {self.share}: it is above 0 and at most 1, and needs a "
+                "staleness: in rounds the average of all deltas is added whole"
+            )
+        if self.uncommitted and self.staleness is None:
+            raise ConfigurationError(
+                "averaging with uncommitted: in rounds the servers agree on each step; give a "
+                "--staleness too, or leave --uncommitted out"
+            )
+        self.rule().check()
+
+    def rule(self) -> Rule:
+        """Returns the rule: deltas, in rounds of all workers or one by one."""
+        rounds = self.staleness is None
+        return Rule(
+            aggregate=0 if rounds else 1,
+            staleness=0 if rounds else self.staleness,
+            every=self.every,
+            uncommitted=self.uncommitted,
+        )
+
+    def outer(self, workers: int) -> Mapping[str, float | bool]:
+        """Returns a step of plain SGD: values - mean(pulled - current) is the mean of `current`."""
+        if self.staleness is None:
+            return {"lr": 1.0}
+        return {"lr": self.share if self.share is not None else 1.0 / workers}
+
+
+@dataclass(frozen=True)
+class DiLoCo(Strategy):
+    """As `Averaging`, but the mean delta is the gradient of a Nesterov step on the servers.
+
+    Source: Douillard et al., DiLoCo: Distributed Low-Communication Training of Language Models
+    (2023), algorithm 1. The outer learning rate and momentum there (section 3: 0.7 and 0.9) are
+    for jobs of hundreds of outer rounds; docs/strategies.md explains the defaults here.
+
+    Attributes:
+        every: the number of steps between two exchanges, at least 1.
+        aggregate: the number of deltas that complete an outer round; None for one of each live
+            worker. A later delta is stale: it is dropped and counted, and its examples are dealt
+            again.
+        outer_lr: the outer optimizer's learning rate.
+        outer_momentum: its Nesterov momentum; 0 for none.
+    """
+
+    name: ClassVar[str] = "diloco"
+    every: int = 100
+    aggregate: int | None = None
+    outer_lr: float = 0.9
+    outer_momentum: float = 0.5
+
+    def __post_init__(self) -> None:
+        if self.aggregate is not None and self.aggregate < 1:
+            raise ConfigurationError(
+                f"diloco with aggregate {self.aggregate}: a round needs at least one delta"
+            )
+        if not self.outer_lr > 0 or not 0 <= self.outer_momentum < 1:
+            raise ConfigurationError(
+                f"diloco with outer_lr {self.outer_lr} and outer_momentum {self.outer_momentum}: "
+                "the first must be above 0, the second in [0, 1)"
+            )
+        self.rule().check()
+
+    def rule(self) -> Rule:
+        """Returns the rule: rounds of deltas."""
+        return Rule(aggregate=self.aggregate or 0, staleness=0, every=self.every)
+
+    def outer(self, workers: int) -> Mapping[str, float | bool]:
+        """Returns SGD with Nesterov momentum."""
+        momentum = self.outer_momentum
+        return {"lr": self.outer_lr, "momentum": momentum, "nesterov": momentum > 0}
+
+
+class Collective(Strategy):
+    """Base class of strategies without parameter servers: processes train with collectives.
+
+    All processes make every step together. The strategies differ in the axis of the mesh to which
+    workers are added; `--mesh` composes them.
+
+    Attributes:
+        axis: the axis of the mesh to which workers are added.
+    """
+
+    axis: ClassVar[str]
+
+    def rule(self) -> Rule:
+        """Returns the rule: rounds of one update from each replica."""
+        return Rule(aggregate=0, staleness=0)
+
+    def check(self, *, workers: int, servers: int) -> None:
+        """Checks that there are no parameter servers.
+
+        Raises:
+            ConfigurationError: there are parameter servers.
+        """
+        if servers:
+            raise ConfigurationError(
+                f"strategy {self.name} has no parameter servers, and there are {servers}: leave "
+                "out --ps, or choose async, sync or ssp, with --mesh for the processes of each "
+                "worker"
+            )
+
+    def mesh(self, inside: Mesh, processes: int) -> Mesh:
+        """Returns the mesh of the whole job.
+
+        Args:
+            inside: the degrees of `--mesh`.
+            processes: the number of processes.
+
+        Raises:
+            ConfigurationError: the processes do not fill the mesh.
+        """
+        workers, rest = divmod(processes, inside.size)
+        if rest or not workers:
+            inside.check_processes(processes)
+        return replace(inside, **{self.axis: getattr(inside, self.axis) * workers})
+
+
+@dataclass(frozen=True)
+class AllReduce(Collective):
+    """Replicas of the whole model, whose gradients are averaged while backward still runs.
+
+    It equals one process that trains on all their batches together. Source: Li et al., PyTorch
+    Distributed (VLDB 2020).
+    """
+
+    name: ClassVar[str] = "allreduce"
+    axis: ClassVar[str] = "dp"
+
+
+@dataclass(frozen=True)
+class FSDP(Collective):
+    """As `AllReduce`, with parameters, gradients and optimizer state sharded over the replicas.
+
+    Source: Rajbhandari et al., ZeRO (SC 2020), stage 3; Zhao et al., PyTorch FSDP (VLDB 2023).
+    """
+
+    name: ClassVar[str] = "fsdp"
+    axis: ClassVar[str] = "fsdp"
+
+
+@dataclass(frozen=True)
+class TensorParallel(Collective):
+    """One replica whose matrices are split over the processes.
+
+    Source: Shoeybi et al., Megatron-LM (2019), section 3.
+    """
+
+    name: ClassVar[str] = "tensor"
+    axis: ClassVar[str] = "tp"
+
+
+@dataclass(frozen=True)
+class PipelineParallel(Collective):
+    """One replica whose layers are split into stages, through which micro-batches pass.
+
+    Source: Huang et al., GPipe (NeurIPS 2019).
+    """
+
+    name: ClassVar[str] = "pipeline"
+    axis: ClassVar[str] = "pp"
+
+
+_CLASSES: tuple[type[Strategy], ...] = (
+    *(Async, SSP, Sync, Averaging, DiLoCo),
+    *(AllReduce, FSDP, TensorParallel, PipelineParallel),
+)
+
+BUILT = tuple(each.name for each in _CLASSES)
+"""The names of the available strategies."""
+
+PLANNED = ("graph",)
+"""The names of strategies that are planned."""
+
+
+def resolve(name: str, config: JobConfig) -> Strategy:
+    """Returns the strategy of a name, with the options of the launch.
+
+    Raises:
+        ConfigurationError: the name is unknown or not built yet; or an option does not belong to
+            the strategy, or has an invalid value.
+    """
+    if name in PLANNED:
+        raise ConfigurationError(
+            f"strategy {name!r} is not built yet: there are {', '.join(BUILT)}"
+        )
+    if name not in BUILT:
+        raise ConfigurationError(
+            f"unknown strategy {name!r}{suggestion(name, BUILT)}: there are {', '.join(BUILT)}"
+        )
+    chosen = _CLASSES[BUILT.index(name)]
+    given: dict[str, Any] = {}
+    for option in OPTIONS:
+        value = getattr(config, option.field)
+        having = [each.name for each in _CLASSES if option.field in each.__dataclass_fields__]
+        if not having or value == option.default:
+            continue
+        if chosen.name not in having:
+            raise ConfigurationError(
+                f"{option.name} is {value} ({config.origin(option.field)}), which {name} does not "
+                f"have, only {', '.join(having)}: add --strategy {having[0]}, or leave it out"
+            )
+        given[option.field] = value
+    return chosen(**given)
+
+
+def choose(
+    config: JobConfig, own: str | Strategy = "auto", *, workers: int, servers: int
+) -> Strategy:
+    """Returns the strategy of the launch, else of the program, else the cluster's default.
+
+    Args:
+        config: the configuration of the launch.
+        own: the strategy of the program; `auto` takes that of the launch.
+        workers: the number of workers; without servers, every process is a worker.
+        servers: the number of parameter servers.
+
+    Raises:
+        ConfigurationError: there is no such strategy, an option is invalid for it, or it cannot
+            run on this cluster.
+    """
+    default = "async" if servers or workers == 1 else "allreduce"
+    chosen = config.strategy or (default if own == "auto" else own)
+    try:
+        strategy = chosen if isinstance(chosen, Strategy) else resolve(chosen, config)
+        strategy.check(workers=workers, servers=servers)
+    except ConfigurationError as error:
+        if config.strategy is None:
+            raise
+        raise ConfigurationError(f"{error} (strategy: {config.origin('strategy')})") from error
+    return strategy
