@@ -141,6 +141,18 @@ def test_what_was_lost_is_named_by_parameter_however_many_servers(servers: int) 
     assert not any(tensor.any() for tensor in residuals.export().values())
 
 
+def test_what_was_lost_of_absent_parameters_waits_at_every_server() -> None:
+    layout = Layout.of(MODEL, servers=3)
+    (vector, start, stop), *_ = layout.ranges((len(MODEL) - 1,), 2)
+    part = PartBuffer(layout, 2)
+    packer = Packer(BlockInt8(), part)
+    at, begin = part.place(vector)
+    assert begin > 0, "the part of the last server begins later"
+    packer.residuals[at].fill_(0.25)
+    packer.pack([(vector, start, stop)])
+    assert (packer.residuals[at][start - begin : stop - begin] == 0.25).all()
+
+
 def test_what_was_lost_of_absent_parameters_waits() -> None:
     gradients = buffer(torch.linspace(-1.0, 1.0, 600))
     gradients.vectors[1].fill_(0.3)

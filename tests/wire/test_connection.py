@@ -122,6 +122,15 @@ def test_offers_survive_a_stream_that_takes_little(
     assert connection.bytes_sent == len(expected)
 
 
+def test_a_payload_lies_where_its_receiver_wants_it() -> None:
+    memory = memoryview(bytearray(30))
+    stream = ScriptedStream(frame_of(Note("x"), bytes(range(30))))
+    connection = Connection(stream, CATALOG, destination=lambda message, length: [memory])
+    incoming = connection.poll()
+    assert incoming is not None and incoming.payload[0] is memory
+    assert memory == bytes(range(30))
+
+
 def test_one_write_sends_header_metadata_and_payload() -> None:
     stream = ScriptedStream()
     Connection(stream, CATALOG).send(Note("x"), [bytes(10), b"", bytes(20)], timeout=1.0)

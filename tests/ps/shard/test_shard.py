@@ -301,7 +301,8 @@ def test_a_repeat_gets_the_first_verdict_and_the_present_values() -> None:
     out = bench.push(0, 1, 3.0, pulled=0, route="again")
     assert told(out) == [("again", PushReply(Duplicate(Applied(1)), 2, 0, False))]
     assert payload_of(out, "again") == [95.0]
-    assert bench.counters["duplicate"] == 1
+    bench.push(0, 1, 3.0, pulled=0)
+    assert bench.counters["duplicate"] == 2
     assert bench.shard.state.step == 2
 
 
