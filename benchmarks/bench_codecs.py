@@ -15,8 +15,6 @@ from benchmarks.report import figure
 from benchmarks.results import Kind, Result
 from trireme.wire.codec import CODECS, ErrorFeedback
 
-__all__ = ["pays_below", "run"]
-
 NUMBERS = 1_000_000
 COPY = "memcpy"
 

@@ -11,8 +11,6 @@ from benchmarks.programs.task import NETWORKS
 from benchmarks.replicas import Setup, Slice, loops, take_turns, trireme_job
 from benchmarks.results import Goal, Result
 
-__all__ = ["run"]
-
 LOOP, FUSED, ASYNC = "plain loop", "plain loop, fused Adam", "Trireme async, one worker"
 
 

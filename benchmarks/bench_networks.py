@@ -9,8 +9,6 @@ from benchmarks.programs.task import NETWORKS
 from benchmarks.replicas import Setup, Slice, ddp, loops, take_turns, trireme_job
 from benchmarks.results import Goal, Result
 
-__all__ = ["run"]
-
 LOOPS, ASYNC, SYNC, DDP = "two loops", "Trireme async", "Trireme sync", "DDP over gloo"
 ALLREDUCE = "Trireme allreduce"
 PREFETCH, KEEPING = "Trireme async, prefetch", "two loops, memory kept"

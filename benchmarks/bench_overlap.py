@@ -18,8 +18,6 @@ from benchmarks.results import Goal, Kind, Result
 from trireme.ps.client.client import OVERLAP_BYTES
 from trireme.ps.rule import Rule
 
-__all__ = ["run"]
-
 Way = Literal["auto", "off", "none"]
 
 EARLY, AFTER, ALONE = "while backward runs (auto)", "after backward", "forward and backward alone"

@@ -18,8 +18,6 @@ from benchmarks.pairs import Plan, interleave
 from benchmarks.results import Goal, Kind, Result
 from trireme.wire.shared_memory import available
 
-__all__ = ["run"]
-
 SIZES = (4 << 10, 64 << 10, 318_080, 4 << 20, 32 << 20, 256 << 20)
 SERVERS = (1, 2)
 TCP, SHM = "Trireme tcp", "Trireme shm"

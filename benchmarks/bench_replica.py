@@ -9,8 +9,6 @@ from benchmarks.programs.task import NETWORKS
 from benchmarks.replicas import Setup, Slice, ddp, loops, take_turns, tensorflow, trireme_job
 from benchmarks.results import Goal, Result
 
-__all__ = ["run"]
-
 LOOPS, FUSED = "two loops", "two loops, fused Adam"
 ASYNC, SYNC, ASYNC_TCP = "Trireme async", "Trireme sync", "Trireme async, tcp"
 PREFETCH = "Trireme async, prefetch"

@@ -22,8 +22,6 @@ from benchmarks.programs.lane import Lane
 from benchmarks.results import Entry, Goal, Result
 from trireme.ps.rule import Rule
 
-__all__ = ["run"]
-
 WORKERS = (1, 2, 4, 8, 16)
 RULES = {"async": Rule(), "sync": Rule(aggregate=0, staleness=0)}
 DEVICE_SECONDS = 0.2

@@ -24,8 +24,6 @@ from trireme.data import digits
 from trireme.models import MLP
 from trireme.ps.rule import Rule
 
-__all__ = ["run"]
-
 Examples = tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]
 
 WORKERS = 4

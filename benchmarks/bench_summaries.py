@@ -11,8 +11,6 @@ from benchmarks.programs.task import NETWORKS
 from benchmarks.replicas import Setup, Slice, take_turns, trireme_job
 from benchmarks.results import Goal, Result
 
-__all__ = ["run"]
-
 NOTHING, METRICS, ALL = "keeps nothing", "metrics every 10 steps", "all summaries every 10 steps"
 RECORDS = {NOTHING: "nothing", METRICS: "metrics", ALL: "all"}
 

@@ -17,19 +17,19 @@ from torch import nn
 
 from benchmarks.forked import Forked, fork
 from benchmarks.paced import pace
-from trireme.cluster.member import Member, MemberConfig
+from trireme.cluster.member import Member
+from trireme.cluster.member_protocol import MemberConfig
 from trireme.cluster.state import Policy
 from trireme.cluster.view import View
 from trireme.errors import JobFailed
 from trireme.job_config import JobConfig
-from trireme.ps.client.client import Client, ClientOptions, Overlapping
+from trireme.ps.client.client import Client
+from trireme.ps.client.server_links import ClientOptions, Overlapping
 from trireme.ps.flat import FlatModel
 from trireme.ps.optimizers import spec_of
 from trireme.ps.rule import Rule
 from trireme.ps.server.service import ServerConfig, serve
 from trireme.ps.snapshot import ModelState
-
-__all__ = ["Address", "Replica", "Transport", "flat_vector", "join", "start_servers"]
 
 Transport = Literal["tcp", "shm"]
 
@@ -168,6 +168,7 @@ def join(
         address.secret,
         index,
         incarnation,
+        epoch=member.epoch,
         share_memory=transport == "shm",
         overlap=overlap,
     )

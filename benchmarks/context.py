@@ -10,8 +10,6 @@ from pathlib import Path
 from benchmarks.machine import ROOT
 from benchmarks.peers import Peers
 
-__all__ = ["Context", "real_data"]
-
 
 @dataclass(frozen=True)
 class Context:

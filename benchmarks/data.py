@@ -10,8 +10,6 @@ import torch
 
 from benchmarks.context import Context
 
-__all__ = ["prepare"]
-
 _CIFAR_SIZE = 24
 _SYNTHETIC = {"mlp": (20_000, 784), "cifar": (10_000, 3 * _CIFAR_SIZE**2), "wide": (8_192, 1024)}
 _CLASSES = {"wide": 1000}

@@ -13,8 +13,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-__all__ = ["Device", "sleep_until"]
-
 
 def sleep_until(deadline: float) -> None:
     """Sleeps until `time.perf_counter()` says so; not at all where that is past."""

@@ -16,8 +16,6 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-__all__ = ["COMPLAINTS", "Forked", "fork"]
-
 COMPLAINTS = Path(tempfile.gettempdir()) / f"trireme-bench-{os.getuid()}.txt"
 """What forked processes write to standard error."""
 

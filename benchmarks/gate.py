@@ -14,8 +14,6 @@ import numpy.typing as npt
 
 from benchmarks.programs import lane
 
-__all__ = ["Gate", "LaneState", "rate"]
-
 
 @dataclass(frozen=True)
 class LaneState:

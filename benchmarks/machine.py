@@ -11,8 +11,6 @@ from typing import Any
 
 import psutil
 
-__all__ = ["ROOT", "describe", "load"]
-
 ROOT = Path(__file__).resolve().parent.parent
 """The project's root."""
 

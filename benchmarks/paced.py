@@ -7,8 +7,6 @@ from unittest import mock
 
 from trireme.wire.transports import tcp
 
-__all__ = ["pace"]
-
 _SO_MAX_PACING_RATE = 47  # Linux; Python has no name for it
 
 

@@ -13,8 +13,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-__all__ = ["Contender", "Interleaved", "Plan", "Sample", "Spread", "interleave", "paired_ratio"]
-
 
 @dataclass(frozen=True)
 class Sample:

@@ -15,8 +15,6 @@ from pathlib import Path
 
 from benchmarks.machine import ROOT
 
-__all__ = ["DIRECTORY", "PEERS", "Peer", "Peers"]
-
 DIRECTORY = ROOT / ".peers"
 """Where the environments are unless another directory is named."""
 

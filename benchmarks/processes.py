@@ -18,8 +18,6 @@ import psutil
 
 from benchmarks.machine import ROOT
 
-__all__ = ["THREADS", "Program", "cpu_seconds", "environment", "free_ports"]
-
 THREADS = {
     name: "1"
     for name in (

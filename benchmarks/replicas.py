@@ -16,18 +16,6 @@ from benchmarks.pairs import Interleaved, Plan, Sample, interleave
 from benchmarks.processes import Program, cpu_seconds, free_ports
 from benchmarks.results import Kind
 
-__all__ = [
-    "Replicas",
-    "Setup",
-    "Slice",
-    "ddp",
-    "loops",
-    "running",
-    "take_turns",
-    "tensorflow",
-    "trireme_job",
-]
-
 PROGRAMS = ROOT / "benchmarks" / "programs"
 START_SECONDS = 240.0
 

@@ -12,8 +12,6 @@ from typing import Any
 
 from benchmarks.results import Entry, Result
 
-__all__ = ["figure", "markdown", "plot", "summary", "text_table", "to_json", "write"]
-
 _COLOURS = {"trireme": "#0b5394", "peer": "#b45f06", "limit": "#666666", "information": "#a0a0a0"}
 _MARKS = "osD^vPX*<>"
 _NUMBER = re.compile(r"[-+\d.,e ]*")

@@ -8,8 +8,6 @@ from typing import Literal
 
 from benchmarks.pairs import Interleaved, Sample, Spread, paired_ratio
 
-__all__ = ["Entry", "Goal", "Kind", "Result", "Verdict"]
-
 Kind = Literal["trireme", "peer", "limit", "information"]
 
 

@@ -17,8 +17,6 @@ from benchmarks.machine import describe, load
 from benchmarks.peers import PEERS
 from benchmarks.results import Result
 
-__all__ = ["BENCHMARKS", "Benchmark", "chosen", "run"]
-
 
 @dataclass(frozen=True)
 class Benchmark:

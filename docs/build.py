@@ -158,7 +158,7 @@ def where_values_come_from() -> Iterator[str]:
         "A job started by hand takes its secret from `--secret-file`, else from `TRIREME_SECRET`, "
         "else, where every task is on one host, from a file of the user's own "
         "(`$XDG_CONFIG_HOME/trireme/secret`). `TRIREME_TASK` is what a launcher tells a task; "
-        "nobody sets it by hand. `NO_COLOR` does what it says. `OMP_NUM_THREADS`, where it is set, "
+        "nobody sets it by hand. `NO_COLOR` turns colours off. `OMP_NUM_THREADS`, where it is set, "
         "overrides one BLAS thread a task."
     )
     yield ""

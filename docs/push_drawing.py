@@ -7,8 +7,6 @@ from itertools import pairwise
 
 from push_path import Hop, PushPath, Station
 
-__all__ = ["drawing"]
-
 WIDTH, MARGIN, BOX, GAP = 1060, 20, 440, 26
 LINE, HEAD, PADDING = 18, 26, 10
 COLUMNS = {"worker:0": MARGIN, "ps:0": WIDTH - MARGIN - BOX}

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["VirtualClock"]
-
 
 class VirtualClock:
     """A clock that moves only when `advance` is called."""

@@ -109,7 +109,7 @@ def poll_until(connection: Connection, *others: Connection) -> Incoming:
         incoming = connection.poll()
         if incoming is not None:
             return incoming
-        select.select([connection], [other for other in others if other.wants_write], [], 0.01)
+        select.select([connection], [other for other in others if other.unsent], [], 0.01)
     raise AssertionError("no message came")
 
 
@@ -405,14 +405,14 @@ class TransportConformance:
         memory[:] = bytes(LARGE)  # the rest of it was kept
         assert not ours.offer(Note("1"), [b"small"])
         assert not ours.offer(Note("2"))
-        assert ours.wants_write
+        assert ours.unsent
         assert 0 < ours.unsent < LARGE + 200
         first = poll_until(theirs, ours)
         assert b"".join(first.payload) == pattern(LARGE)
         assert poll_until(theirs, ours).message == Note("1")
         assert poll_until(theirs, ours).message == Note("2")
         assert ours.flush()
-        assert not ours.wants_write
+        assert not ours.unsent
         assert ours.unsent == 0
         assert ours.offer(Note("3"))
         assert theirs.receive(timeout=PATIENCE).message == Note("3")
@@ -460,7 +460,7 @@ class TransportConformance:
         assert not ours.offer(Note(), [bytes(LARGE)])
         ours.close()
         ours.close()
-        assert not ours.wants_write
+        assert not ours.unsent
         for use in (
             lambda: ours.send(Note(), timeout=PATIENCE),
             lambda: ours.offer(Note()),

@@ -28,20 +28,6 @@ def test_an_unknown_name_is_refused() -> None:
         _ = trireme.Sesion  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        ("Tensor", "TensorParallel"),
-        ("Pipeline", "PipelineParallel"),
-        ("PipelinePicture", "PipelineTrace"),
-    ],
-)
-def test_a_former_name_names_its_replacement(old: str, new: str) -> None:
-    assert hasattr(trireme, new)
-    with pytest.raises(AttributeError, match=f"trireme.{old} has been renamed: use trireme.{new}"):
-        getattr(trireme, old)
-
-
 def test_the_verdicts_of_a_step_are_public() -> None:
     assert isinstance(trireme.Applied(3), trireme.Applied)
     assert isinstance(trireme.Stale(3), trireme.Stale)

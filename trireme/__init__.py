@@ -13,57 +13,31 @@ from trireme import errors
 from trireme.errors import *  # noqa: F403  # errors.__all__ lists them
 
 if TYPE_CHECKING:
-    from trireme.parallel.config import PipelineConfig
-    from trireme.ps.messages import Applied, Stale
-    from trireme.session.distribute import distribute
-    from trireme.session.hooks import EarlyStopping, Hook
-    from trireme.session.observers.pipeline_trace import PipelineTrace
-    from trireme.session.observers.profile import Profile
-    from trireme.session.observers.summaries import Summaries
-    from trireme.session.options import Checkpoint
-    from trireme.session.replica.replica import model_loss
-    from trireme.session.result import accuracy
-    from trireme.session.session import Session, StepResult
-    from trireme.strategies import (
-        FSDP,
-        SSP,
-        AllReduce,
-        Async,
-        Averaging,
-        DiLoCo,
-        PipelineParallel,
-        Sync,
-        TensorParallel,
-    )
+    from trireme.parallel.config import PipelineConfig as PipelineConfig
+    from trireme.ps.messages import Applied as Applied
+    from trireme.ps.messages import Stale as Stale
+    from trireme.session.distribute import distribute as distribute
+    from trireme.session.hooks import EarlyStopping as EarlyStopping
+    from trireme.session.hooks import Hook as Hook
+    from trireme.session.observers.pipeline_trace import PipelineTrace as PipelineTrace
+    from trireme.session.observers.profile import Profile as Profile
+    from trireme.session.observers.summaries import Summaries as Summaries
+    from trireme.session.options import Checkpoint as Checkpoint
+    from trireme.session.replica.replica import model_loss as model_loss
+    from trireme.session.result import StepResult as StepResult
+    from trireme.session.result import accuracy as accuracy
+    from trireme.session.session import Session as Session
+    from trireme.strategies import FSDP as FSDP
+    from trireme.strategies import SSP as SSP
+    from trireme.strategies import AllReduce as AllReduce
+    from trireme.strategies import Async as Async
+    from trireme.strategies import Averaging as Averaging
+    from trireme.strategies import DiLoCo as DiLoCo
+    from trireme.strategies import PipelineParallel as PipelineParallel
+    from trireme.strategies import Sync as Sync
+    from trireme.strategies import TensorParallel as TensorParallel
 
 __version__ = "0.1.0.dev0"
-
-__all__ = [
-    "FSDP",
-    "SSP",
-    "AllReduce",
-    "Applied",
-    "Async",
-    "Averaging",
-    "Checkpoint",
-    "DiLoCo",
-    "EarlyStopping",
-    "Hook",
-    "PipelineConfig",
-    "PipelineParallel",
-    "PipelineTrace",
-    "Profile",
-    "Session",
-    "Stale",
-    "StepResult",
-    "Summaries",
-    "Sync",
-    "TensorParallel",
-    "accuracy",
-    "distribute",
-    "model_loss",
-]
-__all__ += errors.__all__
 
 _HOME = {
     "trireme.parallel.config": ("PipelineConfig",),
@@ -75,8 +49,8 @@ _HOME = {
     "trireme.session.observers.summaries": ("Summaries",),
     "trireme.session.options": ("Checkpoint",),
     "trireme.session.replica.replica": ("model_loss",),
-    "trireme.session.result": ("accuracy",),
-    "trireme.session.session": ("Session", "StepResult"),
+    "trireme.session.result": ("StepResult", "accuracy"),
+    "trireme.session.session": ("Session",),
     "trireme.strategies": (
         *("FSDP", "SSP", "AllReduce", "Async", "Averaging", "DiLoCo"),
         *("PipelineParallel", "Sync", "TensorParallel"),
@@ -84,12 +58,8 @@ _HOME = {
 }
 """The names that are imported when they are first accessed, by the module that defines them."""
 
-_RENAMED = {
-    "Pipeline": "PipelineParallel",
-    "PipelinePicture": "PipelineTrace",
-    "Tensor": "TensorParallel",
-}
-"""Former public names and their replacements."""
+__all__ = [name for names in _HOME.values() for name in names]
+__all__ += errors.__all__
 
 _SUBPACKAGES = frozenset({"data", "models", "ps"})
 """The subpackages that `trireme.NAME` imports when they are first accessed."""
@@ -98,8 +68,6 @@ _SUBPACKAGES = frozenset({"data", "models", "ps"})
 def __getattr__(name: str) -> Any:
     if name in _SUBPACKAGES:
         return importlib.import_module(f"trireme.{name}")
-    if name in _RENAMED:
-        raise AttributeError(f"trireme.{name} has been renamed: use trireme.{_RENAMED[name]}")
     home = next((module for module, names in _HOME.items() if name in names), None)
     if home is None:
         raise AttributeError(f"module 'trireme' has no attribute {name!r}")

@@ -6,8 +6,6 @@ import os
 import secrets
 from pathlib import Path
 
-__all__ = ["PRIVATE", "write_atomically"]
-
 PRIVATE = 0o600
 """The mode of a file that no other user can read."""
 

@@ -8,8 +8,6 @@ import time
 from pathlib import Path
 from typing import Protocol
 
-__all__ = ["Clock", "MonotonicClock", "clock_name"]
-
 
 class Clock(Protocol):
     """A clock that never goes backwards. Only differences of two readings have a meaning."""

@@ -1,4 +1,4 @@
-"""Every error that Trireme raises deliberately.
+"""Every error that Trireme raises deliberately, and suggestions for misspelt words in them.
 
     TriremeError
       UsageError                 the request is impossible (exit status 2)
@@ -34,36 +34,8 @@ Each message says what happened, to which task, why, and what to do.
 
 from __future__ import annotations
 
-__all__ = [
-    "AddressInUse",
-    "AuthenticationError",
-    "CheckpointError",
-    "CheckpointLockLost",
-    "ClusterError",
-    "ConfigurationError",
-    "ConnectTimeout",
-    "ConnectionBroken",
-    "ConnectionClosed",
-    "ConnectionRefused",
-    "DataError",
-    "Fenced",
-    "FrameError",
-    "JobFailed",
-    "ModelMismatchError",
-    "NonFiniteError",
-    "PeerClosed",
-    "Rejected",
-    "RolledBack",
-    "ServerError",
-    "StaleEpochError",
-    "TaskClaimedError",
-    "TriremeError",
-    "UnsupportedOptimizerError",
-    "UsageError",
-    "WaitTimeout",
-    "WireError",
-    "WireTimeout",
-]
+from collections.abc import Iterable
+from difflib import get_close_matches
 
 
 class TriremeError(Exception):
@@ -212,3 +184,17 @@ class CheckpointLockLost(CheckpointError):
 
 class NonFiniteError(TriremeError):
     """The loss or a gradient is NaN or infinite and the policy is to raise."""
+
+
+def suggestion(word: str, known: Iterable[str]) -> str:
+    """Returns ` (did you mean X?)` if a known word is similar, else an empty string."""
+    close = get_close_matches(word, list(known), n=1, cutoff=0.6)
+    return f" (did you mean {close[0]}?)" if close else ""
+
+
+# The errors only: the package exports all of them, and `suggestion` is for its own messages.
+__all__ = [
+    name
+    for name, value in list(globals().items())
+    if isinstance(value, type) and issubclass(value, TriremeError)
+]

@@ -6,13 +6,8 @@ have no locks.
 
 from __future__ import annotations
 
-import errno
 import fcntl
 from pathlib import Path
-
-__all__ = ["is_locked", "try_lock"]
-
-_HELD = (errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES)
 
 
 def try_lock(descriptor: int) -> bool:
@@ -40,8 +35,6 @@ def is_locked(path: Path) -> bool:
 def _take(descriptor: int, kind: int) -> bool:
     try:
         fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
-    except OSError as error:
-        if error.errno in _HELD:
-            return False
-        raise
+    except (BlockingIOError, PermissionError):
+        return False
     return True

@@ -13,11 +13,8 @@ from typing import Annotated, Any, Literal, get_args, get_type_hints
 import msgspec
 from msgspec import Meta
 
-from trireme.errors import UsageError
+from trireme.errors import UsageError, suggestion
 from trireme.mesh import SCHEDULES, Mesh, Schedule
-from trireme.suggestion import suggestion
-
-__all__ = ["CODECS", "OPTIONS", "STRATEGIES", "TASK_OPTIONS", "JobConfig", "Option"]
 
 StrategyName = Literal[
     "async", "ssp", "sync", "averaging", "diloco", "allreduce", "fsdp", "tensor", "pipeline"
@@ -152,7 +149,7 @@ class JobConfig(
         "how many workers; auto: one for each GPU, or one where there is none (default 1)",
         run_only=True)] = 1
     ps: Annotated[Whole, Option("M",
-        "how many parameter servers (default 0: a lone worker keeps the parameters)",
+        "how many parameter servers (default 0: the workers keep the parameters)",
         run_only=True)] = 0
     strategy: Annotated[StrategyName | None, Option("NAME",
         f"{', '.join(STRATEGIES)} (default async with servers, allreduce without)",

@@ -6,10 +6,7 @@ import re
 from dataclasses import dataclass, replace
 from typing import Literal, Self, get_args
 
-from trireme.errors import ConfigurationError
-from trireme.suggestion import suggestion
-
-__all__ = ["AXES", "SCHEDULES", "Mesh", "Schedule"]
+from trireme.errors import ConfigurationError, suggestion
 
 AXES = ("pp", "dp", "fsdp", "tp")
 """The axes, outermost first: neighbours in rank share a tensor-parallel group."""

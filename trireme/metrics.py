@@ -20,17 +20,6 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import NamedTuple, TypeVar
 
-__all__ = [
-    "COUNT_BUCKETS",
-    "SECONDS_BUCKETS",
-    "Counter",
-    "Family",
-    "Gauge",
-    "Histogram",
-    "Registry",
-    "Sample",
-]
-
 SECONDS_BUCKETS = (
     *(1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 0.01, 0.025, 0.05),
     *(0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 50.0),
@@ -219,11 +208,8 @@ class Registry:
         return list(self._families.values())
 
     def _member(self, new: _M, name: str, help_text: str, labels: dict[str, object]) -> _M:
-        kind, names, bounds = (
-            type(new).__name__.lower(),
-            sorted(labels),
-            getattr(new, "bounds", None),
-        )
+        kind, names = type(new).__name__.lower(), sorted(labels)
+        bounds = getattr(new, "bounds", None)
         with self._lock:
             family = self._families.get(name)
             if family is None:

@@ -7,29 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from trireme.errors import ConfigurationError
+from trireme.errors import ConfigurationError, suggestion
 from trireme.job_config import OPTIONS, JobConfig
 from trireme.mesh import Mesh
 from trireme.ps.rule import Rule
-from trireme.suggestion import suggestion
-
-__all__ = [
-    "BUILT",
-    "FSDP",
-    "PLANNED",
-    "SSP",
-    "AllReduce",
-    "Async",
-    "Averaging",
-    "Collective",
-    "DiLoCo",
-    "PipelineParallel",
-    "Strategy",
-    "Sync",
-    "TensorParallel",
-    "choose",
-    "resolve",
-]
 
 
 @dataclass(frozen=True)
@@ -134,6 +115,13 @@ class SSP(Strategy):
         return Rule(aggregate=1, staleness=self.staleness, uncommitted=self.uncommitted)
 
 
+def _check_aggregate(strategy: str, aggregate: int | None) -> None:
+    if aggregate is not None and aggregate < 1:
+        raise ConfigurationError(
+            f"{strategy} with aggregate {aggregate}: a round needs at least one update"
+        )
+
+
 @dataclass(frozen=True)
 class Sync(Strategy):
     """The mean gradient of a round is applied as one update; then all receive the new values.
@@ -151,10 +139,7 @@ class Sync(Strategy):
     aggregate: int | None = None
 
     def __post_init__(self) -> None:
-        if self.aggregate is not None and self.aggregate < 1:
-            raise ConfigurationError(
-                f"sync with aggregate {self.aggregate}: a round needs at least one update"
-            )
+        _check_aggregate(self.name, self.aggregate)
 
     def rule(self) -> Rule:
         """Returns the rule: rounds, and no update from an older one."""
@@ -249,10 +234,7 @@ class DiLoCo(Strategy):
     outer_momentum: float = 0.5
 
     def __post_init__(self) -> None:
-        if self.aggregate is not None and self.aggregate < 1:
-            raise ConfigurationError(
-                f"diloco with aggregate {self.aggregate}: a round needs at least one delta"
-            )
+        _check_aggregate(self.name, self.aggregate)
         if not self.outer_lr > 0 or not 0 <= self.outer_momentum < 1:
             raise ConfigurationError(
                 f"diloco with outer_lr {self.outer_lr} and outer_momentum {self.outer_momentum}: "

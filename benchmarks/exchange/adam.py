@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import torch
 
-__all__ = ["FusedAdam"]
-
 
 class FusedAdam:
     """The optimizer of the peers' servers and of the limits: the best that PyTorch has.

@@ -13,8 +13,6 @@ from benchmarks.forked import Forked, fork
 from benchmarks.pairs import Sample
 from benchmarks.processes import cpu_seconds
 
-__all__ = ["Exchange", "ForkedClient", "answer", "fork_client"]
-
 _READY_SECONDS = 120.0
 _BURST_SECONDS = 120.0
 _MOST = 5000

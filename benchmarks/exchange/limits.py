@@ -14,8 +14,6 @@ from benchmarks.exchange.adam import FusedAdam
 from benchmarks.exchange.contender import Exchange, answer, fork_client
 from benchmarks.forked import fork
 
-__all__ = ["memory_exchange", "socket_exchange"]
-
 _BUFFER_BYTES = 4 << 20
 _HEADER = struct.Struct("!QQ")
 

@@ -10,8 +10,6 @@ from benchmarks.cluster import Address, Transport, flat_vector, join, start_serv
 from benchmarks.exchange.contender import Exchange, answer, fork_client
 from trireme.ps.rule import Rule
 
-__all__ = ["trireme_exchange"]
-
 
 def trireme_exchange(
     name: str, nbytes: int, burst: float, *, servers: int, transport: Transport

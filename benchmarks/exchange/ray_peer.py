@@ -12,8 +12,6 @@ from benchmarks.exchange.contender import Exchange
 from benchmarks.machine import ROOT
 from benchmarks.processes import Program
 
-__all__ = ["Ray", "ray_exchange"]
-
 _STORE_BYTES = 3 << 30
 _START_SECONDS = 120.0
 _ANSWER_SECONDS = 120.0

@@ -14,8 +14,6 @@ from benchmarks.exchange.contender import Exchange, answer, fork_client
 from benchmarks.forked import fork
 from benchmarks.processes import free_ports
 
-__all__ = ["gloo_exchange", "push_pull", "rpc_exchange"]
-
 _init_rpc: Any = rpc.init_rpc  # it has no annotations
 _state: dict[str, FusedAdam] = {}
 """In a server of torch RPC: what its functions find. They are called without an object."""

@@ -15,8 +15,6 @@ import struct
 import time
 from pathlib import Path
 
-__all__ = ["CAPACITY", "CLOSED", "HEADER", "OPEN", "READY", "Lane"]
-
 CLOSED, OPEN = 0, 1
 """What the gate's byte says."""
 

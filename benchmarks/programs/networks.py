@@ -14,8 +14,6 @@ from torch.utils.data import TensorDataset
 from benchmarks.programs.task import NETWORKS
 from trireme.models import MLP, CifarNetwork, LeNet5
 
-__all__ = ["batches", "make_dataset", "make_network", "make_optimizer"]
-
 
 def make_network(name: str) -> nn.Module:
     if name == "mlp":

@@ -5,8 +5,6 @@ from __future__ import annotations
 import argparse
 from dataclasses import dataclass
 
-__all__ = ["NETWORKS", "Training", "arguments"]
-
 
 @dataclass(frozen=True)
 class Training:

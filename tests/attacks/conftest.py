@@ -1,5 +1,3 @@
 """What the attacks share: a shell, of whose commands nothing may be left."""
 
-from tests.integration.conftest import shell
-
-__all__ = ["shell"]
+from tests.integration.conftest import shell as shell

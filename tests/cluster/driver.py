@@ -5,20 +5,9 @@ from __future__ import annotations
 import itertools
 from dataclasses import replace
 
-from trireme.cluster.membership import (
-    Close,
-    Closed,
-    Decision,
-    Event,
-    Policy,
-    Received,
-    Send,
-    State,
-    Tick,
-    initial_state,
-    step,
-)
+from trireme.cluster.membership import Closed, Event, Received, Tick, step
 from trireme.cluster.messages import Heartbeat, Join, Leave, Outcome, ViewChanged
+from trireme.cluster.state import Close, Decision, Policy, Send, State, initial_state
 from trireme.cluster.view import View
 from trireme.wire.message import Message
 

@@ -12,16 +12,18 @@ from dataclasses import replace
 from typing import TypeVar
 
 from trireme.cluster.coordinator import Coordinator
-from trireme.cluster.member import Member, MemberConfig
-from trireme.cluster.membership import Policy
+from trireme.cluster.member import Member
+from trireme.cluster.member_protocol import MemberConfig
 from trireme.cluster.messages import CLUSTER_CATALOG, JobOver, Join, Joined
+from trireme.cluster.state import Policy
 from trireme.cluster.view import View
 from trireme.errors import WireError
 from trireme.wire.connection import Connection
 from trireme.wire.frame_reader import Incoming
 from trireme.wire.handshake import Identity, authenticate
+from trireme.wire.link import Link
 from trireme.wire.message import Message
-from trireme.wire.service import Link, Service
+from trireme.wire.service import Service
 from trireme.wire.transport import connect, listen
 
 JOB = "job-1"

@@ -20,8 +20,8 @@ from tests.cluster.harness import (
     new_address,
 )
 from trireme.cluster.coordinator import Coordinator, query_status
-from trireme.cluster.membership import Policy
 from trireme.cluster.messages import MAX_LINE, JobOver, Leave
+from trireme.cluster.state import Policy
 from trireme.cluster.view import ServerEntry, View, WorkerEntry
 from trireme.errors import (
     AuthenticationError,

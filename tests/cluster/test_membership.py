@@ -6,14 +6,7 @@ import msgspec
 import pytest
 
 from tests.cluster.driver import Driver
-from trireme.cluster.membership import (
-    Paused,
-    Policy,
-    Tick,
-    cluster_status,
-    everybody_told,
-    step,
-)
+from trireme.cluster.membership import Paused, Tick, step
 from trireme.cluster.messages import (
     Heartbeat,
     HeartbeatHeard,
@@ -27,6 +20,7 @@ from trireme.cluster.messages import (
     ViewChanged,
     WaitingFor,
 )
+from trireme.cluster.state import Policy, cluster_status, everybody_told
 from trireme.cluster.view import ServerEntry, View, WorkerEntry, first_view, term_of
 from trireme.errors import ConfigurationError
 from trireme.launch.config.task_config import TaskConfig

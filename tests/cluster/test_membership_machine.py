@@ -7,17 +7,7 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from tests.cluster.driver import Driver
-from trireme.cluster.membership import (
-    Closed,
-    Decision,
-    Event,
-    Paused,
-    Received,
-    Send,
-    State,
-    Tick,
-    everybody_told,
-)
+from trireme.cluster.membership import Closed, Event, Paused, Received, Tick
 from trireme.cluster.messages import (
     Heartbeat,
     JobOver,
@@ -29,6 +19,7 @@ from trireme.cluster.messages import (
     ViewChanged,
     WaitingFor,
 )
+from trireme.cluster.state import Decision, Send, State, everybody_told
 
 CHOICE = st.integers(0, 1_000)
 OUTCOMES: st.SearchStrategy[Outcome] = st.sampled_from(

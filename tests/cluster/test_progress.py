@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from tests.cluster.driver import Driver
-from trireme.cluster.membership import Paused, Tick, cluster_status
+from trireme.cluster.membership import Paused, Tick
 from trireme.cluster.messages import Heartbeat, Refused, StatusValue
+from trireme.cluster.state import cluster_status
 from trireme.errors import ConfigurationError
 from trireme.monitor.job_state import findings, from_cluster
 

@@ -60,8 +60,8 @@ class LedgerMachine(RuleBasedStateMachine):
         mine = [p for p in range(*span) if self.holder.get(p) == worker]
         for position in mine:
             # Twice: an acknowledgement may be repeated.
-            self.ledger.finish(worker, position, position + 1)
-            self.ledger.finish(worker, position, position + 1)
+            self.ledger.finish([(worker, position, position + 1)])
+            self.ledger.finish([(worker, position, position + 1)])
             del self.holder[position]
             self.done.add(position)
 
@@ -77,7 +77,7 @@ class LedgerMachine(RuleBasedStateMachine):
             while self.holder.get(stop) == worker and stop < start + BATCH:
                 stop += 1
             finished.append((worker, start, stop))
-        self.ledger.finish_all(finished)
+        self.ledger.finish(finished)
         for _, start, stop in finished:
             self.done.update(range(start, stop))
             for position in range(start, stop):
@@ -88,7 +88,7 @@ class LedgerMachine(RuleBasedStateMachine):
         """An update of a lost worker, or from before a rollback, turns out to have counted."""
         free = [p for p in range(at, at + length) if p not in self.holder]
         for position in free:
-            self.ledger.finish(worker, position, position + 1)
+            self.ledger.finish([(worker, position, position + 1)])
             self.done.add(position)
 
     @rule(worker=st.integers(0, 5), at=st.integers(0, 80), length=st.integers(1, 9))
@@ -218,8 +218,8 @@ def test_a_finished_span_that_was_dealt_again_counts_once() -> None:
     ledger.lease(0, 4, 1)
     ledger.members([1])
     assert ledger.lease(1, 4, 1) == [(0, 4)]
-    ledger.finish(0, 0, 4)
-    ledger.finish(1, 0, 4)
+    ledger.finish([(0, 0, 4)])
+    ledger.finish([(1, 0, 4)])
     assert ledger.consumed == ((0, 4),)
     assert ledger.lease(1, 4, 1) == [(4, 8)]
 
@@ -228,7 +228,7 @@ def test_what_came_back_but_was_finished_by_another_is_not_dealt_again() -> None
     ledger = Ledger(100, interleave=False)
     ledger.members([0, 1])
     ledger.lease(0, 4, 1)
-    ledger.finish(1, 1, 3)
+    ledger.finish([(1, 1, 3)])
     ledger.give_back(0, 0, 4)
     assert ledger.lease(1, 4, 3) == [(0, 1), (3, 4), (4, 8)]
 

@@ -18,7 +18,8 @@ from tests.harness import Cluster, run_job
 from tests.integration.shell import PROGRAMS, ROOT, Shell
 from trireme.ps.messages import Stale, WorkerProgress
 from trireme.session.checkpoint import CheckpointData, latest
-from trireme.session.session import Session, StepResult
+from trireme.session.result import StepResult
+from trireme.session.session import Session
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
 

@@ -76,9 +76,23 @@ def test_what_a_killed_launcher_left_is_claimed_again(tmp_path: Path) -> None:
 def test_no_record_or_a_damaged_one_is_said(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="no job was started in"):
         read_record(tmp_path)
-    (tmp_path / "job.json").write_text("{")
-    with pytest.raises(ConfigurationError, match=r"job.json cannot be read"):
-        read_record(tmp_path)
+    for damaged in (b"{", b'{"job": "v\xe6"}'):
+        (tmp_path / "job.json").write_bytes(damaged)
+        with pytest.raises(ConfigurationError, match=r"job.json cannot be read"):
+            read_record(tmp_path)
+
+
+def test_a_disk_that_is_full_at_the_start_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*args: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("trireme.launch.run_directory.write_atomically", full)
+    claimed = claim(tmp_path / "run")
+    with pytest.raises(ConfigurationError, match=r"cannot be written: .*No space left.*--run-dir"):
+        claimed.write_secret("secret")
+    claimed.release()
 
 
 def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
@@ -95,7 +109,7 @@ def test_what_somebody_has_left_in_its_place_is_not_written_to(
     claimed = claim(tmp_path / "run")
     trap = tmp_path / "elsewhere"
     (tmp_path / "run" / ".job.secret.foreseen").symlink_to(trap)
-    with pytest.raises(FileExistsError):
+    with pytest.raises(ConfigurationError, match="File exists"):
         claimed.write_secret("00")
     assert not trap.exists()
     claimed.release()

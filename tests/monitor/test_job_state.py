@@ -150,6 +150,7 @@ def test_a_torn_line_and_a_nan_are_borne(tmp_path: Path) -> None:
     writer.write(record(1.0, 1, math.nan))
     writer.close()
     with (tmp_path / "records" / "worker-0.jsonl").open("ab") as file:
+        file.write(b'{"line":"record","time":2.0,"status":{"state":"v\xe6"}}\n')  # no UTF-8
         file.write(b'{"line":"record","ti')
     (start,) = read_starts(tmp_path)
     assert [each.status["loss"] for each in start.records] == ["nan"]

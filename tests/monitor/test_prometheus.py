@@ -13,8 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from trireme.cluster.messages import ClusterStatus, TaskStatus
 from trireme.metrics import COUNT_BUCKETS, Registry
-from trireme.monitor.membership_metrics import MembershipMetrics
-from trireme.monitor.prometheus import expose
+from trireme.monitor.prometheus import MembershipMetrics, expose
 from trireme.ps.server.metrics import ShardMetrics
 from trireme.ps.shard.shard import Shard
 from trireme.session.observers.phases import SERVED, Phases

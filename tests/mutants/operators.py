@@ -23,8 +23,6 @@ from mutmut.mutation.mutators import (
     operator_string,
 )
 
-__all__ = ["Mutant", "mutants_of", "sample"]
-
 NOTHING = cst.SimpleStatementLine([cst.Pass()])
 NARROWING = {"cast", "isinstance", "len", "TypeVar", "Literal"}
 """Calls whose arguments are types, or cannot be left out."""

@@ -18,8 +18,6 @@ import pytest
 
 from tests.mutants.tree import Tree
 
-__all__ = ["Reach", "measure", "pytest_arguments"]
-
 LIMIT = 1200.0
 """Seconds that all tests may take."""
 

@@ -7,8 +7,6 @@ from collections.abc import Collection, Mapping, Sequence
 from tests.mutants.survivors import Survivor
 from tests.mutants.trial import Result
 
-__all__ = ["Known", "entry", "share", "table"]
-
 Known = Mapping[tuple[str, str, str, str], Survivor]
 
 

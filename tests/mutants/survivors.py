@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Survivor", "read_survivors"]
-
 FILE = Path(__file__).with_name("survivors.toml")
 
 

@@ -13,8 +13,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Child", "Tree"]
-
 
 @dataclass(frozen=True)
 class Child:

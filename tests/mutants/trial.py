@@ -14,8 +14,6 @@ from tests.mutants.operators import Mutant
 from tests.mutants.reach import Reach, pytest_arguments
 from tests.mutants.tree import Child, Tree
 
-__all__ = ["Result", "try_all"]
-
 START = 60.0
 """Seconds that a process may take before its first test, on a busy machine. Too few, and
 what is only slow counts as caught."""

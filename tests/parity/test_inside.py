@@ -24,8 +24,8 @@ from tests.parity.plain import Values, difference, values_of
 from tests.parity.spread import OPTIMIZERS, data_of, loss_of, model_of
 from tests.process_groups import ProcessGroup, run_process_group
 from trireme.ps.messages import WorkerProgress
+from trireme.ps.rule import Average
 from trireme.session.checkpoint import CheckpointData, latest
-from trireme.session.options import Average
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(400)]
 

@@ -26,8 +26,8 @@ from tests.parity.spread import (
 from tests.parity.table import refusal
 from tests.parity.ways import REPLICAS, WAYS
 from tests.process_groups import ProcessGroup, run_process_group
+from trireme.ps.rule import Average
 from trireme.session.checkpoint import latest
-from trireme.session.options import Average
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(400)]
 

@@ -12,7 +12,7 @@ from trireme.errors import ConfigurationError, Rejected, UnsupportedOptimizerErr
 from trireme.ps.flat import PartBuffer, dtype_of
 from trireme.ps.layout import Layout
 from trireme.ps.messages import GroupSpec, OptimizerSpec, ParameterSpec
-from trireme.ps.optimizers import OPTIMIZERS, groups_of, misfit, spec_of
+from trireme.ps.optimizers import OPTIMIZERS, Entry, groups_of, misfit, name_of, spec_of
 from trireme.ps.shard.values.segment_optimizer import SegmentOptimizer
 from trireme.ps.snapshot_messages import TensorSpec
 
@@ -446,6 +446,26 @@ def test_an_optimizer_that_is_not_torchs_own_is_refused(make: Any) -> None:
     optimizer = make([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
     with pytest.raises(UnsupportedOptimizerError, match=rf"no optimizer .*{make.__name__}: it has"):
         spec_of(optimizer)
+
+
+def test_a_class_of_our_own_needs_none_of_torchs_private_methods(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Plain(torch.optim.Optimizer):
+        def step(self, closure: Any = None) -> None: ...
+
+    class Derived(Plain): ...
+
+    class Other(Plain):
+        def step(self, closure: Any = None) -> None: ...
+
+    entry = Entry(Plain, frozenset({"lr"}), frozenset(), {}, frozenset())
+    monkeypatch.setattr("trireme.ps.optimizers.OPTIMIZERS", {"Plain": entry})
+    assert [name_of(kind([torch.zeros(1)], {})) for kind in (Plain, Derived, Other)] == [
+        "Plain",
+        "Plain",
+        None,
+    ]
 
 
 def test_nobody_is_told_to_go_where_it_is_refused_too() -> None:

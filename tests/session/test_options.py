@@ -25,3 +25,10 @@ def test_what_there_is_names_all_keywords() -> None:
         ConfigurationError, match=r"it has metrics, run_dir, max_steps, .*clip_norm"
     ):
         make_options({"xyz": 1})  # type: ignore[typeddict-unknown-key]
+
+
+def test_distribute_names_itself_and_its_own_keywords() -> None:
+    with pytest.raises(ConfigurationError, match=r"^distribute has no option 'metrics'") as refused:
+        make_options({"metrics": {}}, caller="distribute", without=("hooks",))  # type: ignore[typeddict-unknown-key]
+    assert "hooks" not in str(refused.value)
+    assert "did you mean metrics" not in str(refused.value)

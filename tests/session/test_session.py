@@ -16,7 +16,7 @@ from torch.optim.lr_scheduler import ChainedScheduler, ExponentialLR, LinearLR
 from torch.utils.data import IterableDataset, TensorDataset
 
 import trireme
-from trireme.errors import ConfigurationError, Rejected
+from trireme.errors import ConfigurationError, Rejected, UnsupportedOptimizerError
 from trireme.session.checkpoint import latest
 from trireme.session.hooks import Hook
 
@@ -279,7 +279,7 @@ def test_a_device_that_is_not_there_is_refused() -> None:
 def test_an_optimizer_that_needs_a_closure_is_refused() -> None:
     model = make_model()
     session = trireme.Session(model, nn.CrossEntropyLoss(), torch.optim.LBFGS(model.parameters()))
-    with pytest.raises(Rejected, match="LBFGS computes the loss several times"):
+    with pytest.raises(UnsupportedOptimizerError, match="LBFGS computes the loss several times"):
         session.__enter__()
 
 

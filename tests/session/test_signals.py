@@ -14,7 +14,6 @@ def test_the_first_signal_asks_and_the_second_ends(second: signal.Signals) -> No
     asked: list[str] = []
     before = signal.getsignal(signal.SIGTERM)
     signals = Signals(asked.append)
-    signals.install()
     try:
         signal.raise_signal(signal.SIGTERM)
         assert asked == ["SIGTERM"]

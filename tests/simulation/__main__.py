@@ -12,8 +12,6 @@ import torch
 
 from tests.simulation import MODES, Violation, draw, simulate
 
-__all__ = ["main"]
-
 _SHOWN = ("pushes", "applied", "stale", "duplicate", "fenced", "crashed", "evictions", "cuts")
 
 

@@ -27,8 +27,6 @@ from trireme.ps.messages import PullReply, Push, PushReply, Waiting
 from trireme.wire.handshake import Identity
 from trireme.wire.message import Message
 
-__all__ = ["Client"]
-
 _T = TypeVar("_T")
 
 

@@ -7,23 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from tests.simulation.network import DOWN, Network, Wire
-from trireme.cluster.membership import (
-    Closed,
-    Decision,
-    Event,
-    Policy,
-    Received,
-    Send,
-    State,
-    Tick,
-    everybody_told,
-    initial_state,
-)
+from trireme.cluster.membership import Closed, Event, Received, Tick
 from trireme.cluster.messages import Heartbeat
+from trireme.cluster.state import Decision, Policy, Send, State, everybody_told, initial_state
 from trireme.cluster.view import View
 from trireme.wire.message import Message
-
-__all__ = ["Coordinator", "Decide"]
 
 _TICK_SECONDS = 0.2
 

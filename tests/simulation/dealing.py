@@ -7,8 +7,6 @@ from collections.abc import Iterable, Sequence
 from tests.simulation.expected_values import Violation
 from trireme.ps.messages import Lease, Span
 
-__all__ = ["Dealing"]
-
 Who = tuple[int, int]
 """A worker and its incarnation."""
 

@@ -12,12 +12,10 @@ import torch
 from trireme.cluster.view import View
 from trireme.ps.flat import PartBuffer
 from trireme.ps.layout import Layout
-from trireme.ps.messages import Applied, GroupSpec, Push, Span, Stale
-from trireme.ps.shard.values.segment_optimizer import PartOptimizer
+from trireme.ps.messages import Applied, GroupSpec, OptimizerSpec, Push, Span, Stale
+from trireme.ps.shard.values.segment_optimizer import SegmentOptimizer
 from trireme.ps.snapshot_messages import TensorSpec
 from trireme.wire.handshake import Identity
-
-__all__ = ["Account", "Made", "PushId", "Vectors", "Violation", "Watched", "push_id"]
 
 PushId = tuple[int, int, int]
 """A push by worker, incarnation and sequence."""
@@ -205,16 +203,23 @@ class Account:
         return tuple(joined)
 
 
-class Watched:
+class Watched(SegmentOptimizer):
     """An optimizer that shows an account what it is given.
 
     Args:
-        inner: the real one.
         account: of its server.
+        spec, layout, server, values: as for `SegmentOptimizer`.
     """
 
-    def __init__(self, inner: PartOptimizer, account: Account) -> None:
-        self._inner = inner
+    def __init__(
+        self,
+        account: Account,
+        spec: OptimizerSpec,
+        layout: Layout,
+        server: int,
+        values: PartBuffer,
+    ) -> None:
+        super().__init__(spec, layout, server, values)
         self._account = account
 
     def step(
@@ -222,22 +227,14 @@ class Watched:
     ) -> None:
         """Updates the values in place by gradients, divided by `divisor`."""
         self._account.give([vector / divisor for vector in gradients.vectors])
-        self._inner.step(gradients, divisor, absent)
+        super().step(gradients, divisor, absent)
 
     def set_hyper(self, groups: Sequence[GroupSpec]) -> None:
         """Takes new hyper-parameters, group by group."""
         rate = groups[0].values["lr"]
         assert isinstance(rate, float)
         self._account.rate = rate
-        self._inner.set_hyper(groups)
-
-    def export(self) -> list[tuple[TensorSpec, torch.Tensor]]:
-        """Returns the state: live tensors, to be copied by whoever keeps them."""
-        return self._inner.export()
-
-    def restore(self, state: Sequence[tuple[TensorSpec, torch.Tensor]]) -> None:
-        """Replaces the state."""
-        self._inner.restore(state)
+        super().set_hyper(groups)
 
 
 def _as_bytes(vectors: Vectors) -> bytes:

@@ -27,7 +27,6 @@ from tests.simulation.expected_values import (
 from tests.simulation.schedule import Schedule
 from tests.simulation.server import Route
 from trireme.cluster.view import View
-from trireme.ps.flat import PartBuffer
 from trireme.ps.layout import Layout
 from trireme.ps.messages import (
     Applied,
@@ -54,12 +53,9 @@ from trireme.ps.messages import (
 from trireme.ps.rule import Rule
 from trireme.ps.shard.instructions import Reply
 from trireme.ps.shard.values.parameters import Values
-from trireme.ps.shard.values.segment_optimizer import SegmentOptimizer
 from trireme.ps.snapshot import ModelState
 from trireme.ps.snapshot_messages import Freeze, Load, Loaded, Snapshot, TensorSpec
 from trireme.wire.handshake import Identity
-
-__all__ = ["InvariantChecker"]
 
 
 class InvariantChecker:
@@ -98,9 +94,10 @@ class InvariantChecker:
         self, layout: Layout, server: int, optimizer: OptimizerSpec, rule: Rule
     ) -> Values:
         """Makes a server's values, with an optimizer that is watched."""
-        buffer = PartBuffer(layout, server)
-        inner = SegmentOptimizer(optimizer, layout, server, buffer)
-        return Values(layout, server, buffer, Watched(inner, self.accounts[server]), rule)
+        values = Values(layout, server, optimizer, rule)
+        account = self.accounts[server]
+        values.optimizer = Watched(account, optimizer, layout, server, values.buffer)
+        return values
 
     # -- what workers do --------------------------------------------------------------------------
 

@@ -6,8 +6,6 @@ from collections.abc import Callable, Generator
 from heapq import heappop, heappush
 from typing import Any
 
-__all__ = ["Loop", "Process", "Start", "Task"]
-
 _MOST_CALLS = 50_000
 
 Start = Callable[[Callable[[Any], None]], None]

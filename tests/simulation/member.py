@@ -14,8 +14,6 @@ from trireme.cluster.view import View, WorkerEntry
 from trireme.errors import PeerClosed, WireTimeout
 from trireme.wire.message import Message
 
-__all__ = ["Member"]
-
 
 class Member:
     """One process's membership.

@@ -13,8 +13,6 @@ from trireme.ps.messages import GroupSpec, OptimizerSpec, ParameterSpec
 from trireme.ps.snapshot import ModelState, disassemble
 from trireme.ps.snapshot_messages import TensorSpec
 
-__all__ = ["Model"]
-
 _PARAMETERS = (
     ParameterSpec("weight", (5, 7), "float32", 0),
     ParameterSpec("bias", (3,), "float32", 1),

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 
 from tests.simulation.loop import Loop
 
-__all__ = ["DOWN", "UP", "Network", "Weather", "Wire"]
-
 UP, DOWN = 0, 1
 """The two ways of a connection: from who made it, and back."""
 

@@ -30,7 +30,7 @@ from trireme.ps.shard.shard import Shard
 from trireme.ps.shard.snapshot_barrier import SnapshotBarrier
 from trireme.ps.shard.state import ShardState, ShownModel
 from trireme.ps.shard.values.gradient_sums import Total
-from trireme.ps.shard.values.parameters import ValuesFactory, make_values
+from trireme.ps.shard.values.parameters import Values, ValuesFactory
 from trireme.ps.shard.values.snapshot_tensors import Tensors
 from trireme.ps.snapshot_messages import Cut, Load
 from trireme.ps.termination import Ending
@@ -63,7 +63,7 @@ class _WithParts(Shard):
     commit_leader: type[CommitLeader] = CommitLeader
     commit_follower: type[CommitFollower] = CommitFollower
 
-    def __init__(self, server: int, factory: ValuesFactory = make_values) -> None:
+    def __init__(self, server: int, factory: ValuesFactory = Values) -> None:
         super().__init__(server, factory)
         self.state.examples = self.book()
         self.state.barrier = self.hold()
@@ -125,7 +125,7 @@ class AppliesStale(_WithParts):
 class IgnoresFence(Shard):
     """Whoever was once in a view may ask for anything."""
 
-    def __init__(self, server: int, factory: ValuesFactory = make_values) -> None:
+    def __init__(self, server: int, factory: ValuesFactory = Values) -> None:
         super().__init__(server, factory)
         fence = self.state.participants.fence
         self.state.participants.fence = lambda who, view: (  # type: ignore[method-assign]

@@ -7,8 +7,9 @@ from typing import Any
 import msgspec
 
 from trireme.cluster.member_protocol import MemberProtocol
-from trireme.cluster.membership import Closed, Decision, Event, Received, Send, State, Tick, step
+from trireme.cluster.membership import Closed, Event, Received, Tick, step
 from trireme.cluster.messages import Join, Joined, ViewChanged
+from trireme.cluster.state import Decision, Send, State
 
 
 def tells_newcomers_nothing(now: float, state: State, event: Event) -> Decision:

@@ -22,8 +22,6 @@ from trireme.ps.shard.shard import Shard
 from trireme.ps.snapshot import ModelState
 from trireme.ps.snapshot_messages import Cut, Freeze, Load, Snapshot
 
-__all__ = ["simulate"]
-
 _RESUMED = 3
 """One in so many jobs goes on from its last copy."""
 

@@ -11,8 +11,6 @@ import msgspec
 from tests.simulation.network import Weather
 from trireme.ps.rule import Rule
 
-__all__ = ["MODES", "Crash", "Eviction", "Schedule", "draw"]
-
 
 @dataclass(frozen=True, slots=True)
 class Crash:

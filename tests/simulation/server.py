@@ -19,8 +19,6 @@ from trireme.ps.shard.shard import Shard
 from trireme.wire.handshake import Identity
 from trireme.wire.message import Message
 
-__all__ = ["Link", "Observer", "Peering", "Route", "Server"]
-
 _TICK_SECONDS = 1.0
 _SPOILT = -0.123456  # what a gradient's memory holds once its answer is out
 

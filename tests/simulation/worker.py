@@ -21,8 +21,6 @@ from trireme.ps.messages import Span
 from trireme.ps.snapshot import ModelState
 from trireme.session.backends.local_sgd import period_length
 
-__all__ = ["DATASET", "SIZE", "Place", "Worker"]
-
 DATASET, SIZE = "examples", 50
 _BACK_OFF = 0.02
 

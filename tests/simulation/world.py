@@ -22,8 +22,9 @@ from tests.simulation.schedule import Crash, Schedule
 from tests.simulation.server import Link, Peering, Server
 from tests.simulation.worker import DATASET, SIZE, Worker
 from trireme.cluster.member_protocol import MemberProtocol
-from trireme.cluster.membership import Policy, step
+from trireme.cluster.membership import step
 from trireme.cluster.messages import JobOver
+from trireme.cluster.state import Policy
 from trireme.cluster.view import View, WorkerEntry
 from trireme.errors import Rejected, WaitTimeout
 from trireme.ps.client.lanes import Lanes
@@ -41,8 +42,6 @@ from trireme.ps.shard.shard import Shard
 from trireme.ps.shard.values.parameters import ValuesFactory
 from trireme.ps.snapshot import ModelState, assemble
 from trireme.wire.handshake import Identity
-
-__all__ = ["Makers", "World", "answer_in", "joined"]
 
 PATIENCE = 300.0
 """How long after the last fault everything must be over, in virtual seconds."""

@@ -80,7 +80,7 @@ def test_options_of_other_strategies_are_refused(
         (lambda: Averaging(staleness=1, share=1.5), "above 0 and at most 1"),
         (lambda: Averaging(uncommitted=True), "in rounds the servers agree"),
         (lambda: DiLoCo(0), "every is 0"),
-        (lambda: DiLoCo(aggregate=0), "a round needs at least one delta"),
+        (lambda: DiLoCo(aggregate=0), "a round needs at least one update"),
         (lambda: DiLoCo(outer_lr=0.0), "must be above 0"),
         (lambda: DiLoCo(outer_momentum=1.0), r"in \[0, 1\)"),
     ],

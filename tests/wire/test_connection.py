@@ -112,7 +112,7 @@ def test_offers_survive_a_stream_that_takes_little(
     for text, payload, number in contents:
         memory = bytearray(payload)
         done = connection.offer(Note(text), [memory], sequence=number)
-        assert done == (not connection.wants_write)
+        assert done == (not connection.unsent)
         memory[:] = bytes(len(memory))
         expected += frame_of(Note(text), payload, number)
         assert len(stream.outgoing) + connection.unsent == len(expected)

@@ -39,8 +39,9 @@ from trireme.wire.handshake import (
     Identity,
     authenticate,
 )
+from trireme.wire.link import Link, ServiceLimits
 from trireme.wire.message import Limits, Message
-from trireme.wire.service import Link, Service, ServiceLimits
+from trireme.wire.service import Service
 from trireme.wire.transport import listen
 
 

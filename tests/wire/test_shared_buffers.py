@@ -42,8 +42,8 @@ def lend(
     borrower: Connection,
     memory: tuple[tuple[memoryview, ...], tuple[memoryview, ...]],
 ) -> None:
-    lender.lending = Lending.of_lender(*memory)
-    borrower.lending = Lending.of_borrower(*memory)
+    lender.lending = Lending(memory[1], memory[0], borrowed=False)
+    borrower.lending = Lending(*memory, borrowed=True)
 
 
 def test_what_the_lender_sends_from_there_is_seen_in_place(memory) -> None:
@@ -103,7 +103,7 @@ def test_messages_without_payload_are_as_always(memory) -> None:
 
 def test_a_reference_where_nothing_was_lent_is_refused(memory) -> None:
     lender, borrower = pair()
-    lender.lending = Lending.of_lender(*memory)
+    lender.lending = Lending(memory[1], memory[0], borrowed=False)
     lender.send(Note("push"), memory[0], timeout=5)
     with pytest.raises(FrameError, match="none such was lent"):
         borrower.receive(timeout=5)
@@ -111,8 +111,8 @@ def test_a_reference_where_nothing_was_lent_is_refused(memory) -> None:
 
 def test_a_reference_of_another_length_is_refused(memory) -> None:
     lender, borrower = pair()
-    lender.lending = Lending.of_lender(*memory)
-    borrower.lending = Lending.of_borrower((memory[0][0],), memory[1])
+    lender.lending = Lending(memory[1], memory[0], borrowed=False)
+    borrower.lending = Lending((memory[0][0],), memory[1], borrowed=True)
     lender.send(Note("push"), memory[0], timeout=5)
     with pytest.raises(FrameError, match="none such was lent"):
         borrower.receive(timeout=5)

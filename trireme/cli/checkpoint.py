@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from trireme.cli.parser import COMMANDS
-from trireme.errors import CheckpointError, UsageError
+from trireme.errors import CheckpointError, UsageError, suggestion
 from trireme.monitor.numbers import size
-from trireme.suggestion import suggestion
-
-__all__ = ["main"]
+from trireme.monitor.report import CheckpointRow
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -35,18 +33,26 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _list(given: Namespace) -> int:
+    status = 0
+    for row in describe_all(_listed(given)):
+        if row.damage:
+            status = 1
+        what = f"DAMAGED: {row.damage}" if row.damage else f"{row.saved_at}  {size(row.nbytes)}"
+        print(f"{row.name}  {what}")
+    return status
+
+
+def describe_all(paths: Iterable[Path]) -> Iterator[CheckpointRow]:
+    """Yields what is known of each checkpoint, which may be damaged."""
     from trireme.session.checkpoint import describe
 
-    status = 0
-    for path in _listed(given):
+    for path in paths:
         try:
-            description = describe(path)
+            known = describe(path)
         except CheckpointError as error:
-            print(f"{path.name}  DAMAGED: {error}")
-            status = 1
+            yield CheckpointRow(path.name, "", 0, str(error))
         else:
-            print(f"{path.name}  {description.saved_at}  {size(description.nbytes)}")
-    return status
+            yield CheckpointRow(path.name, known.saved_at, known.nbytes)
 
 
 def _show(given: Namespace) -> int:
@@ -109,11 +115,10 @@ def _chosen(given: Namespace) -> Path:
     """Returns the checkpoint of --step; the newest without it."""
     from trireme.session.checkpoint import step_of
 
-    paths = _listed(given)
-    if given.step is None:
-        return paths[-1]
-    for path in paths:
-        if str(step_of(path)) == given.step:
-            return path
-    steps = ", ".join(str(step_of(path)) for path in paths)
-    raise CheckpointError(f"{given.run} has no checkpoint of step {given.step}; it has: {steps}")
+    paths = {str(step_of(path)): path for path in _listed(given)}
+    step = [*paths][-1] if given.step is None else given.step
+    if step not in paths:
+        raise CheckpointError(
+            f"{given.run} has no checkpoint of step {step}; it has: {', '.join(paths)}"
+        )
+    return paths[step]

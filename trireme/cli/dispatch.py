@@ -10,10 +10,7 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 
 from trireme.cli.parser import COMMANDS, NOT_BUILT, overview
-from trireme.errors import TriremeError, UsageError
-from trireme.suggestion import suggestion
-
-__all__ = ["main"]
+from trireme.errors import TriremeError, UsageError, suggestion
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -73,10 +70,6 @@ def _run(arguments: Sequence[str]) -> int:
 
         print(f"trireme {__version__}")
         return 0
-    return _command(name)(rest)
-
-
-def _command(name: str) -> Callable[[Sequence[str]], int]:
     if name in NOT_BUILT:
         raise UsageError(
             f"`trireme {name}` is not built yet; the commands are: {', '.join(COMMANDS)}"
@@ -88,7 +81,7 @@ def _command(name: str) -> Callable[[Sequence[str]], int]:
             f"there is no {what} {name}{suggestion(name, known)}; `trireme --help` lists them"
         )
     command: Callable[[Sequence[str]], int] = import_module(f"trireme.cli.{name}").main
-    return command
+    return command(rest)
 
 
 def _complain(error: TriremeError, status: int) -> int:

@@ -1,70 +1,68 @@
-"""One live line about a whole job, for `trireme run` on a terminal."""
+"""The status of a running job, and one live line of it for `trireme run` on a terminal."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trireme.errors import WireError
+from trireme.errors import UsageError, WireError
+from trireme.launch.config.secret import read_secret
+from trireme.launch.run_directory import JobRecord, read_record
 
 if TYPE_CHECKING:
     from trireme.cluster.messages import ClusterStatus, TaskStatus
-
-__all__ = ["JobWatch", "status_line"]
 
 _SECONDS = 0.5
 _BAR = 24
 
 
-class JobWatch:
+def query(record: JobRecord, timeout: float = 5.0) -> ClusterStatus:
+    """Asks the coordinator of a running job for the job's status.
+
+    Raises:
+        UsageError: the job's secret cannot be read.
+        WireError: no coordinator answers in time, or it is another job's.
+    """
+    from trireme.cluster.coordinator import query_status
+
+    secret = bytes.fromhex(read_secret(Path(record.secret_file)))
+    return query_status(record.coordinator, record.job, secret, timeout=timeout)
+
+
+@contextmanager
+def job_watch(run: Path, show: Callable[[str | None], None]) -> Iterator[None]:
     """Queries a job's coordinator twice a second, on a thread of its own, and shows a status line.
 
+    The thread and the line end with the context.
+
     Args:
-        coordinator: returns the coordinator's address once it is known, and "" before.
-        job: the job's id.
-        secret: the job's secret.
+        run: the job's run directory.
         show: called with the line; with None when there is nothing to show.
     """
+    ended = threading.Event()
 
-    def __init__(
-        self,
-        coordinator: Callable[[], str],
-        job: str,
-        secret: bytes,
-        show: Callable[[str | None], None],
-    ) -> None:
-        self._coordinator = coordinator
-        self._job = job
-        self._secret = secret
-        self._show = show
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="job-watch", daemon=True)
+    def watch() -> None:
+        while not ended.wait(_SECONDS):
+            line = None
+            with suppress(UsageError, WireError):
+                record = read_record(run)
+                if not record.coordinator:
+                    continue
+                line = status_line(query(record, timeout=1.0))
+            if not ended.is_set():
+                show(line)
 
-    def start(self) -> None:
-        """Begins to watch."""
-        self._thread.start()
-
-    def close(self) -> None:
-        """Ends the thread and removes the line."""
-        self._ended.set()
-        self._thread.join(timeout=2.0)
-        self._show(None)
-
-    def _run(self) -> None:
-        from trireme.cluster.coordinator import query_status
-
-        while not self._ended.wait(_SECONDS):
-            address = self._coordinator()
-            if not address:
-                continue
-            try:
-                status = query_status(address, self._job, self._secret, timeout=1.0)
-            except WireError:
-                self._show(None)
-                continue
-            if not self._ended.is_set():
-                self._show(status_line(status))
+    thread = threading.Thread(target=watch, name="job-watch", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join(timeout=2.0)
+        show(None)
 
 
 def status_line(status: ClusterStatus) -> str:

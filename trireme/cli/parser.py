@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
-from trireme.errors import UsageError
+from trireme.errors import UsageError, suggestion
 from trireme.job_config import OPTIONS, TASK_OPTIONS, Option
 from trireme.launch.config.sources import check_removed
-from trireme.suggestion import suggestion
-
-__all__ = ["COMMANDS", "NOT_BUILT", "Parser", "overview"]
 
 NOT_BUILT = ("scale", "certs", "doctor", "plan", "bench")
 NOT_BUILT_OPTIONS = ("replicas",)
@@ -24,7 +22,6 @@ class Parser(argparse.ArgumentParser):
     """
 
     def __init__(self, command: str, usage: str, description: str) -> None:
-        self.known: dict[str, bool] = {}  # every option, and whether it takes a value
         self.arguments: list[argparse.Action] = []  # in the order of the help
         super().__init__(
             prog=f"trireme {command}",
@@ -40,8 +37,6 @@ class Parser(argparse.ArgumentParser):
         """Adds an argument as `argparse` does, and records it."""
         action = super().add_argument(*names, **keywords)
         self.arguments.append(action)
-        for name in action.option_strings:
-            self.known[name] = action.nargs is None
         return action
 
     def error(self, message: str) -> NoReturn:
@@ -59,13 +54,11 @@ class Parser(argparse.ArgumentParser):
             UsageError: the command does not know an option or an argument.
         """
         words: list[str] = []
-        options: list[str] = []
-        rest: Sequence[str] = arguments
+        options, rest = self.split(arguments)
         while rest:
-            head, rest = self.split(rest)
+            words.append(rest[0])
+            head, rest = self.split(rest[1:])
             options += head
-            words += rest[:1]
-            rest = rest[1:]
         return self.parse_args([*options, "--", *words] if words else options)
 
     def split(self, arguments: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -88,23 +81,25 @@ class Parser(argparse.ArgumentParser):
             if not word.startswith("-") or word == "-":
                 break
             name, equals, value = word.partition("=")
-            name = self._known(name)
+            name, takes_value = self._known(name)
             head.append(name + equals + value)
             position += 1
-            if self.known[name] and not equals:
+            if takes_value and not equals:
                 head += arguments[position : position + 1]
                 position += 1
         return head, list(arguments[position:])
 
-    def _known(self, name: str) -> str:
+    def _known(self, name: str) -> tuple[str, bool]:
+        """Returns the name of an option, with dashes for underscores, and if it takes a value."""
         dashed = "--" + name[2:].replace("_", "-") if name.startswith("--") else name
-        if dashed not in self.known:
+        known = {each: action for action in self.arguments for each in action.option_strings}
+        if dashed not in known:
             check_removed(dashed.removeprefix("--"), f"{self.prog} {name}")
             raise UsageError(
-                f"`{self.prog}` has no option {name}{suggestion(dashed, self.known)}; "
+                f"`{self.prog}` has no option {name}{suggestion(dashed, known)}; "
                 f"`{self.prog} --help` lists them"
             )
-        return dashed
+        return dashed, known[dashed].nargs is None
 
 
 def _add(parser: Parser, option: Option) -> None:
@@ -175,12 +170,14 @@ def _task() -> Parser:
     parser.add_argument("--config", metavar="FILE", help="read options from FILE")
     parser.add_argument(
         "--secret-file",
+        type=Path,
         metavar="FILE",
         help="the file with the job's secret, the same for every task (default: TRIREME_SECRET; "
         "for tasks of one host a file of this user)",
     )
     parser.add_argument(
         "--address-file",
+        type=Path,
         metavar="FILE",
         help="write the address at which a server or coordinator listens into FILE",
     )

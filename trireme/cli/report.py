@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
+from trireme.cli.checkpoint import describe_all
 from trireme.cli.parser import COMMANDS
-from trireme.errors import CheckpointError, ConfigurationError
+from trireme.errors import ConfigurationError
 from trireme.launch.run_directory import RECORD, read_record
 from trireme.monitor.curves import read_curves
 from trireme.monitor.records import Start, read_starts
-from trireme.monitor.report import CheckpointRow, ReportData, page
-
-__all__ = ["main"]
+from trireme.monitor.report import ReportData, page
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -37,11 +36,13 @@ def main(arguments: Sequence[str]) -> int:
 
 def _material(path: Path) -> ReportData:
     """Returns everything that a run has left."""
+    from trireme.session.checkpoint import list_checkpoints
+
     record = read_record(path) if (path / RECORD).exists() else None
     starts = read_starts(path, None if record is None else record.job)
     home = _home(path, starts)
     curves = read_curves(home / "tensorboard")
-    checkpoints = list(_checkpoints(home))
+    checkpoints = list(describe_all(list_checkpoints(home)))
     if record is None and not (starts or curves or checkpoints):
         raise ConfigurationError(
             f"nothing was run in {path}: it has no {RECORD}, no records of tasks, no curves and no "
@@ -56,15 +57,3 @@ def _home(path: Path, starts: Sequence[Start]) -> Path:
         return path
     directories = [start.begin.run_dir for start in starts if start.begin.run_dir]
     return Path(directories[0]) if directories else path
-
-
-def _checkpoints(home: Path) -> Iterator[CheckpointRow]:
-    from trireme.session.checkpoint import describe, list_checkpoints
-
-    for checkpoint in list_checkpoints(home):
-        try:
-            known = describe(checkpoint)
-        except CheckpointError as error:
-            yield CheckpointRow(checkpoint.name, "", 0, str(error))
-        else:
-            yield CheckpointRow(checkpoint.name, known.saved_at, known.nbytes)

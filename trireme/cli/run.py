@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 
 import msgspec
 
-from trireme.cli.live import JobWatch
+from trireme.cli.live import job_watch
 from trireme.cli.parser import COMMANDS, NOT_BUILT_OPTIONS
 from trireme.errors import UsageError
 from trireme.job_config import JobConfig
@@ -22,12 +22,10 @@ from trireme.launch.local import run_local
 from trireme.launch.output import Console
 from trireme.launch.process_setup.program import check_script, run_script
 from trireme.launch.process_setup.resources import thread_variables, threads_of_task
-from trireme.launch.run_directory import RunDirectory, claim, claim_free, read_record
+from trireme.launch.run_directory import RunDirectory, claim, claim_free
 from trireme.launch.supervision_state import SupervisionLimits
 from trireme.monitor.records import records_directory
 from trireme.strategies import choose
-
-__all__ = ["main"]
 
 CONNECT_TIMEOUT = 30.0
 """The coordinator listens before any other task starts. A task that cannot reach it need not wait
@@ -43,7 +41,9 @@ def main(arguments: Sequence[str]) -> int:
     parser = COMMANDS["run"][0]()
     options, program = parser.split(arguments)
     given = parser.parse_args(options)
-    _refuse_unbuilt(given)
+    for name in NOT_BUILT_OPTIONS:
+        if getattr(given, name) is not None:
+            raise UsageError(f"--{name} is not built yet")
     file = read_file(given.config, Path.cwd())
     config = read_config(vars(given), os.environ, file)
     config.check_engine()
@@ -57,12 +57,6 @@ def main(arguments: Sequence[str]) -> int:
     if given.dry_run:
         return _dry_run(task, script, program[1:])
     return _start(task, script, program)
-
-
-def _refuse_unbuilt(given: argparse.Namespace) -> None:
-    for name in NOT_BUILT_OPTIONS:
-        if getattr(given, name) is not None:
-            raise UsageError(f"--{name} is not built yet")
 
 
 def _sized(config: JobConfig) -> JobConfig:
@@ -113,12 +107,20 @@ def _dry_run(task: TaskConfig, script: Path, arguments: Sequence[str]) -> int:
 
 def _start(task: TaskConfig, script: Path, program: Sequence[str]) -> int:
     config = task.config
-    run = _engine(config)
+    run: Callable[[Job, RunDirectory, Console], int] = run_local
+    if config.on == "ray":
+        from trireme.launch.ray.cluster import load_ray
+        from trireme.launch.ray.engine import run_ray
+
+        load_ray()  # fails here if Ray is missing, before anything is written
+        run = run_ray
     console = Console(sys.stdout, sys.stderr, os.environ)
-    directory = _claim(config.run_dir, script)
+    if config.run_dir is not None:
+        directory = claim(Path(config.run_dir))
+    else:
+        directory = claim_free(Path("runs") / script.stem)
     try:
         directory.write_secret(fresh_secret())
-        secret = read_secret(directory.secret_file)
         watched = console.live and task.servers > 0
         if watched:  # one line shows the steps of all workers
             task = msgspec.structs.replace(task, display="events")
@@ -127,43 +129,10 @@ def _start(task: TaskConfig, script: Path, program: Sequence[str]) -> int:
             task = msgspec.structs.replace(task, records=str(records))
         job = Job(
             program=tuple(program),
-            task=msgspec.structs.replace(task, secret=secret),
+            task=msgspec.structs.replace(task, secret=read_secret(directory.secret_file)),
             limits=SupervisionLimits(restarts=config.max_restarts, together=task.processes > 1),
         )
-        if not watched:
+        with job_watch(directory.path, console.status) if watched else nullcontext():
             return run(job, directory, console)
-        watch = JobWatch(
-            lambda: _coordinator(directory), task.job, bytes.fromhex(secret), console.status
-        )
-        watch.start()
-        try:
-            return run(job, directory, console)
-        finally:
-            watch.close()
     finally:
         directory.release()
-
-
-def _engine(config: JobConfig) -> Callable[[Job, RunDirectory, Console], int]:
-    """Returns the function that runs a job, by --on."""
-    if config.on == "local":
-        return run_local
-    from trireme.launch.ray.cluster import load_ray
-    from trireme.launch.ray.engine import run_ray
-
-    load_ray()  # fails here if Ray is missing, before anything is written
-    return run_ray
-
-
-def _coordinator(directory: RunDirectory) -> str:
-    """Returns the address of the job's coordinator; "" while that is not known."""
-    try:
-        return read_record(directory.path).coordinator
-    except UsageError:
-        return ""
-
-
-def _claim(run_dir: str | None, script: Path) -> RunDirectory:
-    if run_dir is not None:
-        return claim(Path(run_dir))
-    return claim_free(Path("runs") / script.stem)

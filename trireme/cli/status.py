@@ -10,15 +10,15 @@ from typing import Any
 
 import msgspec
 
+from trireme.cli.live import query
 from trireme.cli.parser import COMMANDS
 from trireme.cluster.spec import task_name
 from trireme.errors import TriremeError
-from trireme.launch.config.secret import read_secret
 from trireme.launch.run_directory import JobRecord, is_running, read_record
 from trireme.monitor.job_state import findings, from_cluster
 from trireme.monitor.records import read_starts
 
-__all__ = ["main"]
+_RECORDED = ("state", "status", "job", "command", "host", "launcher", "coordinator", "started")
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -37,14 +37,7 @@ def main(arguments: Sequence[str]) -> int:
 def _status(path: Path, record: JobRecord, running: bool) -> dict[str, Any]:
     until = time.time() if running else record.ended
     status: dict[str, Any] = {
-        "state": record.state,
-        "status": record.status,
-        "job": record.job,
-        "command": list(record.command),
-        "host": record.host,
-        "launcher": record.launcher,
-        "coordinator": record.coordinator,
-        "started": record.started,
+        **{name: getattr(record, name) for name in _RECORDED},
         "seconds": None if until is None else round(until - record.started, 1),
         "options": {
             name: {"value": value, "origin": record.origins.get(name, "")}
@@ -54,27 +47,19 @@ def _status(path: Path, record: JobRecord, running: bool) -> dict[str, Any]:
     }
     if running and record.coordinator:
         return status | _ask_coordinator(record)
-    recorded = _recorded(path, record)
+    recorded = {
+        start.begin.task: start.records[-1].status
+        for start in read_starts(path, record.job)
+        if start.records
+    }
     for task in status["tasks"]:
         task["status"] = recorded.get(task["name"], {})
     return status
 
 
-def _recorded(path: Path, record: JobRecord) -> dict[str, dict[str, Any]]:
-    """Returns the last record of each task of a job, by the task's name."""
-    return {
-        start.begin.task: dict(start.records[-1].status)
-        for start in read_starts(path, record.job)
-        if start.records
-    }
-
-
 def _ask_coordinator(record: JobRecord) -> dict[str, Any]:
-    from trireme.cluster.coordinator import query_status
-
     try:
-        secret = bytes.fromhex(read_secret(Path(record.secret_file)))
-        cluster = query_status(record.coordinator, record.job, secret)
+        cluster = query(record)
     except TriremeError as error:
         return {"coordinator_error": str(error)}
     tasks = [

@@ -12,8 +12,6 @@ from trireme.cli.parser import COMMANDS
 from trireme.errors import UsageError, WaitTimeout
 from trireme.launch.run_directory import is_running, read_record, wait_until_free
 
-__all__ = ["main"]
-
 
 def main(arguments: Sequence[str]) -> int:
     """Asks the job's launcher to stop the job, as Ctrl-C does, and waits until it has ended.

@@ -12,12 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from trireme.atomic_file import write_atomically
 from trireme.cli.parser import COMMANDS
 from trireme.cluster.spec import ROLES, ClusterSpec, ClusterTask
-from trireme.errors import JobFailed, TriremeError, UsageError
+from trireme.errors import JobFailed, TriremeError, UsageError, suggestion
 from trireme.job_config import TASK_OPTIONS
 from trireme.launch.config.secret import SECRET_VARIABLE, secret_descriptor
 from trireme.launch.config.sources import read_config, read_file
@@ -37,14 +35,11 @@ from trireme.launch.task_messages import (
 )
 from trireme.metrics import Registry
 from trireme.strategies import choose
-from trireme.suggestion import suggestion
 
 if TYPE_CHECKING:
     from trireme.cluster.coordinator import Coordinator
     from trireme.cluster.messages import JobOver
     from trireme.cluster.state import Policy
-
-__all__ = ["main"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,11 +80,11 @@ def _by_hand(given: argparse.Namespace, program: Sequence[str]) -> int:
     file = read_file(given.config, Path.cwd())
     config = read_config(vars(given), os.environ, file, TASK_OPTIONS)
     named = _tf_task(given) or _flagged_task(given)
-    task = manual_task(named, config, os.environ, _path(given.secret_file))
+    task = manual_task(named, config, os.environ, given.secret_file)
     choose(task.config, workers=task.workers, servers=task.servers)
-    audience = _Audience(name=f"{task.name} ", address_file=_path(given.address_file))
-    with secret_descriptor(task.secret, task.job) as secret:
-        _export(os.environ, task, secret)
+    audience = _Audience(name=f"{task.name} ", address_file=given.address_file)
+    with secret_descriptor(task) as inherited:
+        _export(os.environ, inherited)
         return _run(task, program, audience)
 
 
@@ -110,14 +105,21 @@ def _run(task: TaskConfig, program: Sequence[str], audience: _Audience) -> int:
         return run_script(script, program[1:], task=name, launcher=audience.launcher)
     logging.basicConfig(level=logging.WARNING, format=f"{audience.name}%(message)s")
     try:
-        over = _serve(task, audience)
+        serve = _serve_coordinator if task.role == "coordinator" else _serve_parameters
+        over = serve(task, audience)
     except TriremeError as error:
         if audience.launcher is not None:
             audience.launcher.send(describe(error))
         raise
-    if over is not None and over.outcome == "failed" and audience.launcher is not None:
-        audience.launcher.send(describe(JobFailed(_describe_end(over))))
-    return _print_end(audience, over)
+    how = "stopped" if over is None else f"the job is {over.outcome}"
+    failed = over is not None and over.outcome == "failed"
+    if over is not None and failed:
+        how = f"the job failed: {over.culprit}: {over.reason}"
+        if audience.launcher is not None:
+            audience.launcher.send(describe(JobFailed(how)))
+            how = "the job failed"  # the launcher reports why
+    print(f"{audience.name}ends: {how}", flush=True)
+    return 1 if failed else 0
 
 
 # Classic spellings -------------------------------------------------------------------------------
@@ -183,11 +185,7 @@ def _index(text: str | None) -> int:
         raise UsageError(f"--task-index is {text!r}: it must be a whole number from 0") from None
 
 
-def _path(text: str | None) -> Path | None:
-    return Path(text) if text is not None else None
-
-
-def _export(environ: MutableMapping[str, str], task: TaskConfig, secret: int | None) -> None:
+def _export(environ: MutableMapping[str, str], task: TaskConfig) -> None:
     """Puts the task's configuration into the environment, before the program imports PyTorch.
 
     Processes that the program starts inherit all of it except the secret.
@@ -195,18 +193,10 @@ def _export(environ: MutableMapping[str, str], task: TaskConfig, secret: int | N
     if task.threads is not None:
         environ.update(thread_variables(environ, task.threads))
     environ.pop(SECRET_VARIABLE, None)
-    if secret is not None:
-        task = msgspec.structs.replace(task, secret="", secret_fd=secret)
     environ[TASK_VARIABLE] = encode_task(task)
 
 
 # Servers and the coordinator ---------------------------------------------------------------------
-
-
-def _serve(task: TaskConfig, audience: _Audience) -> JobOver | None:
-    if task.role == "coordinator":
-        return _serve_coordinator(task, audience)
-    return _serve_parameters(task, audience)
 
 
 def _policy(task: TaskConfig) -> Policy:
@@ -225,7 +215,7 @@ def _serve_coordinator(task: TaskConfig, audience: _Audience) -> JobOver | None:
     """Serves the coordinator alone until the job is over and every task was informed."""
     from trireme.cluster.coordinator import Coordinator
     from trireme.cluster.state import cluster_status
-    from trireme.monitor.membership_metrics import MembershipMetrics
+    from trireme.monitor.prometheus import MembershipMetrics
     from trireme.wire.service import Service
     from trireme.wire.transport import listen
 
@@ -328,18 +318,3 @@ def _write_address(audience: _Audience, address: str) -> None:
     if audience.address_file is not None:
         write_atomically(audience.address_file, f"{address}\n".encode())
     print(f"{audience.name}listens on {address}", flush=True)
-
-
-def _describe_end(over: JobOver) -> str:
-    if over.outcome != "failed":
-        return f"the job is {over.outcome}"
-    return f"the job failed: {over.culprit}: {over.reason}"
-
-
-def _print_end(audience: _Audience, over: JobOver | None) -> int:
-    failed = over is not None and over.outcome == "failed"
-    how = "stopped" if over is None else _describe_end(over)
-    if failed and not audience.name:
-        how = "the job failed"  # the launcher reports why
-    print(f"{audience.name}ends: {how}", flush=True)
-    return 1 if failed else 0

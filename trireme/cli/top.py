@@ -8,14 +8,12 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from trireme.cli.live import query
 from trireme.cli.parser import COMMANDS
 from trireme.errors import ConfigurationError, TriremeError, UsageError
-from trireme.launch.config.secret import read_secret
 from trireme.launch.run_directory import RECORD, is_running, read_record
 from trireme.monitor.job_state import JobSnapshot, from_cluster, from_records, span_of
 from trireme.monitor.records import Start, read_starts
-
-__all__ = ["main"]
 
 _FRAME_SECONDS = 0.25
 _LINE_SECONDS = 1.0
@@ -36,11 +34,13 @@ def main(arguments: Sequence[str]) -> int:
     console = Console()
     terminal = console.is_terminal and not console.is_dumb_terminal
     frames = _frames(path, _speed(given.speed), _FRAME_SECONDS if terminal else _LINE_SECONDS)
-    if not terminal:
-        return _print_lines(frames)
-    from rich.live import Live
+    from trireme.monitor.top import line, render
 
-    from trireme.monitor.top import render
+    if not terminal:
+        for each in frames:
+            print(line(each), flush=True)
+        return 0
+    from rich.live import Live
 
     picture: JobSnapshot | None = None
     try:
@@ -64,26 +64,22 @@ def _speed(text: str | None) -> float | None:
     return speed
 
 
-def _print_lines(frames: Iterator[JobSnapshot]) -> int:
-    from trireme.monitor.top import line
-
-    for picture in frames:
-        print(line(picture), flush=True)
-    return 0
-
-
 def _frames(path: Path, speed: float | None, pause: float) -> Iterator[JobSnapshot]:
     """Yields a picture of a job every `pause` seconds, until the job has ended."""
     if not is_running(path):
         yield from _replay(path, speed, pause)
         return
-    picture: JobSnapshot | None = None
     while is_running(path):
         began = time.monotonic()
-        picture = _now(path)
-        yield picture
+        yield _now(path)
         time.sleep(max(0.0, pause - (time.monotonic() - began)))
     yield _last(path)
+
+
+def _last(path: Path) -> JobSnapshot:
+    """Returns the picture of a job that has ended, at its end."""
+    title, phase, starts = _past(path)
+    return from_records(title, phase, starts, span_of(starts)[1])
 
 
 def _now(path: Path) -> JobSnapshot:
@@ -95,11 +91,8 @@ def _now(path: Path) -> JobSnapshot:
         return _last(path)
     title, seconds = " ".join(record.command), time.time() - record.started
     if record.coordinator:
-        from trireme.cluster.coordinator import query_status
-
         try:
-            secret = bytes.fromhex(read_secret(Path(record.secret_file)))
-            status = query_status(record.coordinator, record.job, secret, timeout=1.0)
+            status = query(record, timeout=1.0)
         except TriremeError as error:
             note = f"the coordinator does not answer: {error}"
             return JobSnapshot(title, "running", seconds, (), note=note)
@@ -120,11 +113,6 @@ def _replay(path: Path, speed: float | None, pause: float) -> Iterator[JobSnapsh
             time.sleep(pause)
             moment += speed * pause
     yield from_records(title, phase, starts, ended)
-
-
-def _last(path: Path) -> JobSnapshot:
-    """Returns the picture of a job that has just ended."""
-    return from_records(*_past(path), math.inf)
 
 
 def _past(path: Path) -> tuple[str, str, list[Start]]:

@@ -6,24 +6,11 @@ newest view, and give the job up after a while.
 
 from __future__ import annotations
 
-import itertools
 import logging
 from collections.abc import Callable
 
 from trireme.clock import Clock, MonotonicClock
-from trireme.cluster.membership import (
-    Close,
-    Closed,
-    Event,
-    Paused,
-    Policy,
-    Received,
-    Tick,
-    cluster_status,
-    everybody_told,
-    initial_state,
-    step,
-)
+from trireme.cluster.membership import Closed, Event, Paused, Received, Tick, step
 from trireme.cluster.messages import (
     CLUSTER_CATALOG,
     CLUSTER_MESSAGES,
@@ -34,15 +21,14 @@ from trireme.cluster.messages import (
     StatusQuery,
 )
 from trireme.cluster.spec import task_name
+from trireme.cluster.state import Close, Policy, cluster_status, everybody_told, initial_state
 from trireme.errors import FrameError, WireError
 from trireme.wire.connection import Connection
 from trireme.wire.frame_reader import Incoming
 from trireme.wire.handshake import Identity, authenticate, new_epoch
+from trireme.wire.link import Link
 from trireme.wire.message import Limits
-from trireme.wire.service import Link
 from trireme.wire.transport import connect
-
-__all__ = ["Coordinator", "query_status"]
 
 _log = logging.getLogger(__name__)
 
@@ -83,33 +69,30 @@ class Coordinator:
         self._clock = clock or MonotonicClock()
         self._on_done = on_done
         self.state = initial_state(self._clock.now(), policy, epoch or new_epoch(), term)
-        self._connections: dict[Link, int] = {}
-        self._links: dict[int, Link] = {}
-        self._numbers = itertools.count(1)
+        self._links: dict[int, Link] = {}  # by id, which is the number of the connection
         self._last_fed: float | None = None
         self.done = False
 
     def authenticated(self, link: Link) -> None:
-        number = next(self._numbers)
-        self._connections[link] = number
-        self._links[number] = link
+        self._links[id(link)] = link
 
     def received(self, link: Link, incoming: Incoming) -> None:
         message = incoming.message
         if isinstance(message, Join):
-            _check_identity(link, message)
+            name = task_name(message.role, message.index)
+            if link.identity.task != name:
+                raise FrameError(f"{link.identity.task} asked to join as {name}")
         if isinstance(message, Leave):
             link.departing = True
         if isinstance(message, StatusQuery):
             status = cluster_status(self._clock.now(), self.state)
             link.offer(status, sequence=incoming.sequence)
         else:
-            self._handle(Received(self._connections[link], message))
+            self._handle(Received(id(link), message))
 
     def closed(self, link: Link, error: WireError | None) -> None:
-        connection = self._connections.pop(link)
-        del self._links[connection]
-        self._handle(Closed(connection, str(error) if error else "this side closed it"))
+        del self._links[id(link)]
+        self._handle(Closed(id(link), str(error) if error else "this side closed it"))
 
     def tick(self, now: float) -> None:
         self._handle(Tick())
@@ -122,28 +105,17 @@ class Coordinator:
         now = self._clock.now()
         paused = 0.0 if self._last_fed is None else now - self._last_fed - _STALL_SECONDS
         self._last_fed = now
-        if paused > 0:
-            self._decide(now, Paused(paused))
-        self._decide(now, event)
-
-    def _decide(self, now: float, event: Event) -> None:
-        before = self.state
-        self.state, instructions, reason = step(now, before, event)
-        if reason:
-            routine = isinstance(event, Received) and isinstance(event.message, Heartbeat)
-            _log.log(logging.DEBUG if routine else logging.INFO, "%s", reason)
-        for instruction in instructions:
-            link = self._links[instruction.connection]
-            if isinstance(instruction, Close):
-                link.close()
-            else:
-                link.offer(instruction.message)
-
-
-def _check_identity(link: Link, join: Join) -> None:
-    name = task_name(join.role, join.index)
-    if link.identity.task != name:
-        raise FrameError(f"{link.identity.task} asked to join as {name}")
+        for each in (Paused(paused), event) if paused > 0 else (event,):
+            self.state, instructions, reason = step(now, self.state, each)
+            if reason:
+                routine = isinstance(each, Received) and isinstance(each.message, Heartbeat)
+                _log.log(logging.DEBUG if routine else logging.INFO, "%s", reason)
+            for instruction in instructions:
+                link = self._links[instruction.connection]
+                if isinstance(instruction, Close):
+                    link.close()
+                else:
+                    link.offer(instruction.message)
 
 
 def query_status(address: str, job: str, secret: bytes, *, timeout: float = 5.0) -> ClusterStatus:

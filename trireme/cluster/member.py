@@ -27,15 +27,12 @@ from trireme.errors import (
 )
 from trireme.wire.connection import Connection
 from trireme.wire.handshake import Identity, authenticate
-from trireme.wire.message import Limits, Message
+from trireme.wire.message import Limits
 from trireme.wire.polling import Wakeup
 from trireme.wire.transport import connect
 
-__all__ = ["Member", "MemberConfig", "MemberLoop"]
-
 _log = logging.getLogger(__name__)
 
-_LIMITS = Limits(payload=0)
 _CLOSE_SECONDS = 1.0
 _SLACK_SECONDS = 15.0  # an attempt to connect that began in time may take this much longer
 
@@ -43,7 +40,8 @@ _SLACK_SECONDS = 15.0  # an attempt to connect that began in time may take this 
 class Member(MemberState):
     """One task's membership, which a background thread keeps up over one connection.
 
-    When the connection breaks, the thread connects again. While the coordinator is unreachable,
+    The thread connects, carries the messages of a `MemberProtocol`, and sleeps in `poll` between
+    them. When the connection breaks, it connects again. While the coordinator is unreachable,
     the task goes on with its newest view; after `coordinator_timeout` the job counts as failed,
     and `over` is set. Any thread may use a member, and read what it knows from its attributes.
 
@@ -54,9 +52,13 @@ class Member(MemberState):
     def __init__(self, config: MemberConfig) -> None:
         super().__init__()
         self._config = config
-        self._wakeup = Wakeup()
+        self._wakeup = Wakeup()  # woken when another thread has changed the state
+        self._logged_at = time.monotonic()
+        self._protocol = MemberProtocol(
+            config, self, self._logged_at, socket.gethostname(), os.getpid()
+        )
         self._thread = threading.Thread(
-            target=MemberLoop(config, self, self._wakeup).run,
+            target=self._run,
             name=f"trireme-member-{config.name}",
             daemon=True,
         )
@@ -152,7 +154,11 @@ class Member(MemberState):
             if self.view is not None and self.view.number > newer_than:
                 return self.view
             if not changed:
-                raise WaitTimeout(self._why_no_view(newer_than, timeout))
+                what = f"no view after number {newer_than}" if newer_than else "no view"
+                why = "ask the coordinator with `trireme status`"
+                if (waiting := self.waiting) is not None:
+                    why = f"the job waits for {', '.join(waiting[0].names)}"
+                raise WaitTimeout(f"{what} came within {timeout:g} s: {why}")
             notified = self.waiting
             if notified is not None and on_waiting is not None:
                 notice, until = notified
@@ -232,36 +238,9 @@ class Member(MemberState):
                 f"{self._config.name} is no longer a member of the job: it has left or closed"
             )
 
-    def _why_no_view(self, newer_than: int, timeout: float) -> str:
-        what = f"no view after number {newer_than}" if newer_than else "no view"
-        waiting = self.waiting
-        if waiting is None:
-            return f"{what} came within {timeout:g} s: ask the coordinator with `trireme status`"
-        names = ", ".join(waiting[0].names)
-        return f"{what} came within {timeout:g} s: the job waits for {names}"
+    # In the thread -----------------------------------------------------------------------------
 
-
-class MemberLoop:
-    """The loop of a member's thread, which keeps up the task's connection to the coordinator.
-
-    It connects, carries the messages of a `MemberProtocol`, and connects again when the connection
-    breaks. Between messages it sleeps in `poll`. Other threads see its `MemberState`.
-
-    Args:
-        config: which task this is.
-        state: the member's state, which is shared with other threads.
-        wakeup: woken when another thread has changed the state.
-    """
-
-    def __init__(self, config: MemberConfig, state: MemberState, wakeup: Wakeup) -> None:
-        now = time.monotonic()
-        self._config = config
-        self._state = state
-        self._wakeup = wakeup
-        self._protocol = MemberProtocol(config, state, now, socket.gethostname(), os.getpid())
-        self._logged_at = now
-
-    def run(self) -> None:
+    def _run(self) -> None:
         """Runs until the job is over, the task has left, or the member is closing."""
         try:
             while not self._protocol.finished:
@@ -270,10 +249,8 @@ class MemberLoop:
             _log.exception("the membership of %s ends by an internal error", self._config.name)
             self._protocol.fail(error)
         finally:
-            with self._state.change():
-                self._state.ended = True
-
-    # Connecting --------------------------------------------------------------------------------
+            with self.change():
+                self.ended = True
 
     def _connect_once(self) -> None:
         try:
@@ -282,7 +259,7 @@ class MemberLoop:
         except StaleEpochError as error:
             self._protocol.fail(error)  # the server denied this task after its proof
         except (AuthenticationError, FrameError, ConfigurationError) as error:
-            if self._state.incarnation:
+            if self.incarnation:
                 # Another process may have the port of a coordinator that is gone.
                 self._wait_to_reconnect(error)
             else:
@@ -295,9 +272,8 @@ class MemberLoop:
         left = self._protocol.reconnect_deadline - time.monotonic()
         timeout = max(0.01, min(ATTEMPT_SECONDS, left))
         stream = connect(config.coordinator, timeout=timeout)
-        connection = Connection(stream, CLUSTER_CATALOG, limits=_LIMITS)
-        state = self._state
-        identity = Identity(config.job, config.name, state.incarnation, state.epoch)
+        connection = Connection(stream, CLUSTER_CATALOG, limits=Limits(payload=0))
+        identity = Identity(config.job, config.name, self.incarnation, self.epoch)
         authenticate(connection, identity, config.secret, server="coordinator:0", timeout=timeout)
         return connection
 
@@ -316,11 +292,14 @@ class MemberLoop:
         if now - self._logged_at >= self._config.notice_interval:
             self._logged_at = now
             self._log_absence(now, error)
-        self._sleep(pause)
+        poller = select.poll()
+        poller.register(self._wakeup, select.POLLIN)
+        poller.poll(1000 * pause)
+        self._wakeup.drain()
 
     def _log_absence(self, now: float, error: Exception) -> None:
         left = self._protocol.reconnect_deadline - now
-        if self._state.incarnation:
+        if self.incarnation:
             _log.warning(
                 "the coordinator has been away for %.0f s (%s): training goes on with the present "
                 "members; the job is given up in %.0f s",
@@ -332,14 +311,6 @@ class MemberLoop:
             _log.info(
                 "%s waits for the coordinator, %.0f s more: %s", self._config.name, left, error
             )
-
-    def _sleep(self, seconds: float) -> None:
-        poller = select.poll()
-        poller.register(self._wakeup, select.POLLIN)
-        poller.poll(1000 * max(0.0, seconds))
-        self._wakeup.drain()
-
-    # Sending and receiving ---------------------------------------------------------------------
 
     def _serve_connection(self, connection: Connection) -> None:
         """Sends and receives until there is nothing more to do, or the connection breaks.
@@ -358,32 +329,28 @@ class MemberLoop:
             except WireError:
                 self._receive_all(connection)  # what the coordinator sent before
                 raise
-            events = select.POLLIN | (select.POLLOUT if connection.wants_write else 0)
+            events = select.POLLIN | (select.POLLOUT if connection.unsent else 0)
             poller.register(connection, events)
             poller.poll(1000 * max(0.0, self._protocol.due - now))
             self._wakeup.drain()
-            if connection.wants_write:
+            if connection.unsent:
                 connection.flush()
 
     def _receive_all(self, connection: Connection) -> bool:
         """Handles the messages that have arrived; returns whether to go on."""
         while (incoming := connection.poll()) is not None:
-            self._handle(connection, incoming.message)
+            before = self.incarnation
+            answer = self._protocol.heard(time.monotonic(), incoming.message)
+            if answer is not None:
+                connection.offer(answer)
+            if isinstance(incoming.message, Joined):
+                self._log_joined(before)
         return not self._protocol.served(time.monotonic())
 
-    def _handle(self, connection: Connection, message: Message) -> None:
-        before = self._state.incarnation
-        answer = self._protocol.heard(time.monotonic(), message)
-        if answer is not None:
-            connection.offer(answer)
-        if isinstance(message, Joined):
-            self._log_joined(before, message.incarnation)
-
-    def _log_joined(self, before: int, incarnation: int) -> None:
+    def _log_joined(self, before: int) -> None:
         name = self._config.name
-        if before == incarnation:
+        if before == self.incarnation:
             _log.info("%s is connected to its coordinator again", name)
         elif before:
-            _log.warning(
-                "%s was given up while it was away: it goes on as incarnation %d", name, incarnation
-            )
+            news = "%s was given up while it was away: it goes on as incarnation %d"
+            _log.warning(news, name, self.incarnation)

@@ -40,8 +40,6 @@ from trireme.errors import (
 )
 from trireme.wire.message import Message
 
-__all__ = ["ATTEMPT_SECONDS", "MemberConfig", "MemberProtocol"]
-
 ATTEMPT_SECONDS = 5.0
 """How long an attempt to connect may take, each answer of the handshake, and the one to `Join`."""
 
@@ -205,7 +203,18 @@ class MemberProtocol:
             self.away_since = now
             self._attempts = 0
         if now >= self.reconnect_deadline:
-            self._give_up(now - self.away_since, error)
+            where, absence = self._config.coordinator, f"{now - self.away_since:.0f} s: {error}"
+            if self._state.incarnation:
+                reason = f"nothing was heard of the coordinator at {where} for {absence}"
+                self._end(JobOver("failed", "coordinator:0", reason), confirmed=False)
+                return None
+            self.fail(
+                ConnectTimeout(
+                    f"{self._config.name} could not reach the coordinator at {where} within "
+                    f"{absence}. Check that the coordinator runs (ps:0 hosts it in a job started "
+                    "by hand), the address, and the firewall"
+                )
+            )
             return None
         pause = _RETRY_SECONDS[min(self._attempts, len(_RETRY_SECONDS) - 1)]
         self._attempts += 1
@@ -266,20 +275,6 @@ class MemberProtocol:
         kinds = {"outside": ConfigurationError, "unknown": ClusterError}
         self.fail(kinds.get(message.code, TaskClaimedError)(message.reason))
         self._close_deadline = now
-
-    def _give_up(self, absence: float, error: Exception) -> None:
-        where = self._config.coordinator
-        if self._state.incarnation:
-            reason = f"nothing was heard of the coordinator at {where} for {absence:.0f} s: {error}"
-            self._end(JobOver("failed", "coordinator:0", reason), confirmed=False)
-            return
-        self.fail(
-            ConnectTimeout(
-                f"{self._config.name} could not reach the coordinator at {where} within "
-                f"{absence:.0f} s: {error}. Check that the coordinator runs (ps:0 hosts it in a "
-                "job started by hand), the address, and the firewall"
-            )
-        )
 
     def _end(self, over: JobOver, *, confirmed: bool) -> None:
         if self._state.over is not None:

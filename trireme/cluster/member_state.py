@@ -11,8 +11,6 @@ from numbers import Integral, Real
 from trireme.cluster.messages import MAX_LINE, JobOver, Leave, StatusValue, WaitingFor
 from trireme.cluster.view import View
 
-__all__ = ["MemberState", "Subscriber"]
-
 Subscriber = Callable[[View | JobOver], object]
 """A function that is called with every new view and, at last, with the end of the job."""
 

@@ -42,40 +42,12 @@ from trireme.cluster.messages import (
 from trireme.cluster.reconcile import lose_server, reconcile
 from trireme.cluster.spec import task_name
 from trireme.cluster.state import (
-    Close,
     Decision,
     DecisionBuilder,
-    Instruction,
-    Policy,
-    Send,
     State,
     Task,
-    cluster_status,
-    everybody_told,
-    initial_state,
-    missing,
 )
 from trireme.wire.message import Message
-
-__all__ = [
-    "Close",
-    "Closed",
-    "Decision",
-    "Event",
-    "Instruction",
-    "Paused",
-    "Policy",
-    "Received",
-    "Send",
-    "State",
-    "Task",
-    "Tick",
-    "cluster_status",
-    "everybody_told",
-    "initial_state",
-    "missing",
-    "step",
-]
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +111,10 @@ def _receive(builder: DecisionBuilder, connection: int, message: Message) -> Non
     else:
         holder = builder.state.holder(connection)
         if holder is None or not isinstance(message, Heartbeat | Leave | JobOverHeard):
-            _drop_connection(builder, connection, f"{type(message).__name__} was not expected")
+            why = f"{type(message).__name__} was not expected"
+            builder.add_reason(f"the connection of {holder or 'no task'} is closed: {why}")
+            builder.close(connection)
+            _disconnect(builder, Closed(connection, why))
             return
         task = replace(holder, heard=builder.now)
         if isinstance(message, Heartbeat):
@@ -156,27 +131,44 @@ def _receive(builder: DecisionBuilder, connection: int, message: Message) -> Non
 
 
 def _join(builder: DecisionBuilder, connection: int, join: Join) -> None:
-    known = builder.state.tasks.get(task_name(join.role, join.index))
-    if known is None:
-        _deny(builder, connection, join, _outside(builder, join))
-        return
+    name = task_name(join.role, join.index)
+    known = builder.state.tasks.get(name)
     refusal = _refusal(builder, connection, known, join)
     if refusal is not None:
-        _deny(builder, connection, join, refusal)
+        builder.send(connection, refusal)
+        builder.add_reason(f"{name} was refused: {refusal.reason}")
         return
+    assert known is not None  # else it was refused
     resumes = join.incarnation > 0 and known.state != "lost"
     if builder.state.over is not None and not resumes:
         builder.send(connection, builder.state.over)
         builder.add_reason(f"{known.name} came after the job was over")
         return
-    _admit(builder, connection, known, _resumed(known) if resumes else _admitted(known, join))
+    _admit(builder, connection, known, join, resumes=resumes)
     if known.role == "ps" and known.active and not resumes:
         lose_server(builder, known, f"pid {join.pid} on {join.host} came in its place, empty")
 
 
-def _admit(builder: DecisionBuilder, connection: int, known: Task, task: Task) -> None:
+def _admit(
+    builder: DecisionBuilder, connection: int, known: Task, join: Join, *, resumes: bool
+) -> None:
     if known.connection is not None and known.connection != connection:
         builder.close(known.connection)
+    if not resumes:
+        task = Task(
+            role=known.role,
+            index=known.index,
+            state="live",
+            reason="it joined",
+            incarnation=known.incarnation + 1,
+            host=join.host,
+            pid=join.pid,
+            address=join.address,
+        )
+    elif known.state == "left":
+        task = known
+    else:
+        task = replace(known, state="live", reason="it connected again")
     task = replace(task, connection=connection, heard=builder.now, moved=builder.now)
     if task.state != known.state:
         task = replace(task, since=builder.now)
@@ -196,13 +188,18 @@ def _admit(builder: DecisionBuilder, connection: int, known: Task, task: Task) -
     builder.newcomer = connection
 
 
-def _deny(builder: DecisionBuilder, connection: int, join: Join, refusal: Refused) -> None:
-    builder.send(connection, refusal)
-    builder.add_reason(f"{task_name(join.role, join.index)} was refused: {refusal.reason}")
-
-
-def _refusal(builder: DecisionBuilder, connection: int, known: Task, join: Join) -> Refused | None:
+def _refusal(
+    builder: DecisionBuilder, connection: int, known: Task | None, join: Join
+) -> Refused | None:
     """Returns why a task may not join, or None if it may."""
+    if known is None:
+        count = len(builder.state.of(join.role))
+        return Refused(
+            "outside",
+            f"{task_name(join.role, join.index)} is outside the cluster, which has {count} "
+            f"{'task' if count == 1 else 'tasks'} of role {join.role}: correct the index, or start "
+            "the job with more",
+        )
     holder = builder.state.holder(connection)
     if holder is not None and holder.name != known.name:
         return Refused("claimed", f"this connection is held by {holder}: use one for each task")
@@ -238,35 +235,6 @@ def _refusal(builder: DecisionBuilder, connection: int, known: Task, join: Join)
             "ago: end that process first, or give this one an index of its own",
         )
     return None
-
-
-def _outside(builder: DecisionBuilder, join: Join) -> Refused:
-    count = len(builder.state.of(join.role))
-    return Refused(
-        "outside",
-        f"{task_name(join.role, join.index)} is outside the cluster, which has {count} "
-        f"{'task' if count == 1 else 'tasks'} of role {join.role}: correct the index, or start "
-        "the job with more",
-    )
-
-
-def _resumed(known: Task) -> Task:
-    if known.state == "left":
-        return known
-    return replace(known, state="live", reason="it connected again")
-
-
-def _admitted(known: Task, join: Join) -> Task:
-    return Task(
-        role=known.role,
-        index=known.index,
-        state="live",
-        reason="it joined",
-        incarnation=known.incarnation + 1,
-        host=join.host,
-        pid=join.pid,
-        address=join.address,
-    )
 
 
 # Messages of a member --------------------------------------------------------------------------
@@ -314,13 +282,6 @@ def _end_confirmed(builder: DecisionBuilder, task: Task, connection: int) -> Non
 
 
 # Other events ----------------------------------------------------------------------------------
-
-
-def _drop_connection(builder: DecisionBuilder, connection: int, why: str) -> None:
-    whose = builder.state.holder(connection) or "no task"
-    builder.add_reason(f"the connection of {whose} is closed: {why}")
-    builder.close(connection)
-    _disconnect(builder, Closed(connection, why))
 
 
 def _disconnect(builder: DecisionBuilder, event: Closed) -> None:

@@ -13,31 +13,6 @@ import msgspec
 from trireme.cluster.view import View
 from trireme.wire.message import Catalog, Index, Message, Name, Number
 
-__all__ = [
-    "CLUSTER_CATALOG",
-    "CLUSTER_MESSAGES",
-    "MAX_LINE",
-    "ClusterStatus",
-    "Heartbeat",
-    "HeartbeatHeard",
-    "JobOver",
-    "JobOverHeard",
-    "Join",
-    "Joined",
-    "Leave",
-    "Left",
-    "Outcome",
-    "Phase",
-    "Refusal",
-    "Refused",
-    "StatusQuery",
-    "StatusValue",
-    "TaskState",
-    "TaskStatus",
-    "ViewChanged",
-    "WaitingFor",
-]
-
 Outcome = Literal["finished", "interrupted", "failed"]
 """How a task, and the whole job, may end."""
 
@@ -242,19 +217,7 @@ class ClusterStatus(Message, frozen=True, array_like=True):
     tasks: tuple[TaskStatus, ...]
 
 
-CLUSTER_MESSAGES: tuple[type[Message], ...] = (
-    Join,
-    Joined,
-    Refused,
-    Heartbeat,
-    HeartbeatHeard,
-    ViewChanged,
-    WaitingFor,
-    Leave,
-    Left,
-    JobOver,
-    JobOverHeard,
-    StatusQuery,
-    ClusterStatus,
-)
+CLUSTER_MESSAGES = tuple(kind for kind in Message.__subclasses__() if kind.__module__ == __name__)
+"""Every message type of this module."""
+
 CLUSTER_CATALOG = Catalog(CLUSTER_MESSAGES)

@@ -15,8 +15,6 @@ from msgspec.structs import replace
 from trireme.cluster.messages import StatusValue
 from trireme.cluster.state import Policy, Task
 
-__all__ = ["EXCUSE", "LOCATION", "STEPS", "STUCK", "heard", "is_late", "is_overdue", "standstill"]
-
 STEPS, EXCUSE, LOCATION = "progress", "excuse", "at"
 """The names in a heartbeat's status: the steps, the excuse, and the main thread's location."""
 

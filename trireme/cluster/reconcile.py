@@ -13,8 +13,6 @@ from trireme.cluster.messages import JobOver, ViewChanged, WaitingFor
 from trireme.cluster.state import DecisionBuilder, Task, missing
 from trireme.cluster.view import ServerEntry, View, WorkerEntry, first_view
 
-__all__ = ["lose_server", "reconcile"]
-
 
 def reconcile(builder: DecisionBuilder) -> None:
     """Brings the job into line with its tasks and the time."""
@@ -26,8 +24,12 @@ def reconcile(builder: DecisionBuilder) -> None:
         _end_if_due(builder)
     renewed = builder.state.phase == "running" and _renew_view(builder)
     _notify_waiting(builder)
-    if builder.newcomer is not None:
-        _inform_newcomer(builder, builder.newcomer, knows_view=renewed)
+    state, newcomer = builder.state, builder.newcomer
+    if newcomer is not None:  # it gets what it may have missed
+        if state.over is not None:
+            builder.send(newcomer, state.over)
+        elif state.view is not None and not renewed:
+            builder.send(newcomer, ViewChanged(state.view))
 
 
 def lose_server(builder: DecisionBuilder, server: Task, why: str) -> None:
@@ -167,12 +169,3 @@ def _notify_waiting(builder: DecisionBuilder) -> None:
     builder.state = replace(state, noticed=builder.now)
     builder.add_reason(f"waiting for {', '.join(names)}, {deadline - builder.now:.0f} s more")
     builder.broadcast(WaitingFor(names, deadline - builder.now))
-
-
-def _inform_newcomer(builder: DecisionBuilder, connection: int, *, knows_view: bool) -> None:
-    """Sends a task that has just joined the messages that it may have missed."""
-    state = builder.state
-    if state.over is not None:
-        builder.send(connection, state.over)
-    elif state.view is not None and not knows_view:
-        builder.send(connection, ViewChanged(state.view))

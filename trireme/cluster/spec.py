@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from trireme.errors import ConfigurationError
-
-__all__ = ["LOOPBACK", "ROLES", "ClusterSpec", "ClusterTask", "is_loopback", "task_name"]
 
 LOOPBACK = "127.0.0.1"
 
@@ -52,22 +49,19 @@ class ClusterSpec:
     def __post_init__(self) -> None:
         if not self.worker:
             raise ConfigurationError("the cluster has no worker: name at least one host")
+        named = [(task_name("ps", index), each) for index, each in enumerate(self.ps)]
+        named += [(task_name("worker", index), each) for index, each in enumerate(self.worker)]
+        if self.coordinator and self.coordinator not in self.ps[:1]:
+            named.append(("coordinator:0", self.coordinator))
         holders: dict[str, str] = {}
-        for role, addresses in (("ps", self.ps), ("worker", self.worker)):
-            for index, address in enumerate(addresses):
-                self._claim(holders, task_name(role, index), address)
-        if self.coordinator and holders.get(self.coordinator) != "ps:0":
-            self._claim(holders, "coordinator:0", self.coordinator)
-
-    @staticmethod
-    def _claim(holders: dict[str, str], name: str, address: str) -> None:
-        _check_address(name, address)
-        if address in holders:
-            raise ConfigurationError(
-                f"{holders[address]} and {name} both have the address {address}: "
-                "give each task its own"
-            )
-        holders[address] = name
+        for name, address in named:
+            _check_address(name, address)
+            if address in holders:
+                raise ConfigurationError(
+                    f"{holders[address]} and {name} both have the address {address}: "
+                    "give each task its own"
+                )
+            holders[address] = name
 
     @classmethod
     def from_hosts(
@@ -100,8 +94,7 @@ class ClusterSpec:
         self.check_task(role, index)
         if role == "coordinator":
             return self.coordinator_address
-        addresses: Sequence[str] = self.ps if role == "ps" else self.worker
-        return addresses[index]
+        return (self.ps if role == "ps" else self.worker)[index]
 
     def check_task(self, role: str, index: int) -> None:
         """Checks that a role and an index name a task of this cluster.

@@ -26,21 +26,6 @@ from trireme.cluster.view import View
 from trireme.errors import ConfigurationError
 from trireme.wire.message import Message
 
-__all__ = [
-    "Close",
-    "Decision",
-    "DecisionBuilder",
-    "Instruction",
-    "Policy",
-    "Send",
-    "State",
-    "Task",
-    "cluster_status",
-    "everybody_told",
-    "initial_state",
-    "missing",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Policy:
@@ -183,10 +168,7 @@ class State(msgspec.Struct, frozen=True):
 
     def holder(self, connection: int) -> Task | None:
         """Returns the task that holds a connection; None if none does."""
-        for task in self.tasks.values():
-            if task.connection == connection:
-                return task
-        return None
+        return next((task for task in self.tasks.values() if task.connection == connection), None)
 
 
 def initial_state(now: float, policy: Policy, epoch: str = "", term: int = 1) -> State:

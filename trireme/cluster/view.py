@@ -6,8 +6,6 @@ import msgspec
 
 from trireme.wire.message import Index, Name, Number
 
-__all__ = ["VIEWS_OF_TERM", "ServerEntry", "View", "WorkerEntry", "first_view", "term_of"]
-
 VIEWS_OF_TERM = 1 << 32
 """How many views one term of the coordinator may make. So a view's number determines its term."""
 

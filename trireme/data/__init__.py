@@ -13,14 +13,12 @@ __all__ = [
     "cifar",
     "digits",
     "download",
-    "idx",
     "intervals",
     "ledger",
     "loader",
     "mnist",
     "order",
     "seeds",
-    "split",
     "text",
 ]
 

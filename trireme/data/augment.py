@@ -17,20 +17,6 @@ import torch
 from torch import Generator, Tensor
 from torch.nn import functional as F
 
-__all__ = [
-    "Brightness",
-    "CenterCrop",
-    "Compose",
-    "Contrast",
-    "Flip",
-    "OnInputs",
-    "RandomCrop",
-    "Standardize",
-    "Transform",
-    "evaluation",
-    "training",
-]
-
 
 class Transform(Protocol):
     """The interface of transforms of batches of images."""
@@ -84,8 +70,8 @@ class RandomCrop:
             images = F.pad(images, (self.padding,) * 4)
         count, _, height, width = images.shape
         _check_fits(self.size, height, width)
-        top = _integers(count, height - self.size + 1, generator)
-        left = _integers(count, width - self.size + 1, generator)
+        top = torch.randint(height - self.size + 1, (count,), generator=_needed(generator))
+        left = torch.randint(width - self.size + 1, (count,), generator=generator)
         # A view of all crops, (N, C, top, left, size, size), of which one an image is copied.
         crops = images.unfold(2, self.size, 1).unfold(3, self.size, 1)
         return crops[torch.arange(count), :, top, left]
@@ -198,10 +184,6 @@ def _uniform(count: int, low: float, high: float, generator: Generator | None) -
     """Returns one number from [low, high) for each image, of shape (count, 1, 1, 1)."""
     drawn = torch.rand(count, 1, 1, 1, generator=_needed(generator))
     return drawn.mul_(high - low).add_(low)
-
-
-def _integers(count: int, bound: int, generator: Generator | None) -> Tensor:
-    return torch.randint(bound, (count,), generator=_needed(generator))
 
 
 def _needed(generator: Generator | None) -> Generator:

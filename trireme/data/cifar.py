@@ -11,19 +11,9 @@ from torch.utils.data import TensorDataset
 
 from trireme.errors import DataError
 
-__all__ = ["CLASSES", "TEST_FILES", "TRAIN_FILES", "load"]
-
 CLASSES = (
-    "airplane",
-    "automobile",
-    "bird",
-    "cat",
-    "deer",
-    "dog",
-    "frog",
-    "horse",
-    "ship",
-    "truck",
+    *("airplane", "automobile", "bird", "cat", "deer"),
+    *("dog", "frog", "horse", "ship", "truck"),
 )
 """The names of the classes, by label."""
 

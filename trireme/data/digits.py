@@ -5,12 +5,9 @@ from __future__ import annotations
 import torch
 from torch.utils.data import TensorDataset
 
-from trireme.data.split import indices
 from trireme.errors import DataError
 
-__all__ = ["load"]
-
-_TEST_SHARE = 0.2
+_TEST_EXAMPLES = 359
 _BRIGHTEST = 16
 
 
@@ -30,6 +27,7 @@ def load(*, flat: bool = True, seed: int = 0) -> tuple[TensorDataset, TensorData
     """
     try:
         from sklearn.datasets import load_digits
+        from sklearn.model_selection import train_test_split
     except ImportError as error:
         raise DataError(
             "the digits come with scikit-learn, which is not installed: "
@@ -40,6 +38,8 @@ def load(*, flat: bool = True, seed: int = 0) -> tuple[TensorDataset, TensorData
     if not flat:
         images = images.reshape(-1, 1, 8, 8)
     classes = torch.from_numpy(labels).to(torch.int64)
-    parts = indices(len(classes), (1 - _TEST_SHARE, _TEST_SHARE), seed=seed, labels=classes)
+    parts = train_test_split(
+        range(len(classes)), test_size=_TEST_EXAMPLES, stratify=labels, random_state=seed
+    )
     train, test = (TensorDataset(images[part], classes[part]) for part in parts)
     return train, test

@@ -17,8 +17,6 @@ from trireme.data import cifar
 from trireme.data import mnist as mnist_files
 from trireme.errors import DataError
 
-__all__ = ["CIFAR10", "MNIST", "Progress", "Remote", "cifar10", "fetch", "mnist"]
-
 Progress = Callable[[str, int, int], None]
 """Called with the name of a file, the number of bytes received so far, and its size."""
 

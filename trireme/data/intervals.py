@@ -6,8 +6,6 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 
-__all__ = ["IntervalSet", "joined"]
-
 
 class IntervalSet:
     """A set of integers as sorted half-open ranges (start, stop) that neither overlap nor touch.

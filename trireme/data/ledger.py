@@ -11,8 +11,6 @@ from itertools import chain
 
 from trireme.data.intervals import IntervalSet, joined
 
-__all__ = ["MOST_DEALT", "MOST_POSITIONS", "MOST_SPANS", "Ledger"]
-
 MOST_SPANS = 4096
 """The largest number of spans in one lease; a loader requests 256."""
 
@@ -112,7 +110,14 @@ class Ledger:
         if self.frontier + batch * count * len(self._held) > MOST_DEALT:
             raise ValueError(f"all positions up to {MOST_DEALT} are dealt")
         if self.interleave:
-            self._agree_on_batch(worker, batch)
+            if not self._batch:
+                self._batch, self._first = batch, worker
+            if self._batch != batch:
+                raise ValueError(
+                    f"worker {worker} asks for batches of {batch}, worker {self._first} for "
+                    f"batches of {self._batch}: a synchronous job needs the same batch size "
+                    "everywhere"
+                )
         spans = [] if self._open else self._all_fresh(worker, batch, count)
         while len(spans) < count:
             span = self._reopened(batch) or self._fresh(worker, batch)
@@ -136,11 +141,7 @@ class Ledger:
         self._held[worker].add_all(joined(spans))
         return spans
 
-    def finish(self, worker: int, start: int, stop: int) -> None:
-        """Notes that an update from positions start to stop - 1 is applied; see `finish_all`."""
-        self.finish_all([(worker, start, stop)])
-
-    def finish_all(self, finished: Sequence[tuple[int, int, int]]) -> None:
+    def finish(self, finished: Sequence[tuple[int, int, int]]) -> None:
         """Notes that updates from positions are applied.
 
         Each position counts once, whichever worker holds it: the update of a worker that was given
@@ -209,15 +210,6 @@ class Ledger:
         for piece in pieces[1:]:
             self._open.add(*piece)
         return pieces[0] if pieces else None
-
-    def _agree_on_batch(self, worker: int, batch: int) -> None:
-        if not self._batch:
-            self._batch, self._first = batch, worker
-        elif self._batch != batch:
-            raise ValueError(
-                f"worker {worker} asks for batches of {batch}, worker {self._first} for batches "
-                f"of {self._batch}: a synchronous job needs the same batch size everywhere"
-            )
 
     def _ahead(self, worker: int, count: int) -> range:
         """Returns where a worker's next batches begin, with interleaving."""

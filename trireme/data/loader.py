@@ -18,8 +18,6 @@ from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, default
 from trireme.data.order import Order
 from trireme.data.seeds import derive
 
-__all__ = ["Batch", "Loader", "Source", "Span", "tensors_of"]
-
 Span = tuple[int, int]
 """Positions [start, stop) of an `Order`: one batch."""
 
@@ -254,7 +252,10 @@ class Loader:
 
     def _begin_span(self) -> Span | None:
         if not self._waiting:
-            for start, stop in self._source(self._how_many()):
+            before, self._asked_at = self._asked_at, self._now()
+            if self._asked_at - before < _LEASE_SECONDS:  # the last ones did not last
+                self._ahead = min(2 * self._ahead, self._most)
+            for start, stop in self._source(self._ahead):
                 if not 0 < stop - start <= self.batch_size:
                     raise ValueError(
                         f"the source gave the span ({start}, {stop}) for batches of "
@@ -265,13 +266,6 @@ class Loader:
             return None
         self._begun.append(self._waiting.popleft())
         return self._begun[-1]
-
-    def _how_many(self) -> int:
-        """Returns the number of spans to request: more than before if they did not last."""
-        before, self._asked_at = self._asked_at, self._now()
-        if self._asked_at - before < _LEASE_SECONDS:
-            self._ahead = min(2 * self._ahead, self._most)
-        return self._ahead
 
 
 def tensors_of(dataset: Dataset[Any]) -> tuple[torch.Tensor, ...] | None:

@@ -8,8 +8,6 @@ import torch
 
 from trireme.data.seeds import derive, permutation
 
-__all__ = ["Order"]
-
 
 class Order:
     """Maps positions to examples.

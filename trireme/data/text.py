@@ -16,8 +16,6 @@ from torch.utils.data import TensorDataset
 
 from trireme.errors import DataError
 
-__all__ = ["EOS", "FILES", "UNKNOWN", "Corpus", "TextWindows", "Vocabulary", "load", "read"]
-
 EOS = "<eos>"
 """Stands at the end of each line."""
 

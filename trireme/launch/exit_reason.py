@@ -27,16 +27,6 @@ from trireme.errors import (
     WireTimeout,
 )
 
-__all__ = [
-    "ENDED_TOO_EARLY",
-    "INTERRUPTED",
-    "NO_WORKER_JOINED",
-    "ExitReason",
-    "describe",
-    "describe_status",
-    "says_peer_is_gone",
-]
-
 INTERRUPTED = 130
 """The exit status of a task, or of a job, that was stopped and has saved."""
 
@@ -121,7 +111,9 @@ def describe(error: BaseException, location: str = "") -> ExitReason:
     first = text[0] if text else ""
     if isinstance(error, TriremeError):
         loss = error.loss if isinstance(error, JobFailed | WireError) else ""
-        return ExitReason(kind=_kind(error), summary=first, loss=loss)
+        refused = isinstance(error, UsageError | Rejected)  # a server would reject it again
+        kind: Kind = "usage" if refused else "victim" if isinstance(error, _VICTIMS) else "error"
+        return ExitReason(kind=kind, summary=first, loss=loss)
     if isinstance(error, SystemExit):
         return ExitReason(kind="exit", summary=f"sys.exit({error.code!r})")
     if says_peer_is_gone(error):
@@ -142,9 +134,3 @@ def describe_status(status: int) -> ExitReason:
     known = {number.value: number.name for number in signal.Signals}
     name = known.get(-status, f"signal {-status}")
     return ExitReason(kind="signal", summary=f"killed by {name}")
-
-
-def _kind(error: TriremeError) -> Kind:
-    if isinstance(error, UsageError | Rejected):  # a server would reject it again
-        return "usage"
-    return "victim" if isinstance(error, _VICTIMS) else "error"

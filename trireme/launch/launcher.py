@@ -33,18 +33,6 @@ from trireme.launch.supervision_state import (
 from trireme.launch.task_messages import Listening, MembershipReport
 from trireme.launch.verdict import failure_report
 
-__all__ = [
-    "COORDINATOR",
-    "Engine",
-    "Event",
-    "Job",
-    "Launcher",
-    "StopSignalled",
-    "TaskEnded",
-    "TaskLocated",
-    "tasks_of_job",
-]
-
 COORDINATOR = "coordinator:0"
 STALL_SECONDS = 5.0
 """A turn of the loop takes a second at most. After a turn that took longer than this the launcher

@@ -31,8 +31,6 @@ from trireme.launch.process_setup.resources import thread_variables, threads_of_
 from trireme.launch.process_setup.signals import requests_to_stop, signals
 from trireme.launch.run_directory import RunDirectory
 
-__all__ = ["CommandBuilder", "HostEngine", "run_local", "task_command"]
-
 CommandBuilder = Callable[[TaskConfig, Sequence[str]], Sequence[str]]
 
 
@@ -123,7 +121,8 @@ class HostEngine:
         if group is not None and config.rank and not config.process_group:
             address = self.process_groups[group]  # rank 0 was started first
             config = msgspec.structs.replace(config, process_group=address)
-        with _inherited(config, self._host) as (config, messages, fds):
+        with _inherited(config, self._host) as (config, messages):
+            fds = (config.launcher_fd, config.process_group_fd, config.secret_fd)
             process = TaskProcess(
                 self._build_command(config, self._program),
                 {
@@ -134,7 +133,7 @@ class HostEngine:
                 },
                 show=lambda line, error: self._show(name, line, error),
                 messages=messages,
-                pass_fds=fds,
+                pass_fds=[fd for fd in fds if fd is not None],
                 directory=self._directory,
             )
         if group is not None and not config.rank:
@@ -195,14 +194,12 @@ def task_command(config: TaskConfig, program: Sequence[str]) -> list[str]:
 
 
 @contextlib.contextmanager
-def _inherited(
-    config: TaskConfig, host: str
-) -> Iterator[tuple[TaskConfig, IO[bytes], Sequence[int]]]:
-    """Gives what a task inherits: its configuration, the pipe of its messages, its descriptors.
+def _inherited(config: TaskConfig, host: str) -> Iterator[tuple[TaskConfig, IO[bytes]]]:
+    """Gives a task's configuration, with the descriptors that it inherits, and its messages.
 
-    The configuration names the descriptors. One is the task's end of the pipe. One holds its
-    secret. For rank 0 of a process group another one listens, so that no other process can take the
-    port at which the group meets.
+    One descriptor is the task's end of the pipe of its messages. One holds its secret. For rank 0
+    of a process group another one listens, so that no other process can take the port at which the
+    group meets.
 
     Args:
         config: the task.
@@ -212,7 +209,6 @@ def _inherited(
         reader, writer = os.pipe()
         messages = os.fdopen(reader, "rb")  # closed by the task's process
         stack.callback(os.close, writer)
-        fds = [writer]
         config = msgspec.structs.replace(config, launcher_fd=writer)
         if config.role != "worker":
             config = msgspec.structs.replace(config, listen=f"tcp://{host}:0")
@@ -220,14 +216,9 @@ def _inherited(
             family = socket.AF_INET6 if ":" in host else socket.AF_INET
             address = (host.strip("[]"), 0)
             listener = stack.enter_context(socket.create_server(address, family=family))
-            fds.append(listener.fileno())
             config = msgspec.structs.replace(
                 config,
                 process_group=f"{host}:{listener.getsockname()[1]}",
                 process_group_fd=listener.fileno(),
             )
-        secret = stack.enter_context(secret_descriptor(config.secret, config.job))
-        if secret is not None:
-            fds.append(secret)
-            config = msgspec.structs.replace(config, secret="", secret_fd=secret)
-        yield config, messages, fds
+        yield stack.enter_context(secret_descriptor(config)), messages

@@ -15,8 +15,6 @@ from functools import partial
 from pathlib import Path
 from typing import IO, TextIO
 
-__all__ = ["Console", "LogFile", "TaskOutputs"]
-
 LAST_LINES = 12
 _COLOURS = ("36", "33", "35", "32", "34", "96", "93", "95", "92", "94")
 _ALARM = "31"

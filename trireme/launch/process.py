@@ -15,8 +15,6 @@ from typing import IO
 from trireme.launch.exit_reason import ExitReason, describe_status
 from trireme.launch.task_messages import Listening, MembershipReport, decode_message
 
-__all__ = ["Pipe", "TaskProcess"]
-
 CHUNK_BYTES = 1 << 16
 LINE_BYTES = 1 << 20
 FINAL_CHUNKS = 64
@@ -64,7 +62,7 @@ def _last_state(line: bytes) -> bytes:
     return line.rstrip(b"\r").rpartition(b"\r")[2]
 
 
-class TaskProcess:
+class TaskProcess(subprocess.Popen[bytes]):
     """A running task, leader of a session and process group of its own.
 
     Ctrl-C on the terminal does not reach it: its launcher passes signals on.
@@ -95,7 +93,7 @@ class TaskProcess:
         self._lines = 0
         self._messages: list[Listening | MembershipReport] = []
         self._reason: ExitReason | None = None
-        self._process = subprocess.Popen(
+        super().__init__(
             command,
             env=dict(environ),
             cwd=directory,
@@ -105,34 +103,24 @@ class TaskProcess:
             start_new_session=True,
             pass_fds=tuple(pass_fds),
         )
-        out, error = self._process.stdout, self._process.stderr
-        assert out is not None and error is not None  # by PIPE
+        assert self.stdout is not None and self.stderr is not None  # by PIPE
         self._message_pipe = Pipe(messages, self._take_message)
         self.pipes = [
-            Pipe(out, partial(self._take_line, False)),
-            Pipe(error, partial(self._take_line, True)),
+            Pipe(self.stdout, partial(self._take_line, False)),
+            Pipe(self.stderr, partial(self._take_line, True)),
             self._message_pipe,
         ]
         for pipe in self.pipes:
             os.set_blocking(pipe.stream.fileno(), False)
 
-    @property
-    def pid(self) -> int:
-        """The process id, which is also the process group's."""
-        return self._process.pid
-
-    def poll(self) -> int | None:
-        """Returns the exit status, or minus the number of a signal; None while the task runs."""
-        return self._process.poll()
-
     def used(self) -> float:
         """Returns how much the task has done: seconds of a core, and a second for each line."""
         return self._lines + _processor_seconds(self.pid)
 
-    def send_signal(self, number: signal.Signals) -> None:
+    def send_signal(self, sig: int) -> None:
         """Asks the task to end by SIGTERM, or ends it and its children at once by SIGKILL."""
-        if number != signal.SIGKILL:
-            self._process.send_signal(number)
+        if sig != signal.SIGKILL:
+            super().send_signal(sig)
             return
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import chain, count
 from pathlib import Path
 from typing import IO, Any
 
@@ -17,17 +18,6 @@ import msgspec
 from trireme.atomic_file import PRIVATE, write_atomically
 from trireme.errors import ConfigurationError
 from trireme.file_lock import is_locked, try_lock
-
-__all__ = [
-    "RECORD",
-    "JobRecord",
-    "RunDirectory",
-    "claim",
-    "claim_free",
-    "is_running",
-    "read_record",
-    "wait_until_free",
-]
 
 RECORD = "job.json"
 LOCK = "job.lock"
@@ -90,8 +80,15 @@ class RunDirectory:
         return self.path / "logs" / f"{name.replace(':', '-').replace('/', '-')}.log"
 
     def write_secret(self, secret: str) -> None:
-        """Writes the secret so that only this user can read it."""
-        write_atomically(self.secret_file, secret.encode() + b"\n", PRIVATE)
+        """Writes the secret so that only this user can read it.
+
+        Raises:
+            ConfigurationError: it cannot be written, such as on a full disk.
+        """
+        try:
+            write_atomically(self.secret_file, secret.encode() + b"\n", PRIVATE)
+        except OSError as error:
+            raise _unwritable(self.path, error) from error
 
     def write_record(self, record: JobRecord) -> None:
         """Replaces `job.json`."""
@@ -114,9 +111,7 @@ def claim(path: Path) -> RunDirectory:
         (path / "logs").mkdir(parents=True, exist_ok=True)
         lock = (path / LOCK).open("a")
     except OSError as error:
-        raise ConfigurationError(
-            f"the run directory {path} cannot be written: {error}. Name another with --run-dir"
-        ) from error
+        raise _unwritable(path, error) from error
     if not _lock(lock):
         lock.close()
         raise ConfigurationError(
@@ -124,6 +119,12 @@ def claim(path: Path) -> RunDirectory:
             "or name another directory with --run-dir"
         )
     return RunDirectory(path, lock)
+
+
+def _unwritable(path: Path, error: OSError) -> ConfigurationError:
+    return ConfigurationError(
+        f"the run directory {path} cannot be written: {error}. Name another with --run-dir"
+    )
 
 
 def _lock(file: IO[str]) -> bool:
@@ -136,17 +137,14 @@ def _lock(file: IO[str]) -> bool:
     return False
 
 
-def claim_free(path: Path, attempts: int = 100) -> RunDirectory:
+def claim_free(path: Path) -> RunDirectory:
     """Claims `path`, or `path-2`, `path-3` and so on where jobs run already.
 
     Raises:
-        ConfigurationError: as `claim`, for the last directory tried.
+        ConfigurationError: as `claim`.
     """
-    for number in range(1, attempts):
-        candidate = path if number == 1 else path.with_name(f"{path.name}-{number}")
-        if not is_running(candidate):
-            return claim(candidate)
-    return claim(path.with_name(f"{path.name}-{attempts}"))
+    others = (path.with_name(f"{path.name}-{number}") for number in count(2))
+    return claim(next(each for each in chain([path], others) if not is_running(each)))
 
 
 def is_running(path: Path) -> bool:
@@ -179,7 +177,7 @@ def read_record(path: Path) -> JobRecord:
             "`trireme run` named; `trireme top` and `trireme report` also read a program's own "
             "run directory"
         ) from error
-    except (OSError, msgspec.MsgspecError) as error:
+    except (OSError, msgspec.MsgspecError, UnicodeError) as error:
         raise ConfigurationError(f"{file} cannot be read: {error}") from error
     if record.state == "running" and not is_running(path):
         return msgspec.structs.replace(record, state="lost")

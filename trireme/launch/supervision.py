@@ -24,8 +24,6 @@ from trireme.launch.supervision_state import (
 )
 from trireme.launch.verdict import Failure, Verdict
 
-__all__ = ["Supervision"]
-
 ACTIVE_SHARE = 0.01
 """The share of a core above which a process counts as active."""
 
@@ -312,7 +310,7 @@ class Supervision:
         if not left and not self._achieved:
             if self.phase is Phase.STOPPING:  # nothing is saved: `_conclude` reports it
                 return [Notify(f"WARNING: {failure}, and no worker is left")]
-            self._begin_failing(now)
+            self._fail(now)
             return []
         self._last_worker = None if left else failure
         rest = f"; the job goes on with the {left} left" if left else "; the others had finished"
@@ -320,11 +318,8 @@ class Supervision:
             rest = ""  # whether the job goes on is not known yet
         return [Notify(f"WARNING: {failure}{rest}")]
 
-    def _fail(self, now: float, failure: Failure) -> None:
-        self.verdict.failures.append(failure)
-        self._begin_failing(now)
-
-    def _begin_failing(self, now: float) -> None:
+    def _fail(self, now: float, *failures: Failure) -> None:
+        self.verdict.failures += failures
         self.verdict.failed = True
         if self.phase in (Phase.RUNNING, Phase.RESTARTING):
             together = self._limits.together
@@ -401,8 +396,7 @@ class Supervision:
 
     def _abandon_restart(self, now: float) -> list[Action]:
         """Starts nothing again after all: the job has failed."""
-        self.verdict.failures += self._restart_causes
-        self._begin_failing(now)
+        self._fail(now, *self._restart_causes)
         # The workers may be saving. They are asked to end only when that takes too long.
         notice = Notify("the job was about to start again, and ends instead")
         return [notice, *self._advance(now)]
@@ -411,8 +405,9 @@ class Supervision:
 
     def _note_absence(self, now: float, task: SupervisedTask, failure: Failure) -> None:
         """Notes that a worker has ended for good. The job can no longer begin without it."""
-        if task.worker and any(other.coordinator for other in self._tasks.values()):
-            self._start.note_absence(failure, now + self._limits.settle)
+        coordinated = any(other.coordinator for other in self._tasks.values())
+        if task.worker and coordinated and not self._start.formed and self._start.absent is None:
+            self._start.absent, self._start.deadline = failure, now + self._limits.settle
 
     def _begun(self) -> list[Action]:
         """Notes that the job has begun; reports a worker that had ended before that was known."""

@@ -8,17 +8,6 @@ from dataclasses import dataclass
 from trireme.launch.exit_reason import ExitReason
 from trireme.launch.verdict import Failure
 
-__all__ = [
-    "Action",
-    "JobStart",
-    "Kill",
-    "Notify",
-    "Restart",
-    "SupervisedTask",
-    "SupervisionLimits",
-    "Terminate",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Terminate:
@@ -182,11 +171,6 @@ class JobStart:
     formed: bool = False
     absent: Failure | None = None
     deadline: float | None = None
-
-    def note_absence(self, failure: Failure, deadline: float) -> None:
-        """Notes the first worker that has ended for good before the job had begun."""
-        if not self.formed and self.absent is None:
-            self.absent, self.deadline = failure, deadline
 
     def take_absence(self) -> Failure | None:
         """Returns the worker that was noted, and forgets it."""

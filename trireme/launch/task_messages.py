@@ -17,16 +17,6 @@ import msgspec
 
 from trireme.launch.exit_reason import ExitReason
 
-__all__ = [
-    "LauncherPipe",
-    "Listening",
-    "LostTask",
-    "MembershipReport",
-    "TaskMessage",
-    "decode_message",
-    "membership_reports",
-]
-
 REPEAT_SECONDS = 1.0
 CHECK_SECONDS = 0.1
 
@@ -76,7 +66,7 @@ def decode_message(line: bytes) -> TaskMessage | None:
     """Returns the message in a line, or None if there is none that can be read."""
     try:
         message: TaskMessage = msgspec.json.decode(line, type=TaskMessage)
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, UnicodeError):
         return None
     return message
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from trireme.launch.exit_reason import INTERRUPTED, ExitReason
+from trireme.launch.exit_reason import INTERRUPTED, ExitReason, Kind
 from trireme.launch.output import TaskOutputs
-
-__all__ = ["Failure", "Verdict", "failure_report"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +124,18 @@ _AGAIN = "run the same command again: training goes on from the newest checkpoin
 _BY_ITSELF = "(--max-restarts N does so by itself)"
 
 
+_ADVICE: Mapping[Kind, str] = {
+    "hung": "it was stopped, or stuck in a call that did not return (while it is stuck, `py-spy "
+    f"dump --pid PID` shows where); {_AGAIN} {_BY_ITSELF}",
+    "signal": f"it crashed in native code, or somebody sent it the signal; {_AGAIN}",
+    "exception": f"correct what the traceback shows, then {_AGAIN}",
+    "usage": "correct what its message above names: the same command would be refused again",
+    "error": f"see its message above; then {_AGAIN}",
+    "victim": f"see its message above; then {_AGAIN}",
+    "exit": f"look at its output, then {_AGAIN}",
+}
+
+
 def _advice(culprit: Failure) -> str:
     kind, summary = culprit.reason.kind, culprit.reason.summary
     if kind == "signal" and "SIGKILL" in summary:
@@ -133,19 +143,6 @@ def _advice(culprit: Failure) -> str:
             "if nobody killed it, memory ran out: use a smaller batch or fewer tasks, then "
             f"{_AGAIN} {_BY_ITSELF}"
         )
-    if kind == "hung":
-        return (
-            "it was stopped, or stuck in a call that did not return (while it is stuck, `py-spy "
-            f"dump --pid PID` shows where); {_AGAIN} {_BY_ITSELF}"
-        )
     if kind == "signal" and summary.startswith("lost"):
         return f"see whether that node lives (`ray status`), then {_AGAIN}"
-    if kind == "signal":
-        return f"it crashed in native code, or somebody sent it the signal; {_AGAIN}"
-    if kind == "exception":
-        return f"correct what the traceback shows, then {_AGAIN}"
-    if kind == "usage":
-        return "correct what its message above names: the same command would be refused again"
-    if kind in ("error", "victim"):
-        return f"see its message above; then {_AGAIN}"
-    return f"look at its output, then {_AGAIN}"
+    return _ADVICE[kind]

@@ -9,8 +9,6 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-__all__ = ["MLP", "CifarNetwork", "DigitsNetwork", "LeNet5", "LocalResponseNorm"]
-
 
 class MLP(nn.Sequential):
     """Linear layers with ReLU between them, for inputs of any shape that has `widths[0]` values.

@@ -9,17 +9,6 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-__all__ = [
-    "Attention",
-    "Block",
-    "Embedding",
-    "FeedForward",
-    "LSTMLanguageModel",
-    "LSTMLayer",
-    "Transformer",
-]
-
-
 _LSTM_BOUND = 0.1
 _TRANSFORMER_DEVIATION = 0.02
 

@@ -1,1 +1,1 @@
-"""Who shows the metrics."""
+"""Displays of a job's metrics: the progress line, reports, Prometheus, TensorBoard."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Sequence
+from itertools import accumulate
+from operator import itemgetter
 from pathlib import Path
-
-__all__ = ["Curves", "Points", "read_curves", "smoothed", "thinned"]
 
 Points = Sequence[tuple[float, float]]
 """Pairs (step, value), by step."""
@@ -46,22 +46,13 @@ def thinned(points: Points, most: int) -> Points:
     length = math.ceil(2 * len(points) / most)
     for start in range(0, len(points), length):
         stretch = points[start : start + length]
-        extremes = {min(stretch, key=_value), max(stretch, key=_value)}
-        kept += sorted(extremes)
+        kept += sorted({min(stretch, key=itemgetter(1)), max(stretch, key=itemgetter(1))})
     return kept
 
 
 def smoothed(points: Points, fraction: float = 0.03) -> Points:
     """Returns an exponential moving mean over a fraction of the points."""
-    if not points:
-        return points
     weight = 1 / max(1.0, fraction * len(points))
-    mean, out = points[0][1], []
-    for step, value in points:
-        mean += weight * (value - mean)
-        out.append((step, mean))
-    return out
-
-
-def _value(point: tuple[float, float]) -> float:
-    return point[1]
+    values = (value for _, value in points)
+    means = accumulate(values, lambda mean, value: mean + weight * (value - mean))
+    return [(step, mean) for (step, _), mean in zip(points, means, strict=True)]

@@ -12,18 +12,11 @@ from trireme.cluster.spec import task_name
 from trireme.monitor.numbers import number_of
 from trireme.monitor.records import Start
 
-__all__ = [
-    "PHASES",
-    "JobSnapshot",
-    "TaskSnapshot",
-    "findings",
-    "from_cluster",
-    "from_records",
-    "span_of",
-]
-
 PHASES = ("data", "compute", "push", "wait", "apply")
-"""The phases of a step; `compute` is forward and backward."""
+"""The phases of a step."""
+
+SHOWN_PHASES = {"compute": "forward+backward"}
+"""The names of phases that are shown otherwise."""
 
 SILENT_SECONDS = 1.3
 """After this time without a heartbeat a task is silent; tasks send one each second."""
@@ -117,21 +110,18 @@ class JobSnapshot:
 
 def from_cluster(title: str, status: ClusterStatus, seconds: float) -> JobSnapshot:
     """Returns the snapshot of a running job, from its coordinator's status."""
-    tasks = []
-    for task in status.tasks:
-        live = task.state == "live"
-        says = str(task.status.get("state", task.state))
-        tasks.append(
-            TaskSnapshot(
-                task_name(task.role, task.index),
-                says if live else task.state,
-                task.quiet_seconds,
-                live,
-                task.reason,
-                task.status,
-            )
+    tasks = tuple(
+        TaskSnapshot(
+            name=task_name(task.role, task.index),
+            state=str(task.status.get("state", "live")) if task.state == "live" else task.state,
+            quiet=task.quiet_seconds,
+            live=task.state == "live",
+            reason=task.reason,
+            status=task.status,
         )
-    return JobSnapshot(title, status.phase, seconds, tuple(tasks), status.missing)
+        for task in status.tasks
+    )
+    return JobSnapshot(title, status.phase, seconds, tasks, status.missing)
 
 
 def from_records(title: str, phase: str, starts: Sequence[Start], time: float) -> JobSnapshot:
@@ -158,20 +148,17 @@ def findings(picture: JobSnapshot) -> list[str]:
     """Returns what holds a job up, gravest first: lost, stuck, silent and slow tasks, and waits."""
     if picture.missing:
         return [f"the job waits for {', '.join(picture.missing)}"]
-    return [*_gone(picture), *_stuck(picture), *_held_up(picture), *_slow(picture)]
-
-
-def _gone(picture: JobSnapshot) -> Iterator[str]:
-    for task in picture.tasks:
-        if task.state in ("disconnected", "lost"):
-            yield f"{task.name} is {task.state}: {task.reason}"
-
-
-def _stuck(picture: JobSnapshot) -> Iterator[str]:
-    for task in picture.tasks:
-        standstill = task.status.get(STUCK)
-        if task.live and standstill:
-            yield f"{task.name} is stuck: {standstill}"
+    gone = [
+        f"{task.name} is {task.state}: {task.reason}"
+        for task in picture.tasks
+        if task.state in ("disconnected", "lost")
+    ]
+    stuck = [
+        f"{task.name} is stuck: {standstill}"
+        for task in picture.tasks
+        if task.live and (standstill := task.status.get(STUCK))
+    ]
+    return [*gone, *stuck, *_held_up(picture), *_slow(picture)]
 
 
 def _held_up(picture: JobSnapshot) -> Iterator[str]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from trireme.cluster.messages import StatusValue
+from rich.filesize import pick_unit_and_suffix
 
-__all__ = ["number", "number_of", "size"]
+from trireme.cluster.messages import StatusValue
 
 
 def number(value: float) -> str:
@@ -18,13 +18,8 @@ def number(value: float) -> str:
 
 def size(nbytes: float) -> str:
     """Returns a number of bytes with its unit, such as `1.5 MiB`."""
-    if nbytes < 1024:
-        return f"{nbytes:.0f} B"
-    for unit in ("KiB", "MiB"):
-        nbytes /= 1024
-        if nbytes < 1024:
-            return f"{nbytes:.1f} {unit}"
-    return f"{nbytes / 1024:.1f} GiB"
+    unit, name = pick_unit_and_suffix(int(nbytes), ["B", "KiB", "MiB", "GiB"], 1024)
+    return f"{nbytes / unit:.{0 if unit == 1 else 1}f} {name}"
 
 
 def number_of(status: Mapping[str, StatusValue], name: str) -> float:

@@ -8,8 +8,6 @@ from PIL import Image, ImageDraw, ImageFont
 
 from trireme.parallel.stage_operation import StageOperation, bubble_fraction
 
-__all__ = ["COLOURS", "draw"]
-
 COLOURS = {"forward": "#4c78a8", "backward": "#e07b39", "weight": "#8aa34b"}
 """The colours of operations by kind. The remaining time is a bubble: the process waits."""
 
@@ -40,7 +38,13 @@ def draw(operations: Sequence[StageOperation], title: str, width: int = 1200) ->
     pen.text((16, 12), title, _INK, large)
     said = f"{(last - first) * 1e3:.1f} ms; {idle:.0%} of the processes' time is bubble"
     pen.text((16, 38), said, _PALE, small)
-    _legend(pen, width, {one.kind for one in operations}, small)
+    kinds, right = {one.kind for one in operations}, float(width - _RIGHT)
+    for kind, colour in reversed([*COLOURS.items(), ("bubble", _IDLE)]):
+        if kind in kinds or kind == "bubble":
+            right -= pen.textlength(kind, small)
+            pen.text((right, 38), kind, _INK, small)
+            pen.rectangle((right - 18, 40, right - 6, 52), colour)
+            right -= 32
     rows = {process: _TOP + _ROW * row for row, process in enumerate(processes)}
     for process, top in rows.items():
         pen.text((16, top + _BAR // 2), f"process {process}", _INK, small, anchor="lm")
@@ -56,34 +60,9 @@ def draw(operations: Sequence[StageOperation], title: str, width: int = 1200) ->
         if right - left > pen.textlength(label, small) + 4:
             centre = ((left + right) / 2, top + _BAR / 2)
             pen.text(centre, label, _PAPER, small, anchor="mm")
-    _axis(pen, rows[processes[-1]] + _BAR + 8, width, last - first, small)
-    return image
-
-
-def _legend(
-    pen: ImageDraw.ImageDraw,
-    width: int,
-    kinds: set[str],
-    font: ImageFont.FreeTypeFont | ImageFont.ImageFont,
-) -> None:
-    right: float = width - _RIGHT
-    for kind, colour in reversed([*COLOURS.items(), ("bubble", _IDLE)]):
-        if kind in kinds or kind == "bubble":
-            right -= pen.textlength(kind, font)
-            pen.text((right, 38), kind, _INK, font)
-            right -= 18
-            pen.rectangle((right, 40, right + 12, 52), colour)
-            right -= 14
-
-
-def _axis(
-    pen: ImageDraw.ImageDraw,
-    top: int,
-    width: int,
-    seconds: float,
-    font: ImageFont.FreeTypeFont | ImageFont.ImageFont,
-) -> None:
-    for part in range(5):
+    below = rows[processes[-1]] + _BAR + 8
+    for part, anchor in enumerate(("la", "ma", "ma", "ma", "ra")):
         x = _LEFT + (width - _LEFT - _RIGHT) * part / 4
-        anchor = {0: "la", 4: "ra"}.get(part, "ma")
-        pen.text((x, top), f"{seconds * part / 4 * 1e3:.1f} ms", _PALE, font, anchor=anchor)
+        text = f"{(last - first) * part / 4 * 1e3:.1f} ms"
+        pen.text((x, below), text, _PALE, small, anchor=anchor)
+    return image

@@ -7,9 +7,12 @@ job: if the port is taken, a warning is logged and the task continues.
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, NamedTuple, Self, get_args
 
+from trireme.cluster.messages import ClusterStatus, TaskState
+from trireme.cluster.spec import task_name
 from trireme.metrics import Registry
 
 if TYPE_CHECKING:
@@ -17,8 +20,6 @@ if TYPE_CHECKING:
     from wsgiref.simple_server import WSGIServer
 
     from prometheus_client.metrics_core import Metric
-
-__all__ = ["Exposition", "expose"]
 
 _log = logging.getLogger(__name__)
 
@@ -90,22 +91,50 @@ def expose(
     return Exposition(f"http://{host}:{server.server_port}/metrics", server, thread)
 
 
-class _Collector:
+class _Collector(NamedTuple):
     """Provides the metrics of a registry to prometheus-client."""
 
-    def __init__(self, registry: Registry, task: str, look: Callable[[], object]) -> None:
-        self._registry = registry
-        self._task = task
-        self._look = look
+    registry: Registry
+    task: str
+    look: Callable[[], object]
 
     def collect(self) -> Iterator[Metric]:
         from prometheus_client.metrics_core import Metric
 
-        self._look()
-        for family in self._registry.families():
+        self.look()
+        for family in self.registry.families():
             # The exposition adds the suffix of counters by itself.
             name = family.name.removesuffix("_total")
             metric = Metric(name, family.help or name, family.kind)
             for sample in family.samples:
-                metric.add_sample(sample.name, {**sample.labels, "task": self._task}, sample.value)
+                metric.add_sample(sample.name, {**sample.labels, "task": self.task}, sample.value)
             yield metric
+
+
+class MembershipMetrics:
+    """Gauges of a job's membership.
+
+    Attributes:
+        registry: the registry of the gauges.
+    """
+
+    def __init__(self) -> None:
+        self.registry = Registry()
+        self._view = self.registry.gauge("trireme_view", "The number of the newest view")
+        self._states = {
+            state: self.registry.gauge("trireme_tasks", "Tasks by their state", state=state)
+            for state in get_args(TaskState)
+        }
+
+    def take(self, status: ClusterStatus) -> None:
+        """Updates the gauges from the coordinator's status."""
+        self._view.value = status.view
+        counts = Counter(task.state for task in status.tasks)
+        for state, gauge in self._states.items():
+            gauge.value = counts[state]
+        for task in status.tasks:
+            if task.quiet_seconds >= 0:
+                name = task_name(task.role, task.index)
+                self.registry.gauge(
+                    "trireme_task_quiet_seconds", "Since the task was last heard", member=name
+                ).value = task.quiet_seconds

@@ -19,7 +19,6 @@ import platform
 import socket
 import sys
 import time
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import IO
@@ -27,16 +26,6 @@ from typing import IO
 import msgspec
 
 from trireme.cluster.messages import StatusValue
-
-__all__ = [
-    "Begin",
-    "Record",
-    "RecordWriter",
-    "Start",
-    "begin_here",
-    "read_starts",
-    "records_directory",
-]
 
 _log = logging.getLogger(__name__)
 
@@ -110,8 +99,7 @@ class RecordWriter:
         self._begin = begin
         self._file: IO[bytes] | None = None
         self._begun = False  # whether the first line is there
-        self._broken = False  # whether the last write failed
-        self._missed = 0
+        self._missed = 0  # records since the last one that was written
         self._next = 0.0
 
     def write(self, record: Record, *, due: bool = False) -> None:
@@ -125,37 +113,28 @@ class RecordWriter:
             return
         passed = record.time - self._begin.time
         self._next = record.time + max(_FIRST_SECONDS * 0.9, _SHARE * passed)
+        safe = _json_safe(record)
+        lines: list[_Line] = [safe] if self._begun else [self._begin, safe]
         try:
             if self._file is None:
                 self._path.parent.mkdir(parents=True, exist_ok=True)
                 # Unbuffered: `close` writes nothing.
                 self._file = self._path.open("ab", buffering=0)
-            if not self._begun:
-                self._append(self._begin)
+            for line in lines:
+                # On a new line, if the last write failed.
+                data = b"\n" * bool(self._missed) + msgspec.json.encode(line) + b"\n"
+                if self._file.write(data) != len(data):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
                 self._begun = True
-            self._append(_json_safe(record))
         except OSError as error:
-            if not self._broken:
+            if not self._missed:
                 _log.warning("%s records nothing for now: %s", self._begin.task, error)
-            self._broken = True
             self._missed += 1
             self.close()
         else:
             if self._missed:
                 _log.warning("%s records again; %d were lost", self._begin.task, self._missed)
             self._missed = 0
-
-    def _append(self, line: _Line) -> None:
-        """Writes a line, on a new line if the last write failed.
-
-        Raises:
-            OSError: the line was not written completely.
-        """
-        assert self._file is not None
-        data = b"\n" * self._broken + msgspec.json.encode(line) + b"\n"
-        if self._file.write(data) != len(data):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        self._broken = False
 
     def close(self) -> None:
         """Closes the file. May be called again."""
@@ -194,28 +173,16 @@ def _json_safe(record: Record) -> Record:
     return msgspec.structs.replace(record, status=status)
 
 
-def _about_here() -> dict[str, StatusValue]:
-    """Returns the versions, the machine and the cores of this process."""
-    import torch
-
-    return {
-        "trireme": str(sys.modules["trireme"].__version__),  # the layer above this one
-        "python": platform.python_version(),
-        "torch": str(torch.__version__),
-        "system": platform.platform(),
-        "cores": os.cpu_count() or 0,
-        "threads": torch.get_num_threads(),
-    }
-
-
 def begin_here(task: str, job: str, run_dir: Path | None) -> Begin:
-    """Returns the first line of this process.
+    """Returns the first line of this process, with its versions, machine and cores.
 
     Args:
         task: the task's name.
         job: the job's id.
         run_dir: the directory of curves and checkpoints; None for none.
     """
+    import torch
+
     return Begin(
         task=task,
         job=job,
@@ -223,26 +190,30 @@ def begin_here(task: str, job: str, run_dir: Path | None) -> Begin:
         host=socket.gethostname(),
         pid=os.getpid(),
         run_dir="" if run_dir is None else str(run_dir.resolve()),
-        about=_about_here(),
+        about={
+            "trireme": str(sys.modules["trireme"].__version__),  # the layer above this one
+            "python": platform.python_version(),
+            "torch": str(torch.__version__),
+            "system": platform.platform(),
+            "cores": os.cpu_count() or 0,
+            "threads": torch.get_num_threads(),
+        },
     )
 
 
-def _starts_of(path: Path) -> Iterator[Start]:
+def _starts_of(path: Path) -> list[Start]:
     decoder = msgspec.json.Decoder(_Line)
-    start: Start | None = None
+    starts: list[Start] = []
     for line in path.read_bytes().splitlines():
         try:
             item = decoder.decode(line)
-        except msgspec.MsgspecError:
+        except (msgspec.MsgspecError, UnicodeError):
             continue
         if isinstance(item, Begin):
-            if start is not None:
-                yield start
-            start = Start(item, [])
-        elif start is not None:
-            start.records.append(item)
-    if start is not None:
-        yield start
+            starts.append(Start(item, []))
+        elif starts:
+            starts[-1].records.append(item)
+    return starts
 
 
 def _order(task: str) -> tuple[bool, str, int]:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from rich.console import Group, RenderableType
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from trireme.monitor.job_state import SILENT_SECONDS, JobSnapshot, TaskSnapshot, findings
+from trireme.monitor.job_state import (
+    SHOWN_PHASES,
+    SILENT_SECONDS,
+    JobSnapshot,
+    TaskSnapshot,
+    findings,
+)
 from trireme.monitor.numbers import size
-
-__all__ = ["line", "render"]
 
 _COLOURS = {
     "data": "blue",
@@ -22,8 +25,14 @@ _COLOURS = {
     "wait": "red",
     "apply": "magenta",
 }
-_LETTERS = {"data": "d", "compute": "c", "push": "p", "wait": "w", "apply": "a"}
-_NAMES = {"compute": "forward+backward"}
+_LEFT = ("task", "state", "phases")
+_WIDE = {
+    84: ("staleness", "lag"),
+    100: ("applied", "stale"),
+    112: ("memory",),
+    132: ("pushed", "pulled"),
+}
+"""The columns that only terminals of some width show, by the least width."""
 
 
 def line(picture: JobSnapshot) -> str:
@@ -67,48 +76,35 @@ def _head(picture: JobSnapshot, width: int) -> RenderableType:
 
 def _table(picture: JobSnapshot, width: int) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-    shown = [column for column in _COLUMNS if width >= column.least]
-    for column in shown:
-        justify: Literal["left", "right"] = "right" if column.right else "left"
-        table.add_column(column.title, justify=justify, no_wrap=True)
-    for task in picture.tasks:
-        table.add_row(*(column.cell(picture, task, width) for column in shown))
+    rows = [_cells(picture, task, width) for task in picture.tasks]
+    hidden = {title for least, titles in _WIDE.items() if width < least for title in titles}
+    shown = [title for title in rows[0] if title not in hidden]
+    for title in shown:
+        justify: Literal["left", "right"] = "left" if title in _LEFT else "right"
+        table.add_column(title, justify=justify, no_wrap=True)
+    for row in rows:
+        table.add_row(*(row[title] for title in shown))
     return table
 
 
-class _Column(NamedTuple):
-    """One column: its title, its cells, and the least width of the terminal that shows it."""
-
-    title: str
-    cell: Callable[[JobSnapshot, TaskSnapshot, int], RenderableType]
-    least: int = 0
-    right: bool = True
-
-
-def _of_worker(text: Callable[[JobSnapshot, TaskSnapshot], str]) -> Callable[..., RenderableType]:
-    return lambda picture, task, width: text(picture, task) if task.role == "worker" else ""
-
-
-def _milliseconds(picture: JobSnapshot, task: TaskSnapshot, width: int) -> str:
-    seconds = sum(task.phases().values())
-    return f"{1000 * seconds:.3g}" if seconds else ""
-
-
-_COLUMNS = (
-    _Column("task", lambda _, task, __: Text(task.name, style="bold"), right=False),
-    _Column("state", lambda _, task, __: _state(task), right=False),
-    _Column("step", lambda _, task, __: _whole(task, "global_step")),
-    _Column("examples/s", _of_worker(lambda _, task: _whole(task, "examples_per_second"))),
-    _Column("ms/step", _milliseconds),
-    _Column("phases", lambda _, task, width: _bar(task, width), right=False),
-    _Column("staleness", _of_worker(lambda _, task: f"{task.number('staleness'):.1f}"), 84),
-    _Column("lag", _of_worker(lambda picture, task: str(picture.lag(task))), 84),
-    _Column("applied", lambda _, task, __: _whole(task, "applied"), 100),
-    _Column("stale", lambda _, task, __: _whole(task, "stale"), 100),
-    _Column("memory", lambda _, task, __: _size(task, "memory_bytes"), 112),
-    _Column("pushed", lambda _, task, __: _size(task, "bytes_pushed"), 132),
-    _Column("pulled", lambda _, task, __: _size(task, "bytes_pulled"), 132),
-)
+def _cells(picture: JobSnapshot, task: TaskSnapshot, width: int) -> dict[str, RenderableType]:
+    """Returns the cells of a task by the titles of their columns."""
+    worker, seconds = task.role == "worker", sum(task.phases().values())
+    return {
+        "task": Text(task.name, style="bold"),
+        "state": _state(task),
+        "step": _whole(task, "global_step"),
+        "examples/s": _whole(task, "examples_per_second") if worker else "",
+        "ms/step": f"{1000 * seconds:.3g}" if seconds else "",
+        "phases": _bar(task, width),
+        "staleness": f"{task.number('staleness'):.1f}" if worker else "",
+        "lag": str(picture.lag(task)) if worker else "",
+        "applied": _whole(task, "applied"),
+        "stale": _whole(task, "stale"),
+        "memory": _size(task, "memory_bytes"),
+        "pushed": _size(task, "bytes_pushed"),
+        "pulled": _size(task, "bytes_pulled"),
+    }
 
 
 def _state(task: TaskSnapshot) -> Text:
@@ -130,16 +126,15 @@ def _bar(task: TaskSnapshot, width: int) -> Text:
         before = round(edge)
         edge += length * seconds / total
         style = f"{_COLOURS[name]} reverse"
-        bar.append(_LETTERS[name] * (round(edge) - before), style=style)
+        bar.append(name[0] * (round(edge) - before), style=style)
     return bar
 
 
 def _legend() -> Text:
-    parts = [(f" {_LETTERS[name]} ", f"{colour} reverse") for name, colour in _COLOURS.items()]
     text = Text()
-    for part, name in zip(parts, _COLOURS, strict=True):
-        text.append(*part)
-        text.append(f" {_NAMES.get(name, name)}  ", style="dim")
+    for name, colour in _COLOURS.items():
+        text.append(f" {name[0]} ", style=f"{colour} reverse")
+        text.append(f" {SHOWN_PHASES.get(name, name)}  ", style="dim")
     return text
 
 

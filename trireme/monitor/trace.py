@@ -19,18 +19,6 @@ import msgspec
 from trireme.atomic_file import write_atomically
 from trireme.ps.server.trace import Note
 
-__all__ = [
-    "Operator",
-    "PushSpan",
-    "ServerPart",
-    "TraceSpan",
-    "WorkerPart",
-    "merge",
-    "pack",
-    "unpack",
-    "write_trace",
-]
-
 Event = dict[str, Any]
 
 _PHASES, _OPERATORS = 1, 10
@@ -38,21 +26,20 @@ _SLACK = 1.0  # seconds by which clocks of two machines may differ from the meas
 
 
 class TraceSpan(msgspec.Struct, frozen=True, array_like=True):
-    """A phase or a step of a worker: its name, and its beginning and end, in seconds."""
+    """A step, a phase or an operator of a worker.
 
-    name: str
-    began: float
-    ended: float
-
-
-class Operator(msgspec.Struct, frozen=True, array_like=True):
-    """An operator that `torch.profiler` recorded: name, category, times, thread or stream."""
+    Attributes:
+        name: its name.
+        category: `step`, `phase`, or the category that `torch.profiler` gives an operator.
+        began, ended: its beginning and end, in seconds.
+        thread: the thread or stream of an operator; None for steps and phases.
+    """
 
     name: str
     category: str
     began: float
     ended: float
-    thread: int
+    thread: int | None = None
 
 
 class PushSpan(msgspec.Struct, frozen=True, array_like=True):
@@ -70,19 +57,15 @@ class WorkerPart(msgspec.Struct, frozen=True):
         task: the task's name.
         place: the number of the task in the job, as `TaskConfig.number`.
         offset: the offset of its clock to the common clock, in seconds.
-        steps: the traced steps.
-        phases: the phases of the steps.
+        spans: the traced steps, then their phases, then their operators.
         pushes: the pushes of the steps.
-        operators: the operators of the steps.
     """
 
     task: str
     place: int
     offset: float
-    steps: tuple[TraceSpan, ...]
-    phases: tuple[TraceSpan, ...]
+    spans: tuple[TraceSpan, ...]
     pushes: tuple[PushSpan, ...]
-    operators: tuple[Operator, ...]
 
 
 class ServerPart(msgspec.Struct, frozen=True):
@@ -141,9 +124,9 @@ def write_trace(path: Path, trace: dict[str, Any]) -> None:
 
 def _meanwhile(workers: Sequence[WorkerPart], server: ServerPart) -> ServerPart:
     """Returns a server's part without the notes of other traces."""
-    times = [(w.offset + s.began, w.offset + s.ended) for w in workers for s in w.steps]
-    began = min((began for began, _ in times), default=0.0) - server.offset - _SLACK
-    ended = max((ended for _, ended in times), default=0.0) - server.offset + _SLACK
+    steps = [(w.offset, s) for w in workers for s in w.spans if s.category == "step"]
+    began = min((offset + s.began for offset, s in steps), default=0.0) - server.offset - _SLACK
+    ended = max((offset + s.ended for offset, s in steps), default=0.0) - server.offset + _SLACK
     notes = tuple(note for note in server.notes if note.ended >= began and note.began <= ended)
     return msgspec.structs.replace(server, notes=notes)
 
@@ -160,17 +143,13 @@ def _of_server(server: ServerPart) -> Iterator[Event]:
 
 def _of_worker(worker: WorkerPart) -> Iterator[Event]:
     pid, offset = worker.place, worker.offset
-    threads = sorted({each.thread for each in worker.operators})
+    threads = sorted({span.thread for span in worker.spans if span.thread is not None})
     numbers = {thread: _OPERATORS + place for place, thread in enumerate(threads)}
     tracks = {_PHASES: "phases"} | {number: "operators" for number in numbers.values()}
     yield from _named(pid, worker.task, tracks)
-    for category, spans in (("step", worker.steps), ("phase", worker.phases)):
-        for span in spans:
-            began, ended = span.began + offset, span.ended + offset
-            yield _slice(span.name, category, (pid, _PHASES), began, ended)
-    for each in worker.operators:
-        track = (pid, numbers[each.thread])
-        yield _slice(each.name, each.category, track, each.began + offset, each.ended + offset)
+    for span in worker.spans:
+        track = (pid, _PHASES if span.thread is None else numbers[span.thread])
+        yield _slice(span.name, span.category, track, span.began + offset, span.ended + offset)
 
 
 def _arrows(

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from trireme.monitor.curves import Points
 from trireme.monitor.job_state import PHASES
 from trireme.monitor.numbers import number_of
 from trireme.monitor.records import Record, Start
-
-__all__ = ["WorkerTotals", "paces", "slowest", "staleness_of", "worker_totals"]
 
 _LEAST_SECONDS = 0.3
 
@@ -55,13 +53,11 @@ class WorkerTotals:
 
 def worker_totals(starts: Sequence[Start]) -> list[WorkerTotals]:
     """Returns the totals of each worker with records."""
-    names = dict.fromkeys(s.begin.task for s in starts if s.begin.task.startswith("worker"))
-    found = []
-    for name in names:
-        own = [start for start in starts if start.begin.task == name and start.records]
-        if own:
-            found.append(_totals(name, own))
-    return found
+    by_name: dict[str, list[Start]] = {}
+    for start in starts:
+        if start.begin.task.startswith("worker") and start.records:
+            by_name.setdefault(start.begin.task, []).append(start)
+    return [_totals(name, own) for name, own in by_name.items()]
 
 
 def _totals(name: str, starts: Sequence[Start]) -> WorkerTotals:
@@ -119,14 +115,13 @@ def paces(starts: Sequence[Start]) -> dict[str, Points]:
     return {name: points for name, points in curves.items() if points}
 
 
-def _pace_points(records: Iterable[Record]) -> list[tuple[float, float]]:
+def _pace_points(records: Iterable[Record]) -> Iterator[tuple[float, float]]:
     """Yields pairs (time, examples per second), without records of very short intervals."""
-    points, before = [], math.inf
+    before = math.inf
     for record in records:
         if number_of(record.status, "step") > 1 and record.time - before >= _LEAST_SECONDS:
-            points.append((record.time, number_of(record.status, "examples_per_second")))
+            yield record.time, number_of(record.status, "examples_per_second")
         before = record.time
-    return points
 
 
 def _range(low: float, high: float) -> str:

@@ -9,8 +9,6 @@ from typing import Any
 from trireme.errors import ConfigurationError
 from trireme.mesh import SCHEDULES
 
-__all__ = ["PipelineConfig", "Plan"]
-
 Plan = Mapping[str, str]
 """Pattern of a module's name -> how its matrix is split over the axis tp."""
 

@@ -14,8 +14,6 @@ from trireme.parallel.reducer import Reducer
 from trireme.parallel.tensors import to_local
 from trireme.ps.flat import FlatModel
 
-__all__ = ["BucketedMean", "EqualBatchMean", "ListMean", "ShardedMean"]
-
 BUCKET_BYTES = 4 << 20
 
 
@@ -209,26 +207,21 @@ class ListMean(_WeightedMean):
         for parameter in self._parameters:
             kinds.setdefault(parameter.dtype, []).append(parameter)
         for parameters in kinds.values():
-            self._add_up(parameters)
-
-    def _add_up(self, parameters: Sequence[nn.Parameter]) -> None:
-        """Averages the gradients of one dtype; parameters without any gradient keep none."""
-        present = [float(parameter.grad is not None) for parameter in parameters]
-        for parameter in parameters:
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-        gradients = [to_local(p.grad) for p in parameters if p.grad is not None]
-        counts = torch.tensor(present, dtype=gradients[0].dtype, device=gradients[0].device)
-        joined = torch.cat([*(gradient.reshape(-1) for gradient in gradients), counts])
-        with lost_peer():
-            dist.all_reduce(joined, group=self._process_group.group("dp"))
-        joined.div_(self._process_group.mesh.dp)
-        *pieces, counts = torch.split(joined, [*(g.numel() for g in gradients), len(parameters)])
-        torch._foreach_copy_(
-            gradients,
-            [p.view(g.shape) for p, g in zip(pieces, gradients, strict=True)],
-        )
-        if not all(present):
-            for parameter, count in zip(parameters, counts.tolist(), strict=True):
-                if not count:
-                    parameter.grad = None
+            present = [float(parameter.grad is not None) for parameter in parameters]
+            for parameter in parameters:
+                if parameter.grad is None:
+                    parameter.grad = torch.zeros_like(parameter)
+            gradients = [to_local(p.grad) for p in parameters if p.grad is not None]
+            counts = torch.tensor(present, dtype=gradients[0].dtype, device=gradients[0].device)
+            joined = torch.cat([*(gradient.reshape(-1) for gradient in gradients), counts])
+            with lost_peer():
+                dist.all_reduce(joined, group=self._process_group.group("dp"))
+            joined.div_(self._process_group.mesh.dp)
+            sizes = [*(gradient.numel() for gradient in gradients), len(parameters)]
+            *means, counts = torch.split(joined, sizes)
+            shaped = [mean.view(g.shape) for mean, g in zip(means, gradients, strict=True)]
+            torch._foreach_copy_(gradients, shaped)
+            if not all(present):  # a parameter without a gradient in all replicas keeps none
+                for parameter, count in zip(parameters, counts.tolist(), strict=True):
+                    if not count:
+                        parameter.grad = None

@@ -32,8 +32,6 @@ from trireme.ps.module_names import named_buffers, named_parameters
 if TYPE_CHECKING:
     from trireme.parallel.pipeline import Pipeline
 
-__all__ = ["ModelPart", "join_stages", "mean_over_replicas"]
-
 
 class ModelPart:
     """The pipeline stages and shards of one process.
@@ -156,6 +154,9 @@ class ModelPart:
             if known is not None and known.requires_grad != self._thawed[name]:
                 self._thawed[name] = known.requires_grad
                 parameter.requires_grad_(known.requires_grad)
+
+    def collect_gradients(self) -> None:
+        """Does nothing: optimizers read the gradients where backward has left them."""
 
     def check_gradients(self) -> None:
         """Drops the gradients of frozen parameters, which FSDP computes too.

@@ -29,8 +29,6 @@ from trireme.parallel.process_group import ProcessGroup
 from trireme.parallel.stage_operation import StageOperation
 from trireme.parallel.stages import Stage
 
-__all__ = ["Pipeline"]
-
 _SCHEDULES = {
     "gpipe": ScheduleGPipe,
     "1f1b": Schedule1F1B,
@@ -75,16 +73,6 @@ class Pipeline:
         self._seen: list[tuple[Any, Any, float, int]] = []
         self._examples = 0
         self.operations: list[StageOperation] | None = None  # a list while they are recorded
-
-    @property
-    def is_first(self) -> bool:
-        """Whether this process holds the first stage, which takes the inputs."""
-        return self._stages[0][0] == 0
-
-    @property
-    def is_last(self) -> bool:
-        """Whether this process holds the last stage, which computes the loss."""
-        return self._stages[-1][0] == self._total - 1
 
     @property
     def about(self) -> str:
@@ -140,13 +128,13 @@ class Pipeline:
         self._seen.clear()
         self._examples = examples
         self._pieces = self._config.pieces(examples, self._process_group.mesh.pp)
-        schedule = self._schedule(inputs)
-        given = (inputs,) if self.is_first else ()
-        if self.is_last:
-            losses: list[torch.Tensor] = []
-            schedule.step(*given, target=targets, losses=losses, return_outputs=False)
-        else:
-            schedule.step(*given, return_outputs=False)
+        # A schedule for each shape of batches: the stages infer their shapes from the first one.
+        shape = tuple(inputs.shape) if isinstance(inputs, torch.Tensor) else ()
+        if shape not in self._schedules:
+            self._schedules[shape] = self._make()
+        given = (inputs,) if self._stages[0][0] == 0 else ()
+        wanted = targets if self._stages[-1][0] == self._total - 1 else None
+        self._schedules[shape].step(*given, target=wanted, return_outputs=False)
         # Shape inference before the first step calls the loss once more.
         seen = self._seen[-self._pieces :]
         mean = sum(value * size for _, _, value, size in seen) / examples
@@ -160,13 +148,6 @@ class Pipeline:
         size = int(targets.shape[0])
         self._seen.append((outputs.detach(), targets, float(loss.detach()), size))
         return loss * (self._factor * size * self._pieces / self._examples)
-
-    def _schedule(self, inputs: Any) -> Any:
-        """Returns the schedule for batches of a shape; stages infer their shapes from the first."""
-        key = tuple(inputs.shape) if isinstance(inputs, torch.Tensor) else ()
-        if key not in self._schedules:
-            self._schedules[key] = self._make()
-        return self._schedules[key]
 
     def _make(self) -> Any:
         group = self._process_group.group("pp")

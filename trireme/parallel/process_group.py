@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import cache, partial
 
 import numpy as np
 import torch
@@ -27,8 +28,6 @@ from trireme.cluster.spec import is_loopback
 from trireme.errors import AddressInUse, ConfigurationError, ConnectTimeout, JobFailed, WaitTimeout
 from trireme.launch.exit_reason import says_peer_is_gone
 from trireme.mesh import AXES, Mesh
-
-__all__ = ["ProcessGroup", "ProcessGroupConfig", "lost_peer"]
 
 # Evaluation and saving join shards axis by axis, of which torch warns needlessly.
 logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
@@ -104,15 +103,14 @@ class ProcessGroup:
         """Returns the processes that hold the same part of the model: along dp and fsdp."""
         if self.mesh.replicas == 1:
             return None
-        mine: dist.ProcessGroup | None = None
         members: dict[tuple[int, int], list[int]] = {}
         for rank in range(self.mesh.size):
             coordinates = self.mesh.coordinates(rank)
             members.setdefault((coordinates["pp"], coordinates["tp"]), []).append(rank)
-        for key, ranks in members.items():
-            group = dist.new_group(ranks, timeout=timedelta(seconds=self._config.wait_seconds))
-            if key == (self.coordinates["pp"], self.coordinates["tp"]):
-                mine = group
+        mine: dist.ProcessGroup
+        mine, _ = dist.new_subgroups_by_enumeration(  # type: ignore[no-untyped-call]
+            list(members.values()), timeout=timedelta(seconds=self._config.wait_seconds)
+        )
         return mine
 
     # -- groups ---------------------------------------------------------------------------------
@@ -148,11 +146,6 @@ class ProcessGroup:
         replicas = [self.mesh.replica(rank) for rank in range(self.size)]
         return [replicas.index(replica) for replica in range(self.mesh.replicas)]
 
-    @property
-    def first_of_stage(self) -> bool:
-        """Whether this process is the first of those that hold its pipeline stage."""
-        return all(self.coordinates[axis] == 0 for axis in AXES if axis != "pp")
-
     def submesh(self, *axes: str) -> DeviceMesh:
         """Returns the submesh along the given axes that contains this process."""
         return self._devices[axes]
@@ -170,14 +163,12 @@ class ProcessGroup:
             work = dist.all_reduce(tensor, group=self._control, async_op=True)
         self._recent.append(work)
 
-        sums: list[float] = []
-
+        @cache
         def finish() -> list[float]:
-            if not sums:
-                with lost_peer():
-                    assert work is not None
-                    work.wait()
-                sums.extend(tensor.tolist())
+            with lost_peer():
+                assert work is not None
+                work.wait()
+            sums: list[float] = tensor.tolist()
             return sums
 
         return finish
@@ -209,11 +200,12 @@ class ProcessGroup:
         head, rest = _framed(mine or b"")
         with lost_peer():
             dist.broadcast(head, source, group=self._control)
+            send = partial(dist.broadcast, src=source, group=self._control)
             if mine is None:
-                rest = _room_for_rest(head)
+                return _received(head, send)
             if rest.numel():
-                dist.broadcast(rest, source, group=self._control)
-        return _content(head, rest) if mine is None else mine
+                send(rest)
+        return mine
 
     def gather(self, data: bytes) -> list[bytes]:
         """Returns the bytes of every process, in the order of ranks, in rank 0; elsewhere none.
@@ -231,10 +223,8 @@ class ProcessGroup:
                 return []
             found = [data]
             for rank, other in enumerate(heads[1:], 1):
-                rest = _room_for_rest(other)
-                if rest.numel():
-                    dist.recv(rest, rank, group=self._control)
-                found.append(_content(other, rest))
+                receive = partial(dist.recv, src=rank, group=self._control)
+                found.append(_received(other, receive))
         return found
 
     def exchange(self, data: bytes, sources: Sequence[int] | None = None) -> list[bytes]:
@@ -302,17 +292,13 @@ def _framed(data: bytes) -> tuple[torch.Tensor, torch.Tensor]:
     return first, rest
 
 
-def _length_in(head: torch.Tensor) -> int:
-    return int.from_bytes(head[:_LENGTH].numpy().tobytes(), "little")
-
-
-def _room_for_rest(head: torch.Tensor) -> torch.Tensor:
-    return torch.empty(max(_length_in(head) - _INLINE, 0), dtype=torch.uint8)
-
-
-def _content(head: torch.Tensor, rest: torch.Tensor) -> bytes:
-    inline = head[_LENGTH:][: _length_in(head)]
-    return inline.numpy().tobytes() + rest.numpy().tobytes()
+def _received(head: torch.Tensor, receive: Callable[[torch.Tensor], object]) -> bytes:
+    """Returns the bytes that a head begins; `receive` fills a tensor with what follows it."""
+    length = int.from_bytes(head[:_LENGTH].numpy().tobytes(), "little")
+    rest = torch.empty(max(length - _INLINE, 0), dtype=torch.uint8)
+    if rest.numel():
+        receive(rest)
+    return head[_LENGTH:][:length].numpy().tobytes() + rest.numpy().tobytes()
 
 
 _RECENT = 64

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-__all__ = ["Reducer"]
-
 
 class Reducer:
     """Averages the gradients of all replicas; this class is the reducer of a single replica.
@@ -23,14 +21,10 @@ class Reducer:
             A function that waits, and returns the factor for this replica's mean loss: 1 where all
             batches have the same size.
         """
-        return _one
+        return lambda: 1.0
 
     def begin(self) -> None:
         """Announces that the next backward pass is the last of this step."""
 
     def finish(self) -> None:
         """Waits until the gradients are the means over all replicas."""
-
-
-def _one() -> float:
-    return 1.0

@@ -14,8 +14,6 @@ from trireme.errors import ConfigurationError
 from trireme.parallel.stages import called_modules
 from trireme.parallel.tensors import is_dtensor, map_tensors, tensors_in
 
-__all__ = ["copies", "fill_local", "full_tensor", "fully_sharded", "local_part", "tied"]
-
 
 def full_tensor(tensor: torch.Tensor) -> torch.Tensor:
     """Returns the whole tensor on the CPU; every process that holds a part of it must call it."""
@@ -82,6 +80,12 @@ def fully_sharded(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
             one.inplace = False  # type: ignore[assignment]
     roots = [root for root in called_modules(module) if any(True for _ in root.parameters())]
     _refuse_tied(module, roots)
+    for name, parameter in module.named_parameters():
+        if not parameter.dim():
+            raise ConfigurationError(
+                f"parameter {name!r} is a number without dimensions, which fsdp cannot shard: give "
+                "it one dimension, as torch.ones(1) has, or use --strategy allreduce"
+            )
     for root in roots:
         for unit in (*_units(root, tied(root)), root):
             unit.register_forward_hook(_flatten_output)

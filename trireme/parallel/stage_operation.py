@@ -6,8 +6,6 @@ from collections.abc import Sequence
 
 import msgspec
 
-__all__ = ["StageOperation", "bubble_fraction"]
-
 
 class StageOperation(msgspec.Struct, frozen=True):
     """One operation of a process: a stage's forward or backward pass of one micro-batch.

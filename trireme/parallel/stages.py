@@ -14,18 +14,6 @@ from torch import nn
 
 from trireme.errors import ConfigurationError
 
-__all__ = [
-    "Stage",
-    "balance",
-    "called_modules",
-    "chain_of",
-    "cut_at",
-    "is_chain",
-    "measured_costs",
-    "notes_of",
-    "parameter_costs",
-]
-
 Link = tuple[str, nn.Module]
 """A layer with its full name in the model."""
 
@@ -47,11 +35,9 @@ class Stage(nn.Module):
             *path, last = name.split(".")
             place: nn.Module = self
             for step in path:
-                inner = place._modules.get(step)
-                if inner is None:
-                    inner = nn.Module()
-                    place.add_module(step, inner)
-                place = inner
+                if step not in place._modules:
+                    place.add_module(step, nn.Module())
+                place = place.get_submodule(step)
             place.add_module(last, layer)
         self.names = tuple(name for name, _ in links)
         self.rehearses = False

@@ -15,8 +15,6 @@ import msgspec
 from trireme.clock import Clock, MonotonicClock
 from trireme.errors import TriremeError
 
-__all__ = ["StepPosition", "StragglerWatch", "stragglers"]
-
 _log = logging.getLogger(__name__)
 
 BEAT_SECONDS = 1.0

@@ -35,10 +35,6 @@ from trireme.parallel.config import Plan
 from trireme.parallel.sharding import tied
 from trireme.parallel.stages import Link, chain_of, is_chain
 
-__all__ = ["SPLITS", "Attention", "attentions", "derive", "resolve", "tensor_parallel"]
-
-SPLITS = ("column", "row", "gathered")
-
 _ATTENTIONS = (
     (("query", "key", "value"), "output"),
     (("self.query", "self.key", "self.value"), "output.dense"),
@@ -121,9 +117,10 @@ def resolve(module: nn.Module, plan: Plan, size: int) -> dict[str, str]:
     chosen: dict[str, str] = {}
     several = tied(module)
     for pattern, split in plan.items():
-        if split not in SPLITS:
+        if split not in _STYLES:
             raise ConfigurationError(
-                f"tensor plan {pattern!r}: {split!r} is not a split: use one of {', '.join(SPLITS)}"
+                f"tensor plan {pattern!r}: {split!r} is not a split: use one of "
+                f"{', '.join(_STYLES)}"
             )
         matched = [name for name, _ in module.named_modules() if fnmatchcase(name, pattern)]
         if not matched:
@@ -205,22 +202,20 @@ def _chains(module: nn.Module) -> list[list[Link]]:
 
 def _pair(chain: list[Link], size: int, chosen: dict[str, str], several: frozenset[int]) -> None:
     """Chooses the split of each linear layer of a chain."""
-    waiting: tuple[str, nn.Linear] | None = None  # a layer that becomes column or gathered
+    first: str | None = None  # a gathered layer, which becomes column if a row follows
     for name, layer in chain:
         if isinstance(layer, nn.Linear) and name not in chosen:
-            if waiting is not None:
-                whole = id(layer.weight) in several
-                chosen[waiting[0]] = "gathered" if whole else "column"
-                if not whole:
-                    chosen[name] = "row"
-                waiting = None
-            elif layer.out_features % size == 0 and id(layer.weight) not in several:
-                waiting = (name, layer)
-        elif waiting is not None and not isinstance(layer, _ELEMENTWISE):
-            chosen[waiting[0]] = "gathered"
-            waiting = None
-    if waiting is not None:
-        chosen[waiting[0]] = "gathered"
+            whole = id(layer.weight) in several
+            if first is not None and not whole:
+                chosen |= {first: "column", name: "row"}
+                first = None
+            elif first is None and not whole and layer.out_features % size == 0:
+                chosen[name] = "gathered"
+                first = name
+            else:
+                first = None
+        elif not isinstance(layer, _ELEMENTWISE):
+            first = None
 
 
 @dataclass(frozen=True)
@@ -268,7 +263,15 @@ class Attention:
                     f"divided evenly among {size} processes: use a number that divides "
                     "it"
                 )
-            self._check_whole(width, width // heads, size)
+            # A norm over the width of all heads: each process would hold only some of its inputs.
+            split = {path.rpartition(".")[2] for path in (*self.columns, self.row)}
+            for name, parameter in self._holder.named_parameters() if heads > 1 else ():
+                if name.split(".")[0] not in split and parameter.shape == (width,):
+                    raise ConfigurationError(
+                        f"tensor parallelism: {self._called}'s {name} applies to all heads at "
+                        f"once, and each of {size} processes holds only some of them: use "
+                        "--strategy fsdp"
+                    )
 
     def divide_heads(self, size: int) -> None:
         """Sets the module's number of heads to the number that one of `size` processes holds."""
@@ -299,18 +302,6 @@ class Attention:
             if isinstance(count, int) and count > 0:
                 return count
         return None
-
-    def _check_whole(self, width: int, head: int, size: int) -> None:
-        """Refuses a norm over the width of all heads, of which each process holds only some."""
-        if width == head:
-            return
-        split = {path.rpartition(".")[2] for path in (*self.columns, self.row)}
-        for name, parameter in self._holder.named_parameters():
-            if name.split(".")[0] not in split and parameter.shape == (width,):
-                raise ConfigurationError(
-                    f"tensor parallelism: {self._called}'s {name} applies to all heads at once, "
-                    f"and each of {size} processes holds only some of them: use --strategy fsdp"
-                )
 
 
 def attentions(module: nn.Module) -> Iterator[Attention]:

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
     from typing_extensions import TypeIs
 
-__all__ = ["is_dtensor", "map_tensors", "tensors_in", "to_local"]
-
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:
     """Yields the tensors of a structure, in its order."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 from trireme.ps import messages, server_messages, snapshot_messages
 from trireme.wire.message import Catalog, Message
 
-__all__ = ["PS_CATALOG", "PS_MESSAGES"]
-
 PS_MESSAGES: tuple[type[Message], ...] = tuple(
     kind
     for module in (messages, snapshot_messages, server_messages)

@@ -11,8 +11,6 @@ from trireme.ps.flat import PartBuffer, as_bytes
 from trireme.ps.layout import Layout, Range, Vector
 from trireme.wire.codec import Codec, ErrorFeedback, deflated, inflated
 
-__all__ = ["Packed", "Packer", "Residuals"]
-
 
 class Packed:
     """The packed form of one server's part of every vector; one side writes it, one reads it.

@@ -15,11 +15,9 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from trireme.errors import ConfigurationError
-from trireme.ps.layout import ALIGNMENT, DEFAULT_SLOTS, Chunk, Layout, Segment
+from trireme.ps.layout import ALIGNMENT, DEFAULT_SLOTS, Layout, Part
 from trireme.ps.messages import ParameterSpec
 from trireme.wire.shared_memory import SharedMemory, available
-
-__all__ = ["FlatModel", "PartBuffer", "as_bytes", "dtype_of"]
 
 
 def dtype_of(name: str) -> torch.dtype:
@@ -55,7 +53,7 @@ class PartBuffer:
         self._by_dtype = {p.vector.dtype: (p, v) for p, v in zip(parts, self.vectors, strict=True)}
         self.segments = tuple(self._piece(segment) for segment in layout.segments(server))
 
-    def _piece(self, piece: Segment | Chunk) -> torch.Tensor:
+    def _piece(self, piece: Part) -> torch.Tensor:
         """Returns the elements of a segment or a chunk of this part."""
         part, vector = self._by_dtype[piece.vector.dtype]
         return vector[piece.start - part.start : piece.stop - part.start]
@@ -136,30 +134,33 @@ class FlatModel:
         by_name = {name: parameter for group in groups for name, parameter in group}
         self.parameters = by_name
         self.device = _one_device(by_name)
-        self.layout = Layout.of(_specs(groups), servers=servers, slots=slots)
+        specs = [
+            ParameterSpec(name, tuple(p.shape), str(p.dtype).removeprefix("torch."), index)
+            for index, group in enumerate(groups)
+            for name, p in group
+        ]
+        self.layout = Layout.of(specs, servers=servers, slots=slots)
         self._shared = shared and available()
         self._staged = staged or self.device.type != "cpu"
         self.memory: SharedMemory | None = None
         last = self.layout.vectors[-1]
         step = ALIGNMENT // last.item_size
         lead = -(-len(by_name) // step) * step if counted else 0
-        if self._shared and not self._staged:
-            self.values, gradients = self._lendable(lead)
-        else:
-            self.values = self._vectors(device=self.device)
-            gradients = self._vectors(lead, device=self.device)
+        lent = self._shared and not self._staged
+        self.values, gradients = self._allocate(self.device, lead, lent=lent)
         self.presence = gradients[-1][:lead]
         self.gradients = (*gradients[:-1], gradients[-1][lead:])
         self._bound: list[tuple[nn.Parameter, torch.Tensor]] = []
         views = zip(self._views(self.values), self._views(self.gradients), strict=True)
-        for parameter, (value, place) in zip(self._in_order(), views, strict=True):
+        in_order = [parameter for vector in self.placed for parameter, _, _ in vector]
+        for parameter, (value, place) in zip(in_order, views, strict=True):
             value.copy_(parameter.detach())
             parameter.data = value
             gradient = place.data  # with a version of its own, which tells who has a gradient
             parameter.grad = gradient
             self._bound.append((parameter, gradient))
         self._zeroed: list[int] = []  # the views' versions when they were zeroed; of none otherwise
-        self._known_writes = 0  # `flat_writes`, of which we know what they were
+        self._known_writes = 0  # `flat_writes` that have given no parameter a gradient
         self.keeps_views = True
         self._copied_out = self._staged and self.device.type == "cpu"
         self._host_views: list[torch.Tensor] = []
@@ -201,7 +202,7 @@ class FlatModel:
             if parameter.grad is not view:
                 parameter.grad = view
         self._zeroed = [view._version for _, view in self._bound]
-        self._know_writes()
+        self._known_writes = self.flat_writes
 
     def restore_gradients(self, absent: Collection[int] = ()) -> None:
         """Makes every gradient a view of the flat gradients again, whatever is there.
@@ -235,10 +236,6 @@ class FlatModel:
             )
         return tuple([i for i, (parameter, _) in enumerate(self._bound) if parameter.grad is None])
 
-    def _know_writes(self) -> None:
-        """Notes that no write to the flat gradients up to now has given a parameter a gradient."""
-        self._known_writes = self.flat_writes
-
     @property
     def pushes_in_place(self) -> bool:
         """Whether a push sends the memory that backward writes to."""
@@ -256,7 +253,7 @@ class FlatModel:
         handles = []
         for position, (parameter, _) in enumerate(self._bound):
             register: Any = parameter.register_post_accumulate_grad_hook
-            handles.append(register(_teller(final, position)))
+            handles.append(register(lambda _, position=position: final(position)))
         return handles
 
     @property
@@ -294,7 +291,8 @@ class FlatModel:
             ConfigurationError: a gradient is sparse.
         """
         if self._copied_out:
-            self._copy_out()
+            self._stage()
+            self._copy_gradients(self._host_views)
             return
         self.gather_gradients()
         if self._host_gradients is not self.gradients:
@@ -309,38 +307,37 @@ class FlatModel:
         A gradient that is not the view (it was dropped before backward, which made a new one) is
         copied, and the view put back. An absent gradient is zero there, and its `.grad` None.
         """
-        sources: list[torch.Tensor] = []
-        targets: list[torch.Tensor] = []
         absent = self.absent
-        for parameter, view in self._bound:
-            gradient = parameter.grad
-            if gradient is view:
-                continue
-            if gradient is None:
-                view.zero_()
-            else:
-                sources.append(gradient)
-                targets.append(view)
-                parameter.grad = view
+        self._copy_gradients([view for _, view in self._bound])
         for position in absent:
             self._bound[position][0].grad = None
-        if targets:
-            _copy(targets, sources)
 
-    def _copy_out(self) -> None:
-        """Copies each gradient to its place among those that servers read."""
-        if not self._host_views:
-            self._stage()
+    def _copy_gradients(self, places: Sequence[torch.Tensor]) -> None:
+        """Copies each gradient to its place, where it is not there; a view is put back.
+
+        Raises:
+            ConfigurationError: a gradient is sparse.
+        """
         sources: list[torch.Tensor] = []
         targets: list[torch.Tensor] = []
-        for (parameter, _), target in zip(self._bound, self._host_views, strict=True):
-            if parameter.grad is None:
-                target.zero_()
-            else:
-                sources.append(parameter.grad)
-                targets.append(target)
+        for (parameter, view), place in zip(self._bound, places, strict=True):
+            gradient = parameter.grad
+            if gradient is place:
+                continue
+            if gradient is None:
+                place.zero_()
+                continue
+            if gradient.layout is not torch.strided:
+                raise ConfigurationError(
+                    "a gradient is sparse, and sparse gradients are not built yet: make the "
+                    "embedding with sparse=False"
+                )
+            sources.append(gradient)
+            targets.append(place)
+            if place is view:
+                parameter.grad = view
         if targets:
-            _copy(targets, sources)
+            torch._foreach_copy_(targets, sources)
 
     def publish_values(self) -> None:
         """Copies values that were received beside the module into it."""
@@ -368,98 +365,58 @@ class FlatModel:
         self.gather_gradients()
         for gradient in self.gradients:
             gradient.mul_(factor)
-        self._know_writes()
+        self._known_writes = self.flat_writes
 
     def _stage(self) -> None:
         """Allocates the memory on the host of a staged model, when it is first used."""
         if not self._staged or self._host_values is not self.values:
             return
-        pinned = self.device.type == "cuda"
-        if self._shared:
-            self._host_values, self._host_gradients = self._lendable()
-            assert self.memory is not None
-            if pinned:
-                pin(self.memory)
-        else:
-            host = torch.device("cpu")
-            self._host_values = self._vectors(device=host, pinned=pinned)
-            self._host_gradients = self._vectors(device=host, pinned=pinned)
+        pinned, host = self.device.type == "cuda", torch.device("cpu")
+        self._host_values, self._host_gradients = self._allocate(
+            host, lent=self._shared, pinned=pinned
+        )
         if self._copied_out:
             self._host_views = list(self._views(self._host_gradients))
-
-    def _in_order(self) -> Iterator[nn.Parameter]:
-        """Yields the parameters as they lie in the vectors."""
-        for vector in self.layout.vectors:
-            for placed in vector.placed:
-                yield self.parameters[placed.parameter.name]
 
     def _views(self, vectors: Sequence[torch.Tensor]) -> Iterator[torch.Tensor]:
         """Yields each parameter's place in flat vectors, in the parameter's shape."""
         for vector, flat in zip(self.layout.vectors, vectors, strict=True):
             for placed in vector.placed:
-                shape = self.parameters[placed.parameter.name].shape
-                yield flat[placed.start : placed.stop].view(shape)
+                yield flat[placed.start : placed.stop].view(placed.parameter.shape)
 
-    def _lendable(self, lead: int = 0) -> tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]:
-        """Returns values and gradients, zero, in new memory that can be lent.
+    def _allocate(
+        self, device: torch.device, lead: int = 0, *, lent: bool, pinned: bool = False
+    ) -> tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]:
+        """Returns values and gradients, zero, in new memory.
 
         Args:
+            device: where it is.
             lead: how many more elements the last of the gradients begins with.
+            lent: whether it is to be memory that can be lent.
+            pinned: whether a CUDA device is to copy to and from it directly.
         """
-        vectors = self.layout.vectors
-        lengths = [vector.length for vector in vectors] * 2
-        lengths[-1] += lead
-        sizes = [v.item_size * n for v, n in zip(vectors * 2, lengths, strict=True)]
-        self.memory = SharedMemory.create(max(sum(sizes), 1))
+        vectors = self.layout.vectors * 2
+        sizes = [(vector.length, dtype_of(vector.dtype)) for vector in vectors]
+        sizes[-1] = sizes[-1][0] + lead, sizes[-1][1]
         made: list[torch.Tensor] = []
-        offset = 0
-        for vector, nbytes in zip(vectors * 2, sizes, strict=True):
-            piece = self.memory.view[offset : offset + nbytes]
-            made.append(torch.frombuffer(piece, dtype=dtype_of(vector.dtype)))
-            offset += nbytes
-        return tuple(made[: len(vectors)]), tuple(made[len(vectors) :])
-
-    def _vectors(
-        self, lead: int = 0, *, device: torch.device, pinned: bool = False
-    ) -> tuple[torch.Tensor, ...]:
-        """Returns vectors of zeros; the last of them begins with `lead` more elements."""
-        lengths = [vector.length for vector in self.layout.vectors]
-        lengths[-1] += lead
-        return tuple(
-            torch.zeros(length, dtype=dtype_of(vector.dtype), device=device, pin_memory=pinned)
-            for vector, length in zip(self.layout.vectors, lengths, strict=True)
-        )
+        if lent:
+            total = sum(length * dtype.itemsize for length, dtype in sizes)
+            self.memory = SharedMemory.create(max(total, 1))
+            offset = 0
+            for length, dtype in sizes:
+                piece = self.memory.view[offset : offset + length * dtype.itemsize]
+                made.append(torch.frombuffer(piece, dtype=dtype))
+                offset += piece.nbytes
+            if pinned:
+                pin(self.memory)
+        else:
+            for length, dtype in sizes:
+                made.append(torch.zeros(length, dtype=dtype, device=device, pin_memory=pinned))
+        return tuple(made[: len(made) // 2]), tuple(made[len(made) // 2 :])
 
     def _part(self, vectors: Sequence[torch.Tensor], server: int) -> PartBuffer:
         parts = zip(self.layout.parts(server), vectors, strict=True)
         return PartBuffer(self.layout, server, [v[part.start : part.stop] for part, v in parts])
-
-
-def _teller(final: Callable[[int], None], position: int) -> Callable[[torch.Tensor], None]:
-    return lambda _: final(position)
-
-
-def _copy(targets: list[torch.Tensor], gradients: list[torch.Tensor]) -> None:
-    """Copies gradients to their places.
-
-    Raises:
-        ConfigurationError: one is sparse.
-    """
-    for gradient in gradients:
-        if gradient.layout is not torch.strided:
-            raise ConfigurationError(
-                "a gradient is sparse, and sparse gradients are not built yet: make the embedding "
-                "with sparse=False"
-            )
-    torch._foreach_copy_(targets, gradients)
-
-
-def _specs(groups: Sequence[Sequence[tuple[str, nn.Parameter]]]) -> list[ParameterSpec]:
-    return [
-        ParameterSpec(name, tuple(p.shape), str(p.dtype).removeprefix("torch."), index)
-        for index, group in enumerate(groups)
-        for name, p in group
-    ]
 
 
 def _one_device(parameters: dict[str, nn.Parameter]) -> torch.device:

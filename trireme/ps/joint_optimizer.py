@@ -7,13 +7,12 @@ messages contain the parameter groups of all of them, one after the other.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from typing import Any
 
 import torch
 
 from trireme.errors import ConfigurationError
-
-__all__ = ["JointOptimizer", "members"]
 
 
 class JointOptimizer(torch.optim.Optimizer):
@@ -90,12 +89,8 @@ class JointOptimizer(torch.optim.Optimizer):
 
     def _placed(self) -> list[tuple[int, torch.optim.Optimizer]]:
         """Returns each optimizer with how many parameters are before its first."""
-        placed: list[tuple[int, torch.optim.Optimizer]] = []
-        before = 0
-        for optimizer in self.optimizers:
-            placed.append((before, optimizer))
-            before += len(_parameters(optimizer))
-        return placed
+        counts = [len(_parameters(optimizer)) for optimizer in self.optimizers]
+        return list(zip(accumulate(counts, initial=0), self.optimizers, strict=False))
 
 
 def members(optimizer: torch.optim.Optimizer) -> tuple[torch.optim.Optimizer, ...]:

@@ -16,20 +16,6 @@ from functools import cached_property, lru_cache
 from trireme.errors import ConfigurationError, ModelMismatchError
 from trireme.ps.messages import LayoutSpec, ParameterSpec
 
-__all__ = [
-    "ALIGNMENT",
-    "CHUNK_BYTES",
-    "DEFAULT_SLOTS",
-    "ITEM_SIZES",
-    "Chunk",
-    "Layout",
-    "Part",
-    "Placed",
-    "Range",
-    "Segment",
-    "Vector",
-]
-
 ALIGNMENT = 64
 """Bytes: a cache line, and the widest vector register, so that no kernel meets an odd start."""
 
@@ -111,33 +97,25 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
+class Segment(Part):
     """The elements [start, stop) of a vector in one part and one parameter group.
 
     One call of the optimizer updates one segment.
     """
 
-    vector: Vector
     group: int
-    start: int
-    stop: int
 
 
 @dataclass(frozen=True, slots=True)
-class Chunk:
+class Chunk(Part):
     """The elements [start, stop) of one server's part of a vector: what is sent in one go.
 
     Chunks cover the part, and are cut only where a parameter begins.
 
     Attributes:
-        vector: of which one.
-        start, stop: elements of the vector.
         parameters: the positions, among all in the vectors' order, of those that have a share.
     """
 
-    vector: Vector
-    start: int
-    stop: int
     parameters: tuple[int, ...]
 
 
@@ -199,7 +177,7 @@ class Layout:
     def segments(self, server: int) -> tuple[Segment, ...]:
         """Returns the server's segments: its parts, cut where a parameter group ends."""
         return tuple(
-            Segment(part.vector, group, max(start, part.start), min(stop, part.stop))
+            Segment(part.vector, max(start, part.start), min(stop, part.stop), group)
             for part in self.parts(server)
             for group, start, stop in part.vector.groups
             if max(start, part.start) < min(stop, part.stop)

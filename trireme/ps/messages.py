@@ -21,50 +21,6 @@ import msgspec
 from trireme.ps.rule import Rule
 from trireme.wire.message import Index, Message, Name, Number
 
-__all__ = [
-    "Applied",
-    "Attach",
-    "Attached",
-    "Collect",
-    "Collected",
-    "Done",
-    "Drain",
-    "Duplicate",
-    "FencedVerdict",
-    "FromAnyone",
-    "FromServer",
-    "FromWorker",
-    "GroupSpec",
-    "LayoutSpec",
-    "Lease",
-    "Leased",
-    "LendMemory",
-    "MemoryLent",
-    "OptimizerSpec",
-    "Pairs",
-    "ParameterSpec",
-    "Pull",
-    "PullReply",
-    "Push",
-    "PushReply",
-    "Refused",
-    "RejectedVerdict",
-    "Retire",
-    "ServerStatus",
-    "SetEnd",
-    "Share",
-    "Span",
-    "Stale",
-    "Status",
-    "StopJob",
-    "Stopping",
-    "Trace",
-    "Traced",
-    "Verdict",
-    "Waiting",
-    "WorkerProgress",
-]
-
 # The description of a model ---------------------------------------------------------------------
 
 

@@ -11,8 +11,6 @@ from collections.abc import Iterator
 import torch
 from torch import nn
 
-__all__ = ["named_buffers", "named_parameters", "own_name", "state_of"]
-
 _WRAPPED = "_orig_mod."
 
 

@@ -1,6 +1,6 @@
 """The registry of optimizers that a parameter server can run, by name and hyper-parameters.
 
-They are the optimizers of `torch.optim` that compute each element by itself, so that they work on
+They compute each element by itself, as most of `torch.optim` do, so that they work on
 flat vectors as on the model's tensors. No code is ever sent. The state of the user's optimizer goes
 by the names of the parameters.
 """
@@ -20,23 +20,6 @@ from trireme.ps.joint_optimizer import JointOptimizer, members
 from trireme.ps.layout import ITEM_SIZES
 from trireme.ps.messages import GroupSpec, OptimizerSpec
 
-__all__ = [
-    "OPTIMIZERS",
-    "WIDE",
-    "Entry",
-    "check_optimizer",
-    "export_state",
-    "groups_of",
-    "is_sensible",
-    "join",
-    "misfit",
-    "name_of",
-    "named_state",
-    "restore_state",
-    "spec_of",
-    "state_names",
-]
-
 Hyper = float | int | bool | None | tuple[float, ...]
 
 
@@ -45,7 +28,7 @@ class Entry:
     """One optimizer of the registry.
 
     Attributes:
-        make: torch's class.
+        make: the class, such as torch's.
         hyper: the hyper-parameters that a group may set.
         keeps: the state without which it cannot go on, by torch's names.
         keeps_if: the same for state that it keeps only where a hyper-parameter asks for it.
@@ -146,7 +129,7 @@ OPTIMIZERS: Mapping[str, Entry] = {
         torch.optim.Rprop, "lr etas step_sizes maximize", "step prev step_size", flushes=False
     ),
 }
-"""Every optimizer that a parameter server can run, by the name of its class in `torch.optim`."""
+"""Every optimizer that a parameter server can run, by the name of its class."""
 
 
 def groups_of(optimizer: torch.optim.Optimizer, name: str) -> tuple[GroupSpec, ...]:
@@ -187,8 +170,12 @@ def name_of(optimizer: torch.optim.Optimizer) -> str | None:
 
 
 def _code(kind: type, method: str) -> Any:
-    """Returns a method's own function: torch wraps `step` when the first optimizer is made."""
-    return inspect.unwrap(getattr(kind, method))
+    """Returns a method's own function, which torch wraps when the first optimizer is made.
+
+    It is None where the class has no such method: `_init_group` is a convention of torch's own.
+    """
+    found = getattr(kind, method, None)
+    return found and inspect.unwrap(found)
 
 
 def spec_of(optimizer: torch.optim.Optimizer) -> OptimizerSpec:
@@ -319,15 +306,11 @@ def export_state(
     return {name: tensor.cpu().clone() for name, tensor in state.items()}
 
 
-def _copy(parameter: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.clone()
-
-
 def restore_state(
     optimizer: torch.optim.Optimizer,
     parameters: Mapping[str, torch.Tensor],
     tensors: Mapping[str, torch.Tensor],
-    part: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = _copy,
+    part: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = lambda _, tensor: tensor.clone(),
 ) -> None:
     """Replaces an optimizer's state, on whatever device its parameters are.
 

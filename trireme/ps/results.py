@@ -8,8 +8,6 @@ import msgspec
 
 from trireme.ps.messages import Duplicate, Verdict
 
-__all__ = ["PushResult", "ServerClock", "decided"]
-
 
 class PushResult(msgspec.Struct, frozen=True):
     """The result of a push.

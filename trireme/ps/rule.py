@@ -6,8 +6,6 @@ import msgspec
 
 from trireme.errors import ConfigurationError
 
-__all__ = ["Average", "Rule"]
-
 
 class Average(msgspec.Struct, frozen=True):
     """An exponential moving average of the parameters, kept by the server.

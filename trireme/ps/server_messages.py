@@ -10,14 +10,6 @@ from typing import ClassVar
 from trireme.ps.messages import FromServer, Pairs
 from trireme.wire.message import Number
 
-__all__ = [
-    "LastPushes",
-    "PushesCommitted",
-    "PushesStaged",
-    "RoundClose",
-    "RoundReady",
-]
-
 
 class RoundReady(FromServer, frozen=True, array_like=True):
     """To server 0: the updates for a round that this server holds, and keeps until it is closed.

@@ -16,8 +16,6 @@ from trireme.ps.messages import Span, WorkerProgress
 from trireme.ps.shard.values.snapshot_tensors import Tensors
 from trireme.ps.snapshot_messages import Snapshot, TensorSpec
 
-__all__ = ["ModelState", "assemble", "disassemble", "lacking"]
-
 
 @dataclass(frozen=True)
 class ModelState:

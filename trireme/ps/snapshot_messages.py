@@ -13,17 +13,6 @@ import msgspec
 from trireme.ps.messages import FromWorker, Pairs, Span, WorkerProgress
 from trireme.wire.message import Message, Name, Number
 
-__all__ = [
-    "Cut",
-    "Freeze",
-    "Frozen",
-    "Load",
-    "Loaded",
-    "Snapshot",
-    "TensorSpec",
-    "Thaw",
-]
-
 Count = Annotated[int, msgspec.Meta(ge=1, le=1 << 53)]
 """How many examples a data set has."""
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from trireme.errors import ConfigurationError
 from trireme.ps.rule import Rule
 
-__all__ = ["Ending", "after_the_end"]
-
 
 class Ending:
     """Lets workers begin as many updates as make the job end at exactly its last step.

@@ -18,8 +18,6 @@ from trireme.session.observers.phases import Phases
 from trireme.session.options import check_whole
 from trireme.session.worker import Worker
 
-__all__ = ["DataFeed"]
-
 
 class DataFeed:
     """Iterates over a worker's batches, and knows which positions each update was computed from.
@@ -27,10 +25,12 @@ class DataFeed:
     Args:
         worker: the worker, which has joined its job.
         phases: counts the time that the worker waits for batches.
+        finish: called after the last batch.
     """
 
-    def __init__(self, worker: Worker, phases: Phases) -> None:
+    def __init__(self, worker: Worker, phases: Phases, finish: Callable[[], None]) -> None:
         self._worker = worker
+        self._finish = finish
         self._phases = phases
         self._since_update: list[Batch] = []  # the batches handed out since the last update
         self._loader: Loader | None = None  # the loader that is being iterated over
@@ -48,12 +48,8 @@ class DataFeed:
         workers: int,
         epochs: float | None,
         resized: bool,
-        finish: Callable[[], None],
     ) -> Iterator[Batch]:
-        """Iterates over this worker's batches until training ends; see `Session.loader`.
-
-        `finish` is called after the last batch.
-        """
+        """Iterates over this worker's batches until training ends; see `Session.loader`."""
         settings, backend = self._worker.setup.settings, self._worker.backend
         size = _size_of(dataset)
         if epochs is not None and not epochs > 0:
@@ -75,12 +71,12 @@ class DataFeed:
         loader = Loader(
             dataset, order, source, batch_size=batch_size, transform=transform, workers=workers
         )
-        return self._iterate(loader, name, finish)
+        return self._iterate(loader, name)
 
-    def _iterate(self, loader: Loader, name: str, finish: Callable[[], None]) -> Iterator[Batch]:
+    def _iterate(self, loader: Loader, name: str) -> Iterator[Batch]:
         worker = self._worker
         if worker.asked_to_stop():
-            finish()
+            self._finish()
             return
         batches = iter(loader)
         self._loader = loader
@@ -112,7 +108,7 @@ class DataFeed:
             self._loader = None
             left = self._left_over.setdefault((name, loader.order.size), [])
             left += loader.discard()
-        finish()
+        self._finish()
 
     def spans_of(self, batch: Any) -> list[Span]:
         """Returns the positions that an update from a batch finishes.

@@ -19,14 +19,11 @@ from trireme.session.distributed_loop import LoopJob, refuse_second
 from trireme.session.dry_run import end_if_dry_run
 from trireme.session.options import OptionValues, make_options
 from trireme.session.settings import Settings
-from trireme.session.stopping import ShouldStop
 from trireme.session.training_setup import assemble
-from trireme.session.worker import Worker
+from trireme.session.worker import JobView, Worker
 
 if TYPE_CHECKING:
     from trireme.parallel.process_group import ProcessGroup
-
-__all__ = ["DistributedOptimizer", "Models", "distribute"]
 
 Models: TypeAlias = nn.Module | Sequence[nn.Module] | Mapping[str, nn.Module]
 """One module, or several modules in a list or by name."""
@@ -110,7 +107,8 @@ def distribute(
             called `NAME.PARAMETER` in checkpoints.
         optimizer: an optimizer that the parameter server supports; without servers, any optimizer
             whose step needs no closure. Learning-rate schedulers may act on the returned optimizer
-            or on this one.
+            or on this one. In a job that resumes, advance yours to the step that it resumes from:
+            `for _ in range(optimizer.global_step): scheduler.step()`.
         run_dir: the directory of checkpoints; the launcher's `--run-dir` takes precedence.
         max_steps: the global step at which `should_stop()` becomes true.
         options: the options of `Session` that do not concern the computation of gradients.
@@ -128,7 +126,8 @@ def distribute(
             f"distribute has no option {foreign[0]!r}: the program's own loop does "
             "this; `trireme.Session` has the option"
         )
-    settings = Settings.of(current_task(), make_options(options), run_dir, max_steps)
+    chosen = make_options(options, caller="distribute", without=_NOT_OURS)
+    settings = Settings.of(current_task(), chosen, run_dir, max_steps)
     _ = settings.rule  # an invalid one is refused before anything is built
     if settings.mesh.pp > 1:
         raise ConfigurationError(
@@ -174,7 +173,7 @@ def _module_of(model: Models) -> nn.Module:
     return nn.ModuleDict(dict(named)) if named else nn.ModuleList(several)
 
 
-class DistributedOptimizer(torch.optim.Optimizer):
+class DistributedOptimizer(JobView, torch.optim.Optimizer):
     """An optimizer whose updates the job makes; `distribute` creates it.
 
     Its parameter groups are those of the given optimizer, so that schedulers act on both.
@@ -190,32 +189,22 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._given = optimizer
         self._job = job
         self._index = index
-        self._worker = job.worker
+        if job.worker.global_step:  # schedulers are advanced before the first step, and check it
+            optimizer._opt_called = self._opt_called = True  # type: ignore[attr-defined]
 
     @property
-    def global_step(self) -> int:
-        """The global step of the values in the model."""
-        return self._worker.global_step
-
-    @property
-    def should_stop(self) -> ShouldStop:
-        """`should_stop()` returns whether training should end; all workers agree on the answer."""
-        return ShouldStop(self._worker.asked_to_stop)
-
-    @property
-    def is_chief(self) -> bool:
-        """Whether this is the live worker with the lowest index."""
-        return self._worker.lifecycle.is_chief
+    def worker(self) -> Worker:
+        return self._job.worker
 
     @property
     def replica(self) -> int:
         """The index of this process's batch among the `replicas` of a step, from 0."""
-        return self._worker.setup.replica
+        return self.worker.setup.replica
 
     @property
     def replicas(self) -> int:
         """The number of batches that the job computes at a time."""
-        return self._worker.setup.replicas
+        return self.worker.setup.replicas
 
     def step(self, closure: Callable[[], Any] | None = None, *, examples: float = 1.0) -> Any:
         """Pushes the gradients and brings the new values into the model.
@@ -259,13 +248,6 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 parameter.grad = None
             elif parameter.grad is not None:
                 parameter.grad.detach_().zero_()
-
-    def save(self) -> None:
-        """Saves a checkpoint now. Only the chief saves; on other workers it does nothing.
-
-        Where processes hold the model together, all of them must call it.
-        """
-        self._worker.save()
 
     def close(self) -> None:
         """Saves, and leaves the job, with all its optimizers. May be called again."""

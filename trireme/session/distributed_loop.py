@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from trireme.parallel.process_group import ProcessGroup
     from trireme.parallel.reducer import Reducer
 
-__all__ = ["LoopJob", "refuse_second"]
-
 
 class LoopJob:
     """A worker's part of a job whose loop is the program's own.
@@ -38,31 +36,19 @@ class LoopJob:
         self.parameters = self._setup.parameters_of_each()
         if self._setup.part is None:
             self._setup.flat.keeps_views = False  # the loop may look at gradients, and change them
-        self._closed = False
         self._finished = False
         self._end = ProgramEnd()
         self._end.watch()
         self._handlers = Signals(worker.lifecycle.interrupt)
-        self._handlers.install()
         atexit.register(self._at_exit)
         _JOINED.append(self)
 
     # -- training -------------------------------------------------------------------------------
 
     def goes_on(self) -> bool:
-        """Returns whether to make an update; False in the iteration in which training has ended.
-
-        Raises:
-            ConfigurationError: the loop continues after training has ended; its result is saved.
-            SystemExit: with status 130, where training has ended because the job was interrupted.
-        """
+        """Returns whether to make an update, as `Worker.goes_on`."""
         self._end.goes_on()
-        if not self.worker.has_ended:
-            return True
-        if self.worker.last_iteration.leaves_out():
-            return False
-        self._finish_training()
-        raise self.worker.after_the_end()
+        return self.worker.goes_on(self._finish_training)
 
     def update(self, optimizer: int, examples: float) -> None:
         """Makes one update of the job from the present gradients.
@@ -121,7 +107,7 @@ class LoopJob:
 
     def close(self) -> None:
         """Saves, and leaves the job. May be called again."""
-        if self._closed:
+        if self not in _JOINED:
             return
         self._release()
         try:
@@ -180,7 +166,7 @@ class LoopJob:
     def _at_exit(self) -> None:
         """Leaves the job when the program ends, with the exception that ended it, if any."""
         error = self._end.error
-        if error is None or self._closed:
+        if error is None or self not in _JOINED:
             self.close()
             return
         self._release()
@@ -191,7 +177,6 @@ class LoopJob:
 
     def _release(self) -> None:
         """Restores signal handlers, and removes the exit callbacks."""
-        self._closed = True
         _JOINED.remove(self)
         self._handlers.restore()
         self._end.forget()

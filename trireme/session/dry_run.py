@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from trireme.launch.config.task_config import TaskConfig
 from trireme.monitor.numbers import size
 from trireme.ps.joint_optimizer import members
 from trireme.ps.rule import Rule
+from trireme.session.settings import Settings
 from trireme.session.training_setup import TrainingSetup
-
-__all__ = ["describe", "end_if_dry_run"]
 
 
 def end_if_dry_run(setup: TrainingSetup) -> None:
@@ -26,17 +24,18 @@ def describe(setup: TrainingSetup) -> str:
     """Returns the layout, the rule and the bytes of one step as readable lines."""
     layout, optimizer = setup.flat.layout, setup.optimizer
     task, rule = setup.settings.task, setup.settings.rule
+    uncommitted = "; servers do not commit updates" * rule.uncommitted
     lines = [
         f"model: {layout.elements:,} parameters in {len(layout.spec.parameters)} tensors, "
         f"{size(layout.bytes)}",
         f"optimizer: {', '.join(type(each).__name__ for each in members(optimizer))}; "
         + ", ".join(f"group {i}: lr {g.get('lr')}" for i, g in enumerate(optimizer.param_groups)),
-        f"rule: {_steps(rule, task)}{'; servers do not commit updates' * rule.uncommitted}",
+        f"rule: {_steps(rule, setup.settings)}{uncommitted}",
     ]
     if task.servers == 0:
-        lines.append("layout: one process holds everything; a step sends nothing")
-        return "\n".join(lines)
-    lines.append(f"layout: {layout.spec.slots} slots over {task.servers} servers")
+        return "\n".join([*lines, f"layout: {_held(setup)}"])
+    servers = "1 server" if task.servers == 1 else f"{task.servers} servers"
+    lines.append(f"layout: {layout.spec.slots} slots over {servers}")
     for server in range(task.servers):
         slots = layout.slots_of(server)
         held = sum(part.bytes for part in layout.parts(server))
@@ -49,23 +48,28 @@ def describe(setup: TrainingSetup) -> str:
     return "\n".join(lines)
 
 
-def _steps(rule: Rule, task: TaskConfig) -> str:
+def _held(setup: TrainingSetup) -> str:
+    """Returns what each process holds, and sends in a step, where there are no servers."""
+    mesh, gradients = setup.settings.mesh, size(setup.flat.layout.bytes)
+    if mesh.size == 1:
+        return "one process holds everything; a step sends nothing"
+    if mesh.sharded:
+        return f"the model is split over {mesh.size} processes, by the mesh {mesh}"
+    return f"each process holds everything; a step averages {gradients} of gradients"
+
+
+def _steps(rule: Rule, settings: Settings) -> str:
+    task, mesh = settings.task, settings.mesh
     if task.servers == 0:
-        return "one worker, each update is a step"
-    if rule.every is not None and not rule.synchronous:
-        return (
-            f"each worker trains locally for {rule.every} steps, then pushes a delta;"
-            f" no worker is more than {rule.staleness} exchanges ahead of the slowest"
-        )
-    if rule.every is not None:
-        return (
-            f"each worker trains locally for {rule.every} steps, then synchronous rounds of "
-            f"{rule.aggregate or 'all'} of {task.workers} workers"
-        )
+        if mesh.size == 1:
+            return "one worker, each update is a step"
+        batches = "a batch" if mesh.replicas == 1 else f"{mesh.replicas} batches"
+        return f"{mesh.size} processes make each step together, from {batches}"
+    local = f"each worker trains locally for {rule.every} steps, then " if rule.every else ""
     if rule.synchronous:
-        return f"synchronous rounds of {rule.aggregate or 'all'} of {task.workers} workers"
-    if rule.staleness is not None:
-        return (
-            f"each update is a step; no worker is more than {rule.staleness} ahead of the slowest"
-        )
-    return "each update is a step, applied when it arrives"
+        return f"{local}synchronous rounds of {rule.aggregate or 'all'} of {task.workers} workers"
+    if rule.staleness is None:
+        return "each update is a step, applied when it arrives"
+    update = f"{local}pushes a delta" if local else "each update is a step"
+    ahead = f"{rule.staleness} exchanges" if local else str(rule.staleness)
+    return f"{update}; no worker is more than {ahead} ahead of the slowest"

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from trireme.session.result import StepResult
     from trireme.session.session import Session
 
-__all__ = ["EarlyStopping", "Hook"]
-
 
 class Hook:
     """Base class of hooks. Each method does nothing unless a subclass overrides it."""
@@ -102,8 +100,10 @@ class EarlyStopping(Hook):
                 f"EarlyStopping watches {self._metric!r}, which the evaluation of {name} does not "
                 f"have; it has {', '.join(sorted(metrics))}"
             )
-        if self._is_better(metrics[self._metric]):
-            self.best = metrics[self._metric]
+        value = metrics[self._metric]
+        better = self.best is None or self._sign * (value - self.best) > self._min_delta
+        if better and not math.isnan(value):
+            self.best = value
             self._without = 0
             return
         self._without += 1
@@ -112,8 +112,3 @@ class EarlyStopping(Hook):
                 f"{self._metric} of {name} has not got better than {self.best} in "
                 f"{self._patience} evaluations"
             )
-
-    def _is_better(self, value: float) -> bool:
-        if math.isnan(value):
-            return False
-        return self.best is None or self._sign * (value - self.best) > self._min_delta

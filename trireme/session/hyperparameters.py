@@ -12,8 +12,6 @@ from trireme.ps.optimizers import spec_of
 from trireme.session.observers.progress import Progress
 from trireme.session.training_setup import TrainingSetup
 
-__all__ = ["Hyperparameters"]
-
 _DISAGREEMENT = (
     "Each worker counts its own steps then; where they have made different numbers of them, they "
     "disagree, and the servers take the settings of each update."

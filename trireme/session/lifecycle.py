@@ -10,12 +10,13 @@ import logging
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 
-from trireme.cluster.member import Member, MemberConfig
+from trireme.cluster.member import Member
+from trireme.cluster.member_protocol import MemberConfig
 from trireme.cluster.messages import Outcome
 from trireme.cluster.view import View
 from trireme.errors import Fenced, JobFailed, TriremeError, WireError
 from trireme.launch.exit_reason import describe
-from trireme.ps.client.client import ClientOptions
+from trireme.ps.client.server_links import ClientOptions
 from trireme.session.backends.base import Backend
 from trireme.session.backends.local import Local
 from trireme.session.backends.local_sgd import LocalSgd
@@ -24,8 +25,6 @@ from trireme.session.observers.liveness import Liveness
 from trireme.session.observers.progress import Progress
 from trireme.session.training_setup import TrainingSetup
 from trireme.wire.handshake import new_epoch
-
-__all__ = ["Lifecycle"]
 
 _log = logging.getLogger(__name__)
 
@@ -224,8 +223,7 @@ class Lifecycle:
         """Enters a state, shows it and reports it."""
         self.state = state
         self.progress.state(state, detail)
-        if self.member is not None:
-            self.member.report({"state": state})
+        self.report({})
 
     # -- leaving --------------------------------------------------------------------------------
 

@@ -8,18 +8,15 @@ from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
-from trireme.errors import ConfigurationError
+from trireme.errors import ConfigurationError, suggestion
 from trireme.parallel.config import PipelineConfig
 from trireme.ps.rule import Average
-from trireme.suggestion import suggestion
 
 if TYPE_CHECKING:
     import torch
 
     from trireme.session.hooks import Hook
     from trireme.strategies import Strategy
-
-__all__ = ["Average", "Checkpoint", "OptionValues", "Options", "check_whole", "make_options"]
 
 
 @dataclass(frozen=True)
@@ -171,19 +168,26 @@ class Options:
         return Average(self.ema) if isinstance(self.ema, (int, float)) else self.ema
 
 
-def make_options(values: OptionValues) -> Options:
+def make_options(
+    values: OptionValues, *, caller: str = "Session", without: Sequence[str] = ()
+) -> Options:
     """Returns the options of a session's keywords.
+
+    Args:
+        values: the keywords.
+        caller: what has been called with them, for messages.
+        without: the options that it does not have.
 
     Raises:
         ConfigurationError: there is no option of that name, with a suggestion; or a value is out
             of range.
     """
-    own = [field.name for field in fields(Options)]
-    known = ["metrics", "run_dir", "max_steps", *own]
+    own = [field.name for field in fields(Options) if field.name not in without]
+    known = [*["metrics"] * (caller == "Session"), "run_dir", "max_steps", *own]
     for name in values:
         if name not in own:
             raise ConfigurationError(
-                f"Session has no option {name!r}{suggestion(name, known)}: it has "
+                f"{caller} has no option {name!r}{suggestion(name, known)}: it has "
                 f"{', '.join(known)}"
             )
     return Options(**values)

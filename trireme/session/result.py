@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from trireme.ps.messages import Verdict
     from trireme.ps.results import PushResult
 
-__all__ = ["Metric", "StepResult", "accuracy"]
-
 Metric = Callable[..., "torch.Tensor | float"]
 """(outputs, targets) -> a number, the mean over the batch."""
 

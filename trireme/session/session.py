@@ -26,7 +26,7 @@ from trireme.session.replica.replica import Loss, Transform
 from trireme.session.result import Metric, StepResult
 from trireme.session.settings import Settings
 from trireme.session.stepper import Stepper
-from trireme.session.stopping import ShouldStop, Signals
+from trireme.session.stopping import Signals
 from trireme.session.summary_methods import SummaryMethods
 from trireme.session.training_setup import (
     Optimizers,
@@ -39,8 +39,6 @@ from trireme.session.worker import Worker
 
 if TYPE_CHECKING:
     from trireme.parallel.pipeline import Pipeline
-
-__all__ = ["Session", "StepResult"]
 
 
 class Session(SummaryMethods):
@@ -121,10 +119,9 @@ class Session(SummaryMethods):
                 raise error.with_traceback(None) from error.__cause__
             raise
         self._recorder = Recorder(self.worker)
-        self._feed = DataFeed(self.worker, self._recorder.phases)
+        self._feed = DataFeed(self.worker, self._recorder.phases, self._finish_training)
         self._stepper = Stepper(self.worker, self._replica, self._make_optimizer)
         self._handlers = Signals(self.worker.lifecycle.interrupt)
-        self._handlers.install()
         self._finished = False
         self.worker.lifecycle.enter("training")
         try:
@@ -200,16 +197,6 @@ class Session(SummaryMethods):
     # -- properties -----------------------------------------------------------------------------
 
     @property
-    def is_chief(self) -> bool:
-        """Whether this is the live worker with the lowest index."""
-        return self.worker.lifecycle.is_chief
-
-    @property
-    def global_step(self) -> int:
-        """The global step of the values that this worker has."""
-        return self.worker.global_step
-
-    @property
     def local_steps(self) -> int:
         """The number of this worker's updates that were applied."""
         return self._recorder.applied
@@ -254,11 +241,6 @@ class Session(SummaryMethods):
     def recorder(self) -> Recorder:
         """The recorder that counts and shows this worker's steps; for Trireme's own hooks."""
         return self._recorder
-
-    @property
-    def should_stop(self) -> ShouldStop:
-        """`should_stop()` returns whether training should end; all workers agree on the answer."""
-        return ShouldStop(self.worker.asked_to_stop)
 
     def stop(self, reason: str) -> None:
         """Requests, from any worker, the end of the job at the next step at which all can end.
@@ -322,7 +304,6 @@ class Session(SummaryMethods):
             workers=workers,
             epochs=epochs,
             resized=resized,
-            finish=self._finish_training,
         )
 
     @property
@@ -362,8 +343,10 @@ class Session(SummaryMethods):
             JobFailed: the job has ended elsewhere; the message says where and why.
         """
         worker = self.worker
-        if worker.has_ended:
-            return self._leave_out(batch, loss)
+        if not worker.goes_on(self._finish_training):
+            result = self._stepper.compute_only(batch, loss)
+            self._feed.updated()
+            return result
         self._stepper.choose(optimizer)
         for hook in self.options.hooks:
             hook.before_step(self, batch)
@@ -380,17 +363,8 @@ class Session(SummaryMethods):
         self._recorder.step(result, began, computed)
         for hook in self.options.hooks:
             hook.after_step(self, result)
-        if worker.storage.saves:
+        if worker.storage.completed:
             self._announce_checkpoints()
-        return result
-
-    def _leave_out(self, batch: Any, loss: Loss | None) -> StepResult:
-        """Returns the result of a step after the end of training, which makes no update."""
-        if not self.worker.last_iteration.leaves_out():
-            self._finish_training()
-            raise self.worker.after_the_end()
-        result = self._stepper.compute_only(batch, loss)
-        self._feed.updated()
         return result
 
     def _announce_checkpoints(self) -> None:
@@ -443,13 +417,6 @@ class Session(SummaryMethods):
         for hook in self.options.hooks:
             hook.on_evaluate(self, name, results)
         return results
-
-    def save(self) -> None:
-        """Saves a checkpoint now. Only the chief saves; on other workers it does nothing.
-
-        Where processes hold the model together, all of them must call it.
-        """
-        self.worker.save()
 
 
 def _with_profile(options: Options, task: TaskConfig) -> Options:

@@ -15,8 +15,6 @@ from trireme.ps.rule import Rule
 from trireme.session.options import Options
 from trireme.strategies import SSP, Async, Collective, Strategy, choose
 
-__all__ = ["Settings"]
-
 
 @dataclass(frozen=True)
 class Settings:

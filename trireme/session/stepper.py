@@ -19,8 +19,6 @@ from trireme.session.result import StepResult
 from trireme.session.training_setup import Optimizers
 from trireme.session.worker import Worker
 
-__all__ = ["Stepper"]
-
 _SEED_WORKER, _SEED_STEP = 12, 13
 
 

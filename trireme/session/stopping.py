@@ -9,8 +9,6 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-__all__ = ["LastIteration", "ShouldStop", "Signals"]
-
 _MOST_LEFT_OUT = 1000
 
 
@@ -70,7 +68,7 @@ class LastIteration:
 
 
 class Signals:
-    """The handlers of SIGINT and SIGTERM while a process trains.
+    """Handlers of SIGINT and SIGTERM, from now to `restore`; none outside the main thread.
 
     Args:
         interrupt: called with the name of the first signal; a second raises KeyboardInterrupt.
@@ -80,9 +78,6 @@ class Signals:
         self._interrupt = interrupt
         self._before: dict[int, Any] = {}
         self._seen = False
-
-    def install(self) -> None:
-        """Installs the handlers; does nothing outside the main thread."""
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
                 self._before[number] = signal.signal(number, self._handle)

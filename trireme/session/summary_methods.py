@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -11,14 +11,13 @@ from torch import nn
 
 from trireme.monitor.tensorboard.board import TensorBoard
 from trireme.monitor.tensorboard.forward_tracer import graph_of
+from trireme.session.worker import JobView
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
-__all__ = ["SummaryMethods"]
 
-
-class SummaryMethods(ABC):
+class SummaryMethods(JobView):
     """Records numbers, images and the like at the present global step.
 
     Only the chief records; on other workers, and without a run directory, the methods do nothing.
@@ -33,11 +32,6 @@ class SummaryMethods(ABC):
     @abstractmethod
     def board(self) -> TensorBoard | None:
         """The TensorBoard writer; None where nothing is recorded."""
-
-    @property
-    @abstractmethod
-    def global_step(self) -> int:
-        """The global step of the values that this worker has."""
 
     def log(
         self,
@@ -97,19 +91,13 @@ class SummaryMethods(ABC):
 
         The options are `metadata`, a label for each point, and `label_img`, an image for each.
         """
-
-        def write(writer: SummaryWriter) -> None:
-            writer.add_embedding(matrix, tag=name, global_step=self.global_step, **options)
-
-        self._write_now(name, write, run)
+        options |= {"tag": name, "global_step": self.global_step}
+        self._write_now(name, lambda writer: writer.add_embedding(matrix, **options), run)
 
     def figure(self, name: str, figure: Any, *, run: str = "train", **options: Any) -> None:
         """Records one or several figures of matplotlib (`SummaryWriter.add_figure`)."""
-
-        def write(writer: SummaryWriter) -> None:
-            writer.add_figure(name, figure, self.global_step, **options)
-
-        self._write_now(name, write, run)
+        step = self.global_step
+        self._write_now(name, lambda to: to.add_figure(name, figure, step, **options), run)
 
     def graph(self, example: Any, *, run: str = "train") -> None:
         """Records what the model computes from example inputs, with shapes and devices.

@@ -24,15 +24,6 @@ if TYPE_CHECKING:
     from trireme.parallel.model_part import ModelPart
     from trireme.parallel.process_group import ProcessGroup
 
-__all__ = [
-    "Optimizers",
-    "TrainingSetup",
-    "assemble",
-    "build_model",
-    "device_of",
-    "replicas_of",
-]
-
 OptimizerFactory = Callable[[Any], torch.optim.Optimizer]
 """Builds an optimizer from parameters."""
 
@@ -93,17 +84,14 @@ class TrainingSetup:
     @property
     def replica(self) -> int:
         """Which of the job's `replicas` batches at a time is this process's, from 0."""
-        task, group = self.settings.task, self.process_group
-        if group is None:
-            return task.index if task.servers else 0
-        return (task.index * group.mesh.replicas if task.servers else 0) + group.replica
+        task, mesh = self.settings.task, self.settings.mesh
+        return (task.index * mesh.replicas if task.servers else 0) + mesh.replica(task.rank)
 
     @property
     def replicas(self) -> int:
         """The number of batches that the job computes at a time."""
-        task, group = self.settings.task, self.process_group
-        inside = 1 if group is None else group.mesh.replicas
-        return inside * (task.workers if task.servers else 1)
+        task = self.settings.task
+        return self.settings.mesh.replicas * (task.workers if task.servers else 1)
 
     @property
     def shows_progress(self) -> bool:
@@ -285,19 +273,10 @@ def assemble(
             staged=settings.prefetches,
         )
         return TrainingSetup(settings, model, optimizer, flat)
-    from trireme.session.replica.process_group import (  # load slowly: process groups only
-        assemble_together,
-        meet,
-    )
+    from trireme.session.replica.process_group import assemble_together  # loads slowly
 
-    process_group = meet(settings, device or device_of(settings) or torch.device("cpu"))
-    try:
-        model = make_model()
-        optimizer = build_optimizer(make_optimizer, model)
-        return assemble_together(settings, process_group, model, optimizer, in_place=in_place)
-    except BaseException:
-        process_group.close(together=False)
-        raise
+    here = device or device_of(settings) or torch.device("cpu")
+    return assemble_together(settings, here, make_model, make_optimizer, in_place=in_place)
 
 
 def replicas_of(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 
 import msgspec
@@ -21,10 +22,8 @@ from trireme.session.hyperparameters import Hyperparameters
 from trireme.session.lifecycle import Lifecycle
 from trireme.session.observers.progress import make_progress
 from trireme.session.replica.buffers import Buffers
-from trireme.session.stopping import LastIteration
+from trireme.session.stopping import LastIteration, ShouldStop
 from trireme.session.training_setup import TrainingSetup
-
-__all__ = ["UpdateTimes", "Worker"]
 
 
 class UpdateTimes(msgspec.Struct, frozen=True):
@@ -37,6 +36,37 @@ class UpdateTimes(msgspec.Struct, frozen=True):
     push_ended: float = 0.0
     wait_began: float = 0.0
     wait_ended: float = 0.0
+
+
+class JobView(ABC):
+    """What a program knows of its job, by a session or by an optimizer of its own loop."""
+
+    @property
+    @abstractmethod
+    def worker(self) -> Worker:
+        """The worker that takes part in the job; for Trireme's own hooks."""
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this is the live worker with the lowest index."""
+        return self.worker.lifecycle.is_chief
+
+    @property
+    def global_step(self) -> int:
+        """The global step of the values that this worker has."""
+        return self.worker.global_step
+
+    @property
+    def should_stop(self) -> ShouldStop:
+        """`should_stop()` returns whether training should end; all workers agree on the answer."""
+        return ShouldStop(self.worker.asked_to_stop)
+
+    def save(self) -> None:
+        """Saves a checkpoint now. Only the chief saves; on other workers it does nothing.
+
+        Where processes hold the model together, all of them must call it.
+        """
+        self.worker.save()
 
 
 class Worker:
@@ -148,23 +178,28 @@ class Worker:
 
     # -- training -------------------------------------------------------------------------------
 
-    @property
-    def has_ended(self) -> bool:
-        """Whether another update would come after the end.
+    def goes_on(self, finish: Callable[[], None]) -> bool:
+        """Returns whether to make an update; False in the iteration in which training has ended.
 
         With prefetch a worker may hear of the end between two steps, when it asks a server for
         something else: the step to come finishes the push that is under way.
-        """
-        return self.backend.stopping and not self._under_way
 
-    def after_the_end(self) -> ConfigurationError | SystemExit:
-        """Returns what a program is told that makes an update after training has ended.
+        Args:
+            finish: called where the loop continues after that iteration; it saves the result.
 
-        An interrupted job ends the program, as its loop would go on for nothing.
+        Raises:
+            ConfigurationError: the loop continues after training has ended; its result is saved.
+            SystemExit: with status 130, where the job was interrupted: the loop would go on for
+                nothing.
         """
+        if not self.backend.stopping or self._under_way:
+            return True
+        if self.last_iteration.leaves_out():
+            return False
+        finish()
         if self.lifecycle.interrupted is not None:
-            return SystemExit(130)
-        return after_the_end(self.task.index, self.backend.global_step)
+            raise SystemExit(130)
+        raise after_the_end(self.task.index, self.backend.global_step)
 
     @property
     def global_step(self) -> int:
@@ -372,7 +407,7 @@ class Worker:
                 return
 
     def save(self) -> None:
-        """Saves a checkpoint now; see `Session.save`."""
+        """Saves a checkpoint now; see `JobView.save`."""
         if self.lifecycle.is_chief or self.setup.process_group is not None:
             self.checkpoints.save()
 

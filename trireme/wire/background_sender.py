@@ -16,8 +16,6 @@ from trireme.errors import WireError, WireTimeout
 from trireme.wire.connection import Connection
 from trireme.wire.polling import Wakeup
 
-__all__ = ["BackgroundSender"]
-
 _SLICE = 1.0  # seconds between two checks of the deadline while nothing happens
 
 
@@ -86,19 +84,16 @@ class BackgroundSender:
         try:
             while not self._stopped:
                 ending = self._deadline is not None  # read first: no piece comes after `finish`
-                self._take()
+                while self._pieces:
+                    index, payload = self._pieces.popleft()
+                    if self._failures[index] is None:
+                        self._connections[index].extend(payload)
                 blocked = [i for i in range(len(self._connections)) if not self._advance(i)]
                 if ending and not blocked:
                     return
                 self._wait(blocked)
         except BaseException as error:
             self._bug = error
-
-    def _take(self) -> None:
-        while self._pieces:
-            index, payload = self._pieces.popleft()
-            if self._failures[index] is None:
-                self._connections[index].extend(payload)
 
     def _advance(self, index: int) -> bool:
         """Sends what one connection takes; returns False if the rest has to wait for room."""

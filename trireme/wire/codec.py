@@ -18,20 +18,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 import torch
 
-from trireme.errors import ConfigurationError
-from trireme.suggestion import suggestion
-
-__all__ = [
-    "CODECS",
-    "BlockInt8",
-    "Codec",
-    "ErrorFeedback",
-    "Half",
-    "TopK",
-    "deflated",
-    "inflated",
-    "make_codec",
-]
+from trireme.errors import ConfigurationError, suggestion
 
 _BLOCK = 256
 _LARGEST_HALF = 65504.0
@@ -166,16 +153,15 @@ class ErrorFeedback:
     Args:
         codec: a lossy codec.
         count: how many numbers each message has.
-        dtype: the dtype of the numbers.
 
     Attributes:
         residual: the accumulated encoding error, which is added to the next message.
     """
 
-    def __init__(self, codec: Codec, count: int, dtype: torch.dtype = torch.float32) -> None:
+    def __init__(self, codec: Codec, count: int) -> None:
         self._codec = codec
-        self.residual = torch.zeros(count, dtype=dtype)
-        self._sent = torch.zeros(count, dtype=dtype)
+        self.residual = torch.zeros(count, dtype=torch.float32)
+        self._sent = torch.zeros(count, dtype=torch.float32)
 
     def encode(self, values: torch.Tensor, out: torch.Tensor) -> None:
         """Encodes the values plus the residual, and updates the residual.

@@ -10,10 +10,9 @@ import math
 import select
 from collections import deque
 from collections.abc import Iterable
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from itertools import islice
-from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 from trireme.clock import Clock, MonotonicClock
 from trireme.errors import (
@@ -30,15 +29,13 @@ from trireme.wire.transport import Stream
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-__all__ = ["Connection", "SendQueue"]
-
 _DEFAULT_LIMITS = Limits()
 _NOTHING = memoryview(b"")
 _REUSED_BYTES = 1 << 20  # copies of at least this size use one memory, one after the other
 _FRONT_PIECES = 64  # how many queued copies are written at once
 
 
-class Connection(FrameReader):
+class Connection(FrameReader, AbstractContextManager["Connection", None]):
     """Messages over one stream, which the connection owns. Used by one thread at a time.
 
     After a failed receive nothing more can be received, and after a failed send nothing more can
@@ -75,15 +72,7 @@ class Connection(FrameReader):
         self._frame_rest: list[memoryview] = []
         self._bytes_to_come = 0
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
     def fileno(self) -> int:
@@ -91,20 +80,15 @@ class Connection(FrameReader):
         return self.stream.fileno()
 
     @property
-    def wants_write(self) -> bool:
-        """Whether the stream has not taken all offered bytes; see `flush`."""
-        return self._queue.nbytes > 0
-
-    @property
     def unsent(self) -> int:
-        """How many offered bytes the stream has not taken."""
+        """How many offered bytes the stream has not taken; see `flush`."""
         return self._queue.nbytes
 
     def close(self) -> None:
         """Closes the stream and drops offered bytes that it has not taken. May be repeated."""
         closed = ConnectionClosed(f"the connection to {self.peer} was closed by this side")
         self._receive_failure = self._send_failure = closed
-        self._queue.free()
+        self._queue.clear()
         self._frame_rest, self._bytes_to_come = [], 0
         self.stream.close()
 
@@ -136,14 +120,14 @@ class Connection(FrameReader):
             ConnectionBroken: the peer or the network broke off, or an earlier send failed.
             ConnectionClosed: after `close`.
         """
-        if self._send_failure is not None:
-            raise again(self._send_failure)
-        if self._frame_rest or self._bytes_to_come:
-            self._check_between_frames()
         views = self._frame(message, payload, sequence)
         rest = views if self._queue else self._write(views)
         if rest:
-            self._send_rest(rest, timeout)
+            deadline = self.clock.now() + timeout
+            while not self.flush():
+                self._wait_to_send(deadline, timeout)
+            while rest := self._write(rest):
+                self._wait_to_send(deadline, timeout)
 
     def offer(self, message: Message, payload: Iterable[Buffer] = (), *, sequence: int = 0) -> bool:
         """Sends what the stream takes now and keeps a copy of the rest for `flush`. Never blocks.
@@ -165,10 +149,6 @@ class Connection(FrameReader):
             ConnectionBroken: the peer or the network broke off, or an earlier send failed.
             ConnectionClosed: after `close`.
         """
-        if self._send_failure is not None:
-            raise again(self._send_failure)
-        if self._frame_rest or self._bytes_to_come:
-            self._check_between_frames()
         views = self._frame(message, payload, sequence)
         rest = views if self._queue and not self.flush() else self._write(views)
         if rest:
@@ -266,6 +246,11 @@ class Connection(FrameReader):
     def _frame(
         self, message: Message, payload: Iterable[Buffer], sequence: int
     ) -> list[memoryview]:
+        """Returns the next frame as views of its bytes; raises if no frame can be sent now."""
+        if self._send_failure is not None:
+            raise again(self._send_failure)
+        if self._frame_rest or self._bytes_to_come:
+            self._check_between_frames()
         metadata = self.catalog.encode(message)
         if self.lending is not None and (carried := self.lending.carry(payload)):
             header = pack_header(message.kind, len(metadata), carried, sequence, lent=True)
@@ -291,14 +276,6 @@ class Connection(FrameReader):
             raise
         self.bytes_sent += count
         return [] if count == sum(map(len, views)) else skip_bytes(views, count)
-
-    def _send_rest(self, rest: list[memoryview], timeout: float) -> None:
-        """Sends what was offered before and then the rest of a frame; blocks as long as needed."""
-        deadline = self.clock.now() + timeout
-        while not self.flush():
-            self._wait_to_send(deadline, timeout)
-        while rest := self._write(rest):
-            self._wait_to_send(deadline, timeout)
 
     def _wait_to_send(self, deadline: float, timeout: float) -> None:
         if not self._wait(select.POLLOUT, deadline - self.clock.now()):
@@ -407,11 +384,7 @@ class SendQueue:
             self._pieces[0] = rest[0]
 
     def clear(self) -> None:
-        """Drops all pieces."""
+        """Drops all pieces and the reused memory."""
         self._pieces.clear()
         self.nbytes = 0
-
-    def free(self) -> None:
-        """Drops all pieces and the reused memory."""
-        self.clear()
         self._reused = bytearray()

@@ -15,8 +15,6 @@ from trireme.wire.message import HEADER_SIZE, Catalog, Header, Limits, Message, 
 from trireme.wire.shared_memory import Lending
 from trireme.wire.transport import Stream
 
-__all__ = ["Destination", "FrameReader", "Incoming", "again", "skip_bytes"]
-
 Destination = Callable[[Message, int], Sequence[memoryview]]
 """Returns the memory for a payload, from the message that it belongs to and its length in bytes."""
 
@@ -121,18 +119,15 @@ class FrameReader:
                     return None
                 self._space = []
         except WireError as error:
-            self._receive_failure = self._explain(error)
-            raise self._receive_failure from error
+            failure = error
+            if isinstance(error, PeerClosed) and (self._incoming is not None or self.buffered):
+                failure = ConnectionBroken(f"{self.peer} closed the connection inside a message")
+            elif isinstance(error, FrameError):
+                failure = FrameError(f"{self.peer}: {error}")
+            self._receive_failure = failure
+            raise failure from error
         incoming, self._incoming = self._incoming, None
         return incoming
-
-    def _explain(self, error: WireError) -> WireError:
-        in_frame = self._incoming is not None or self.buffered
-        if isinstance(error, PeerClosed) and in_frame:
-            return ConnectionBroken(f"{self.peer} closed the connection inside a message")
-        if isinstance(error, FrameError):
-            return FrameError(f"{self.peer}: {error}")
-        return error
 
     def _read_head(self) -> bool:
         """Reads a header and its metadata, once; returns whether they are complete."""
@@ -191,15 +186,11 @@ class FrameReader:
             if end != self._stop:
                 self._first_read = self._buffer[: self._need]
                 self._take_from_buffer()
-        elif self._first_read is not self._buffer or len(self._buffer) > _READ_AHEAD:
-            self._reset_first_read()
+        else:  # reads ahead as far as usual again, and frees a buffer that has grown
+            if len(self._buffer) > _READ_AHEAD and end == self._stop:
+                self._buffer = memoryview(bytearray(_READ_AHEAD))
+            self._first_read = self._buffer
         self._need = HEADER_SIZE
-
-    def _reset_first_read(self) -> None:
-        """Reads ahead as far as usual again, and frees a buffer that has grown."""
-        if len(self._buffer) > _READ_AHEAD and self._start == self._stop:
-            self._buffer = memoryview(bytearray(_READ_AHEAD))
-        self._first_read = self._buffer
 
     def _allocate(self, message: Message, length: int) -> Sequence[memoryview]:
         """Gets the memory for a payload."""

@@ -42,20 +42,6 @@ from trireme.errors import (
 from trireme.wire.connection import Connection
 from trireme.wire.message import HANDSHAKE_LIMITS, Catalog, Message, Number
 
-__all__ = [
-    "HANDSHAKE_CATALOG",
-    "HANDSHAKE_TIMEOUT",
-    "Challenge",
-    "Denied",
-    "Hello",
-    "Identity",
-    "Proof",
-    "ServerHandshake",
-    "Welcome",
-    "authenticate",
-    "new_epoch",
-]
-
 HANDSHAKE_TIMEOUT = 10.0
 """Seconds that a handshake may take, unless the caller says otherwise."""
 
@@ -222,7 +208,7 @@ class ServerHandshake:
         return self._challenge
 
     def _answer_proof(self, hello: Hello, proof: Proof) -> Message:
-        expected = _client_proof(self._secret, hello, self._challenge)
+        expected = _digest(self._secret, _CLIENT, hello, self._challenge)
         if not hmac.compare_digest(expected, proof.hmac):
             return self._deny("secret", f"{hello.task} does not know this job's secret")
         if self._serves and hello.server not in self._serves:
@@ -233,17 +219,16 @@ class ServerHandshake:
             return self._deny("address", f"{hello.task} {how}: something between passes it on")
         if hello.epoch and hello.epoch != self._epoch:
             if not self._epoch:
-                self.early = True
                 return self._deny("early", f"{hello.task} came before this task had joined the job")
             return self._deny("epoch", f"{hello.task} belongs to an earlier start of the job")
         self.identity = Identity(
             hello.job, hello.task, hello.incarnation, hello.epoch, hello.server
         )
-        return Welcome(_server_proof(self._secret, hello, self._challenge, proof))
+        return Welcome(_digest(self._secret, _SERVER, hello, self._challenge, proof))
 
     def _deny(self, reason: str, explanation: str) -> Denied:
         self.identity = None
-        self.denied = explanation
+        self.denied, self.early = explanation, reason == "early"
         return Denied(reason)
 
 
@@ -280,37 +265,30 @@ def authenticate(
     """
     catalog, limits = connection.catalog, connection.limits
     connection.catalog, connection.limits = HANDSHAKE_CATALOG, HANDSHAKE_LIMITS
-    try:
-        _authenticate(connection, identity, secret, server, timeout)
-    except WireError:
-        connection.close()
-        raise
-    connection.catalog, connection.limits = catalog, limits
-
-
-def _authenticate(
-    connection: Connection, identity: Identity, secret: bytes, server: str, timeout: float
-) -> None:
-    nonce = secrets.token_bytes(_NONCE_BYTES)
     hello = Hello(
         job=identity.job,
         epoch=identity.epoch,
         task=identity.task,
         incarnation=identity.incarnation,
-        nonce=nonce,
+        nonce=secrets.token_bytes(_NONCE_BYTES),
         server=server,
         address=connection.stream.called,
     )
     deadline = connection.clock.now() + timeout
-    challenge = _ask(connection, hello, Challenge, hello, deadline)
-    proof = Proof(_client_proof(secret, hello, challenge))
-    welcome = _ask(connection, proof, Welcome, hello, deadline)
-    expected = _server_proof(secret, hello, challenge, proof)
-    if not hmac.compare_digest(expected, welcome.hmac):
-        raise AuthenticationError(
-            f"{connection.peer} could not prove that it knows the secret of job {identity.job}: "
-            "another process listens at this address; check the address"
-        )
+    try:
+        challenge = _ask(connection, hello, Challenge, hello, deadline)
+        proof = Proof(_digest(secret, _CLIENT, hello, challenge))
+        welcome = _ask(connection, proof, Welcome, hello, deadline)
+        expected = _digest(secret, _SERVER, hello, challenge, proof)
+        if not hmac.compare_digest(expected, welcome.hmac):
+            raise AuthenticationError(
+                f"{connection.peer} could not prove that it knows the secret of job {hello.job}: "
+                "another process listens at this address; check the address"
+            )
+    except WireError:
+        connection.close()
+        raise
+    connection.catalog, connection.limits = catalog, limits
 
 
 def _ask(
@@ -338,15 +316,11 @@ def _ask(
 
 
 def _refusal(reason: str, peer: str, hello: Hello) -> WireError:
-    if reason == "early":
-        return ConnectionRefused(f"{peer} has not joined job {hello.job} yet")
-    if reason == "epoch":
-        return StaleEpochError(
-            f"{hello.task} belongs to an earlier start of job {hello.job}: the job at "
-            f"{peer} was started again since. End this process; the new start takes none of its "
-            "updates"
-        )
+    kinds = {"early": ConnectionRefused, "epoch": StaleEpochError}
     texts = {
+        "early": f"{peer} has not joined job {hello.job} yet",
+        "epoch": f"{hello.task} belongs to an earlier start of job {hello.job}: the job at {peer} "
+        "was started again since. End this process; the new start takes none of its updates",
         "job": f"{peer} serves another job than {hello.job}: check the address, and whether tasks "
         "of an older run are still there",
         "secret": f"{peer} denied {hello.task}: this task's secret is not that of job "
@@ -358,7 +332,7 @@ def _refusal(reason: str, peer: str, hello: Hello) -> WireError:
         "taken the address, or a proxy or a tunnel. Connect to the task directly",
     }
     other = f"{peer} denied {hello.task}: it took the handshake for malformed ({reason!r})"
-    return AuthenticationError(texts.get(reason, other))
+    return kinds.get(reason, AuthenticationError)(texts.get(reason, other))
 
 
 def _same_address(theirs: str, ours: str) -> bool:
@@ -383,15 +357,8 @@ def _is_loopback(address: str) -> bool:
         return True  # not an address that a socket reports: not to be trusted
 
 
-def _client_proof(secret: bytes, hello: Hello, challenge: Challenge) -> bytes:
-    return _digest(secret, _CLIENT, hello, challenge)
-
-
-def _server_proof(secret: bytes, hello: Hello, challenge: Challenge, proof: Proof) -> bytes:
-    return _digest(secret, _SERVER, hello, challenge, proof)
-
-
 def _digest(secret: bytes, label: bytes, *messages: Message) -> bytes:
+    """Returns the HMAC of the side that the label names, over all messages so far."""
     digest = hmac.new(secret, digestmod=hashlib.sha256)
     for part in (label, *map(_ENCODED.encode, messages)):
         # The length first, so that no two transcripts give the same bytes.

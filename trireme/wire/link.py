@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from trireme.wire.service import Service
 
-__all__ = ["Link", "ServiceLimits"]
-
 _NOBODY = Identity("", "an unauthenticated peer")
 _MESSAGES_AT_ONCE = 32  # how many messages of one link are handled before other links'
 
@@ -128,7 +126,7 @@ class Link:
         if self.closed:
             return
         self.closed = True
-        if self.connection.wants_write:
+        if self.connection.unsent:
             self._set_deadline(self._service.service_limits.linger_seconds, None)
             self._update_events()
         else:
@@ -201,7 +199,7 @@ class Link:
         except WireError as error:
             self._cannot_send(error)
             return
-        if self.closed and not self.connection.wants_write:
+        if self.closed and not self.connection.unsent:
             self._service.drop(self, None)
         else:
             self._update_events()
@@ -225,7 +223,7 @@ class Link:
 
     def _update_events(self) -> None:
         events = 0 if self.closed else READABLE
-        if self.connection.wants_write:
+        if self.connection.unsent:
             events |= WRITABLE
         if events != self._events:
             self._events = events

@@ -28,21 +28,6 @@ import msgspec
 
 from trireme.errors import FrameError
 
-__all__ = [
-    "HANDSHAKE_LIMITS",
-    "HEADER_SIZE",
-    "PROTOCOL_VERSION",
-    "Catalog",
-    "Header",
-    "Index",
-    "Limits",
-    "Message",
-    "Name",
-    "Number",
-    "pack_header",
-    "unpack_header",
-]
-
 MAGIC = b"TRIR"
 _LENT = 1
 PROTOCOL_VERSION = 1
@@ -142,14 +127,13 @@ class Catalog:
     def __init__(self, types: Iterable[type[Message]]) -> None:
         self._encoder = msgspec.msgpack.Encoder()
         self._decoders: dict[int, msgspec.msgpack.Decoder[Any]] = {}
-        self._names: dict[int, str] = {}
         for message_type in types:
             kind = message_type.kind
             if not 0 < kind < 256 or kind in self._decoders:
-                taken_by = self._names.get(kind, "no type may have it")
+                taken = kind in self._decoders
+                taken_by = self._decoders[kind].type.__name__ if taken else "no type may have it"
                 raise ValueError(f"kind {kind} of {message_type.__name__} is not free: {taken_by}")
             self._decoders[kind] = msgspec.msgpack.Decoder(message_type)
-            self._names[kind] = message_type.__name__
 
     def encode(self, message: Message) -> bytes:
         """Returns the metadata bytes of a message.
@@ -173,5 +157,5 @@ class Catalog:
         try:
             message: Message = decoder.decode(metadata)
         except (msgspec.DecodeError, ValueError, OverflowError, RecursionError) as error:
-            raise FrameError(f"a {self._names[kind]} frame is malformed: {error}") from error
+            raise FrameError(f"a {decoder.type.__name__} frame is malformed: {error}") from error
         return message

@@ -8,8 +8,6 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 
-__all__ = ["READABLE", "WRITABLE", "Poller", "Wakeup"]
-
 READABLE: int = select.POLLIN
 WRITABLE: int = select.POLLOUT
 

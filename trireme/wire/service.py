@@ -24,8 +24,6 @@ from trireme.wire.message import HANDSHAKE_LIMITS, Catalog, Limits, Message
 from trireme.wire.polling import READABLE, Poller, Wakeup
 from trireme.wire.transport import Listener, Stream
 
-__all__ = ["BURST", "LINE_SECONDS", "Handler", "Link", "Refusals", "Service", "ServiceLimits"]
-
 _log = logging.getLogger(__name__)
 
 BURST = 20
@@ -118,9 +116,7 @@ class Service:
         self.refusals = Refusals()
         self._listeners = (listener, *beside)
         self.epoch = epoch  # set by any thread, once this process has joined
-        self._job = job
-        self._secret = secret
-        self._serves = serves
+        self._new_handshake = partial(ServerHandshake, job, secret, serves=serves)
         self._tick_seconds = tick_seconds
         self._links: dict[Link, None] = {}  # in the order of arrival
         self._resumed: deque[Link] = deque()
@@ -164,7 +160,12 @@ class Service:
             _log.exception("the service at %s ends by an internal error", self.address)
             raise
         finally:
-            self._close()
+            for link in list(self._links):
+                self.drop(link, None)
+            self._poller.close()
+            for listener in self._listeners:
+                listener.close()
+            self._wakeup.close()
 
     def _serve(self) -> None:
         next_tick = self.clock.now()
@@ -183,16 +184,13 @@ class Service:
             handle(mask)
             happened = True
         if self._calls or self._resumed or self._closed_links:
-            self._handle_pending()
+            # What is added meanwhile is left to the next turn.
+            for _ in range(len(self._calls)):
+                self._calls.popleft()()
+            for _ in range(len(self._resumed)):
+                self._resumed.popleft().receive()
+            self._report_closed_links()
         return happened
-
-    def _handle_pending(self) -> None:
-        """Handles what is pending now. What is added meanwhile is left to the next turn."""
-        for _ in range(len(self._calls)):
-            self._calls.popleft()()
-        for _ in range(len(self._resumed)):
-            self._resumed.popleft().receive()
-        self._report_closed_links()
 
     def _report_closed_links(self) -> None:
         for _ in range(len(self._closed_links)):
@@ -226,14 +224,6 @@ class Service:
         for link in list(self._links):
             self.drop(link, None)
         self._report_closed_links()
-
-    def _close(self) -> None:
-        for link in list(self._links):
-            self.drop(link, None)
-        self._poller.close()
-        for listener in self._listeners:
-            listener.close()
-        self._wakeup.close()
 
     # Peers -------------------------------------------------------------------------------------
 
@@ -270,13 +260,7 @@ class Service:
         connection = Connection(
             stream, HANDSHAKE_CATALOG, limits=HANDSHAKE_LIMITS, clock=self.clock
         )
-        handshake = ServerHandshake(
-            self._job,
-            self._secret,
-            self.epoch,
-            serves=self._serves,
-            called=stream.called,
-        )
+        handshake = self._new_handshake(self.epoch, called=stream.called)
         self._register(Link(self, connection, handshake))
 
     def adopt(self, connection: Connection, identity: Identity) -> Link:

@@ -30,8 +30,6 @@ from trireme.errors import ConnectionBroken
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-__all__ = ["Lending", "SharedMemory", "available"]
-
 Views = tuple[memoryview, ...]
 
 _SEALS = 0
@@ -144,29 +142,18 @@ class Lending:
     Args:
         incoming: the ranges that hold the payload of a flagged frame of the peer.
         outgoing: for the lender: the payload that is sent by reference, if it is this very object.
-        target: for the borrower: the ranges into which payloads of the same sizes are copied.
+            For the borrower: the ranges into which payloads of the same sizes are copied.
+        borrowed: whether this is the borrower's side: the same ranges, mapped in its process.
     """
 
-    def __init__(
-        self, incoming: Views, *, outgoing: Views | None = None, target: Views | None = None
-    ) -> None:
+    def __init__(self, incoming: Views, outgoing: Views, *, borrowed: bool) -> None:
         self.incoming = incoming
         self.incoming_bytes = sum(view.nbytes for view in incoming)
         self._outgoing = outgoing
-        self._target = target
-        self._sizes = [view.nbytes for view in target] if target is not None else []
+        self._borrowed = borrowed
+        self._sizes = [view.nbytes for view in outgoing]
         self._fitting: Views = ()  # the last payload that fitted
-        self._carried = sum(view.nbytes for view in outgoing or target or ())
-
-    @classmethod
-    def of_lender(cls, outbound: Views, inbound: Views) -> Lending:
-        """Returns the lender's side: its own memory."""
-        return cls(inbound, outgoing=outbound)
-
-    @classmethod
-    def of_borrower(cls, outbound: Views, inbound: Views) -> Lending:
-        """Returns the borrower's side: the same ranges, mapped in its process."""
-        return cls(outbound, target=inbound)
+        self._carried = sum(self._sizes)
 
     def carry(self, payload: Iterable[Buffer]) -> int:
         """Passes a payload to the peer through the memory, if possible.
@@ -174,15 +161,15 @@ class Lending:
         Returns:
             The payload's length in bytes; 0 if it has to cross the connection.
         """
-        if payload is self._outgoing:
-            return self._carried
-        if self._target is None or not payload:
+        if not self._borrowed:
+            return self._carried if payload is self._outgoing else 0
+        if not payload:
             return 0
         if payload is not self._fitting:
             if not isinstance(payload, tuple) or not self._fits(payload):
                 return 0
             self._fitting = payload
-        for source, target in zip(self._fitting, self._target, strict=True):
+        for source, target in zip(self._fitting, self._outgoing, strict=True):
             target[:] = source
         return self._carried
 

@@ -11,8 +11,6 @@ import os
 import time
 from collections.abc import Callable
 
-__all__ = ["SpinWait"]
-
 
 class SpinWait:
     """Spins for a while, then blocks.

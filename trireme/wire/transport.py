@@ -20,8 +20,6 @@ from trireme.errors import ConfigurationError
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-__all__ = ["Listener", "Stream", "connect", "listen"]
-
 _SCHEMES = ("tcp", "shm", "memory")
 """Each is the name of a module in `trireme.wire.transports`, with a `connect` and a `listen` of the
 address without its scheme."""

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from tests.launch.programs import run_programs
@@ -117,14 +118,14 @@ def test_what_may_hold_128_bits_is_taken(text: str) -> None:
 
 
 def test_a_task_reads_it_from_what_it_inherits_as_often_as_it_asks() -> None:
-    with secret_descriptor("abcd", "j") as fd:
-        environ = {TASK_VARIABLE: encode_task(TaskConfig(job="j", secret_fd=fd))}
+    with secret_descriptor(TaskConfig(job="j", secret="abcd")) as task:
+        environ = {TASK_VARIABLE: encode_task(task)}
         assert [detect(environ).secret, detect(environ).secret] == ["abcd", "abcd"]
 
 
 def test_who_is_started_by_a_task_is_not_that_task() -> None:
-    with secret_descriptor("abcd", "another job") as fd:
-        environ = {TASK_VARIABLE: encode_task(TaskConfig(job="j", secret_fd=fd))}
+    with secret_descriptor(TaskConfig(job="another job", secret="abcd")) as task:
+        environ = {TASK_VARIABLE: encode_task(msgspec.structs.replace(task, job="j"))}
         with pytest.raises(ConfigurationError, match="is not that task"):
             detect(environ)
     with pytest.raises(ConfigurationError, match="is not that task"):

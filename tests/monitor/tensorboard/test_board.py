@@ -37,6 +37,8 @@ def curve(directory: Path, name: str, run: str = "train") -> list[tuple[int, flo
 class Methods(SummaryMethods):
     """The methods that log at a step."""
 
+    worker: Any = None  # no job is joined
+
     def __init__(self, board: TensorBoard, step: int) -> None:
         self._board = board
         self._step = step

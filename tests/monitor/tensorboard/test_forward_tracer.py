@@ -5,8 +5,7 @@ import torch
 from torch import nn
 
 from trireme.models import CifarNetwork
-from trireme.monitor.tensorboard.forward_tracer import ForwardTracer, graph_of
-from trireme.monitor.tensorboard.graph import Node
+from trireme.monitor.tensorboard.forward_tracer import ForwardTracer, Node, graph_of
 
 
 class Twice(nn.Module):
@@ -21,7 +20,7 @@ class Twice(nn.Module):
 
 
 def nodes(watch: ForwardTracer) -> dict[str, Node]:
-    return {node.name: node for node in watch.graph.nodes}
+    return {node.name: node for node in watch.graph}
 
 
 def test_operations_by_module_with_what_they_take_and_make() -> None:
@@ -88,17 +87,17 @@ def test_observers_see_each_module_and_leave_no_trace() -> None:
         outputs = model(torch.rand(5, 3))
     assert [name for name, _ in seen] == ["0", "1", ""]
     assert torch.equal(seen[-1][1], outputs * 2)
-    assert not any(node.kind.startswith(("aten.clone", "aten.mul")) for node in watch.graph.nodes)
+    assert not any(node.kind.startswith(("aten.clone", "aten.mul")) for node in watch.graph)
 
 
 def test_only_the_first_pass_is_watched_and_nothing_stays() -> None:
     model = nn.Sequential(nn.Linear(3, 2))
     with ForwardTracer(model) as watch:
         model(torch.rand(5, 3))
-        count = len(watch.graph.nodes)
+        count = len(watch.graph)
         model(torch.rand(5, 3))
     model(torch.rand(5, 3))
-    assert len(watch.graph.nodes) == count
+    assert len(watch.graph) == count
     assert all(not m._forward_hooks and not m._forward_pre_hooks for m in model.modules())
 
 
@@ -107,9 +106,9 @@ def test_after_an_exception_nobody_watches_any_longer() -> None:
     watch = ForwardTracer(model)
     with watch, pytest.raises(RuntimeError, match="shapes"):
         model(torch.rand(5, 4))
-    count = len(watch.graph.nodes)
+    count = len(watch.graph)
     torch.rand(3) * 2
-    assert len(watch.graph.nodes) == count
+    assert len(watch.graph) == count
 
 
 def test_a_graph_of_its_own_leaves_the_model_as_it_was() -> None:
@@ -119,4 +118,4 @@ def test_a_graph_of_its_own_leaves_the_model_as_it_was() -> None:
     graph = graph_of(model, (torch.rand(5, 3),))
     assert [module.training for module in model] == [True, False, True]
     assert torch.equal(model[1].running_mean, before)
-    assert {node.kind for node in graph.nodes} >= {"Parameter", "Buffer", "Input", "Output"}
+    assert {node.kind for node in graph} >= {"Parameter", "Buffer", "Input", "Output"}

@@ -18,9 +18,10 @@ from torch import nn
 
 from trireme.cluster.view import ServerEntry, View, WorkerEntry
 from trireme.errors import ConfigurationError, Fenced, FrameError, WaitTimeout, WireTimeout
-from trireme.ps.client.client import Client, ClientOptions
+from trireme.ps.client.client import Client
 from trireme.ps.client.lanes import Lanes, Request
 from trireme.ps.client.protocol import Ask, Operation, expect
+from trireme.ps.client.server_links import ClientOptions
 from trireme.ps.flat import FlatModel, PartBuffer
 from trireme.ps.messages import (
     Applied,

@@ -13,8 +13,9 @@ from torch import nn
 from tests.faults import Proxies
 from tests.ps.client.test_client import JOB, SECRET, Membership, Servers, servers
 from trireme.errors import FrameError
-from trireme.ps.client.client import OVERLAP_BYTES, Client, ClientOptions
+from trireme.ps.client.client import OVERLAP_BYTES, Client
 from trireme.ps.client.overlap import Overlap
+from trireme.ps.client.server_links import ClientOptions
 from trireme.ps.flat import FlatModel
 from trireme.ps.messages import Applied, GroupSpec, Push, Span
 from trireme.ps.optimizers import spec_of
@@ -320,7 +321,7 @@ def test_small_models_push_after_backward(made: Servers) -> None:
     assert not worker.overlap._handles
     with mock.patch("trireme.ps.client.client.OVERLAP_BYTES", worker.flat.layout.bytes):
         assert worker.step() == Applied(2)
-    assert worker.overlap.servers == list(range(len(made.services)))
+    assert [link.index for link in worker.overlap._open] == [*range(len(made.services))]
     worker.client.close()
 
 

@@ -25,8 +25,8 @@ from trireme.ps.server_messages import RoundClose, RoundReady
 from trireme.ps.snapshot_messages import Load, TensorSpec
 from trireme.wire.frame_reader import Incoming
 from trireme.wire.handshake import Identity
+from trireme.wire.link import Link
 from trireme.wire.message import Message
-from trireme.wire.service import Link
 
 SIZES = {"float32": 4, "float16": 2, "float64": 8, "int32": 4, "uint8": 1, "int64": 8, "bool": 1}
 
@@ -161,9 +161,11 @@ def test_only_messages_that_have_a_payload_bring_one() -> None:
 
 def test_while_a_task_traces_the_server_notes_what_it_handles() -> None:
     server = Server(handler=ShardHandler(0))
-    worker = server.link("worker:0", 1)
+    worker, other = server.link("worker:0", 1), server.link("worker:1", 1)
     server.hear(worker, Status())
+    server.hear(other, Trace("start"))
     server.hear(worker, Trace("start"))
+    server.hear(other, Trace("stop"))
     before = time.monotonic()
     server.hear(worker, Status())
     after = time.monotonic()
@@ -172,6 +174,15 @@ def test_while_a_task_traces_the_server_notes_what_it_handles() -> None:
     (note,) = msgspec.json.decode(server.handler._notes.export(), type=list[Note])
     assert (note.name, note.peer) == ("Status", "worker:0")
     assert before <= note.began <= note.ended <= after
+
+
+def test_who_leaves_traces_no_more() -> None:
+    server = Server()
+    worker = server.link("worker:0", 1)
+    server.hear(worker, Trace("start"))
+    server.handler.closed(cast(Link, worker), None)
+    server.hear(server.link("worker:1", 1), Status())
+    assert server.handler._notes.export() == b"[]"
 
 
 def test_a_step_is_measured_once_however_many_messages_come() -> None:
@@ -189,10 +200,18 @@ def test_a_step_is_measured_once_however_many_messages_come() -> None:
     assert registry.value("trireme_apply_seconds") == 0
     push = Push(1, 1, 0, 0, 1.0)
     gradient = worker.connection.destination(push, values.nbytes)
+    server.hear(worker, Trace("start"))
     server.hear(worker, push, gradient)
     server.hear(worker, Status())
     assert handler.shard.state.step == 1
     assert registry.value("trireme_apply_seconds") == 1
+    notes = msgspec.json.decode(handler._notes.export(), type=list[Note])
+    assert [(note.name, note.step) for note in notes] == [("apply", 1), ("Push", 0), ("Status", 0)]
+    server.hear(worker, Trace("stop"))
+    push = Push(1, 2, 1, 1, 1.0)
+    server.hear(worker, push, worker.connection.destination(push, values.nbytes))
+    assert handler.shard.state.step == registry.value("trireme_apply_seconds") == 2
+    assert handler._notes.export().count(b"apply") == 1
 
 
 def test_a_load_is_measured_before_it_is_received() -> None:

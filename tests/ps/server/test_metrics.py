@@ -6,7 +6,6 @@ from tests.ps.bench import SYNC, Bench
 from trireme.metrics import Registry
 from trireme.monitor.job_state import JobSnapshot, TaskSnapshot, findings
 from trireme.ps.server.metrics import ShardMetrics
-from trireme.ps.server.trace import Notes
 
 
 class Watched:
@@ -28,7 +27,7 @@ def test_a_server_tells_what_it_applied_and_who_waits() -> None:
     bench = watched.bench
     bench.push(0, 1, 2.0)
     bench.push(1, 1, 4.0)
-    watched.metrics.applied(1, 2.0, 2.25)
+    watched.metrics.applied(0.25)
     bench.push(0, 2, 2.0, pulled=1)
     bench.now += 0.75
     status = watched.look()
@@ -83,17 +82,6 @@ def test_a_wait_that_is_over_is_said_to_be_so() -> None:
     assert (known["waiting"], known["waiting_for"], known["waiting_seconds"]) == ("", "", 0)
     task = TaskSnapshot("ps:0", "serving", status=known)
     assert findings(JobSnapshot("job", "running", 1.5, (task,))) == []
-
-
-def test_steps_are_noted_for_whoever_looks() -> None:
-    watched, notes = Watched(), Notes()
-    watched.metrics.listener = notes
-    assert notes.export() == b"[]"
-    watched.metrics.applied(1, 2.0, 2.25)
-    assert notes.export().startswith(b'[["apply",2.0,2.25')
-    watched.metrics.listener = None
-    watched.metrics.applied(2, 3.0, 3.25)
-    assert notes.export().count(b"apply") == 1
 
 
 def test_updates_on_some_servers_only_are_told_and_logged_when_there_are_more(

@@ -14,13 +14,15 @@ import pytest
 import torch
 from torch import nn
 
-from trireme.cluster.member import Member, MemberConfig
-from trireme.cluster.membership import Policy
+from trireme.cluster.member import Member
+from trireme.cluster.member_protocol import MemberConfig
 from trireme.cluster.messages import JobOver
+from trireme.cluster.state import Policy
 from trireme.cluster.view import ServerEntry, View, WorkerEntry
 from trireme.errors import WireError
 from trireme.job_config import JobConfig
-from trireme.ps.client.client import Client, ClientOptions
+from trireme.ps.client.client import Client
+from trireme.ps.client.server_links import ClientOptions
 from trireme.ps.flat import FlatModel
 from trireme.ps.messages import Applied, Push
 from trireme.ps.optimizers import spec_of

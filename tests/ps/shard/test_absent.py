@@ -97,9 +97,7 @@ class Servers:
         self.layout = layout
         self.values = []
         for server in range(layout.spec.servers):
-            buffer = PartBuffer(layout, server)
-            optimizer = SegmentOptimizer(spec, layout, server, buffer)
-            self.values.append(Values(layout, server, buffer, optimizer, Rule()))
+            self.values.append(Values(layout, server, spec, Rule()))
             self.values[-1].load(0, disassemble(layout, state, server))
 
     def step(self, gradients: dict[str, torch.Tensor], absent: tuple[int, ...]) -> None:

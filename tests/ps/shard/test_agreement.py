@@ -13,11 +13,7 @@ from trireme.cluster.view import View, WorkerEntry
 from trireme.ps.messages import Applied, PullReply, PushReply
 from trireme.ps.rule import Rule
 from trireme.ps.server_messages import (
-    LastPushes,
-    PushesCommitted,
-    PushesStaged,
     RoundClose,
-    RoundReady,
 )
 from trireme.ps.shard.instructions import Instruction, Reply, Send
 from trireme.ps.snapshot_messages import Snapshot
@@ -61,14 +57,7 @@ class Servers:
         while self.wire and count != 0:
             source, target, message = self.wire.popleft()
             bench = self.benches[target]
-            events = {
-                RoundReady: bench.shard.round_ready,
-                RoundClose: bench.shard.round_close,
-                PushesStaged: bench.shard.staged,
-                PushesCommitted: bench.shard.committed,
-                LastPushes: bench.shard.last_pushes,
-            }
-            self.take(target, events[type(message)](bench.now, source, message))
+            self.take(target, bench.shard.heard(bench.now, source, message))
             count = None if count is None else count - 1
 
     def values(self) -> list[float]:

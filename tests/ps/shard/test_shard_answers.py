@@ -225,15 +225,15 @@ def test_who_retires_is_answered_and_only_its_own_start_counts() -> None:
 def test_what_servers_tell_each_other_is_heard_by_whom_it_is_for() -> None:
     leader, follower = Bench(SYNC, servers=2), Bench(SYNC, server=1, servers=2)
     close, ready = RoundClose(0, ((0, 1),), 1.0), RoundReady(0, ((0, 1),), (), 0.0)
-    assert leader.shard.round_close(leader.now, 0, close) == []
-    assert follower.shard.round_ready(follower.now, 1, ready) == []
+    assert leader.shard.heard(leader.now, 0, close) == []
+    assert follower.shard.heard(follower.now, 1, ready) == []
     for bench in (leader, follower):
         bench.push(0)
         bench.push(1)
         assert bench.shard.state.step == 0
     both = ((0, 1), (1, 1))
-    leader.shard.round_ready(leader.now, 1, RoundReady(0, both, (), 0.0))
-    follower.shard.round_close(follower.now, 0, RoundClose(0, both, 1.0))
+    leader.shard.heard(leader.now, 1, RoundReady(0, both, (), 0.0))
+    follower.shard.heard(follower.now, 0, RoundClose(0, both, 1.0))
     assert (leader.shard.state.step, follower.shard.state.step) == (1, 1)
     assert leader.counters["rounds"] == follower.counters["rounds"] == 1.0
 
@@ -243,9 +243,9 @@ def test_what_servers_tell_each_other_of_pushes_is_heard_by_whom_it_is_for() -> 
     staged, committed = PushesStaged(0, ((0, 1, 1),)), PushesCommitted(0, (), 1)
     for bench in (leader, follower, Bench(SYNC), Bench(loaded=False)):
         if bench is not leader:
-            assert bench.shard.staged(bench.now, 1, staged) == []
+            assert bench.shard.heard(bench.now, 1, staged) == []
         if bench is not follower:
-            assert bench.shard.committed(bench.now, 0, committed) == []
+            assert bench.shard.heard(bench.now, 0, committed) == []
         assert bench.shard.state.step == 0
 
 
@@ -255,7 +255,7 @@ def test_who_is_out_is_not_answered_again_when_its_push_is_committed() -> None:
     ((route, _),) = told(bench.view(0))[:1]
     assert route == "push 1.1"
     committed = PushesCommitted(0, ((1, 1, 1, True),), 1)
-    out = told(bench.shard.committed(bench.now, 0, committed))
+    out = told(bench.shard.heard(bench.now, 0, committed))
     assert [route for route, _ in out if str(route).startswith("push")] == []
     assert bench.shard.state.step == 1
     assert bench.shard.waits(bench.now) == ()
@@ -422,7 +422,7 @@ def test_what_is_left_is_the_newest_of_each_worker_of_now() -> None:
 def test_only_so_many_topics_are_kept_and_the_known_ones_go_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("trireme.ps.shard.state._MOST_TOPICS", 1)
+    monkeypatch.setattr("trireme.ps.shard.shard._MOST_TOPICS", 1)
     bench = Bench()
     for topic, answer in (
         ("t", Done()),

@@ -77,7 +77,7 @@ def test_a_round_that_other_servers_have_closed_is_closed_here_too() -> None:
     bench.push(0, 1, 2.0)
     bench.push(1, 1, 4.0)
     bench.freeze()
-    assert bench.shard.round_close(bench.now, 0, RoundClose(0, (A, B), 1.0)) == []
+    assert bench.shard.heard(bench.now, 0, RoundClose(0, (A, B), 1.0)) == []
     message, numbers = snapshot_of(bench.cut(1, (0, 1), (1, 1)))
     assert message.step == 1
     assert bench.shard.state.step == 1

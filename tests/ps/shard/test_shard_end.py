@@ -66,7 +66,7 @@ def test_only_server_0_says_when_it_is_over() -> None:
     bench = Bench(ending(1), server=1, servers=2)
     assert told(bench.push(0)) == [("ps:0", PushesStaged(0, ((0, 1, 1),)))]
     committed = PushesCommitted(0, ((0, 1, 1, True),), 1)
-    assert told(bench.shard.committed(bench.now, 0, committed)) == [("push 0.1", applied(1))]
+    assert told(bench.shard.heard(bench.now, 0, committed)) == [("push 0.1", applied(1))]
     assert told(bench.pull(0)) == [("pull 0", PullReply(1, False))]
 
 

@@ -157,7 +157,7 @@ def test_server_0_waits_until_the_others_hold_the_updates() -> None:
     bench = Bench(SYNC, servers=2)
     bench.push(0)
     assert bench.push(1) == []
-    out = bench.shard.round_ready(bench.now, 1, RoundReady(0, (A, B), (), 0.0))
+    out = bench.shard.heard(bench.now, 1, RoundReady(0, (A, B), (), 0.0))
     assert told(out) == [
         ("ps:1", RoundClose(0, (A, B), 1.0)),
         ("push 0.1", applied(1)),
@@ -169,21 +169,21 @@ def test_another_server_does_what_server_0_decides() -> None:
     bench = Bench(Rule(aggregate=1, staleness=0), server=1, servers=2)
     assert sent(bench.push(0)) == [(0, RoundReady(0, (A,), (), 0.0))]
     assert sent(bench.push(1)) == [(0, RoundReady(0, (A, B), (), 0.0))]
-    out = bench.shard.round_close(bench.now, 0, RoundClose(0, (B,), 1.0))
+    out = bench.shard.heard(bench.now, 0, RoundClose(0, (B,), 1.0))
     assert told(out) == [
         ("push 1.1", applied(1)),
         ("push 0.1", PushReply(Stale(1), 1, 1, False)),
     ]
-    assert bench.shard.round_close(bench.now, 0, RoundClose(0, (B,), 1.0)) == []
+    assert bench.shard.heard(bench.now, 0, RoundClose(0, (B,), 1.0)) == []
 
 
 def test_a_round_of_updates_that_are_not_here_is_not_believed() -> None:
     bench = Bench(SYNC, server=1, servers=2)
     bench.push(0, 1, 2.0)
-    assert bench.shard.round_close(bench.now, 0, RoundClose(0, (A, B), 1.0)) == []
+    assert bench.shard.heard(bench.now, 0, RoundClose(0, (A, B), 1.0)) == []
     assert sent(bench.push(1, 1, 4.0)) == [(0, RoundReady(0, (A, B), (), 0.0))]
     assert bench.shard.state.step == 0
-    assert bench.shard.round_close(bench.now, 0, RoundClose(0, (A, B), 1.0)) != []
+    assert bench.shard.heard(bench.now, 0, RoundClose(0, (A, B), 1.0)) != []
 
 
 def test_an_update_that_server_0_counts_on_outlives_its_worker() -> None:
@@ -192,7 +192,7 @@ def test_an_update_that_server_0_counts_on_outlives_its_worker() -> None:
     bench.push(1, 1, 4.0)
     # The worker hears at once that it is out; its memory is its own again.
     assert told(bench.view(0))[0] == ("push 1.1", fenced(2, "worker:1 is not in view 2"))
-    out = bench.shard.round_close(bench.now, 0, RoundClose(0, (A, B), 1.0))
+    out = bench.shard.heard(bench.now, 0, RoundClose(0, (A, B), 1.0))
     assert told(out) == [("push 0.1", applied(1))]
     assert bench.value == 97.0
     assert bench.table[1] == WorkerProgress(1, 1, 1, 1, 0)
@@ -203,7 +203,7 @@ def test_an_update_that_was_kept_and_not_counted_on_is_forgotten() -> None:
     bench.push(0, 1, 2.0)
     bench.push(1, 1, 4.0)
     bench.view(0)
-    out = bench.shard.round_close(bench.now, 0, RoundClose(0, (A,), 1.0))
+    out = bench.shard.heard(bench.now, 0, RoundClose(0, (A,), 1.0))
     assert told(out) == [("push 0.1", applied(1))]
     assert bench.value == 98.0
     assert bench.table[1] == WorkerProgress(1, 1, 0, 0, 0)
@@ -215,7 +215,7 @@ def test_norms_are_gathered_at_server_0() -> None:
     bench.push(0, 1, 1.0)  # this server holds no element, or all of them
     square = float(sum(part.length for part in bench.layout.parts(0)))
     other = 100.0 - square
-    out = bench.shard.round_ready(bench.now, 1, RoundReady(0, (A,), (A,), other))
+    out = bench.shard.heard(bench.now, 1, RoundReady(0, (A,), (A,), other))
     ((_, close), (_, answer)) = told(out)
     assert isinstance(close, RoundClose)
     assert close.scale == pytest.approx(0.5, rel=1e-6)

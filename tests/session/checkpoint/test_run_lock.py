@@ -111,7 +111,7 @@ def test_a_chief_that_has_gone_lets_the_next_one_in(
     tmp_path: Path, other_process: subprocess.Popen[bytes]
 ) -> None:
     lock = RunLock.claim(tmp_path, writer(pid=other_process.pid))
-    lock._close()  # as the kernel does
+    lock._file.close()  # as the kernel does
     RunLock.claim(tmp_path, writer("worker:1", epoch="two")).release()
 
 
@@ -160,8 +160,9 @@ def test_a_forked_child_does_not_keep_the_lock(tmp_path: Path) -> None:
 
 def test_a_lock_file_that_is_gone_or_damaged_is_no_right_to_write(tmp_path: Path) -> None:
     lock = RunLock.claim(tmp_path, writer())
-    (tmp_path / WRITERS / "000001" / "writer.json").write_text("{")
-    assert not lock.held
+    for damaged in (b'{"host": "v\xe6"}', b"{"):
+        (tmp_path / WRITERS / "000001" / "writer.json").write_bytes(damaged)
+        assert not lock.held
     shutil.rmtree(tmp_path / WRITERS)
     with pytest.raises(CheckpointLockLost, match="nobody does"):
         lock.check()

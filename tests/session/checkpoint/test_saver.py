@@ -12,13 +12,12 @@ from tests.session.checkpoint.samples import assert_same, sample
 from trireme.errors import CheckpointError, CheckpointLockLost, ConfigurationError
 from trireme.session.checkpoint import (
     CheckpointData,
-    Saver,
-    Schedule,
     list_checkpoints,
     load,
     save,
     step_of,
 )
+from trireme.session.checkpoint.saver import Saver, Schedule
 from trireme.session.options import Checkpoint
 
 SOON = 20.0  # a deadline that only a hang reaches

@@ -193,8 +193,8 @@ def test_what_fails_beside_the_values_does_not_lose_them(
 
     with monkeypatch.context() as patched:
         for place in (
-            "trireme.session.backends.local.export_state",
-            "trireme.session.checkpoint.checkpointer.Checkpointer._described",
+            "trireme.session.backends.local.named_state",
+            "trireme.session.checkpoint.worker_checkpoints.WorkerCheckpoints._described",
             "trireme.session.replica.buffers.Buffers.average",
         ):
             patched.setattr(place, broken)

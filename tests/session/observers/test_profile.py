@@ -149,10 +149,12 @@ def test_parts_of_two_clocks_become_one_timeline() -> None:
         task="worker:0",
         place=2,
         offset=1000.0,
-        steps=(TraceSpan("step 3", 5.0, 6.0),),
-        phases=(TraceSpan("push", 5.5, 5.6), TraceSpan("wait", 5.6, 5.9)),
+        spans=(
+            TraceSpan("step 3", "step", 5.0, 6.0),
+            TraceSpan("push", "phase", 5.5, 5.6),
+            TraceSpan("wait", "phase", 5.6, 5.9),
+        ),
         pushes=(PushSpan(5.5, 5.6, (7,)), PushSpan(5.7, 5.8, (-1,))),
-        operators=(),
     )
     assert unpack(pack(worker)) == worker
     with pytest.raises(ValueError, match="not a part of a trace"):
@@ -166,29 +168,17 @@ def test_parts_of_two_clocks_become_one_timeline() -> None:
     assert apply["name"] == "apply step 7"
 
 
-def test_notes_are_kept_while_somebody_wants_them() -> None:
-    notes = Notes()
-    notes.start("worker:0")
-    notes.start("worker:1")
-    notes.handled("Push", "worker:0", 1.0, 2.0)
-    notes.stop("worker:0")
-    assert notes.wanted
-    notes.stop("worker:1")
-    assert not notes.wanted
-    assert notes.export() == b'[["Push",1.0,2.0,"worker:0",0]]'
-
-
 def test_notes_stay_for_a_worker_that_traces_its_steps_before_another_begins() -> None:
     notes = Notes()
     for worker, began in (("worker:0", 1.0), ("worker:1", 3.0)):
-        notes.start(worker)
-        notes.handled("Push", worker, began, began + 1.0)
-        notes.stop(worker)
+        notes.wanted_by = {worker}
+        notes.add(Note("Push", began, began + 1.0, worker))
+        notes.wanted_by.clear()
     assert notes.export() == b'[["Push",1.0,2.0,"worker:0",0],["Push",3.0,4.0,"worker:1",0]]'
 
 
 def test_a_timeline_leaves_out_what_servers_noted_for_another_trace() -> None:
-    worker = WorkerPart("worker:0", 2, 1000.0, (TraceSpan("step 3", 50.0, 51.0),), (), (), ())
+    worker = WorkerPart("worker:0", 2, 1000.0, (TraceSpan("step 3", "step", 50.0, 51.0),), ())
     moments = {10: 1048.0, 11: 1049.5, 12: 1050.5, 13: 1051.5, 14: 1053.0}
     notes = tuple(Note("apply", at, at + 0.1, step=step) for step, at in moments.items())
     events = merge([worker], [ServerPart(0, 0.0, notes), ServerPart(1, 5000.0, notes)])

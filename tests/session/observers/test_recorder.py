@@ -60,8 +60,10 @@ def test_who_becomes_chief_tells_the_bytes_of_its_steps_since_the_last_record(
         worker.backend.bytes_received += 700
         result = StepResult(torch.tensor(1.0), [], {}, 10)
         result.verdict, result.steps, result.global_step = Applied(step), 1, step
-        recorder.step(result, 0.0, 0.0)
+        recorder.step(result, 0.0, 0.125)
     recorder.close()
+    assert [values["speed/compute_seconds"] for values in logged] == [0.125, 0.125]
+    assert [values["speed/push_seconds"] for values in logged] == [0.0, 0.0]
     assert [values["bytes/pushed_per_step"] for values in logged] == [500, 500]
     assert [values["bytes/pulled_per_step"] for values in logged] == [700, 700]
     assert logged[-1]["updates/applied_total"] == 120

@@ -8,17 +8,25 @@ from tests.conformance import PATIENCE, read_exactly, wait_readable, write_all
 from trireme.errors import ConnectionRefused, ConnectTimeout, PeerClosed, WireError
 from trireme.wire.transport import connect, listen
 from trireme.wire.transports import memory
-from trireme.wire.transports.memory import Names
 
 
 def test_names_are_kept_apart() -> None:
-    one, other = Names(), Names()
-    listener = one.listen("name")
-    other.listen("name").close()
-    with pytest.raises(ConnectionRefused, match="memory://name"):
-        other.connect("name")
-    one.connect("name").close()
+    listener = memory.listen("name")
+    other = memory.listen("another name")
+    other.close()
+    with pytest.raises(ConnectionRefused, match="memory://another name"):
+        memory.connect("another name", timeout=PATIENCE)
+    memory.connect("name", timeout=PATIENCE).close()
     listener.close()
+
+
+def test_a_listener_that_is_closed_again_leaves_the_name_to_its_successor() -> None:
+    first = memory.listen("name")
+    first.close()
+    second = memory.listen("name")
+    first.close()
+    memory.connect("name", timeout=PATIENCE).close()
+    second.close()
 
 
 def test_an_address_with_a_name() -> None:
@@ -31,7 +39,7 @@ def test_an_address_with_a_name() -> None:
 
 
 def test_a_writer_is_told_that_the_peer_closed() -> None:
-    listener = Names().listen("")
+    listener = memory.listen("")
     ours, theirs = listener.admit(), listener.accept()
     assert theirs is not None
     theirs.close()
@@ -44,7 +52,7 @@ def test_a_writer_is_told_that_the_peer_closed() -> None:
 
 def test_a_listener_that_never_accepts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trireme.wire.transports.memory._BACKLOG", 2)
-    listener = Names().listen("")
+    listener = memory.listen("")
     waiting = [listener.admit(), listener.admit()]
     with pytest.raises(ConnectTimeout, match="has 2 connections waiting"):
         listener.admit()
@@ -60,15 +68,14 @@ def test_too_many_open_files(monkeypatch: pytest.MonkeyPatch) -> None:
     def full() -> None:
         raise OSError(24, "Too many open files")
 
-    names = Names()
-    listener = names.listen("name")
+    listener = memory.listen("name")
     monkeypatch.setattr(memory.socket, "socketpair", full)
     with pytest.raises(WireError, match="Too many open files"):
-        names.connect("name")
+        memory.connect("name", timeout=PATIENCE)
     with pytest.raises(WireError, match="Too many open files"):
-        names.listen("another")
+        memory.listen("another")
     monkeypatch.undo()
-    names.listen("another").close()
+    memory.listen("another").close()
     listener.close()
 
 

@@ -16,17 +16,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO
 
-from trireme.errors import ConfigurationError
+import msgspec
 
-__all__ = [
-    "SECRET_VARIABLE",
-    "find_secret",
-    "fresh_secret",
-    "read_secret",
-    "receive_secret",
-    "secret_descriptor",
-    "user_secret",
-]
+from trireme.errors import ConfigurationError
+from trireme.launch.config.task_config import TaskConfig
 
 SECRET_VARIABLE = "TRIREME_SECRET"
 BITS = 128
@@ -124,22 +117,18 @@ def _most_bits(text: str) -> float:
 
 
 @contextlib.contextmanager
-def secret_descriptor(secret: str, job: str) -> Iterator[int | None]:
-    """Gives a descriptor that a task inherits and reads its secret from; None without a secret.
+def secret_descriptor(task: TaskConfig) -> Iterator[TaskConfig]:
+    """Gives a task's configuration with a descriptor, which the task inherits, for its secret.
 
     An environment variable would be inherited by every process that the task starts, and the
-    system would show it.
-
-    Args:
-        secret: in hexadecimal digits.
-        job: the job's id.
+    system would show it. Without a secret the configuration is unchanged.
     """
-    if not secret:
-        yield None
+    if not task.secret:
+        yield task
         return
     with _nameless_file() as file:
-        file.write(f"{MARK} {job} {secret}".encode())
-        yield file.fileno()
+        file.write(f"{MARK} {task.job} {task.secret}".encode())
+        yield msgspec.structs.replace(task, secret="", secret_fd=file.fileno())
 
 
 def _nameless_file() -> IO[bytes]:
@@ -178,25 +167,15 @@ def user_secret(path: Path) -> str:
     """
     try:
         if not path.exists():
-            _create(path)
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=".secret-") as file:
+                file.write(fresh_secret() + "\n")  # only this user can read it
+                file.flush()
+                with contextlib.suppress(FileExistsError):  # another process has made it by now
+                    os.link(file.name, path)
     except OSError as error:
         raise ConfigurationError(
             f"no secret was given, and {path} cannot be made: {error}. Give one with "
             f"--secret-file or {SECRET_VARIABLE}"
         ) from error
     return read_secret(path)
-
-
-def _create(path: Path) -> None:
-    """Writes a new secret to `path`, unless another process has done so by now."""
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=".secret-")  # mode 0600
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(fresh_secret() + "\n")
-        try:
-            os.link(name, path)  # unlike a rename, fails if the file is there
-        except FileExistsError:
-            return
-    finally:
-        os.unlink(name)

@@ -8,11 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from trireme.errors import ConfigurationError, UsageError
+from trireme.errors import ConfigurationError, UsageError, suggestion
 from trireme.job_config import OPTIONS, JobConfig, Option
-from trireme.suggestion import suggestion
-
-__all__ = ["OTHER_VARIABLES", "REMOVED", "check_removed", "read_config", "read_file"]
 
 REMOVED: Mapping[str, str] = {
     "host-aggregator": "leave it out, and each worker pushes by itself; with trireme run, "

@@ -13,8 +13,6 @@ import msgspec
 from trireme.errors import ConfigurationError
 from trireme.job_config import JobConfig
 
-__all__ = ["TASK_VARIABLE", "Role", "TaskConfig", "decode_task", "encode_task", "fresh_job"]
-
 TASK_VARIABLE = "TRIREME_TASK"
 
 Role = Literal["coordinator", "ps", "worker"]
@@ -106,8 +104,8 @@ class TaskConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             return 0
         if self.role == "ps":
             return 1 + self.index
-        together = self.processes if self.servers else 1
-        return 1 + self.servers + self.index * together + (self.rank if self.servers else 0)
+        within = self.index * self.processes + self.rank if self.servers else self.index
+        return 1 + self.servers + within
 
     @property
     def group(self) -> int | None:
@@ -146,7 +144,7 @@ def decode_task(text: str) -> TaskConfig:
     """
     try:
         return msgspec.json.decode(text, type=TaskConfig)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeError) as error:
         raise ConfigurationError(
             f"the environment variable {TASK_VARIABLE} does not describe a task: {error}. "
             "`trireme run` and `trireme task` set it themselves: unset it"

@@ -21,7 +21,7 @@ from typing import cast
 
 import msgspec
 
-from trireme.cluster.spec import ClusterTask, is_loopback
+from trireme.cluster.spec import LOOPBACK, ClusterTask, is_loopback
 from trireme.errors import ConfigurationError, TriremeError, UsageError
 from trireme.job_config import OPTIONS, TASK_OPTIONS, JobConfig, Option
 from trireme.launch.config.secret import find_secret, receive_secret
@@ -41,8 +41,6 @@ from trireme.launch.environment.process_launchers import (
 )
 from trireme.launch.environment.tf_config import TF_VARIABLE, read_tf_config, tf_worker
 from trireme.launch.process_setup.resources import threads_of_task
-
-__all__ = ["JOB", "current_task", "detect", "manual_task"]
 
 JOB = "by-hand"
 """The id of every job started by hand, as there is no launcher to choose one for all of its tasks.
@@ -204,17 +202,15 @@ def _stay_on_loopback(environ: MutableMapping[str, str]) -> None:
     Args:
         environ: the environment. If the user has named an interface there, it stays.
     """
-    for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
-        environ.setdefault(variable, _interface())
-
-
-def _interface() -> str:
     import psutil  # rarely needed, and slow to load
 
-    for name, entries in psutil.net_if_addrs().items():
-        if any(e.family == socket.AF_INET and e.address == "127.0.0.1" for e in entries):
-            return name
-    return "lo"
+    names = [
+        name
+        for name, entries in psutil.net_if_addrs().items()
+        if any(e.family == socket.AF_INET and e.address == LOOPBACK for e in entries)
+    ]
+    for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+        environ.setdefault(variable, names[0] if names else "lo")
 
 
 def _print_error(

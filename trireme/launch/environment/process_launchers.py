@@ -17,14 +17,6 @@ from trireme.errors import ConfigurationError
 from trireme.launch.config.task_config import TaskConfig
 from trireme.launch.process_setup.resources import threads_of_task
 
-__all__ = [
-    "LAUNCHER_VARIABLES",
-    "RANK_VARIABLES",
-    "TORCHRUN",
-    "expand_nodelist",
-    "find_launched_task",
-]
-
 TORCHRUN = "torchrun"
 SLURM = "Slurm"
 PMI = "MPI"

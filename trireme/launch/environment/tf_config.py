@@ -10,12 +10,9 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from trireme.cluster.spec import ClusterSpec, ClusterTask
-from trireme.errors import ConfigurationError
+from trireme.errors import ConfigurationError, suggestion
 from trireme.launch.config.task_config import TaskConfig
 from trireme.launch.process_setup.resources import threads_of_task
-from trireme.suggestion import suggestion
-
-__all__ = ["TF_VARIABLE", "read_tf_config", "tf_worker"]
 
 TF_VARIABLE = "TF_CONFIG"
 

@@ -21,8 +21,6 @@ import time
 import uuid
 from collections.abc import Iterator
 
-__all__ = ["LAUNCH_VARIABLE", "OrphanReaper", "end_with_parent"]
-
 LAUNCH_VARIABLE = "TRIREME_LAUNCH"
 DONE = b"."
 QUIET_SCANS = 2

@@ -19,8 +19,6 @@ from trireme.errors import JobFailed, TriremeError, UsageError
 from trireme.launch.exit_reason import INTERRUPTED, describe
 from trireme.launch.task_messages import LauncherPipe
 
-__all__ = ["ProgramEnd", "check_script", "run_script"]
-
 
 def check_script(script: str) -> Path:
     """Returns the path of a program that exists and can be read.
@@ -110,13 +108,9 @@ def _without_launcher(frames: TracebackType | None) -> TracebackType | None:
 
 def _location(frames: TracebackType | None) -> str:
     """Returns file and line of the innermost frame in the program itself; "" if there is none."""
-    location = ""
-    first = frames.tb_frame.f_code.co_filename if frames is not None else ""
-    while frames is not None:
-        if frames.tb_frame.f_code.co_filename == first:
-            location = f"{os.path.basename(first)}:{frames.tb_lineno}"
-        frames = frames.tb_next
-    return location
+    places = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(frames)]
+    lines = [line for name, line in places if name == places[0][0]]
+    return f"{os.path.basename(places[0][0])}:{lines[-1]}" if lines else ""
 
 
 class ProgramEnd:
@@ -178,9 +172,7 @@ def _shown_by_program(error: BaseException) -> bool:
         frame = frame.f_back
     if not frame.f_code.co_flags & inspect.CO_OPTIMIZED:  # a module, and no function
         return True
-    given = [*frame.f_locals.values()]
-    return not any(value is error or _holds(value, error) for value in given)
-
-
-def _holds(value: object, error: BaseException) -> bool:
-    return type(value) is tuple and any(each is error for each in value)
+    return not any(
+        value is error or (type(value) is tuple and any(each is error for each in value))
+        for value in [*frame.f_locals.values()]
+    )

@@ -15,8 +15,6 @@ import sys
 from collections.abc import Mapping
 from contextlib import suppress
 
-__all__ = ["keep_freed_memory", "take_turns", "thread_variables", "threads_of_task"]
-
 _THREAD_VARIABLES = (
     "OMP_NUM_THREADS",
     "MKL_NUM_THREADS",

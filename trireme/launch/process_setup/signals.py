@@ -8,8 +8,6 @@ import signal
 import socket
 from collections.abc import Iterator
 
-__all__ = ["requests_to_stop", "signals"]
-
 STOP = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 

@@ -20,14 +20,6 @@ from trireme.launch.config.task_config import TaskConfig
 from trireme.launch.launcher import Event, TaskEnded
 from trireme.launch.local import HostEngine
 
-__all__ = [
-    "NodeFacts",
-    "TaskAgent",
-    "TaskReport",
-    "host_identity",
-    "installed_version",
-]
-
 POLL_SECONDS = 0.05
 UNREAD_LIMIT = 1 << 22
 JOIN_SECONDS = 5.0
@@ -51,6 +43,10 @@ class NodeFacts:
     host: str
     version: str
     problem: str = ""
+
+    def __str__(self) -> str:
+        """Returns the node's address and name, as messages show them."""
+        return f"{self.address} ({self.node})"
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,20 +21,6 @@ from trireme.launch.config.task_config import TaskConfig
 from trireme.launch.launcher import Job, tasks_of_job
 from trireme.launch.ray.agent import NodeFacts, TaskAgent
 
-__all__ = [
-    "Agent",
-    "NodeAgent",
-    "PlacementGroup",
-    "RayCluster",
-    "bracketed",
-    "first_line",
-    "inspect_nodes",
-    "listen_hosts",
-    "load_ray",
-    "plan",
-    "reserve_resources",
-]
-
 AGENT_CORES = 0.01
 """The share of a core that an agent formally takes. Ray would not put an actor that takes none
 into the bundle."""
@@ -74,22 +60,19 @@ def plan(task: TaskConfig) -> tuple[dict[str, PlacementGroup], dict[str, Placeme
     Args:
         task: what all tasks of the job have in common.
     """
-    config = task.config
-    gpus = config.ray_gpus_per_worker
-    tasks = tasks_of_job(task)
-    servers = [each for each in tasks if each.role == "ps"]
-    workers = [each for each in tasks if each.role == "worker"]
+    config, gpus = task.config, task.config.ray_gpus_per_worker
     bundle = {"CPU": float(config.ray_cpus_per_worker)} | ({"GPU": gpus} if gpus else {})
     strategy = "PACK" if config.ray_pack_workers else "SPREAD"
-    groups = {"workers": PlacementGroup(strategy, (bundle,) * len(workers))}
-    placements: dict[str, Placement] = {}
-    if servers:
-        groups["servers"] = PlacementGroup("SPREAD", ({"CPU": 1.0},) * len(servers))
-        placements["coordinator:0"] = "servers", 0
-    for server in servers:
-        placements[server.name] = "servers", server.index
-    for number, worker in enumerate(workers):
-        placements[worker.name] = "workers", number
+    groups = {"workers": PlacementGroup(strategy, (bundle,) * (task.tasks - task.servers))}
+    if task.servers:
+        groups["servers"] = PlacementGroup("SPREAD", ({"CPU": 1.0},) * task.servers)
+    first_worker = 1 + task.servers
+    placements = {
+        each.name: ("workers", each.number - first_worker)
+        if each.role == "worker"
+        else ("servers", each.index)
+        for each in tasks_of_job(task)
+    }
     return groups, placements
 
 
@@ -149,41 +132,12 @@ class Agent:
             load_ray().kill(self._actor)
 
 
-@dataclass(frozen=True, slots=True)
-class RayCluster:
-    """The reserved resources of one job; made by `reserve_resources`.
-
-    Attributes:
-        groups: Ray's placement groups, by name.
-        placements: the bundle of each task, by the task's name.
-        program: the user's program and its arguments.
-    """
-
-    groups: Mapping[str, Any]
-    placements: Mapping[str, Placement]
-    program: Sequence[str]
-
-    def start_agent(self, name: str) -> Agent:
-        """Starts an agent in the bundle of a task, on the node where that is now."""
-        ray = load_ray()
-        name_of_group, index = self.placements[name]
-        group = self.groups[name_of_group]
-        options = {
-            "num_cpus": AGENT_CORES,
-            "num_gpus": group.bundle_specs[index].get("GPU", 0),
-            "max_concurrency": CONCURRENT_CALLS,
-            "max_restarts": 0,
-            "scheduling_strategy": ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(
-                placement_group=group, placement_group_bundle_index=index
-            ),
-        }
-        agent = ray.remote(NodeAgent).options(**options)
-        return Agent(agent.remote(name, self.program, os.getcwd()))
-
-
 @contextlib.contextmanager
-def reserve_resources(job: Job, say: Callable[[str], None]) -> Iterator[RayCluster]:
+def reserve_resources(job: Job, say: Callable[[str], None]) -> Iterator[Callable[[str], Agent]]:
     """Joins a Ray cluster and holds the resources of a job there while the block runs.
+
+    Gives a function that starts an agent in the bundle of a task, by the task's name, on the node
+    where that is now.
 
     Args:
         job: the job, with the options of the cluster.
@@ -197,12 +151,28 @@ def reserve_resources(job: Job, say: Callable[[str], None]) -> Iterator[RayClust
     task = job.task
     _join(ray, task.config.ray_address)
     held: dict[str, Any] = {}
+    groups, placements = plan(task)
+
+    def start_agent(name: str) -> Agent:
+        name_of_group, index = placements[name]
+        group = held[name_of_group]
+        options = {
+            "num_cpus": AGENT_CORES,
+            "num_gpus": group.bundle_specs[index].get("GPU", 0),
+            "max_concurrency": CONCURRENT_CALLS,
+            "max_restarts": 0,
+            "scheduling_strategy": ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(
+                placement_group=group, placement_group_bundle_index=index
+            ),
+        }
+        agent = ray.remote(NodeAgent).options(**options)
+        return Agent(agent.remote(name, job.program, os.getcwd()))
+
     try:
-        groups, placements = plan(task)
         for name, group in groups.items():
             held[name] = ray.util.placement_group(list(group.bundles), strategy=group.strategy)
         _wait_for_room(ray, list(held.values()), task, say)
-        yield RayCluster(held, placements, job.program)
+        yield start_agent
     finally:
         for group in held.values():
             with contextlib.suppress(Exception):  # the cluster may be gone
@@ -241,34 +211,17 @@ def _join(ray: Any, address: str) -> None:
             f"--ray-address {address} is for Ray's client: give the address of the cluster's head "
             "as host:port, from a host that is a node of it"
         )
-    _check_reachable(address)
     try:
+        if address != "auto":  # Ray itself would try for minutes
+            host, _, port = address.rpartition(":")
+            socket.create_connection((host.strip("[]"), int(port)), REACH_TIMEOUT).close()
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
-    except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
-        raise _no_cluster(address, error) from error
-
-
-def _check_reachable(address: str) -> None:
-    """Checks that something listens at the head's address: Ray itself would try for minutes.
-
-    Raises:
-        ConfigurationError: nothing listens there.
-    """
-    if address == "auto":
-        return
-    host, _, port = address.rpartition(":")
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), REACH_TIMEOUT).close()
-    except (OSError, ValueError, OverflowError) as error:
-        raise _no_cluster(address, error) from error
-
-
-def _no_cluster(address: str, error: Exception) -> ConfigurationError:
-    return ConfigurationError(
-        f"no Ray cluster is joined at --ray-address {address}: {first_line(error)}. "
-        "`ray start --head` makes one of this host, `ray start --address HOST:PORT` adds a "
-        "node to it; the launcher has to be on one of its nodes"
-    )
+    except (OSError, OverflowError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
+        raise ConfigurationError(
+            f"no Ray cluster is joined at --ray-address {address}: {first_line(error)}. "
+            "`ray start --head` makes one of this host, `ray start --address HOST:PORT` adds a "
+            "node to it; the launcher has to be on one of its nodes"
+        ) from error
 
 
 def _wait_for_room(
@@ -325,14 +278,14 @@ def listen_hosts(
     for name, found in facts.items():
         if found.problem:
             raise ConfigurationError(
-                f"{name} cannot run on node {found.address} ({found.node}): {found.problem}. "
+                f"{name} cannot run on node {found}: {found.problem}. "
                 "Every node needs the program and its directory at the same path, as on a shared "
                 "file system"
             )
         if found.version != version:
             raise ConfigurationError(
-                f"node {found.address} ({found.node}), where {name} is to run, has trireme "
-                f"{found.version} and this launcher is {version}: install the same on every node"
+                f"node {found}, where {name} is to run, has trireme {found.version} and this "
+                f"launcher is {version}: install the same on every node"
             )
     if len({found.host for found in facts.values()}) == 1:
         return dict.fromkeys(facts, LOOPBACK)

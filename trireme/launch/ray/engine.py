@@ -12,7 +12,7 @@ import queue
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from concurrent.futures import wait as wait_for_all
 from dataclasses import dataclass
@@ -32,6 +32,7 @@ from trireme.launch.launcher import (
     StopSignalled,
     TaskEnded,
     TaskLocated,
+    tasks_of_job,
 )
 from trireme.launch.output import Console, TaskOutputs
 from trireme.launch.process_setup.resources import thread_variables, threads_of_task
@@ -43,7 +44,6 @@ from trireme.launch.ray.agent import (
 )
 from trireme.launch.ray.cluster import (
     Agent,
-    RayCluster,
     bracketed,
     first_line,
     inspect_nodes,
@@ -51,8 +51,6 @@ from trireme.launch.ray.cluster import (
     reserve_resources,
 )
 from trireme.launch.run_directory import RunDirectory
-
-__all__ = ["run_ray"]
 
 REPORT_SECONDS = 5.0
 """How long an agent waits for news of its task before it answers that there is none."""
@@ -78,35 +76,26 @@ def run_ray(job: Job, directory: RunDirectory, console: Console) -> int:
     config = job.task.config
     with (
         TaskOutputs(directory.log, console) as outputs,
-        reserve_resources(job, console.say) as cluster,
+        reserve_resources(job, console.say) as start_agent,
     ):
-        agents = {name: cluster.start_agent(name) for name in cluster.placements}
+        agents = {task.name: start_agent(task.name) for task in tasks_of_job(job.task)}
         facts = inspect_nodes(agents, config.join_timeout)
         hosts = listen_hosts(facts, installed_version(), allow_plaintext=config.allow_plaintext)
         tasks = {
             name: _Task(name, agent, facts[name], hosts[name]) for name, agent in agents.items()
         }
-        for line in _describe_nodes(facts):
-            console.say(line)
+        by_node: dict[str, list[str]] = {}
+        for name, found in facts.items():
+            by_node.setdefault(str(found), []).append(name)
+        for node, names in by_node.items():
+            console.say(f"on node {node}: {', '.join(names)}")
         with (
             signals() as (reader, writer),
-            contextlib.closing(_Engine(job, outputs, cluster, tasks, reader, writer)) as engine,
+            contextlib.closing(_Engine(job, outputs, start_agent, tasks, reader, writer)) as engine,
         ):
             launcher = Launcher(job, directory, engine, outputs)
             launcher.run()
         return launcher.conclude()
-
-
-def _describe_nodes(facts: Mapping[str, NodeFacts]) -> Iterator[str]:
-    by_node: dict[str, list[str]] = {}
-    for name, found in facts.items():
-        by_node.setdefault(_node(found), []).append(name)
-    for node, names in by_node.items():
-        yield f"on node {node}: {', '.join(names)}"
-
-
-def _node(facts: NodeFacts) -> str:
-    return f"{facts.address} ({facts.node})"
 
 
 @dataclass(slots=True)
@@ -134,9 +123,6 @@ class _Task:
     answer_due: float = float("inf")
 
 
-Answer = Callable[[Future[Any]], None]
-
-
 class _Engine:
     """The tasks of one job on a cluster. Runs in the launcher's thread; answers come by a queue."""
 
@@ -144,16 +130,16 @@ class _Engine:
         self,
         job: Job,
         outputs: TaskOutputs,
-        cluster: RayCluster,
+        start_agent: Callable[[str], Agent],
         tasks: Mapping[str, _Task],
         wakeup_reader: socket.socket,
         wakeup_writer: socket.socket,
     ) -> None:
         self.pids: dict[str, int] = {}
-        self.nodes = {name: _node(task.facts) for name, task in tasks.items()}
+        self.nodes = {name: str(task.facts) for name, task in tasks.items()}
         self._job = job
         self._outputs = outputs
-        self._cluster = cluster
+        self._start_agent = start_agent
         self._tasks = tasks
         self._wakeup_reader = wakeup_reader
         self._wakeup_writer = wakeup_writer
@@ -161,7 +147,7 @@ class _Engine:
         # Where each process group meets, once its rank 0 lives; and who waits for that.
         self._process_groups: dict[int, str] = {}
         self._waiting_for_rank_0: dict[str, TaskConfig] = {}
-        self._answers: queue.SimpleQueue[tuple[Answer, Future[Any]]] = queue.SimpleQueue()
+        self._answers: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
 
     def close(self) -> None:
         """Ends every agent and task, even if this launcher itself failed."""
@@ -181,7 +167,7 @@ class _Engine:
         if task.agent is not None:
             self._send_start(task, config)
             return
-        task.agent = self._cluster.start_agent(task.name)  # perhaps on another node
+        task.agent = self._start_agent(task.name)  # perhaps on another node
         self._ask(task, lambda facts: self._located(task, facts, config), "inspect_node")
 
     def send_signal(self, name: str, number: signal.Signals) -> None:
@@ -199,9 +185,11 @@ class _Engine:
             self._events += [StopSignalled()] * requests_to_stop(self._wakeup_reader.fileno())
         with contextlib.suppress(queue.Empty):
             while True:
-                answer, future = self._answers.get_nowait()
-                answer(future)
-        self._lose_unanswered()
+                self._answers.get_nowait()()
+        now = time.monotonic()
+        for task in self._tasks.values():
+            if task.running and now > task.answer_due:
+                self._lose(task, "it does not answer")
         events, self._events = self._events, []
         return events
 
@@ -213,12 +201,12 @@ class _Engine:
         if not problem and task.host == LOOPBACK and facts.host != task.facts.host:
             problem = "the job began with all its tasks on one host, and this is another"
         if problem:
-            self._fail(task, f"cannot run on node {_node(facts)}: {problem}")
+            self._fail(task, f"cannot run on node {facts}: {problem}")
             return
         task.facts = facts
         if task.host != LOOPBACK:
             task.host = bracketed(facts.address)
-        self.nodes[task.name] = _node(facts)
+        self.nodes[task.name] = str(facts)
         self._send_start(task, config)
 
     def _send_start(self, task: _Task, config: TaskConfig) -> None:
@@ -233,12 +221,18 @@ class _Engine:
             self._process_groups.pop(group, None)
         cores = config.config.ray_cpus_per_worker if config.role == "worker" else 1
         threads = threads_of_task(os.environ, 1, cores)
+        environ = {
+            variable: value
+            for variable, value in os.environ.items()
+            if variable.startswith("TRIREME_")
+            and variable not in (TASK_VARIABLE, SECRET_VARIABLE)  # of this process alone
+        }
         self._ask(
             task,
             lambda started: self._started(task, group, *started),
             "start",
             msgspec.structs.replace(config, threads=threads),
-            _own_variables(os.environ) | thread_variables(os.environ, threads),
+            environ | thread_variables(os.environ, threads),
             task.host,
             task.attempt,
         )
@@ -291,15 +285,8 @@ class _Engine:
             task.agent.end()
             task.agent = None
         self._waiting_for_rank_0.pop(task.name, None)
-        summary = f"lost with its agent on node {_node(task.facts)}: {why}"
-        reason = ExitReason(kind="signal", summary=summary)
-        self._ended(task, -signal.SIGKILL, reason)
-
-    def _lose_unanswered(self) -> None:
-        now = time.monotonic()
-        for task in self._tasks.values():
-            if task.running and now > task.answer_due:
-                self._lose(task, "it does not answer")
+        summary = f"lost with its agent on node {task.facts}: {why}"
+        self._ended(task, -signal.SIGKILL, ExitReason(kind="signal", summary=summary))
 
     # Agents ----------------------------------------------------------------------------------
 
@@ -328,18 +315,11 @@ class _Engine:
             then(value)
 
         asked = agent.call(method, *arguments)
-        asked.add_done_callback(lambda future: self._wake(answered, future))
+        asked.add_done_callback(lambda future: self._wake(lambda: answered(future)))
 
-    def _wake(self, answer: Answer, future: Future[Any]) -> None:
+    def _wake(self, answer: Callable[[], None]) -> None:
         """Hands an answer to the launcher and wakes it. Called by a thread of Ray's."""
-        self._answers.put((answer, future))
+        self._answers.put(answer)
         # A full socket has woken the launcher already; with a closed one the engine has ended.
         with contextlib.suppress(OSError):
             self._wakeup_writer.send(b"\0")
-
-
-def _own_variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """Returns the variables of the launcher's environment that tasks on other nodes get."""
-    private = (TASK_VARIABLE, SECRET_VARIABLE)
-    variables = {name: value for name, value in environ.items() if name.startswith("TRIREME_")}
-    return {name: value for name, value in variables.items() if name not in private}

@@ -23,8 +23,6 @@ from trireme.errors import ConfigurationError
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
-__all__ = ["Scalar", "TensorBoard"]
-
 _log = logging.getLogger(__name__)
 
 Scalar = float | torch.Tensor

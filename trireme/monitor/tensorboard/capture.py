@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,28 +16,23 @@ from torch.nn.modules import activation
 from torch.nn.modules.conv import _ConvNd
 
 from trireme.monitor.tensorboard.distribution import distribution_of
-from trireme.monitor.tensorboard.graph import Graph
+from trireme.monitor.tensorboard.forward_tracer import Graph
 from trireme.monitor.tensorboard.image_grids import as_images, feature_maps, filters, grid
-from trireme.parallel.tensors import tensors_in
+from trireme.parallel.tensors import tensors_in, to_local
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
-
-__all__ = ["Capture"]
 
 _CLASSES = 20
 """The largest number of classes for which each has a curve of precision and recall."""
 
 
+@dataclass
 class Capture:
     """The copied values of one step.
 
-    Args:
-        images: whether pictures are written.
-        sample_rate: the sample rate of inputs that are sounds, in samples a second; None for other
-            inputs.
-
     Attributes:
+        walltime: the time of day of the step, in seconds since 1970.
         values: the tensors whose distribution is shown, by tag.
         first: the name and a copy of the weights of the first layer whose inputs are images.
         inputs, originals: the first examples after the loader's transform and before it; None where
@@ -48,18 +44,15 @@ class Capture:
         graph: the graph of the forward pass.
     """
 
-    def __init__(self, *, images: bool, sample_rate: int | None) -> None:
-        self.walltime = time.time()
-        self.values: dict[str, torch.Tensor] = {}
-        self.first: tuple[str, torch.Tensor] | None = None
-        self.inputs: torch.Tensor | None = None
-        self.originals: torch.Tensor | None = None
-        self.labels: torch.Tensor | None = None
-        self.outputs: torch.Tensor | None = None
-        self.features: tuple[str, torch.Tensor] | None = None
-        self.graph = Graph(())
-        self._images = images
-        self._sample_rate = sample_rate
+    walltime: float = field(default_factory=time.time)
+    values: dict[str, torch.Tensor] = field(default_factory=dict)
+    first: tuple[str, torch.Tensor] | None = None
+    inputs: torch.Tensor | None = None
+    originals: torch.Tensor | None = None
+    labels: torch.Tensor | None = None
+    outputs: torch.Tensor | None = None
+    features: tuple[str, torch.Tensor] | None = None
+    graph: Graph = ()
 
     # -- in the training thread -----------------------------------------------------------------
 
@@ -68,12 +61,12 @@ class Capture:
         output = next((t for t in tensors_in(outputs) if t.is_floating_point()), None)
         if output is None:
             return
-        kind = _kind(module)
+        kind, scope = _kind(module), name or "model"
         if kind is not None:
             copy = output.detach().clone()
-            self.values[f"{_scope(name)}/{kind}"] = copy
+            self.values[f"{scope}/{kind}"] = copy
             if kind == "activation" and copy.dim() == 2:
-                self.features = (_scope(name), copy)
+                self.features = (scope, copy)
         if not name:
             self.outputs = output.detach().clone()
 
@@ -81,13 +74,14 @@ class Capture:
         """Copies the parameters that this process holds, and their gradients."""
         for name, parameter in parameters.items():
             module, _, own = name.rpartition(".")
-            tag = f"{_scope(module)}/{own}"
-            value = _local(parameter)
+            module = module or "model"
+            tag = f"{module}/{own}"
+            value = to_local(parameter.detach())
             self.values[tag] = value.clone()
-            if self._images and self.first is None and _looks_at_images(value):
-                self.first = (_scope(module), self.values[tag])
+            if self.first is None and value.dim() > 1 and filters(value[:1]) is not None:
+                self.first = (module, self.values[tag])
             if parameter.grad is not None and not parameter.grad.is_sparse:
-                self.values[f"{tag}/gradient"] = _local(parameter.grad).clone()
+                self.values[f"{tag}/gradient"] = to_local(parameter.grad.detach()).clone()
 
     def batch(self, inputs: Any, targets: Any, originals: Any = None) -> None:
         """Copies the first 512 examples of the batch, and the labels of all.
@@ -134,18 +128,19 @@ class Capture:
             if picture is not None:
                 writer.add_image(tag, picture, step, walltime=self.walltime)
 
-    def write_audio(self, writer: SummaryWriter, step: int) -> None:
-        """Writes the first sounds, where the inputs are sounds: (N, time) or (N, 1, time)."""
-        if self._sample_rate is None or self.inputs is None:
+    def write_audio(self, writer: SummaryWriter, step: int, sample_rate: int) -> None:
+        """Writes the first inputs, which are sounds: (N, time) or (N, 1, time).
+
+        Args:
+            writer: the writer of the run.
+            step: the global step.
+            sample_rate: the samples of a sound in a second.
+        """
+        if self.inputs is None:
             return
         for place, sound in enumerate(self.inputs[:3].float().cpu()):
-            writer.add_audio(
-                f"inputs/{place}",
-                sound.reshape(1, -1).clamp(-1, 1),
-                step,
-                sample_rate=self._sample_rate,
-                walltime=self.walltime,
-            )
+            wave, tag = sound.reshape(1, -1).clamp(-1, 1), f"inputs/{place}"
+            writer.add_audio(tag, wave, step, sample_rate=sample_rate, walltime=self.walltime)
 
     def write_pr_curves(self, writer: SummaryWriter, step: int) -> None:
         """Writes precision and recall on the batch, for each class, where there are classes."""
@@ -191,18 +186,3 @@ def _kind(module: nn.Module) -> str | None:
     if any(True for _ in module.parameters(recurse=False)):
         return "output"
     return None
-
-
-def _scope(name: str) -> str:
-    return name or "model"
-
-
-def _local(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns the part of a tensor that this process holds: all of it, or of a DTensor its own."""
-    tensor = tensor.detach()
-    part: torch.Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-    return part
-
-
-def _looks_at_images(weight: torch.Tensor) -> bool:
-    return filters(weight[:1]) is not None

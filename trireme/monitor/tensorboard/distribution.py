@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 import torch
 
-__all__ = ["BINS", "Distribution", "distribution_of"]
-
 BINS = 64
 """The number of equally wide ranges of a histogram."""
 

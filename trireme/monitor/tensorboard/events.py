@@ -26,13 +26,10 @@ from tensorboard.compat.proto.versions_pb2 import VersionDef
 from tensorboard.plugins.hparams import summary_v2 as hparams
 
 from trireme.monitor.tensorboard.distribution import Distribution
-from trireme.monitor.tensorboard.graph import Graph, Node, Output
+from trireme.monitor.tensorboard.forward_tracer import Graph, Node, Output
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
-
-
-__all__ = ["add_costs", "add_distribution", "add_graph", "add_hparams"]
 
 Hyper = bool | float | str
 """The value of a hyper-parameter."""
@@ -41,8 +38,10 @@ _PRODUCER = 22  # the version of the graph's format, as TensorBoard understands 
 
 
 def add_graph(writer: SummaryWriter, graph: Graph) -> None:
-    """Writes the graph of the run's model: the GRAPHS dashboard."""
-    _file(writer).add_event(Event(graph_def=_graph(graph).SerializeToString()))
+    """Writes the graph of the run's model, with shapes and devices: the GRAPHS dashboard."""
+    nodes, versions = [_definition(node) for node in graph], VersionDef(producer=_PRODUCER)
+    definition = GraphDef(node=nodes, versions=versions)
+    _file(writer).add_event(Event(graph_def=definition.SerializeToString()))
 
 
 def add_costs(writer: SummaryWriter, graph: Graph, tag: str, step: int) -> None:
@@ -57,7 +56,14 @@ def add_costs(writer: SummaryWriter, graph: Graph, tag: str, step: int) -> None:
         tag: the name in the list; a run may have each name once.
         step: the global step.
     """
-    metadata = TaggedRunMetadata(tag=tag, run_metadata=_costs(graph).SerializeToString())
+    devices: dict[str, list[NodeExecStats]] = {}
+    for node in graph:
+        computed = devices.setdefault(node.device, [])
+        if node.began:
+            computed.append(_cost(node))
+    stats = [DeviceStepStats(device=name, node_stats=costs) for name, costs in devices.items()]
+    costs = RunMetadata(step_stats=StepStats(dev_stats=stats))
+    metadata = TaggedRunMetadata(tag=tag, run_metadata=costs.SerializeToString())
     _file(writer).add_event(Event(tagged_run_metadata=metadata), step)
 
 
@@ -111,32 +117,6 @@ def add_hparams(
 def _file(writer: SummaryWriter) -> Any:
     untyped: Any = writer
     return untyped._get_file_writer()
-
-
-def _graph(graph: Graph) -> GraphDef:
-    """Returns the graph, with shapes and devices."""
-    return GraphDef(
-        node=[_definition(node) for node in graph.nodes],
-        versions=VersionDef(producer=_PRODUCER),
-    )
-
-
-def _costs(graph: Graph) -> RunMetadata:
-    """Returns the time and the memory of each node that computes."""
-    devices = dict.fromkeys(node.device for node in graph.nodes)
-    return RunMetadata(
-        step_stats=StepStats(
-            dev_stats=[
-                DeviceStepStats(
-                    device=device,
-                    node_stats=[
-                        _cost(node) for node in graph.nodes if node.device == device and node.began
-                    ],
-                )
-                for device in devices
-            ]
-        )
-    )
 
 
 def _definition(node: Node) -> NodeDef:

@@ -12,9 +12,9 @@ ten microseconds longer, which its recorded time does not include.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
-from types import TracebackType
 from typing import Any, Self
 
 import torch
@@ -23,13 +23,52 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.hooks import RemovableHandle
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from trireme.monitor.tensorboard.graph import Graph, Node, Output
 from trireme.parallel.tensors import tensors_in
-
-__all__ = ["ForwardTracer", "Observer", "graph_of"]
 
 Observer = Callable[[str, nn.Module, Any], None]
 """Called after a module has computed: with its name in the model, the module, and its outputs."""
+
+
+@dataclass(frozen=True)
+class Output:
+    """A tensor that a node makes.
+
+    Attributes:
+        shape: the tensor's shape.
+        dtype: the tensor's dtype, as text.
+        bytes: the memory allocated for it; 0 where it shares memory with an input.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Node:
+    """An operation, a parameter, an input or an output.
+
+    Attributes:
+        name: unique, with scopes separated by `/`.
+        kind: the operation, or `Parameter`, `Input` and the like.
+        device: the device, in TensorFlow's spelling.
+        sources: the names of the nodes whose outputs it uses.
+        outputs: the tensors that it makes.
+        began: when it began, in nanoseconds of any clock; 0 if nothing is computed.
+        nanoseconds: its duration.
+    """
+
+    name: str
+    kind: str
+    device: str
+    sources: tuple[str, ...] = ()
+    outputs: tuple[Output, ...] = ()
+    began: int = 0
+    nanoseconds: int = 0
+
+
+Graph = Sequence[Node]
+"""The nodes of one pass, in the order of execution."""
 
 
 class ForwardTracer:
@@ -54,17 +93,17 @@ class ForwardTracer:
         self._model = model
         self._observe = observe
         self._names = _Names(name.replace(".", "/") for name, _ in model.named_modules())
-        # (name in the model, scope) of the modules that compute.
+        # (name in the model, scope) of the modules that compute, innermost last.
         self._scopes: list[tuple[str, str]] = []
         self._scopes_used: set[str] = set()
-        self._tracer: Any = _DispatchTracer(self._names, self._scope, model, task)
+        self._tracer: Any = _DispatchTracer(self._names, self._scopes, model, task)
         self._handles: list[RemovableHandle] = []
-        self._began = self._done = False
+        self._began = False
 
     @property
     def graph(self) -> Graph:
         """The operations so far."""
-        return Graph(tuple(self._tracer.nodes))
+        return tuple(self._tracer.nodes)
 
     def __enter__(self) -> Self:
         for name, module in self._model.named_modules():
@@ -75,12 +114,7 @@ class ForwardTracer:
             ]
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None = None,
-        error: BaseException | None = None,
-        trace: TracebackType | None = None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.remove()
 
     def remove(self) -> None:
@@ -92,33 +126,29 @@ class ForwardTracer:
     def _enter(
         self, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
-        if self._done:
-            return
-        if not name and not self._began:
+        if not self._scopes:
+            if name or self._began:  # not the model, or not its first pass
+                return
             self._began = True
             self._tracer.inputs((args, kwargs))
             self._tracer.__enter__()
-        if self._began:
-            self._scopes.append((name, self._scope_of(name)))
+        self._scopes.append((name, self._scope_of(name)))
 
     def _leave(self, name: str, module: nn.Module, args: tuple[Any, ...], outputs: Any) -> None:
-        if self._done or not self._began:
+        if not self._scopes:
             return
         self._scopes.pop()
-        ended = not self._scopes
-        if ended:
-            self._done = True
+        raised = outputs is None
+        if not self._scopes:
             self._tracer.__exit__(None, None, None)
-        if outputs is None:  # it raised
-            return
-        if ended:
-            self._tracer.outputs(outputs)
-        if self._observe is not None:
-            with self._tracer.aside():
+            if not raised:
+                self._tracer.outputs(outputs)
+        if not raised and self._observe is not None:
+            self._tracer.recording = False
+            try:
                 self._observe(name, module, outputs)
-
-    def _scope(self) -> str:
-        return self._scopes[-1][1] if self._scopes else ""
+            finally:
+                self._tracer.recording = True
 
     def _scope_of(self, name: str) -> str:
         """Returns the scope of a module's operations, inside the scope of its caller."""
@@ -174,26 +204,21 @@ class _DispatchTracer(TorchDispatchMode):
     """Records every operation below autograd, with its actual tensors."""
 
     def __init__(
-        self, names: _Names, scope: Callable[[], str], model: nn.Module, task: str
+        self, names: _Names, scopes: Sequence[tuple[str, str]], model: nn.Module, task: str
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.nodes: list[Node] = []
+        self.recording = True  # else operations are computed only
         self._names = names
-        self._scope = scope
+        self._scopes = scopes
         self._task = task
-        self._aside = False
         self._makers: Any = WeakTensorKeyDictionary()  # tensor -> the name of the node that made it
-        self._known: dict[int, tuple[str, str]] = {}
-        for kind, named in (
-            ("Parameter", model.named_parameters()),
-            ("Buffer", model.named_buffers()),
-        ):
-            for name, tensor in named:
-                self._known[id(tensor)] = (kind, name.replace(".", "/"))
-
-    def aside(self) -> _Aside:
-        """Returns a context in which operations are not recorded."""
-        return _Aside(self)
+        kinds = {"Parameter": model.named_parameters(), "Buffer": model.named_buffers()}
+        self._known = {
+            id(tensor): (kind, name.replace(".", "/"))
+            for kind, named in kinds.items()
+            for name, tensor in named
+        }
 
     def inputs(self, arguments: Any) -> None:
         """Records the inputs of the model."""
@@ -216,7 +241,7 @@ class _DispatchTracer(TorchDispatchMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
-        if self._aside:
+        if not self.recording:
             return func(*args, **kwargs)
         if func is torch.ops.aten.detach.default:  # autograd's book-keeping: the same values
             detached = func(*args, **kwargs)
@@ -232,7 +257,7 @@ class _DispatchTracer(TorchDispatchMode):
         _wait(devices)
         ended = time.perf_counter_ns()
         made = list(tensors_in(results))
-        name = self._names.unique(_join(self._scope(), func.overloadpacket.__name__))
+        name = self._names.unique(self._scoped(func.overloadpacket.__name__))
         there = {_memory(tensor) for tensor in taken}
         outputs = tuple(
             Output(tuple(t.shape), str(t.dtype), 0 if _memory(t) in there else t.nbytes)
@@ -245,12 +270,11 @@ class _DispatchTracer(TorchDispatchMode):
         return results
 
     def _maker(self, tensor: torch.Tensor) -> str:
-        maker = self._makers.get(tensor)
+        maker: str | None = self._makers.get(tensor)
         if maker is not None:
-            return str(maker)
-        if id(tensor) in self._known:
-            return self._leaf(tensor, *self._known[id(tensor)])
-        return self._leaf(tensor, "Constant", _join(self._scope(), "constant"))
+            return maker
+        known = self._known.get(id(tensor), ("Constant", self._scoped("constant")))
+        return self._leaf(tensor, *known)
 
     def _leaf(self, tensor: torch.Tensor, kind: str, name: str) -> str:
         name = self._names.unique(name)
@@ -259,27 +283,14 @@ class _DispatchTracer(TorchDispatchMode):
         self._makers[tensor] = name
         return name
 
+    def _scoped(self, name: str) -> str:
+        scope = self._scopes[-1][1] if self._scopes else ""
+        return f"{scope}/{name}" if scope else name
+
     def _where(self, tensor: torch.Tensor | None) -> str:
         device = torch.device("cpu") if tensor is None else tensor.device
         kind = "GPU" if device.type == "cuda" else device.type.upper()
         return f"{self._task}/device:{kind}:{device.index or 0}"
-
-
-class _Aside:
-    """A context in which a tracer records nothing."""
-
-    def __init__(self, tracer: _DispatchTracer) -> None:
-        self._tracer = tracer
-
-    def __enter__(self) -> None:
-        self._tracer._aside = True
-
-    def __exit__(self, *exception: object) -> None:
-        self._tracer._aside = False
-
-
-def _join(scope: str, name: str) -> str:
-    return f"{scope}/{name}" if scope else name
 
 
 def _memory(tensor: torch.Tensor) -> int:

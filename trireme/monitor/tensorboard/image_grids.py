@@ -7,8 +7,6 @@ import math
 import torch
 from torch import nn
 
-__all__ = ["as_images", "feature_maps", "filters", "grid"]
-
 _SHOWN = 64
 _SMALLEST_SIDE = 256  # pixels; smaller pictures are enlarged
 
@@ -17,19 +15,22 @@ def as_images(inputs: torch.Tensor, count: int = 16) -> torch.Tensor | None:
     """Returns the first examples of a batch as images; None if they are not images.
 
     Images are (N, 1 or 3, height, width), or rows of as many values as a square has pixels, from
-    8x8.
+    8x8. Those that are not in [0, 1] are brought there, each for itself.
 
     Returns:
         Floats in [0, 1] of shape (at most `count`, 1 or 3, height, width).
     """
-    images = inputs[:count].detach()
-    if images.dim() == 2 and (side := _side(images.shape[1])) is not None:
-        images = images.view(-1, 1, side, side)
-    if images.dim() != 4 or images.shape[1] not in (1, 3) or not images.numel():
+    images = _pixels(inputs[:count])
+    if images is None or not images.numel():
         return None
     if images.dtype == torch.uint8:
         return images.float() / 255
-    return _normalized(images.float())
+    images = images.float()
+    low, high = torch.aminmax(images)
+    if low >= 0 and high <= 1:
+        return images
+    lows, highs = (bound((1, 2, 3), keepdim=True) for bound in (images.amin, images.amax))
+    return (images - lows) / (highs - lows).clamp_min(1e-12)
 
 
 def filters(weight: torch.Tensor) -> torch.Tensor | None:
@@ -42,14 +43,12 @@ def filters(weight: torch.Tensor) -> torch.Tensor | None:
     Returns:
         A picture as from `grid`, of at most 64 units.
     """
-    weight = weight[:_SHOWN].detach().float()
-    if weight.dim() == 2 and (side := _side(weight.shape[1])) is not None:
-        weight = weight.reshape(-1, 1, side, side)
-    if weight.dim() != 4 or weight.shape[1] not in (1, 3) or weight.shape[2:].numel() < 4:
+    images = _pixels(weight[:_SHOWN].float())
+    if images is None or images.shape[2:].numel() < 4:
         return None
     # All on one scale, with zero in the middle: so strong units can be told from weak ones.
-    largest = weight.abs().amax().clamp_min(1e-12)
-    return grid(weight / (2 * largest) + 0.5)
+    largest = images.abs().amax().clamp_min(1e-12)
+    return grid(images / (2 * largest) + 0.5)
 
 
 def feature_maps(outputs: torch.Tensor) -> torch.Tensor | None:
@@ -92,17 +91,11 @@ def grid(images: torch.Tensor) -> torch.Tensor:
     return nn.functional.interpolate(picture.unsqueeze(0), scale_factor=factor)[0]
 
 
-def _side(pixels: int) -> int | None:
-    side = math.isqrt(pixels)
-    return side if side * side == pixels and side >= 8 else None
-
-
-def _normalized(images: torch.Tensor) -> torch.Tensor:
-    """Brings each image into [0, 1], unless all are there already."""
-    low, high = torch.aminmax(images)
-    if low >= 0 and high <= 1:
-        return images
-    flat = images.flatten(1)
-    lows, highs = flat.amin(1), flat.amax(1)
-    shape = (-1, 1, 1, 1)
-    return (images - lows.view(shape)) / (highs - lows).clamp_min(1e-12).view(shape)
+def _pixels(values: torch.Tensor) -> torch.Tensor | None:
+    """Returns images of 1 or 3 channels, or rows of the pixels of squares, as images; else None."""
+    images = values.detach()
+    if images.dim() == 2:
+        side = math.isqrt(images.shape[1])
+        if side * side == images.shape[1] and side >= 8:
+            images = images.reshape(-1, 1, side, side)
+    return images if images.dim() == 4 and images.shape[1] in (1, 3) else None

@@ -27,7 +27,6 @@ from trireme.ps.client.protocol import (
 from trireme.ps.client.server_links import (
     ClientOptions,
     Membership,
-    Overlapping,
     ServerLinks,
     SharedBuffer,
 )
@@ -50,8 +49,6 @@ from trireme.ps.shard.values.snapshot_tensors import tensors_from
 from trireme.ps.snapshot import ModelState, assemble, disassemble
 from trireme.wire.codec import make_codec
 from trireme.wire.message import Message
-
-__all__ = ["OVERLAP_BYTES", "Client", "ClientOptions", "Membership", "Overlapping"]
 
 _T = TypeVar("_T")
 _P = ParamSpec("_P")
@@ -193,9 +190,7 @@ class Client:
     def pushes_early(self) -> bool:
         """Whether pushes can leave while backward runs, and are large enough to gain by it."""
         mode = self.options.overlap
-        if mode == "off" or self._packers:
-            return False
-        if not self._flat.pushes_in_place:
+        if mode == "off" or self._packers or not self._flat.pushes_in_place:
             return False
         return mode == "on" or self._layout.bytes >= OVERLAP_BYTES
 

@@ -44,15 +44,6 @@ from trireme.ps.messages import (
 )
 from trireme.wire.message import Message
 
-__all__ = [
-    "BACK_OFF",
-    "Answer",
-    "Lane",
-    "Lanes",
-    "Request",
-    "Transmit",
-]
-
 BACK_OFF = 0.02
 """Seconds before a request that met another view, or a server out of reach, is sent again."""
 

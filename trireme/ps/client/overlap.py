@@ -23,8 +23,6 @@ from trireme.ps.layout import Chunk
 from trireme.ps.messages import Push
 from trireme.wire.background_sender import BackgroundSender
 
-__all__ = ["Overlap"]
-
 _log = logging.getLogger(__name__)
 
 _MOST_MISMATCHES = 3  # a layer that is never used makes one, and one that is frozen later another
@@ -66,11 +64,6 @@ class Overlap:
         self._invalid = ""
         self._handles: list[RemovableHandle] = []
 
-    @property
-    def servers(self) -> list[int]:
-        """The servers of the push under way, or of the last one."""
-        return [link.index for link in self._open]
-
     def begin(self, push: Push) -> None:
         """Announces a push to the servers that it can leave to early; to none if it is ruled out.
 
@@ -103,7 +96,7 @@ class Overlap:
     def _leaves_early(self, link: ServerLink) -> bool:
         """Returns whether a push can leave early over this link."""
         connection = link.connection
-        if connection is None or connection.lending is not None or connection.wants_write:
+        if connection is None or connection.lending is not None or connection.unsent:
             return False
         return len(self._flat.layout.chunks(link.index)) > 1
 

@@ -70,18 +70,6 @@ from trireme.wire.message import Message
 if TYPE_CHECKING:
     from trireme.ps.snapshot import ModelState
 
-__all__ = [
-    "AWAIT",
-    "PUBLISH",
-    "Ask",
-    "ClientProtocol",
-    "Copy",
-    "Operation",
-    "Pause",
-    "Wanted",
-    "expect",
-]
-
 
 class Ask(msgspec.Struct, frozen=True):
     """Ask servers, in this order; `again`: ask again under the newest view what was fenced off."""

@@ -25,7 +25,7 @@ from trireme.errors import (
 )
 from trireme.ps.catalog import PS_CATALOG
 from trireme.ps.client.lanes import Answer, Lane, Lanes, Request, Transmit
-from trireme.ps.messages import LendMemory, MemoryLent, Waiting
+from trireme.ps.messages import LendMemory, MemoryLent
 from trireme.wire.connection import Connection
 from trireme.wire.frame_reader import Incoming
 from trireme.wire.handshake import HANDSHAKE_TIMEOUT, Identity, authenticate
@@ -34,16 +34,6 @@ from trireme.wire.shared_memory import Lending, SharedMemory
 from trireme.wire.spin_wait import SpinWait
 from trireme.wire.transport import Stream, connect
 from trireme.wire.transports.shm import ShmStream, shm_address
-
-__all__ = [
-    "SLICE",
-    "ClientOptions",
-    "Membership",
-    "Overlapping",
-    "ServerLink",
-    "ServerLinks",
-    "SharedBuffer",
-]
 
 _log = logging.getLogger(__name__)
 
@@ -140,7 +130,7 @@ class SharedBuffer:
         answer = connection.receive(timeout=timeout).message
         accepted = isinstance(answer, MemoryLent) and answer.accepted
         if accepted:
-            connection.lending = Lending.of_lender(self.outbound, self.inbound)
+            connection.lending = Lending(self.inbound, self.outbound, borrowed=False)
         return accepted
 
 
@@ -191,7 +181,7 @@ class ServerLinks:
             lambda: membership.view,
             retry_seconds=options.retry_seconds,
             patience_seconds=options.patience_seconds,
-            waiting=self._notify,
+            waiting=lambda note: self.options.waiting(note.reason, note.names, note.seconds),
             hurries=options.hurries,
         )
         self.links = [ServerLink(server) for server in range(servers)]
@@ -297,9 +287,6 @@ class ServerLinks:
             poller.register(connection, select.POLLIN)
         through_memory = bool(made) and all([c is not None and c.spin is not None for c in made])
         return self._spin.wait(poller.poll, self._slice(), look=through_memory)
-
-    def _notify(self, notice: Waiting) -> None:
-        self.options.waiting(notice.reason, notice.names, notice.seconds)
 
     def _transmit(self, order: Transmit) -> None:
         link = self.links[order.server]

@@ -11,8 +11,6 @@ from trireme.ps.messages import PullReply, PushReply
 from trireme.ps.shard.values.published_values import add_packed
 from trireme.wire.codec import Codec
 
-__all__ = ["Subscription"]
-
 
 class Subscription:
     """The published values of all servers, as one worker has them.

@@ -37,21 +37,12 @@ from trireme.ps.messages import (
     Status,
     StopJob,
 )
-from trireme.ps.server_messages import (
-    LastPushes,
-    PushesCommitted,
-    PushesStaged,
-    RoundClose,
-    RoundReady,
-)
 from trireme.ps.shard.instructions import Instruction, Send
 from trireme.ps.shard.participants import Participant
 from trireme.ps.shard.shard import Shard
 from trireme.ps.snapshot_messages import Cut, Freeze, Load, Thaw
 from trireme.wire.handshake import Identity
 from trireme.wire.message import Message
-
-__all__ = ["AuthenticatedLink", "Dispatcher"]
 
 
 class AuthenticatedLink(Protocol):
@@ -112,13 +103,6 @@ class Dispatcher(Generic[_S]):
             Load: shard.load,
             Share: shard.share,
         }
-        self._server_events: Mapping[type[Message], Callable[..., list[Instruction]]] = {
-            RoundReady: shard.round_ready,
-            RoundClose: shard.round_close,
-            PushesStaged: shard.staged,
-            PushesCommitted: shard.committed,
-            LastPushes: shard.last_pushes,
-        }
 
     def opened(self, link: _S) -> Message | None:
         """Notes a new connection; returns a message to send over it at once, if there is one.
@@ -150,13 +134,15 @@ class Dispatcher(Generic[_S]):
         is not admitted.
 
         Raises:
-            FrameError: the peer may not send this message.
+            FrameError: the peer may not send this message, or has not joined the same epoch as this
+                server.
         """
-        superseded = None
+        superseded, identity = None, link.identity
         if link not in self._current:
-            self._check_epoch(link.identity)
+            if self.epoch not in (None, identity.epoch) and identity.role != "observer":
+                raise FrameError(f"{identity.task} has not joined this start of the job")
             superseded = self._supersede(link)
-        _check_role(link.identity, message)
+        _check_role(identity, message)
         if isinstance(message, FromServer):
             self._check_server(link)
         return superseded
@@ -177,8 +163,8 @@ class Dispatcher(Generic[_S]):
         who = Participant(identity.index, identity.incarnation)
         if isinstance(message, Push):
             return self._shard.push(now, route, who, message, payload)
-        if kind in self._server_events:
-            return self._server_events[kind](now, identity.index, message)
+        if isinstance(message, FromServer):
+            return self._shard.heard(now, identity.index, message)
         if kind in self._requests:
             return self._requests[kind](now, route, message)
         if kind in self._of_participants:
@@ -203,16 +189,6 @@ class Dispatcher(Generic[_S]):
         for server in gone:
             del self._servers[server]
         return 0 in gone
-
-    def _check_epoch(self, identity: Identity) -> None:
-        """Checks that a task has joined the same epoch as this server.
-
-        Raises:
-            FrameError: the task has joined another epoch, or none.
-        """
-        if self.epoch is None or identity.epoch == self.epoch or identity.role == "observer":
-            return
-        raise FrameError(f"{identity.task} has not joined this start of the job")
 
     def _check_server(self, link: _S) -> None:
         """Checks that a link is the one between server 0 and another server.

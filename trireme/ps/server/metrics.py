@@ -8,14 +8,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Protocol
 
 import psutil
 
 from trireme.metrics import Histogram, Registry
 from trireme.ps.shard.shard import Shard
-
-__all__ = ["Report", "ShardMetrics", "StepListener"]
 
 _log = logging.getLogger(__name__)
 
@@ -27,26 +24,15 @@ Report = Callable[[Mapping[str, float | str]], object]
 """Takes a status report: values by name."""
 
 
-class StepListener(Protocol):
-    """Is called each time that updates are applied."""
-
-    def applied(self, step: int, began: float, ended: float) -> None:
-        """The global step `step` was made between two readings of `time.monotonic`."""
-
-
 class ShardMetrics:
     """Measures one shard: the updates that it applies, and the workers that wait for an answer.
 
     Args:
         registry: holds the counters and gauges.
         report: takes a status report every half second.
-
-    Attributes:
-        listener: is called at each step too, while a task traces this server.
     """
 
     def __init__(self, registry: Registry, report: Report) -> None:
-        self.listener: StepListener | None = None
         self._report = report
         self._process = psutil.Process()
         self._due = 0.0
@@ -74,13 +60,11 @@ class ShardMetrics:
             registry.gauge, "trireme_worker_lag", "Pushes behind the worker that is furthest"
         )
 
-    def applied(self, step: int, began: float, ended: float) -> None:
-        """Records a step that was made between two readings of `time.monotonic`."""
-        self._seconds += ended - began
+    def applied(self, seconds: float) -> None:
+        """Records how long it took to apply the updates of a step."""
+        self._seconds += seconds
         self._times += 1
-        self._histogram.observe(ended - began)
-        if self.listener is not None:
-            self.listener.applied(step, began, ended)
+        self._histogram.observe(seconds)
 
     def look(self, now: float, shard: Shard) -> None:
         """Reports the shard's status, if a report is due.

@@ -15,11 +15,9 @@ from trireme.ps.layout import Layout
 from trireme.ps.messages import LendMemory
 from trireme.ps.shard.state import ShardState
 from trireme.wire.codec import make_codec
-from trireme.wire.service import Link
+from trireme.wire.link import Link
 from trireme.wire.shared_memory import Lending, SharedMemory
 from trireme.wire.transports.shm import ShmStream
-
-__all__ = ["ReceiveBuffer", "Staging"]
 
 _log = logging.getLogger(__name__)
 
@@ -115,7 +113,7 @@ class ReceiveBuffer:
         except WireError as error:
             _log.warning("%s lends memory that cannot be used: %s", link.identity.task, error)
             return False
-        link.connection.lending = Lending.of_borrower(outbound, inbound)
+        link.connection.lending = Lending(outbound, inbound, borrowed=True)
         return True
 
     def _known(self, link: Link) -> Layout:

@@ -19,7 +19,8 @@ import torch
 
 from trireme.clock import clock_name
 from trireme.cluster.coordinator import Coordinator
-from trireme.cluster.member import Member, MemberConfig
+from trireme.cluster.member import Member
+from trireme.cluster.member_protocol import MemberConfig
 from trireme.cluster.messages import JobOver
 from trireme.cluster.state import Policy
 from trireme.cluster.view import ServerEntry, View
@@ -41,7 +42,7 @@ from trireme.ps.messages import LendMemory, MemoryLent, Push, Refused, Share, Tr
 from trireme.ps.server.dispatcher import Dispatcher
 from trireme.ps.server.metrics import ShardMetrics
 from trireme.ps.server.receive_buffer import ReceiveBuffer, Staging
-from trireme.ps.server.trace import Notes
+from trireme.ps.server.trace import Note, Notes
 from trireme.ps.shard.instructions import Instruction, Send
 from trireme.ps.shard.shard import Shard
 from trireme.ps.shard.values.segment_optimizer import load_optimizers
@@ -50,13 +51,12 @@ from trireme.ps.snapshot_messages import Load, TensorSpec
 from trireme.wire.connection import Connection
 from trireme.wire.frame_reader import Incoming
 from trireme.wire.handshake import Identity, authenticate
+from trireme.wire.link import Link
 from trireme.wire.message import Message
-from trireme.wire.service import Handler, Link, Service
+from trireme.wire.service import Handler, Service
 from trireme.wire.shared_memory import available
 from trireme.wire.transport import Listener, connect, listen
 from trireme.wire.transports.shm import shm_address
-
-__all__ = ["LeaderLink", "Recording", "ServerConfig", "ShardHandler", "beside", "serve"]
 
 _log = logging.getLogger(__name__)
 
@@ -158,27 +158,25 @@ class ShardHandler:
             what = torch.frombuffer(data, dtype=torch.uint8) if data else torch.empty(0)
         route = _Route(link, incoming.sequence, staging)
         self._carry_out(began, self.dispatcher.dispatch(began, link, route, message, what))
-        if self._notes.wanted:
-            name = type(message).__name__
-            self._notes.handled(name, link.identity.task, began, self._now())
+        if self._notes.wanted_by:
+            name, task = type(message).__name__, link.identity.task
+            self._notes.add(Note(name, began, self._now(), task))
 
     def _trace(self, link: Link, sequence: int, message: Trace) -> None:
         """Begins or ends a trace of this server, or sends it."""
         task, payload = link.identity.task, b""
         if message.action == "start":
-            self._notes.start(task)
+            self._notes.wanted_by.add(task)
         elif message.action == "stop":
-            self._notes.stop(task)
+            self._notes.wanted_by.discard(task)
         else:
             payload = self._notes.export()
-        if self._metrics is not None:
-            self._metrics.listener = self._notes if self._notes.wanted else None
         views = [memoryview(payload)] if payload else []
         link.offer(Traced(time.monotonic(), clock_name()), views, sequence=sequence)
 
     def closed(self, link: Link, error: WireError | None) -> None:
         """Forgets a link. The coordinator decides whether its task is lost."""
-        self._notes.stop(link.identity.task)
+        self._notes.wanted_by.discard(link.identity.task)
         if self.dispatcher.closed(link):
             self.leader_gone()
 
@@ -234,9 +232,11 @@ class ShardHandler:
         while True:
             state = self.shard.state
             if state.counters["applied"] != self._applied:
-                self._applied = state.counters["applied"]
+                self._applied, ended = state.counters["applied"], self._now()
                 if self._metrics is not None:
-                    self._metrics.applied(state.step, began, self._now())
+                    self._metrics.applied(ended - began)
+                if self._notes.wanted_by:
+                    self._notes.add(Note("apply", began, ended, step=state.step))
             for instruction in instructions:
                 if isinstance(instruction, Send):
                     server = self.dispatcher.link_for(instruction)
@@ -322,12 +322,9 @@ class LeaderLink:
                 continue
             self._lost.clear()
             if not self._closed.is_set():
-                self._service.call_soon(partial(self._adopt, connection))
+                peer = Identity(self._identity.job, "ps:0", epoch=self._identity.epoch)
+                self._service.call_soon(partial(self._service.adopt, connection, peer))
                 self._lost.wait()
-
-    def _adopt(self, connection: Connection) -> None:
-        identity = Identity(self._identity.job, "ps:0", epoch=self._identity.epoch)
-        self._service.adopt(connection, identity)
 
 
 @dataclass(frozen=True)
@@ -397,7 +394,7 @@ class _Server:
         handlers: list[Handler] = [self._handler]
         epoch = ""  # until this server has joined
         if server.coordinator is None:
-            coordinator = Coordinator(server.policy, on_done=self._coordinator_done)
+            coordinator = Coordinator(server.policy, on_done=lambda: self._service.stop())
             handlers.append(coordinator)
             epoch = coordinator.state.epoch
         self._service = Service(
@@ -461,9 +458,6 @@ class _Server:
         self._leader.close()
         if self._server.coordinator is not None:
             self._service.stop()
-
-    def _coordinator_done(self) -> None:
-        self._service.stop()
 
     def _report(self, status: Mapping[str, float | str]) -> None:
         self._member.report(status)

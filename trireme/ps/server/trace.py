@@ -10,8 +10,6 @@ from collections import deque
 
 import msgspec
 
-__all__ = ["Note", "Notes"]
-
 _MOST = 200_000
 """The most notes that are kept; the oldest are dropped."""
 
@@ -37,31 +35,16 @@ class Notes:
     """The notes of one server, and the tasks that trace it.
 
     Attributes:
-        wanted: whether any task traces the server; read at every message.
+        wanted_by: the tasks that trace the server; looked at at every message.
     """
 
     def __init__(self) -> None:
-        self.wanted = False
-        self._wanted_by: set[str] = set()
+        self.wanted_by: set[str] = set()
         self._notes: deque[Note] = deque(maxlen=_MOST)
 
-    def start(self, task: str) -> None:
-        """Begins a task's trace."""
-        self._wanted_by.add(task)
-        self.wanted = True
-
-    def stop(self, task: str) -> None:
-        """Ends a task's trace, if there is one."""
-        self._wanted_by.discard(task)
-        self.wanted = bool(self._wanted_by)
-
-    def handled(self, name: str, peer: str, began: float, ended: float) -> None:
-        """Notes that a message was handled."""
-        self._notes.append(Note(name, began, ended, peer))
-
-    def applied(self, step: int, began: float, ended: float) -> None:
-        """Notes that a step was made."""
-        self._notes.append(Note("apply", began, ended, step=step))
+    def add(self, note: Note) -> None:
+        """Keeps a note."""
+        self._notes.append(note)
 
     def export(self) -> bytes:
         """Returns the notes as JSON: a list of `Note`."""

@@ -21,8 +21,6 @@ from trireme.ps.shard.instructions import Reply
 from trireme.ps.shard.participants import Participant
 from trireme.ps.shard.state import ShardState
 
-__all__ = ["Answers", "PushAnswer", "Wait"]
-
 _ONLOOKERS = 64
 """The most tasks that are not workers and wait for the end of a job."""
 

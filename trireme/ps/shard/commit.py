@@ -24,7 +24,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from itertools import islice
-from typing import Protocol
 
 import msgspec
 
@@ -33,41 +32,8 @@ from trireme.ps.shard.dedup import Pending
 from trireme.ps.shard.instructions import Send
 from trireme.ps.shard.participants import Participant
 
-__all__ = ["CommitFollower", "CommitLeader", "Commits", "HalfApplied"]
-
 Entry = tuple[int, int, int, bool]
 """A decision: worker, incarnation, sequence, and whether the push is applied; else it is stale."""
-
-
-class Commits(Protocol):
-    """Decides at one server when a staged push is applied."""
-
-    @property
-    def staged(self) -> Sequence[Pending]:
-        """The pushes that are staged here and not decided, in the order in which they came."""
-
-    def add(self, pending: Pending) -> None:
-        """Stages a push."""
-
-    def drop(self, pending: Pending, view: int) -> None:
-        """Drops the push of a worker that is out since a view, unless server 0 may commit it."""
-
-    @property
-    def decided(self) -> tuple[Pending, bool] | None:
-        """The next decided push that is not carried out here, and whether it is applied."""
-
-    def done(self) -> None:
-        """Notes that the decision about the push that is `decided` is carried out."""
-
-    def tell(self, view: int) -> Sequence[Send]:
-        """Returns messages to other servers.
-
-        Args:
-            view: the number of the view that this server has taken.
-        """
-
-    def missing(self, pending: Pending) -> tuple[str, ...]:
-        """Returns the tasks that a staged push waits for."""
 
 
 class _OtherServer(msgspec.Struct):
@@ -104,6 +70,7 @@ class CommitLeader:
 
     @property
     def staged(self) -> Sequence[Pending]:
+        """The pushes that are staged here and not decided."""
         return [*self._ready, *self._waiting.values()]
 
     def hear(self, server: int, message: PushesStaged) -> None:
@@ -124,12 +91,14 @@ class CommitLeader:
                 self._ready.append(self._waiting.pop(owner))
 
     def add(self, pending: Pending) -> None:
+        """Stages a push."""
         if self._lacking(pending):
             self._waiting[pending.owner] = pending
         else:
             self._ready.append(pending)
 
     def drop(self, pending: Pending, view: int) -> None:
+        """Drops the push of a worker that is out since a view."""
         if pending in self._ready:
             self._ready.remove(pending)
         else:
@@ -148,12 +117,19 @@ class CommitLeader:
 
     @property
     def decided(self) -> tuple[Pending, bool] | None:
+        """The next decided push that is not carried out here, and whether it is applied."""
         return self._decided
 
     def done(self) -> None:
+        """Notes that the decision about the push that is `decided` is carried out."""
         self._decided = None
 
     def tell(self, view: int) -> list[Send]:
+        """Returns messages to other servers.
+
+        Args:
+            view: the number of the view that this server has taken.
+        """
         end = self._first + len(self._log)
         out = []
         for server, told in self._told.items():  # a server that has staged nothing needs no message
@@ -162,17 +138,14 @@ class CommitLeader:
                 entries = tuple(islice(self._log, told.known - self._first, None))
                 out.append(Send(server, PushesCommitted(told.known, entries, view)))
         if out:
-            self._trim()
+            known = min(told.known for told in self._told.values())
+            while self._log and self._first < known:  # every server knows these decisions
+                self._log.popleft()
+                self._first += 1
         return out
 
-    def _trim(self) -> None:
-        """Forgets the decisions that every server knows."""
-        known = min(told.known for told in self._told.values())
-        while self._log and self._first < known:
-            self._log.popleft()
-            self._first += 1
-
     def missing(self, pending: Pending) -> tuple[str, ...]:
+        """Returns the tasks that a staged push waits for."""
         return tuple(f"ps:{server}" for server in self._lacking(pending))
 
     def _lacking(self, pending: Pending) -> list[int]:
@@ -186,7 +159,10 @@ class CommitLeader:
 
 
 class CommitFollower:
-    """Commits at any other server, which reports what it has staged and follows server 0."""
+    """Commits at any other server, which reports what it has staged and follows server 0.
+
+    Its methods are those of `CommitLeader`.
+    """
 
     def __init__(self) -> None:
         self._staged: dict[Participant, Pending] = {}
@@ -198,6 +174,7 @@ class CommitFollower:
 
     @property
     def staged(self) -> Sequence[Pending]:
+        """The pushes that are staged here and not decided, in the order in which they came."""
         return list(self._staged.values())
 
     def hear(self, message: PushesCommitted) -> None:
@@ -221,6 +198,7 @@ class CommitFollower:
         self._news = True
 
     def drop(self, pending: Pending, view: int) -> None:
+        """As `CommitLeader.drop`, unless server 0 may commit the push."""
         owner = pending.owner
         self._out[owner] = view
         if not self._forget(owner, view):  # a copy: its worker may write to the memory again

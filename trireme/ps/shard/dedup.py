@@ -15,8 +15,6 @@ from trireme.ps.flat import PartBuffer
 from trireme.ps.messages import Applied, Push, Stale, WorkerProgress
 from trireme.ps.shard.participants import Participant
 
-__all__ = ["Pending", "PushTable", "WorkerRecord"]
-
 
 class Pending(msgspec.Struct, eq=False):
     """A push that is not answered yet.

@@ -7,8 +7,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from trireme.data.ledger import MOST_DEALT, Ledger
 from trireme.ps.messages import Lease, Span
 
-__all__ = ["ExampleLedgers", "resized"]
-
 _MOST_DATASETS = 1024
 _MANY = 64  # finished spans that are brought into the ledgers at once, at the latest
 
@@ -57,7 +55,8 @@ class ExampleLedgers:
         if ledger is None:
             ledger = Ledger(request.size, interleave=self.interleave)
             ledger.members(self._members)
-            ledger.restore(self._done_before(worker, request))
+            done = self._restored.get(request.dataset, [])
+            ledger.restore(resized(worker, request, done, self._sizes.get(request.dataset)))
             self._restored.pop(request.dataset, None)
             self._ledgers[request.dataset] = ledger
         if ledger.size != request.size:
@@ -67,15 +66,6 @@ class ExampleLedgers:
             )
         spans = ledger.lease(worker, request.batch, request.count)
         return tuple(Span(request.dataset, start, stop) for start, stop in spans)
-
-    def _done_before(self, worker: int, request: Lease) -> list[tuple[int, int]]:
-        """Returns what the checkpoint has finished of a data set, in positions of today's size.
-
-        Raises:
-            ValueError: its size was another one, and it is not said that this is meant.
-        """
-        done = self._restored.get(request.dataset, [])
-        return resized(worker, request, done, self._sizes.get(request.dataset))
 
     def senseless(self, spans: Iterable[Span]) -> str | None:
         """Returns why examples cannot be those of an update; None where they can.
@@ -109,7 +99,7 @@ class ExampleLedgers:
             by_dataset.setdefault(dataset, []).append((worker, start, stop))
         for dataset, spans in by_dataset.items():
             if dataset in self._ledgers:
-                self._ledgers[dataset].finish_all(spans)
+                self._ledgers[dataset].finish(spans)
 
     def give_back(self, worker: int, spans: Iterable[Span]) -> None:
         """Takes back examples whose update was not applied; they are leased again."""

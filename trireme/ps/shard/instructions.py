@@ -9,8 +9,6 @@ import torch
 
 from trireme.wire.message import Message
 
-__all__ = ["Instruction", "Reply", "Send"]
-
 
 class Reply(msgspec.Struct, frozen=True):
     """Send an answer where a request came from.

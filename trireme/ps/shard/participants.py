@@ -6,8 +6,6 @@ from typing import NamedTuple
 
 from trireme.cluster.view import View
 
-__all__ = ["Participant", "Participants"]
-
 
 class Participant(NamedTuple):
     """One incarnation of a worker, as the handshake of its connection has proven it."""

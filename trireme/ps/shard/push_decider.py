@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from trireme.ps.flat import PartBuffer
-from trireme.ps.messages import Applied, Stale
+from trireme.ps.messages import Applied, FromServer, Stale
 from trireme.ps.rule import Rule
 from trireme.ps.server_messages import (
     LastPushes,
@@ -15,22 +15,19 @@ from trireme.ps.server_messages import (
     RoundReady,
 )
 from trireme.ps.shard.answers import Answers, PushAnswer
-from trireme.ps.shard.commit import CommitFollower, CommitLeader, Commits, HalfApplied
+from trireme.ps.shard.commit import CommitFollower, CommitLeader, HalfApplied
 from trireme.ps.shard.dedup import Pending, WorkerRecord
 from trireme.ps.shard.instructions import Send
 from trireme.ps.shard.participants import Participant
 from trireme.ps.shard.rounds import (
     Decision,
     Round,
-    RoundCoordinator,
     RoundFollower,
     RoundHyperparameters,
     RoundLeader,
 )
 from trireme.ps.shard.state import ShardState, ShownModel
 from trireme.ps.shard.values.gradient_sums import Total
-
-__all__ = ["PushDecider"]
 
 
 class PushDecider:
@@ -51,8 +48,9 @@ class PushDecider:
         self._hyper = RoundHyperparameters()
         self._scratch: PartBuffer | None = None
         self._round = Round(0, self._spare)
-        self._coordinator: RoundCoordinator = RoundLeader(Rule(), 1)
-        self._commits: Commits | None = None  # of asynchronous pushes, where servers are several
+        self._coordinator: RoundLeader | RoundFollower = RoundLeader(Rule(), 1)
+        # Of asynchronous pushes, where servers are several.
+        self._commits: CommitLeader | CommitFollower | None = None
         self._half_applied: HalfApplied | None = None  # counts them, where nobody commits
 
     # -- events ----------------------------------------------------------------------------------
@@ -135,36 +133,29 @@ class PushDecider:
         for pending in held:
             self.consider(pending)
 
-    def round_ready(self, server: int, message: RoundReady) -> Sequence[Send]:
-        """At server 0: takes which updates another server holds."""
-        if isinstance(self._coordinator, RoundLeader):
-            return self._coordinator.hear(self._state.step, server, message)
-        return ()
+    def hear(self, server: int, message: FromServer) -> Sequence[Send]:
+        """Takes a message of another server; returns messages to others.
 
-    def round_close(self, message: RoundClose) -> None:
-        """At the others: takes what server 0 has proposed or decided of a round."""
-        if not isinstance(self._coordinator, RoundFollower):
-            return
-        # Server 0 counts only on what this one has said that it holds.
-        step, held = self._state.step, self._round.pending.keys()
-        if message.step != step or all(pair in held for pair in message.members):
-            self._coordinator.hear(step, message)
-
-    def staged(self, server: int, message: PushesStaged) -> None:
-        """At server 0: takes which asynchronous pushes another server has staged."""
-        if isinstance(self._commits, CommitLeader):
-            self._commits.hear(server, message)
-
-    def committed(self, message: PushesCommitted) -> None:
-        """At the others: takes server 0's decisions about them."""
-        if isinstance(self._commits, CommitFollower):
-            self._commits.hear(message)
-
-    def last_pushes(self, server: int, message: LastPushes) -> None:
-        """At server 0: takes another server's last pushes of workers that are out."""
-        if self._half_applied is not None and self._state.server == 0:
+        At server 0 it is which updates or asynchronous pushes another server holds, or the last
+        pushes of workers that are out; at the others what server 0 has proposed or decided. A
+        message that is not for this server, or not of this rule, changes nothing.
+        """
+        state, coordinator, commits = self._state, self._coordinator, self._commits
+        if isinstance(message, RoundReady) and isinstance(coordinator, RoundLeader):
+            return coordinator.hear(state.step, server, message)
+        if isinstance(message, RoundClose) and isinstance(coordinator, RoundFollower):
+            # Server 0 counts only on what this one has said that it holds.
+            held = self._round.pending.keys()
+            if message.step != state.step or all(pair in held for pair in message.members):
+                coordinator.hear(state.step, message)
+        elif isinstance(message, PushesStaged) and isinstance(commits, CommitLeader):
+            commits.hear(server, message)
+        elif isinstance(message, PushesCommitted) and isinstance(commits, CommitFollower):
+            commits.hear(message)
+        elif isinstance(message, LastPushes) and self._half_applied and not state.server:
             self._half_applied.hear(server, message)
-            self._state.counters["half_applied"] = self._half_applied.count
+            state.counters["half_applied"] = self._half_applied.count
+        return ()
 
     def proceed(self) -> Sequence[Send]:
         """Decides all that can be decided now; returns messages to other servers."""
@@ -209,7 +200,7 @@ class PushDecider:
         step = self._state.step
         return self._decide(pending, Stale(step), step - pending.push.pulled)
 
-    def _commit(self, commits: Commits) -> Sequence[Send]:
+    def _commit(self, commits: CommitLeader | CommitFollower) -> Sequence[Send]:
         """Carries out the decisions about staged pushes, and makes the next one."""
         state = self._state
         while (found := commits.decided) is not None:

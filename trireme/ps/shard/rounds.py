@@ -18,7 +18,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import msgspec
 
@@ -30,16 +29,6 @@ from trireme.ps.shard.dedup import Pending
 from trireme.ps.shard.instructions import Send
 from trireme.ps.shard.participants import Participant
 from trireme.ps.shard.values.gradient_sums import Total, squared_norm, total_of
-
-__all__ = [
-    "Decision",
-    "Round",
-    "RoundCoordinator",
-    "RoundFollower",
-    "RoundHyperparameters",
-    "RoundLeader",
-    "clip_factor",
-]
 
 Live = Mapping[int, int]
 """The workers that still train, by index, with their incarnations."""
@@ -139,22 +128,6 @@ class Round:
         return 0.0 if mean is None else squared_norm(mean)
 
 
-class RoundCoordinator(Protocol):
-    """Decides the rounds at one server, in agreement with the other servers."""
-
-    def begin(self) -> None:
-        """Begins a new round."""
-
-    def decide(self, current: Round, live: Live) -> tuple[Sequence[Send], Decision | None]:
-        """Returns messages to other servers, and the decision once there is one."""
-
-    def drop(self, current: Round, member: Participant) -> None:
-        """Takes the update of a worker that is out from the round, unless server 0 counts on it."""
-
-    def missing(self, current: Round, live: Live) -> tuple[str, ...]:
-        """Returns the tasks that the round waits for."""
-
-
 class RoundLeader:
     """Coordinates rounds at server 0, which decides for all servers; alone, it asks nobody.
 
@@ -171,6 +144,7 @@ class RoundLeader:
         self._told: RoundClose | None = None
 
     def begin(self) -> None:
+        """Begins a new round."""
         self._heard.clear()
         self._proposed = ()
 
@@ -191,27 +165,34 @@ class RoundLeader:
         return []
 
     def decide(self, current: Round, live: Live) -> tuple[list[Send], Decision | None]:
+        """Returns messages to other servers, and the decision once there is one."""
         needed = _needed(self._rule, live)
         if not 0 < needed <= len(current.pending):  # mostly: one update of several has come
             return [], None
         common = self._common(current, live)
         if len(common) < needed:
             return [], None
-        members = _first(current, common, needed)
+        came = [member for member in current.pending if member in common]
+        members = tuple(sorted(came[:needed]))  # those whose updates came here first
         if len(self._proposed) >= needed and set(self._proposed) <= set(common):
             members = self._proposed  # their norms are known already, or on their way
         if self._rule.clip_norm is None:
             return self._close(current, Decision(members, 1.0))
         squares = [m.square for _, m in sorted(self._heard.items()) if m.measured == members]
         if len(squares) < self._servers - 1:
-            return self._propose(current, members), None
+            if self._proposed == members:
+                return [], None
+            self._proposed = members
+            return self._tell(RoundClose(current.step, members, -1.0)), None
         square = current.square(members) + sum(squares)
         return self._close(current, Decision(members, clip_factor(square, self._rule.clip_norm)))
 
     def drop(self, current: Round, member: Participant) -> None:
+        """Takes the update of a worker that is out from the round."""
         current.pending.pop(member, None)
 
     def missing(self, current: Round, live: Live) -> tuple[str, ...]:
+        """Returns the tasks that the round waits for."""
         workers = _absent(current, live)
         servers = (f"ps:{s}" for s in range(1, self._servers) if s not in self._heard)
         return workers or tuple(servers)
@@ -225,12 +206,6 @@ class RoundLeader:
             held = tuple(member for member in held if member in message.members)
         return held
 
-    def _propose(self, current: Round, members: tuple[Participant, ...]) -> list[Send]:
-        if self._proposed == members:
-            return []
-        self._proposed = members
-        return self._tell(RoundClose(current.step, members, -1.0))
-
     def _close(self, current: Round, decision: Decision) -> tuple[list[Send], Decision]:
         self._told = RoundClose(current.step, decision.members, decision.scale)
         return self._tell(self._told), decision
@@ -241,6 +216,8 @@ class RoundLeader:
 
 class RoundFollower:
     """Coordinates rounds at any other server, which reports what it holds and follows server 0.
+
+    Its methods are those of `RoundLeader`.
 
     Args:
         rule: when a round has enough updates, and whether it is clipped.
@@ -265,10 +242,11 @@ class RoundFollower:
         """
         if message.step != step:
             return
+        members = tuple(Participant(*pair) for pair in message.members)
         if message.scale >= 0 or math.isnan(message.scale):
-            self._decision = Decision(_members(message), message.scale)
+            self._decision = Decision(members, message.scale)
         else:
-            self._proposed = _members(message)
+            self._proposed = members
 
     def decide(self, current: Round, live: Live) -> tuple[list[Send], Decision | None]:
         if self._decision is not None:
@@ -285,6 +263,7 @@ class RoundFollower:
         return [Send(0, self._said)], None
 
     def drop(self, current: Round, member: Participant) -> None:
+        """As `RoundLeader.drop`, unless server 0 counts on the update."""
         if self._said is not None and member in self._said.members:
             current.keep(member)
         else:
@@ -294,18 +273,8 @@ class RoundFollower:
         return _absent(current, live) or ("ps:0",)
 
 
-def _members(message: RoundClose) -> tuple[Participant, ...]:
-    return tuple(Participant(*pair) for pair in message.members)
-
-
 def _needed(rule: Rule, live: Collection[int]) -> int:
     return min(rule.aggregate, len(live)) if rule.aggregate else len(live)
-
-
-def _first(current: Round, members: Collection[Participant], count: int) -> tuple[Participant, ...]:
-    """Returns the first `count` members whose updates came here, by worker."""
-    came = [member for member in current.pending if member in members]
-    return tuple(sorted(came[:count]))
 
 
 def _absent(current: Round, live: Live) -> tuple[str, ...]:

@@ -8,9 +8,8 @@ simulator, the tests and a lone process all drive this same object.
     attach, load, pull, push   requests of workers
     lease, stop, set_end       requests to server 0: for examples, and for the job's end
     freeze, cut, thaw          a consistent cut over all servers, for checkpoints and evaluation
-    round_ready, round_close   messages of other servers, where server 0 decides the rounds
-    staged, committed          the same where it decides asynchronous pushes
-    last_pushes                the same where each server applies them by itself
+    heard                      messages of other servers, where server 0 decides the rounds or the
+                               asynchronous pushes; or counts what each applies by itself
     tick                       time passes
 
 When the instructions of an event are carried out, the driver calls `go_on` while `due` holds: other
@@ -48,6 +47,7 @@ from trireme.ps.messages import (
     Drain,
     Duplicate,
     FencedVerdict,
+    FromServer,
     Lease,
     Leased,
     Pull,
@@ -64,29 +64,22 @@ from trireme.ps.messages import (
     Stopping,
     Waiting,
 )
-from trireme.ps.server_messages import (
-    LastPushes,
-    PushesCommitted,
-    PushesStaged,
-    RoundClose,
-    RoundReady,
-)
 from trireme.ps.shard.answers import Answers, PushAnswer, Wait
 from trireme.ps.shard.dedup import Pending
 from trireme.ps.shard.instructions import Instruction, Reply
 from trireme.ps.shard.participants import Participant
 from trireme.ps.shard.push_decider import PushDecider
 from trireme.ps.shard.state import ShardState, ShownModel
-from trireme.ps.shard.values.parameters import ValuesFactory, make_values
+from trireme.ps.shard.values.parameters import Values, ValuesFactory
 from trireme.ps.shard.values.snapshot_tensors import Tensors
 from trireme.ps.snapshot_messages import Cut, Freeze, Frozen, Load, Loaded, Snapshot, Thaw
-
-__all__ = ["FREEZE_SECONDS", "NOTICE_SECONDS", "Shard"]
 
 NOTICE_SECONDS = 5.0
 """How often a worker whose answer is withheld is told for whom it waits."""
 
 _CODES = {ModelMismatchError: "mismatch", UnsupportedOptimizerError: "optimizer"}
+
+_MOST_TOPICS = 4096
 
 FREEZE_SECONDS = 60.0
 """After this long a cut that was not completed is given up, and training goes on."""
@@ -104,7 +97,7 @@ class Shard:
         state: the shard's state. Only the shard changes it.
     """
 
-    def __init__(self, server: int, factory: ValuesFactory = make_values) -> None:
+    def __init__(self, server: int, factory: ValuesFactory = Values) -> None:
         self.server = server
         self._factory = factory
         self.state = ShardState(server)
@@ -301,29 +294,9 @@ class Shard:
 
     # -- what servers tell each other ------------------------------------------------------------
 
-    def round_ready(self, now: float, server: int, message: RoundReady) -> list[Instruction]:
-        """At server 0: takes which updates of a round another server holds."""
-        return [*self._decider.round_ready(server, message), *self._proceed()]
-
-    def round_close(self, now: float, server: int, message: RoundClose) -> list[Instruction]:
-        """At the others: takes what server 0 has proposed or decided of a round."""
-        self._decider.round_close(message)
-        return self._proceed()
-
-    def staged(self, now: float, server: int, message: PushesStaged) -> list[Instruction]:
-        """At server 0: takes which asynchronous pushes another server has staged."""
-        self._decider.staged(server, message)
-        return self._proceed()
-
-    def committed(self, now: float, server: int, message: PushesCommitted) -> list[Instruction]:
-        """At the others: takes server 0's decisions about them."""
-        self._decider.committed(message)
-        return self._proceed()
-
-    def last_pushes(self, now: float, server: int, message: LastPushes) -> list[Instruction]:
-        """At server 0: takes another server's last pushes of workers that are out."""
-        self._decider.last_pushes(server, message)
-        return []
+    def heard(self, now: float, server: int, message: FromServer) -> list[Instruction]:
+        """Takes what another server holds or has staged, or what server 0 has decided of that."""
+        return [*self._decider.hear(server, message), *self._proceed()]
 
     def go_on(self, now: float) -> list[Instruction]:
         """Carries out what was `due`."""
@@ -376,16 +349,16 @@ class Shard:
         self, now: float, route: object, who: Participant, request: Share, payload: torch.Tensor
     ) -> list[Instruction]:
         """Keeps bytes that a worker shares with the others."""
+        topics = self.state.topics
         if self.state.participants.holds(who):
-            try:
-                self.state.topics.put(request.topic, who.worker, payload)
-            except ValueError as error:
-                return [self._refused(route, "rejected", str(error))]
+            if request.topic not in topics and len(topics) >= _MOST_TOPICS:
+                return [self._refused(route, "rejected", f"workers share {_MOST_TOPICS} topics")]
+            topics.setdefault(request.topic, {})[who.worker] = payload
         return [Reply(route, Done())]
 
     def collect(self, now: float, route: object, request: Collect) -> list[Instruction]:
         """Answers with the bytes that workers have shared under a topic."""
-        left = self.state.topics.left(request.topic)
+        left = sorted(self.state.topics.get(request.topic, {}).items())
         sizes = tuple(tensor.numel() for _, tensor in left)
         message = Collected(tuple(worker for worker, _ in left), sizes)
         return [Reply(route, message, [tensor for _, tensor in left])]

@@ -5,8 +5,6 @@ from __future__ import annotations
 from trireme.ps.shard.dedup import Pending
 from trireme.ps.snapshot_messages import Cut
 
-__all__ = ["SnapshotBarrier"]
-
 
 class SnapshotBarrier:
     """Holds back decisions while a cut is under way, but for those that the cut asks for.

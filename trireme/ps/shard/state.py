@@ -19,10 +19,6 @@ from trireme.ps.shard.snapshot_barrier import SnapshotBarrier
 from trireme.ps.shard.values.parameters import Values
 from trireme.ps.termination import Ending
 
-__all__ = ["ShardState", "SharedTopics", "ShownModel"]
-
-_MOST_TOPICS = 4096
-
 
 @dataclass(frozen=True, slots=True)
 class ShownModel:
@@ -59,27 +55,6 @@ class ShownModel:
             )
 
 
-class SharedTopics:
-    """The shared bytes: under each topic, the last of each worker."""
-
-    def __init__(self) -> None:
-        self._left: dict[str, dict[int, torch.Tensor]] = {}
-
-    def put(self, topic: str, worker: int, payload: torch.Tensor) -> None:
-        """Keeps what a worker shares.
-
-        Raises:
-            ValueError: that would be a topic too many.
-        """
-        if topic not in self._left and len(self._left) >= _MOST_TOPICS:
-            raise ValueError(f"workers share {_MOST_TOPICS} topics")
-        self._left.setdefault(topic, {})[worker] = payload
-
-    def left(self, topic: str) -> list[tuple[int, torch.Tensor]]:
-        """Returns what workers have shared under a topic, by worker."""
-        return sorted(self._left.get(topic, {}).items())
-
-
 class ShardState:
     """The state of one shard.
 
@@ -94,7 +69,7 @@ class ShardState:
         rule: the rule of what was shown.
         synchronous: whether the rule is synchronous; read several times a push.
         values: the values; None before a worker has shown its model.
-        topics: the bytes that workers share at server 0.
+        topics: the bytes that workers share at server 0: under each topic the last of each worker.
         counters: how many pushes had each verdict, and other counts.
         participants: the workers of the newest view.
         table: the exactly-once table.
@@ -111,7 +86,7 @@ class ShardState:
         self.rule = Rule()
         self.synchronous = False
         self.values: Values | None = None
-        self.topics = SharedTopics()
+        self.topics: dict[str, dict[int, torch.Tensor]] = {}
         self.counters: Counter[str] = Counter()
         self.participants = Participants()
         self.table = PushTable()

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from trireme.parallel.process_group import ProcessGroup
     from trireme.session.backends.local_optimizers import LocalOptimizers
 
-__all__ = ["Backend", "FirstState", "joined_spans"]
-
 FirstState: TypeAlias = Callable[[], ModelState | None]
 """Returns a job's first state in the chief, and None in other workers."""
 

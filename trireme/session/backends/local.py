@@ -1,104 +1,104 @@
-"""Training in a lone process, by direct calls to the shard of a parameter server.
+"""Training in a lone process, by the user's own optimizer.
 
-A job of one worker without servers uses the same rule, table of pushes and ledger as a large job,
-without the wire. The values are the model's own memory, and the optimizer is the user's own object,
-so that every `torch.optim` optimizer works.
+The values are the model's own memory, so that every `torch.optim` optimizer works. A ledger deals
+the examples as in a large job, so that a checkpoint continues under any number of workers.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Sequence
-from dataclasses import replace
-from typing import TypeVar
+from collections.abc import Mapping, Sequence
 
 import torch
+from torch import nn
 
-from trireme.cluster.view import ServerEntry, View, WorkerEntry
 from trireme.errors import Rejected
-from trireme.ps.flat import FlatModel, PartBuffer
-from trireme.ps.layout import Layout
-from trireme.ps.messages import (
-    Attach,
-    Attached,
-    GroupSpec,
-    Lease,
-    Leased,
-    OptimizerSpec,
-    Pull,
-    PullReply,
-    Push,
-    PushReply,
-    Refused,
-    SetEnd,
-    Span,
-    StopJob,
-    Stopping,
-)
-from trireme.ps.optimizers import check_optimizer, export_state, restore_state
+from trireme.parallel.sharding import fill_local, local_part
+from trireme.parallel.tensors import to_local
+from trireme.ps.messages import Applied, GroupSpec, Lease, OptimizerSpec, Span
+from trireme.ps.optimizers import check_optimizer, named_state, restore_state
 from trireme.ps.results import PushResult
 from trireme.ps.rule import Rule
-from trireme.ps.shard.instructions import Instruction, Reply
-from trireme.ps.shard.participants import Participant
-from trireme.ps.shard.shard import Shard
-from trireme.ps.shard.values.parameters import Values
-from trireme.ps.shard.values.snapshot_tensors import Tensors
-from trireme.ps.snapshot import ModelState, assemble, disassemble, lacking
-from trireme.ps.snapshot_messages import Cut, Freeze, Frozen, Load, Loaded, Snapshot, TensorSpec
+from trireme.ps.shard.example_ledgers import ExampleLedgers
+from trireme.ps.snapshot import ModelState, lacking
 from trireme.ps.termination import after_the_end
 from trireme.session.backends.base import Backend, FirstState
-from trireme.wire.message import Message
+from trireme.session.replica.replica import Trained
 
-__all__ = ["Local"]
-
-_M = TypeVar("_M", bound=Message)
-
-_ALONE = Participant(0, 1)
-"""The only worker, in its only start."""
+KINDS = ("values", "average", "state")
+"""The kinds of tensors in a state: its values, their moving average, the optimizer's state."""
 
 
 class Local(Backend):
-    """The backend of a lone process: a shard that applies updates with the user's optimizer.
+    """The backend of a lone process, and what processes that step together have in common with it.
 
     Args:
-        flat: the model, laid out for one server.
-        optimizer: the user's optimizer, over the model's parameters.
+        held: the trained parameters with which this process computes.
+        optimizer: the user's optimizer, over these.
+        replicas: the number of replicas that step together.
+        replica: which of them is this process's.
     """
 
     step: int = 0
     stopping: bool = False
 
-    def __init__(self, flat: FlatModel, optimizer: torch.optim.Optimizer) -> None:
-        self._flat = flat
+    def __init__(
+        self,
+        held: Trained,
+        optimizer: torch.optim.Optimizer,
+        replicas: int = 1,
+        replica: int = 0,
+    ) -> None:
+        check_optimizer(optimizer)
+        self._held = held
+        self._names = frozenset(n for n, p in held.parameters.items() if p.requires_grad)
         self._optimizer = optimizer
-        self._gradients = PartBuffer(flat.layout, 0, flat.gradients)
-        self._shard = Shard(0, self._make_values)
-        self._shard.view(0.0, View(1, (ServerEntry(0, 1, ""),), (WorkerEntry(0, 1),)))
-        self._sequence = 0
-        self._answer: PushReply | None = None
+        self._replicas = range(replicas)
+        self._replica = replica
+        self._rule = Rule()
+        self._end: int | None = None
+        self._ledgers = ExampleLedgers()  # each process has the same ones
+        self._ledgers.members(self._replicas)
+        self._average: dict[str, torch.Tensor] = {}
 
-    def _make_values(
-        self, layout: Layout, server: int, optimizer: OptimizerSpec, rule: Rule
-    ) -> Values:
-        buffer = PartBuffer(layout, server, self._flat.values)
-        return Values(layout, server, buffer, _UserOptimizer(self._optimizer), rule)
+    # -- joining --------------------------------------------------------------------------------
 
     def start(self, optimizer: OptimizerSpec, rule: Rule, first: FirstState) -> None:
-        request = Attach(1, self._flat.layout.spec, optimizer, rule)
-        self._ask(self._shard.attach(time.monotonic(), None, _ALONE, request), Attached)
-        state = first()
-        assert state is not None, "a lone process is chief"
-        self._load(state)
-        reply = self._ask(self._shard.pull(time.monotonic(), None, _ALONE, Pull(1)), PullReply)
-        self.step, self.stopping = reply.step, reply.stop
+        self._rule, self._end = rule, rule.max_steps
+        self._ledgers.interleave = self.together or rule.synchronous
+        self._take(self._agreed(first()))
+        self.stopping = self._ended
 
-    def _load(self, state: ModelState) -> None:
+    def _agreed(self, state: ModelState | None) -> ModelState:
+        """Returns the chief's state."""
+        assert state is not None, "a lone process is chief"
+        return state
+
+    @torch.no_grad()
+    def _take(self, state: ModelState) -> None:
+        self.step = state.step
+        for name, parameter in self._held.parameters.items():
+            if name in state.values:
+                fill_local(parameter, state.values[name])
+        if self._rule.average is not None:
+            known = state.average or state.values
+            self._average = {}
+            for name, parameter in self._trained():
+                average = torch.zeros_like(parameter.detach())
+                fill_local(average, known[name])
+                self._average[name] = average
         if state.optimizer:
-            restore_state(self._optimizer, self._flat.parameters, state.optimizer)
-        tensors = disassemble(self._flat.layout, replace(state, optimizer={}), 0)
-        specs = tuple(spec for spec, _ in tensors)
-        request = Load(1, state.step, specs, (), state.consumed, state.sizes)
-        self._ask(self._shard.load(time.monotonic(), None, _ALONE, request, tensors), Loaded)
+            restore_state(self._optimizer, self._held.parameters, state.optimizer, local_part)
+        self._ledgers.restore(state.consumed, state.sizes)
+
+    def _trained(self) -> list[tuple[str, nn.Parameter]]:
+        """Returns the parameters that the job trains, also those that the program froze later."""
+        return [(n, p) for n, p in self._held.parameters.items() if n in self._names]
+
+    # -- training -------------------------------------------------------------------------------
+
+    @property
+    def _ended(self) -> bool:
+        return self._end is not None and self.step >= self._end
 
     def push(
         self,
@@ -108,90 +108,107 @@ class Local(Backend):
         examples: Sequence[Span] = (),
         pulled: int | None = None,
     ) -> None:
+        """Applies the parameters' gradients.
+
+        Raises:
+            ConfigurationError: training has ended.
+        """
         if self.stopping:
-            raise after_the_end(0, self.step)
-        self._flat.collect_gradients()
-        self._sequence += 1
-        number = self._sequence
-        push = Push(1, number, number - 1, self.step, weight, None, tuple(examples))
-        answer = self._shard.push(0.0, None, _ALONE, push, self._gradients)
-        self._answer = self._ask(answer, PushReply)
+            raise after_the_end(0 if self.group is None else self.group.rank, self.step)
+        if self.group is None:
+            self._held.collect_gradients()
+        self._apply(examples, skip=weight == 0)
+
+    @torch.no_grad()
+    def _apply(self, examples: Sequence[Span], *, skip: bool) -> None:
+        """Updates the parameters, unless the update is skipped."""
+        if not skip:
+            self._optimizer.step()
+            rule = self._rule.average
+            if rule is not None:
+                weight = 1 - rule.decay_at(self.step + 1)
+                for name, parameter in self._trained():
+                    to_local(self._average[name]).lerp_(to_local(parameter.detach()), weight)
+        self._ledgers.finish(self._replica, examples)
 
     def wait(self) -> PushResult:
-        reply = self._answer
-        assert reply is not None, "there was no exchange to end"
-        self._answer = None
-        self.step, self.stopping = reply.step, reply.stop
-        return PushResult(reply.verdict, reply.step, reply.staleness, reply.stop)
+        self.step += 1
+        self.stopping = self._ended
+        return PushResult(Applied(self.step), self.step, 0, self.stopping)
 
     def lease(
         self, dataset: str, size: int, batch: int, count: int, *, resized: bool = False
     ) -> tuple[Span, ...]:
-        request = Lease(1, dataset, size, batch, count, resized=resized)
-        return self._ask(self._shard.lease(time.monotonic(), None, _ALONE, request), Leased).spans
+        request = Lease(0, dataset, size, batch, count, resized=resized)
+        try:
+            # Positions returned before a resume go to the first request: all request in one order.
+            leased = [self._ledgers.lease(replica, request) for replica in self._replicas]
+        except ValueError as error:
+            raise Rejected(str(error)) from None
+        return leased[self._replica]
 
     def stop(self, reason: str) -> int:
-        return self._ask(self._shard.stop(time.monotonic(), None, StopJob(reason)), Stopping).step
+        """Requests the end of the job after the next step; returns that step."""
+        soonest = self.step + 1
+        self._end = soonest if self._end is None else min(self._end, soonest)
+        return self._end
 
     def set_end(self, max_steps: int) -> int:
-        return self._ask(
-            self._shard.set_end(time.monotonic(), None, SetEnd(max_steps)), Stopping
-        ).step
+        if self._end is None:
+            self._end = max(max_steps, self.step + 1)
+        return self._end
 
     def drain(self) -> int:
         return self.step  # there is no other worker
 
+    # -- states ---------------------------------------------------------------------------------
+
     def snapshot(self, *, state: bool) -> ModelState:
-        self._ask(self._shard.freeze(time.monotonic(), None, Freeze(1)), Frozen)
-        cut = self._shard.cut(time.monotonic(), None, Cut(1, self.step, (), state))
-        snapshot = self._ask(cut, Snapshot)
-        reply = next(i for i in cut if isinstance(i, Reply))
-        tensors = [
-            (spec, tensor.cpu())
-            for spec, tensor in zip(snapshot.tensors, reply.payload, strict=True)
-        ]
-        copied = assemble(self._flat.layout, [(snapshot, tensors)])
-        if not state:
-            return copied
-        try:
-            return replace(copied, optimizer=export_state(self._optimizer, self._flat.parameters))
-        except Exception as error:  # of an odd optimizer: the values must not be lost with it
-            return replace(copied, lacks=(lacking("the optimizer's state", error),))
+        tensors, lacks = self._tensors(state=state)
+        copies = {name: tensor.detach().cpu().clone() for name, tensor in tensors.items()}
+        return self._state(copies, self._ledgers.consumed() if state else (), lacks)
 
-    def _ask(self, instructions: list[Instruction], wanted: type[_M]) -> _M:
-        for instruction in instructions:
-            if isinstance(instruction, Reply):
-                if isinstance(instruction.message, wanted):
-                    return instruction.message
-                if isinstance(instruction.message, Refused):
-                    raise Rejected(instruction.message.reason)
-        raise Rejected(f"no {wanted.__name__} came, but {instructions!r}")
+    def _tensors(self, *, state: bool) -> tuple[dict[str, torch.Tensor], tuple[str, ...]]:
+        """Returns what this process holds, by `KIND/NAME`, and what it could not read.
+
+        Args:
+            state: whether to return the optimizer's state too.
+        """
+        tensors: dict[str, torch.Tensor] = {
+            f"values/{name}": parameter.detach() for name, parameter in self._trained()
+        }
+        tensors |= {f"average/{name}": tensor for name, tensor in self._average.items()}
+        if state:
+            try:
+                mine = named_state(self._optimizer, self._held.parameters)
+                tensors |= {f"state/{name}": tensor for name, tensor in mine.items()}
+            except Exception as error:  # of an odd optimizer: the values must not be lost with it
+                return tensors, (lacking("the optimizer's state", error),)
+        return tensors, ()
+
+    def _state(
+        self,
+        tensors: Mapping[str, torch.Tensor],
+        consumed: tuple[Span, ...],
+        lacks: tuple[str, ...] = (),
+    ) -> ModelState:
+        """Returns the state of this step with the tensors of `_tensors`."""
+        values, average, optimizer = unpacked(tensors)
+        return ModelState(
+            self.step,
+            values,
+            average,
+            optimizer,
+            consumed=consumed,
+            sizes=self._ledgers.sizes(),
+            lacks=lacks,
+        )
 
 
-class _UserOptimizer:
-    """The user's optimizer, which updates the model's own parameters.
-
-    Its state has the shapes and names of the parameters instead of flat vectors; `export_state` and
-    `restore_state` convert it.
-    """
-
-    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
-        check_optimizer(optimizer)
-        self._optimizer = optimizer
-
-    def step(
-        self, gradients: PartBuffer, divisor: float = 1.0, absent: tuple[int, ...] = ()
-    ) -> None:
-        """Updates the parameters from the gradients in their `.grad`."""
-        assert divisor == 1.0, "one worker makes one gradient"
-        self._optimizer.step()
-
-    def set_hyper(self, groups: Sequence[GroupSpec]) -> None:
-        """Does nothing: a program changes hyper-parameters in the optimizer itself."""
-
-    def export(self) -> list[tuple[TensorSpec, torch.Tensor]]:
-        """Nothing that is laid out flat."""
-        return []
-
-    def restore(self, state: Tensors) -> None:
-        """Nothing that is laid out flat."""
+def unpacked(tensors: Mapping[str, torch.Tensor]) -> list[dict[str, torch.Tensor]]:
+    """Returns the tensors of each of `KINDS` by name, from tensors by `KIND/NAME`."""
+    named: dict[str, dict[str, torch.Tensor]] = {kind: {} for kind in KINDS}
+    for key, tensor in tensors.items():
+        kind, _, name = key.partition("/")
+        named[kind][name] = tensor
+    return list(named.values())

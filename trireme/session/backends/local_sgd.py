@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 import torch
 
-from trireme.ps.client.client import ClientOptions, Membership
+from trireme.ps.client.server_links import ClientOptions, Membership
 from trireme.ps.flat import FlatModel
 from trireme.ps.messages import OptimizerSpec, Span
 from trireme.ps.optimizers import check_optimizer
@@ -27,8 +27,6 @@ from trireme.ps.termination import after_the_end
 from trireme.session.backends.base import FirstState, joined_spans
 from trireme.session.backends.local_optimizers import LocalOptimizers
 from trireme.session.backends.parameter_server import ParameterServer
-
-__all__ = ["LocalSgd", "period_length"]
 
 _SAVING = "saving"
 """The topic under which the chief shares after which exchanges it saves.
@@ -82,6 +80,9 @@ class LocalSgd(ParameterServer):
         membership: provides the newest view.
         flat: the worker's model.
         optimizer: the user's optimizer, over the model's parameters.
+
+    Attributes:
+        rule: the rule by which deltas become steps; set by `start`.
     """
 
     pushes_early = False
@@ -99,7 +100,7 @@ class LocalSgd(ParameterServer):
         self.local_optimizers: LocalOptimizers = LocalOptimizers(self, flat, optimizer)
         self._model = flat
         self._optimizer = optimizer
-        self._rule = Rule()
+        self.rule = Rule()
         self._end: int | None = None
         self._hurries = False
         self._base = [torch.empty_like(value) for value in flat.values]
@@ -116,7 +117,7 @@ class LocalSgd(ParameterServer):
         return self._period.made
 
     def start(self, optimizer: OptimizerSpec, rule: Rule, first: FirstState) -> None:
-        self._rule = self.local_optimizers.rule = rule
+        self.rule = rule
         self._end = rule.max_steps if self._end is None else self._end
         super().start(optimizer, rule, first)
         self._begin()
@@ -154,8 +155,7 @@ class LocalSgd(ParameterServer):
         period.made += 1
         period.weight += weight
         period.examples += examples
-        self.local_optimizers.ahead = True
-        if (self._hurries and self._rule.synchronous) or period.made >= period.length:
+        if (self._hurries and self.rule.synchronous) or period.made >= period.length:
             self._send()
 
     def wait(self) -> PushResult | None:  # type: ignore[override]  # None between exchanges
@@ -184,8 +184,7 @@ class LocalSgd(ParameterServer):
         """Begins a period from the present values."""
         for base, value in zip(self._base, self._model.values, strict=True):
             base.copy_(value)
-        self._period = _Period(period_length(self._rule, self.step, self._end))
-        self.local_optimizers.ahead = False
+        self._period = _Period(period_length(self.rule, self.step, self._end))
 
     @torch.no_grad()
     def _send(self) -> None:
@@ -196,7 +195,7 @@ class LocalSgd(ParameterServer):
         flat = self._model
         for base, value, gradient in zip(self._base, flat.values, flat.gradients, strict=True):
             torch.sub(base, value, out=gradient)
-            if self._rule.publishes:
+            if self.rule.publishes:
                 value.copy_(base)  # the answer is the change since these values
         flat.restore_gradients()  # they hold the deltas
         period = self._period
@@ -217,7 +216,7 @@ class LocalSgd(ParameterServer):
         """
         left = self.collect(_SAVING).values()
         asked = {step for data in left for step in msgspec.msgpack.decode(data, type=list[int])}
-        self.saves = began in asked if self._rule.synchronous else not asked <= self._heard
+        self.saves = began in asked if self.rule.synchronous else not asked <= self._heard
         self._heard = asked
         if self.saves:
             self.local_optimizers.leave()

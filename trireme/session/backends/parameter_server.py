@@ -7,8 +7,6 @@ from trireme.ps.messages import OptimizerSpec
 from trireme.ps.rule import Rule
 from trireme.session.backends.base import Backend, FirstState
 
-__all__ = ["ParameterServer"]
-
 
 class ParameterServer(Client, Backend):
     """The backend of parameter servers; see `Client` for the arguments."""

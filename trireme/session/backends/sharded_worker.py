@@ -23,8 +23,6 @@ from trireme.session.backends.local_sgd import LocalSgd
 from trireme.session.backends.parameter_server import ParameterServer
 from trireme.session.training_setup import TrainingSetup
 
-__all__ = ["Follower", "Leader", "LocalSgdLeader", "Shards"]
-
 
 class _Told(msgspec.Struct, frozen=True):
     """The answer of the servers, which the leader broadcasts."""
@@ -114,7 +112,7 @@ class Shards:
         here = torch.zeros(len(flat.parameters))
         for name, gradient in self._part.whole_gradients():
             here[self._position[name]] = 1.0
-            if group.first_of_stage:
+            if group.rank in group.stage_leaders():
                 target = flat.parameters[name].grad
                 assert target is not None
                 target.copy_(gradient)
@@ -126,23 +124,18 @@ class Shards:
             if not here[position]:
                 flat.parameters[name].grad = None
 
-    def tell(self, told: _Told) -> None:
-        """Broadcasts, as leader, the answer of the servers and the values."""
-        self.group.broadcast(msgspec.msgpack.encode(told))
-        self._spread()
+    def spread(self, told: _Told | None = None) -> _Told:
+        """Copies the leader's values into the part of every process; returns the leader's answer.
 
-    def hear(self) -> _Told:
-        """Receives, as follower, the leader's answer and values; returns the answer."""
-        told = msgspec.msgpack.decode(self.group.broadcast(None), type=_Told)
-        self._spread()
-        return told
-
-    def _spread(self) -> None:
-        """Copies the leader's values into the part of every process."""
+        Args:
+            told: the answer of the servers, in the leader; None in the other processes.
+        """
+        data = self.group.broadcast(None if told is None else msgspec.msgpack.encode(told))
         for vector in self.flat.values:
             self.group.broadcast_tensor(vector)
         if self._part is not None:
             self._part.fill({n: p.detach() for n, p in self.flat.parameters.items()})
+        return msgspec.msgpack.decode(data, type=_Told) if told is None else told
 
 
 class Leader(ParameterServer):
@@ -193,11 +186,11 @@ class Leader(ParameterServer):
 
     def drain(self) -> int:
         step = super().drain()
-        self._shards.tell(_Told(step, True))
+        self._shards.spread(_Told(step, True))
         return step
 
     def _tell(self, result: PushResult | None) -> None:
-        self._shards.tell(_Told(self.global_step, self.stopping, result))
+        self._shards.spread(_Told(self.global_step, self.stopping, result))
 
 
 class LocalSgdLeader(Leader, LocalSgd):
@@ -236,7 +229,7 @@ class Follower(Backend):
         return self.wait() if trains_locally else None
 
     def _hear(self) -> _Told:
-        told = self._shards.hear()
+        told = self._shards.spread()
         self.step, self.stopping = told.step, told.stop
         return told
 

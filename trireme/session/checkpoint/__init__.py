@@ -11,13 +11,10 @@ from trireme.session.checkpoint.format import (
     verify,
 )
 from trireme.session.checkpoint.history import latest, list_checkpoints, prune, step_of
-from trireme.session.checkpoint.saver import Saver, Schedule
 
 __all__ = [
     "CheckpointData",
     "Description",
-    "Saver",
-    "Schedule",
     "checkpoint_directory",
     "describe",
     "export",

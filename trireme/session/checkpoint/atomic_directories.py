@@ -24,17 +24,6 @@ import psutil
 
 from trireme.file_lock import try_lock
 
-__all__ = [
-    "evict",
-    "list_directories",
-    "make_directory",
-    "publish",
-    "remove",
-    "staging",
-    "sweep",
-    "sync_directory",
-]
-
 _HIDDEN = re.compile(r"\.(saving|replaced|removing)-(.+?)(?:\.pid(\d+))?\.[0-9a-f]{8}")
 
 

@@ -40,17 +40,6 @@ from trireme.session.checkpoint.tensors import (
     write_tensors_file,
 )
 
-__all__ = [
-    "CheckpointData",
-    "Description",
-    "checkpoint_directory",
-    "describe",
-    "export",
-    "load",
-    "save",
-    "verify",
-]
-
 _FORMAT = 1
 _STATE = "state.json"
 _GROUPS = ("model", "optimizer", "average", "local")
@@ -187,17 +176,13 @@ def _write(staged: Path, data: CheckpointData, shard_bytes: int) -> None:
         files=files,
         state=dict(data.state),
     )
-    write_file(staged / _STATE, [_encode(manifest)])
-
-
-def _encode(manifest: _Manifest) -> bytes:
     # Python's json, for its exact floats and for integers of any size.
     fields = ((name, getattr(manifest, name)) for name in manifest.__struct_fields__)
     lines = (
         f'"{name}": {json.dumps(value, default=msgspec.to_builtins)},\n' for name, value in fields
     )
     body = ("{\n" + "".join(lines)).encode()
-    return body + _tail(body)
+    write_file(staged / _STATE, [body, _tail(body)])
 
 
 def _tail(body: bytes | memoryview) -> bytes:
@@ -329,22 +314,21 @@ def _read_manifest(path: Path) -> _Manifest:
 def _verified(path: Path) -> _Manifest:
     manifest = _read_manifest(path)
     for name, record in manifest.files.items():
-        _verify_file(path / name, record)
+        file_path = path / name
+        try:
+            with file_path.open("rb") as file:
+                size = os.fstat(file.fileno()).st_size
+                if size == record.size:
+                    found = hashlib.file_digest(file, "sha256").hexdigest()
+        except OSError as error:
+            raise CheckpointError(f"{file_path} cannot be read: {error}") from error
+        if size != record.size:
+            raise CheckpointError(
+                f"{file_path} is damaged: it has {size} bytes instead of {record.size}"
+            )
+        if found != record.sha256:
+            raise CheckpointError(
+                f"{file_path} is damaged: its content is not what was written (SHA-256 "
+                f"{found[:16]}... instead of {record.sha256[:16]}...)"
+            )
     return manifest
-
-
-def _verify_file(path: Path, record: FileRecord) -> None:
-    try:
-        with path.open("rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            if size == record.size:
-                found = hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error}") from error
-    if size != record.size:
-        raise CheckpointError(f"{path} is damaged: it has {size} bytes instead of {record.size}")
-    if found != record.sha256:
-        raise CheckpointError(
-            f"{path} is damaged: its content is not what was written (SHA-256 {found[:16]}... "
-            f"instead of {record.sha256[:16]}...)"
-        )

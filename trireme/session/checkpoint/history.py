@@ -11,8 +11,6 @@ from trireme.errors import CheckpointError
 from trireme.session.checkpoint import atomic_directories
 from trireme.session.checkpoint.format import CheckpointData, checkpoint_directory, load, verify
 
-__all__ = ["latest", "list_checkpoints", "prune", "step_of"]
-
 _NAME = re.compile(r"step-(\d{9,})")
 
 

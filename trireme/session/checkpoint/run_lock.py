@@ -23,9 +23,8 @@ import secrets
 import shutil
 import socket
 import time
-import weakref
-from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
+from io import FileIO
 from pathlib import Path
 
 import msgspec
@@ -36,8 +35,6 @@ from trireme.errors import CheckpointLockLost, ConfigurationError
 from trireme.file_lock import try_lock
 from trireme.session.checkpoint import checkpoint_directory
 from trireme.session.checkpoint.atomic_directories import evict, sync_directory
-
-__all__ = ["WRITERS", "RunLock", "Writer", "read_writer", "writer_here"]
 
 WRITERS = "writers"
 
@@ -84,32 +81,28 @@ class Writer(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.task} (process {self.pid} on {self.host}, since {since})"
 
     @property
-    def here(self) -> bool:
-        """Whether the writer is the calling process."""
-        return self.host == socket.gethostname() and self.pid == os.getpid()
-
-    @property
     def stopped(self) -> bool:
         """Whether the process is known to be stopped, as by SIGSTOP; False for other hosts."""
-        if self.gone or self.host != socket.gethostname():
-            return False
-        try:
-            return bool(psutil.Process(self.pid).status() == psutil.STATUS_STOPPED)
-        except psutil.Error:
-            return False
+        return self._status == psutil.STATUS_STOPPED
 
     @property
     def gone(self) -> bool:
         """Whether the process is known to have ended; False for other hosts."""
+        return self._status == psutil.STATUS_ZOMBIE
+
+    @property
+    def _status(self) -> str:
+        """The status of the process, a zombie once it has ended; "" where it is unknown."""
         if self.host != socket.gethostname():
-            return False
+            return ""
         try:
             process = psutil.Process(self.pid)
-            return process.create_time() > self.since or process.status() == psutil.STATUS_ZOMBIE
+            ended = process.create_time() > self.since  # the id is another process's now
+            return psutil.STATUS_ZOMBIE if ended else process.status()
         except psutil.NoSuchProcess:
-            return True
+            return psutil.STATUS_ZOMBIE
         except psutil.Error:
-            return False
+            return ""
 
 
 def writer_here(task: str, job: str, *, epoch: str, view: int = 0, stop: str = "") -> Writer:
@@ -144,14 +137,13 @@ class RunLock:
         writer: this process.
     """
 
-    def __init__(self, run_dir: Path, number: int, descriptor: int, writer: Writer) -> None:
+    def __init__(self, run_dir: Path, number: int, file: FileIO, writer: Writer) -> None:
         self.run_dir = run_dir
         self.number = number
         self.writer = writer
-        self._descriptor: int | None = descriptor
+        self._file = file
         # Forked children, such as data loaders, must not keep the lock.
-        forget = weakref.WeakMethod(self._close)
-        os.register_at_fork(after_in_child=lambda: _call(forget()))
+        os.register_at_fork(after_in_child=file.close)
 
     @classmethod
     def claim(
@@ -202,13 +194,12 @@ class RunLock:
         entry = _entry(run_dir, number)
         beside = entry.with_name(f".{entry.name}.{named.token}")
         beside.mkdir()
-        with ExitStack() as undo:
+        with ExitStack() as undo, suppress(CheckpointLockLost):
             undo.callback(shutil.rmtree, beside, ignore_errors=True)
-            descriptor = os.open(beside / _FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-            undo.callback(os.close, descriptor)
-            _is_free(descriptor, None)
-            os.write(descriptor, msgspec.json.encode(named))
-            os.fsync(descriptor)
+            file = undo.enter_context(FileIO(beside / _FILE, "x+"))
+            _is_free(file, None)
+            file.write(msgspec.json.encode(named))
+            os.fsync(file.fileno())
             sync_directory(beside)
             try:
                 os.rename(beside, entry)
@@ -217,17 +208,13 @@ class RunLock:
                     return None
                 raise
             undo.pop_all()
-        lock = cls(run_dir, number, descriptor, named)
-        try:
-            evict(checkpoint_directory(run_dir), lock.check)
-        except FileNotFoundError:
-            pass
-        except (CheckpointLockLost, OSError) as error:
-            lock.release()
-            if isinstance(error, CheckpointLockLost):
-                return None
-            raise
-        return lock
+            lock = cls(run_dir, number, file, named)
+            undo.callback(lock.release)
+            with suppress(FileNotFoundError):
+                evict(checkpoint_directory(run_dir), lock.check)
+            undo.pop_all()
+            return lock
+        return None
 
     @property
     def held(self) -> bool:
@@ -235,7 +222,7 @@ class RunLock:
         own = _read(_entry(self.run_dir, self.number))
         mine = own is not None and own.token == self.writer.token
         superseded = _entry(self.run_dir, self.number + 1).exists()
-        return self._descriptor is not None and mine and not superseded
+        return not self._file.closed and mine and not superseded
 
     def check(self) -> None:
         """Checks that this process may write.
@@ -253,19 +240,11 @@ class RunLock:
 
     def release(self) -> None:
         """Releases the lock. May be called again."""
-        if self._descriptor is None:
+        if self._file.closed:
             return
-        try:
+        with self._file as file, suppress(OSError):  # on a full disk the lock is released too
             content = msgspec.json.encode(msgspec.structs.replace(self.writer, released=True))
-            os.pwrite(self._descriptor, content.ljust(os.fstat(self._descriptor).st_size), 0)
-        except OSError:  # such as a full disk; the lock itself is released nevertheless
-            pass
-        self._close()
-
-    def _close(self) -> None:
-        if self._descriptor is not None:
-            os.close(self._descriptor)
-            self._descriptor = None
+            os.pwrite(file.fileno(), content.ljust(os.fstat(file.fileno()).st_size), 0)
 
 
 def read_writer(run_dir: Path) -> Writer | None:
@@ -290,28 +269,25 @@ def _look(run_dir: Path, number: int) -> tuple[Writer | None, bool]:
     """Returns an entry's writer, None if unknown, and whether its lock is free."""
     entry = _entry(run_dir, number)
     try:
-        descriptor = os.open(entry / _FILE, os.O_RDWR | os.O_CLOEXEC)
+        with FileIO(entry / _FILE, "r+") as file:
+            holder = _read(entry)
+            return holder, _is_free(file, holder)
     except FileNotFoundError:
         return None, True
-    try:
-        holder = _read(entry)
-        return holder, _is_free(descriptor, holder)
-    finally:
-        os.close(descriptor)
 
 
 def _read(entry: Path) -> Writer | None:
     """Returns the writer that an entry names; None if it cannot be read."""
     try:
         return msgspec.json.decode((entry / _FILE).read_bytes(), type=Writer)
-    except (OSError, msgspec.MsgspecError):
+    except (OSError, msgspec.MsgspecError, UnicodeError):
         return None
 
 
-def _is_free(descriptor: int, holder: Writer | None) -> bool:
+def _is_free(file: FileIO, holder: Writer | None) -> bool:
     """Takes the file's lock if it is free; without file locks, decides by the file's content."""
     try:
-        return try_lock(descriptor)
+        return try_lock(file.fileno())
     except OSError:
         return holder is None or holder.released or holder.gone
 
@@ -333,7 +309,7 @@ def _taken(run_dir: Path, holder: Writer | None) -> str:
             f"entry of its {WRITERS} is locked; end that process, or choose another directory "
             "(run_dir= or --run-dir)"
         )
-    if holder.here:
+    if (holder.host, holder.pid) == (socket.gethostname(), os.getpid()):
         return (
             f"this program itself writes to the run directory {run_dir} already: close the session "
             "or the optimizer that does, or give this one a directory of its own (run_dir=)"
@@ -349,8 +325,3 @@ def _taken(run_dir: Path, holder: Writer | None) -> str:
         f"`{holder.stop}` on {holder.host}, wait until it has ended, or choose another directory "
         "(run_dir= or --run-dir)"
     )
-
-
-def _call(function: Callable[[], None] | None) -> None:
-    if function is not None:
-        function()

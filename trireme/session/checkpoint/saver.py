@@ -14,8 +14,6 @@ from trireme.session.checkpoint.format import CheckpointData, save
 from trireme.session.checkpoint.history import prune
 from trireme.session.options import Checkpoint
 
-__all__ = ["LAST_DELAYS", "SaveResult", "Saver", "Schedule"]
-
 _log = logging.getLogger(__name__)
 
 RETRY_SECONDS = 30.0
@@ -88,7 +86,8 @@ class Saver:
     Where checkpoints are submitted faster than the disk takes them, the newest waits, and those in
     between are dropped. `results` returns how saves ended; after a failure later saves are tried.
     Only `wait` and `close` raise, if the last submitted checkpoint is not on the disk. A `Saver`
-    must be closed: its thread ends with the process, and an unfinished write is lost.
+    must be closed: its thread ends with the process, and an unfinished write is lost. There is a
+    thread only while there is something to write.
 
     Args:
         run_dir: the run's directory.
@@ -112,14 +111,13 @@ class Saver:
         self._write = write
         self._allowed = allowed
         self._sleep = sleep
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
         self._waiting: tuple[CheckpointData, Sequence[float]] | None = None
-        self._writing: int | None = None
+        self._writing: int | None = None  # the step; None where no thread writes
         self._closed = False
         self._newest: Exception | None = None  # why the last save failed
         self._results: list[SaveResult] = []
-        self._thread = threading.Thread(target=self._run, name="trireme-saver", daemon=True)
-        self._thread.start()
+        self._thread: threading.Thread | None = None  # the newest; it may have ended
 
     def submit(self, data: CheckpointData, delays: Sequence[float] = ()) -> None:
         """Submits a checkpoint and returns at once.
@@ -131,19 +129,22 @@ class Saver:
         Raises:
             CheckpointError: the saver is closed.
         """
-        with self._changed:
+        with self._lock:
             if self._closed:
                 raise CheckpointError(
                     f"step {data.step} cannot be saved: the saver of {self._run_dir} is closed"
                 )
             self._waiting = data, delays
-            self._changed.notify_all()
+            if self._writing is None:
+                self._writing = data.step
+                self._thread = threading.Thread(target=self._run, name="trireme-saver", daemon=True)
+                self._thread.start()
 
     def results(self) -> list[SaveResult]:
         """Returns the saves that ended since the last call, oldest first."""
         if not self._results:
             return []
-        with self._changed:
+        with self._lock:
             ended, self._results = self._results, []
         return ended
 
@@ -156,73 +157,60 @@ class Saver:
         Raises:
             CheckpointError: the last submitted checkpoint could not be saved, or the time is over.
         """
-        with self._changed:
-            done = self._changed.wait_for(
-                lambda: self._waiting is None and self._writing is None, timeout
-            )
-            if not done:
-                step = self._waiting[0].step if self._waiting else self._writing
+        if self._thread is not None:
+            self._thread.join(timeout)
+            if self._thread.is_alive():
+                waiting = self._waiting
+                step = waiting[0].step if waiting else self._writing
                 raise CheckpointError(
                     f"the checkpoint of step {step} was not on the disk after {timeout:g} s: "
                     f"{self._run_dir} is slow or hangs; earlier checkpoints are unharmed"
                 )
-            if self._newest is not None:
-                raise self._newest
+        if self._newest is not None:
+            raise self._newest
 
     def close(self, timeout: float) -> None:
-        """Waits for submitted checkpoints and ends the thread. Closing twice does nothing.
+        """Waits for submitted checkpoints; no more can be submitted. Closing twice does nothing.
 
         Raises:
             CheckpointError: as `wait`. The saver is closed nevertheless.
         """
-        with self._changed:
-            if self._closed:
-                return
+        if not self._closed:
             self._closed = True
-            self._changed.notify_all()
-        try:
             self.wait(timeout)
-        finally:
-            self._thread.join(timeout)
 
     def _run(self) -> None:
-        while (waiting := self._next()) is not None:
-            result = self._save(*waiting)
-            with self._changed:
+        """Writes checkpoints until none waits."""
+        while True:
+            with self._lock:
+                if self._waiting is None:
+                    self._writing = None
+                    return
+                (data, delays), self._waiting = self._waiting, None
+                self._writing = data.step
+            result = self._save(data, delays)
+            with self._lock:
                 self._results.append(result)
                 self._newest = result.error if result.path is None else None
-                self._writing = None
-                self._changed.notify_all()
-
-    def _next(self) -> tuple[CheckpointData, Sequence[float]] | None:
-        """Waits for the next checkpoint to write; returns None where the saver is closed."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._waiting is not None or self._closed)
-            waiting, self._waiting = self._waiting, None
-            if waiting is not None:
-                self._writing = waiting[0].step
-            return waiting
 
     def _save(self, data: CheckpointData, delays: Sequence[float]) -> SaveResult:
-        for delay in (*delays, None):
+        further = iter(delays)
+        while True:
             try:
                 path = self._write(self._run_dir, data)
             except Exception as error:  # reported by `results`, `wait` and `close`
+                delay = next(further, None)
                 if delay is None or not isinstance(error.__cause__, OSError):
                     return SaveResult(data.step, None, error)
                 _log.warning("%s; it is tried again in %g s", error, delay)
                 self._sleep(delay)
             else:
-                return SaveResult(data.step, path, self._prune(path))
-        raise AssertionError("the last attempt returns")
-
-    def _prune(self, path: Path) -> Exception | None:
-        """Deletes old checkpoints after one was written; returns the error if that fails."""
+                break
         keep, every = self._options.keep, self._options.keep_every_steps
         try:
             prune(self._run_dir, keep, every, good=path, allowed=self._allowed)
         except CheckpointLockLost:  # the present writer deletes old checkpoints
-            return None
+            pass
         except Exception as error:  # the checkpoint itself is written
-            return error
-        return None
+            return SaveResult(data.step, path, error)
+        return SaveResult(data.step, path, None)

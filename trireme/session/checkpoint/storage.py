@@ -16,11 +16,8 @@ from tempfile import NamedTemporaryFile
 from typing import Any
 
 from trireme.errors import CheckpointError, CheckpointLockLost, ConfigurationError
-from trireme.launch.config.task_config import TaskConfig
 from trireme.session.checkpoint import (
     CheckpointData,
-    Saver,
-    Schedule,
     checkpoint_directory,
     describe,
     list_checkpoints,
@@ -29,11 +26,9 @@ from trireme.session.checkpoint import (
 )
 from trireme.session.checkpoint.atomic_directories import make_directory
 from trireme.session.checkpoint.run_lock import RunLock, read_writer, writer_here
-from trireme.session.checkpoint.saver import LAST_DELAYS, RETRY_SECONDS
+from trireme.session.checkpoint.saver import LAST_DELAYS, RETRY_SECONDS, Saver, Schedule
 from trireme.session.observers.progress import Progress
 from trireme.session.settings import Settings
-
-__all__ = ["Storage"]
 
 _SAVE_SECONDS = 600.0
 _PROBE_BYTES = 4096
@@ -51,7 +46,8 @@ class Storage:
     Attributes:
         run_dir: the directory of checkpoints and records; None for none.
         epoch: the epoch of the job; set when it is known.
-        saves: whether a checkpoint was submitted, so that there may be results.
+        scheduled: whether checkpoints are to be written at all.
+        completed: the checkpoints that were completed and that the session has not announced.
         saved: the number of checkpoints that this process has completed.
         failed: the number of checkpoints that it could not write.
         newest: the step of the newest checkpoint that it knows of; None for none.
@@ -60,7 +56,7 @@ class Storage:
     def __init__(self, settings: Settings, progress: Progress) -> None:
         self.epoch = ""  # known when this worker has joined the job
         self.run_dir = settings.run_dir
-        self.saves = False
+        self.completed: list[Path] = []
         self.saved = 0
         self.failed = 0
         self.newest: int | None = None
@@ -69,12 +65,15 @@ class Storage:
         self._task = settings.task
         self._lock: RunLock | None = None
         self._saver: Saver | None = None
+        if self.run_dir is not None and self._options is not None:
+            write = partial(save, allowed=self._allowed)
+            self._saver = Saver(self.run_dir, self._options, write, allowed=self._allowed)
+        self.scheduled = self._saver is not None
         self._after_a_failure = (
             f"Training goes on, and the next save is tried within {RETRY_SECONDS:.0f} s"
         )
         self._schedule: Schedule | None = None
-        self._completed: list[Path] = []  # not returned by `take_completed` yet
-        self._saved_step = -1
+        self._saved_step: int | None = None
 
     # -- the right to write ---------------------------------------------------------------------
 
@@ -87,7 +86,8 @@ class Storage:
         if self.run_dir is None or self._holds_lock:
             return
         try:
-            self._claim(view, first=True)
+            if (refused := self._take(view, first=True)) is not None:
+                raise refused
             if self._options is not None:
                 checkpoints = checkpoint_directory(self.run_dir)
                 make_directory(checkpoints)
@@ -96,12 +96,13 @@ class Storage:
                     probe.flush()
                     os.fsync(probe.fileno())
         except OSError as error:
+            problem = f"the run directory {self.run_dir} cannot be written: {_problem(error)}"
             if self._options is None:
-                self._progress.warn(f"no records are kept: {_cannot(self.run_dir, error)}")
+                self._progress.warn(f"no records are kept: {problem}")
                 return
             raise ConfigurationError(
-                f"{_cannot(self.run_dir, error)}; choose another (run_dir= or --run-dir), or save "
-                "nothing (checkpoint=None)"
+                f"{problem}; choose another (run_dir= or --run-dir), or save nothing "
+                "(checkpoint=None)"
             ) from error
 
     def follow(self, view: int, *, chief: bool) -> None:
@@ -109,35 +110,37 @@ class Storage:
 
         A directory that cannot be taken now is tried again at the next save.
         """
-        if self.run_dir is None:
-            return
         if not chief:
             self._release()
-        elif not self._holds_lock:
+        elif self.run_dir is not None:
             self._take_over(view)
 
     @property
     def _holds_lock(self) -> bool:
         return self._lock is not None and self._lock.held
 
-    def _take_over(self, view: int) -> None:
-        try:
-            self._claim(view, first=False)
-        except (OSError, ConfigurationError) as error:
-            self._progress.warn(f"{_problem(error)}: nothing is saved until that is over")
+    def _take_over(self, view: int) -> bool:
+        """Takes the directory, or warns; returns whether this process has it."""
+        refused = self._take(view)
+        if refused is not None:
+            self._progress.warn(f"{_problem(refused)}: nothing is saved until that is over")
+        return refused is None
 
-    def _claim(self, view: int, *, first: bool) -> None:
+    def _take(self, view: int, *, first: bool = False) -> OSError | ConfigurationError | None:
+        """Takes the directory if this process does not have it; returns why it cannot."""
         assert self.run_dir is not None
+        if self._holds_lock:
+            return None
         self._release()
-        make_directory(self.run_dir)
-        writer = writer_here(
-            self._task.name,
-            self._task.job,
-            epoch=self.epoch,
-            view=view,
-            stop=_how_to_stop(self._task),
-        )
-        self._lock = RunLock.claim(self.run_dir, writer, first=first)
+        task = self._task
+        stop = f"trireme stop {Path(task.records).parent.resolve()}" if task.records else ""
+        writer = writer_here(task.name, task.job, epoch=self.epoch, view=view, stop=stop)
+        try:
+            make_directory(self.run_dir)
+            self._lock = RunLock.claim(self.run_dir, writer, first=first)
+        except (OSError, ConfigurationError) as error:
+            return error
+        return None
 
     def _release(self) -> None:
         if self._lock is not None:
@@ -163,13 +166,7 @@ class Storage:
         """
         if self._options is not None and self.run_dir is not None:
             self._schedule = Schedule(self._options, time.monotonic(), step)
-            self._saved_step = step if restored else -1
-            self.newest = step if restored else None
-
-    @property
-    def scheduled(self) -> bool:
-        """Whether checkpoints are to be written at all."""
-        return self._schedule is not None
+            self._saved_step = self.newest = step if restored else None
 
     def due(self, step: int) -> bool:
         """Returns whether to save that global step now."""
@@ -209,10 +206,9 @@ class Storage:
 
     def submit(self, data: CheckpointData, view: int) -> None:
         """Writes a checkpoint in the background; `look` reports the result."""
-        if not self._holds_lock:
-            self._take_over(view)
-        if self._holds_lock:
-            self._open_saver().submit(data)
+        assert self._saver is not None
+        if self._take_over(view):
+            self._saver.submit(data)
         else:
             self._warn_not_saved(data.step)
 
@@ -223,25 +219,17 @@ class Storage:
             CheckpointError: the checkpoint is not on the disk.
             ConfigurationError: another process writes to the directory; names it.
         """
-        if not self._holds_lock:
-            try:
-                self._claim(view, first=False)
-            except OSError as error:
-                raise CheckpointError(
-                    f"step {data.step} is not saved: {_problem(error)}"
-                ) from error
+        assert self._saver is not None
+        refused = self._take(view)
+        if isinstance(refused, OSError):
+            raise CheckpointError(
+                f"step {data.step} is not saved: {_problem(refused)}"
+            ) from refused
+        if refused is not None:
+            raise refused
         self._after_a_failure = "It was the last one"
-        self._open_saver().submit(data, LAST_DELAYS)
-        self.wait()
-
-    def wait(self) -> None:
-        """Waits until submitted checkpoints are on the disk.
-
-        Raises:
-            CheckpointError: the last submitted checkpoint is not.
-        """
-        if self._saver is not None:
-            self._saver.wait(_SAVE_SECONDS + sum(LAST_DELAYS))
+        self._saver.submit(data, LAST_DELAYS)
+        self._saver.wait(_SAVE_SECONDS + sum(LAST_DELAYS))
 
     def settle(self, *, at_the_end: bool = False) -> None:
         """Waits for the save that is under way, and reports its result."""
@@ -249,20 +237,20 @@ class Storage:
             self._after_a_failure = "Training has ended, and its last step is saved now"
         if self._saver is not None:
             with suppress(CheckpointError):
-                self.wait()
+                self._saver.wait(_SAVE_SECONDS + sum(LAST_DELAYS))
             self.look()
 
     def look(self) -> None:
         """Counts and reports the saves that ended since the last call; cheap if there are none."""
         for step, path, error in self._saver.results() if self._saver is not None else ():
             if path is not None:
-                self._completed.append(path)
+                self.completed.append(path)
                 self.saved += 1
                 self.newest = step
             if path is not None and error is not None:
                 self._progress.warn(f"step {step} is saved, but {error}")
             elif isinstance(error, CheckpointLockLost):
-                self._saved_step = -1
+                self._saved_step = None
                 self._progress.message(f"step {step} is not saved here: {error}")
             elif error is not None:
                 self._warn_not_saved(step, error)
@@ -270,7 +258,7 @@ class Storage:
     def take_completed(self) -> list[Path]:
         """Returns the checkpoints that were completed since the last call."""
         self.look()
-        completed, self._completed = self._completed, []
+        completed, self.completed = self.completed, []
         return completed
 
     # -- after the loss of a server -------------------------------------------------------------
@@ -310,7 +298,11 @@ class Storage:
             return f"{_lost_steps(1, step)}: nothing was saved, for there is no run directory"
         self.settle(at_the_end=True)
         taken = self._take_after(view, 0.0 if chief else _CHIEF_SECONDS)
-        newest, state = _newest(self.run_dir)
+        newest, state = 0, dict[str, Any]()
+        for path in reversed(list_checkpoints(self.run_dir)):
+            with suppress(CheckpointError):
+                newest, state = step_of(path), describe(path).state
+                break
         if step <= newest:
             if not (taken and chief):
                 return ""
@@ -321,7 +313,7 @@ class Storage:
                 "run directory saves them: it still holds the lock"
             )
         try:
-            self._completed.append(save(self.run_dir, values(state), allowed=self._allowed))
+            self.completed.append(save(self.run_dir, values(state), allowed=self._allowed))
         except CheckpointError as error:
             return f"{_lost_steps(newest + 1, step)}: their values could not be saved: {error}"
         before = f"step {newest}" if newest else "none"
@@ -337,19 +329,13 @@ class Storage:
         """
         assert self.run_dir is not None
         deadline = time.monotonic() + seconds
-        while not self._take(view):
+        while self._take(view) is not None:
             if time.monotonic() >= deadline:
                 writer = read_writer(self.run_dir)
                 # As chief of the next view, which was never made.
-                return writer is not None and writer.stopped and self._take(view + 1)
+                return writer is not None and writer.stopped and self._take(view + 1) is None
             time.sleep(_POLL_SECONDS)
         return True
-
-    def _take(self, view: int) -> bool:
-        if not self._holds_lock:
-            with suppress(OSError, ConfigurationError):
-                self._claim(view, first=False)
-        return self._holds_lock
 
     def close(self) -> None:
         """Waits for submitted checkpoints, and releases the directory. May be called again."""
@@ -361,18 +347,10 @@ class Storage:
         finally:
             self._release()
 
-    def _open_saver(self) -> Saver:
-        if self._saver is None:
-            assert self.run_dir is not None and self._options is not None
-            write = partial(save, allowed=self._allowed)
-            self._saver = Saver(self.run_dir, self._options, write, allowed=self._allowed)
-            self.saves = True
-        return self._saver
-
     def _warn_not_saved(self, step: int, error: Exception | None = None) -> None:
         """Warns that a step is not saved."""
         self.failed += 1
-        self._saved_step = -1
+        self._saved_step = None
         if self._schedule is not None:
             self._schedule.failed(time.monotonic())
         why = f": {error}" if error is not None else ""
@@ -384,14 +362,6 @@ class Storage:
         )
 
 
-def _newest(run_dir: Path) -> tuple[int, dict[str, Any]]:
-    """Returns the step and the state of the newest checkpoint; 0 and {} where there is none."""
-    for path in reversed(list_checkpoints(run_dir)):
-        with suppress(CheckpointError):
-            return step_of(path), describe(path).state
-    return 0, {}
-
-
 def _lost_steps(first: int, last: int) -> str:
     """Returns in words which steps are lost."""
     return f"step {last} is lost" if first >= last else f"steps {first} to {last} are lost"
@@ -399,15 +369,6 @@ def _lost_steps(first: int, last: int) -> str:
 
 def _listed(words: Sequence[str]) -> str:
     return " and ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
-
-
-def _how_to_stop(task: TaskConfig) -> str:
-    """Returns the command that stops a task's job; "" where there is none."""
-    return f"trireme stop {Path(task.records).parent.resolve()}" if task.records else ""
-
-
-def _cannot(run_dir: Path, error: OSError) -> str:
-    return f"the run directory {run_dir} cannot be written: {error.strerror or error}"
 
 
 def _problem(error: Exception) -> str:

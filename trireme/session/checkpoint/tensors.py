@@ -15,7 +15,6 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -24,17 +23,6 @@ import torch
 from safetensors import safe_open
 
 from trireme.errors import CheckpointError
-
-__all__ = [
-    "FileRecord",
-    "dtype_name",
-    "index_name",
-    "read_tensors",
-    "tensor_shapes",
-    "write_file",
-    "write_tensors",
-    "write_tensors_file",
-]
 
 _DTYPES = {
     torch.float64: "F64",
@@ -268,23 +256,17 @@ def _each(directory: Path, index: _Index, read: Callable[[Any, str], _T]) -> dic
         names.setdefault(file_name, []).append(name)
     found: dict[str, _T] = {}
     for file_name, inside in names.items():
-        with _opened(directory / file_name, inside) as file:
-            found |= {name: read(file, name) for name in inside}
+        path = directory / file_name
+        try:
+            with safe_open(path, framework="pt", device="cpu") as file:
+                if odd := sorted(set(file.keys()) ^ set(inside)):
+                    raise CheckpointError(
+                        f"{path} and its index do not hold the same tensors; the first that only "
+                        f"one of them has is {odd[0]!r}"
+                    )
+                found |= {name: read(file, name) for name in inside}
+        except CheckpointError:
+            raise
+        except Exception as error:  # the library's own, and whatever odd dtypes and shapes set off
+            raise CheckpointError(f"{path} is not a file of tensors: {error}") from error
     return {name: found[name] for name in index.weight_map}
-
-
-@contextmanager
-def _opened(path: Path, names: Collection[str]) -> Iterator[Any]:
-    try:
-        with safe_open(path, framework="pt", device="cpu") as file:
-            if set(file.keys()) != set(names):
-                odd = sorted(set(file.keys()) ^ set(names))
-                raise CheckpointError(
-                    f"{path} and its index do not hold the same tensors; the first that only one "
-                    f"of them has is {odd[0]!r}"
-                )
-            yield file
-    except CheckpointError:
-        raise
-    except Exception as error:  # the library's own, and whatever odd dtypes and shapes set off
-        raise CheckpointError(f"{path} is not a file of tensors: {error}") from error

@@ -2,21 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
+
+import msgspec
+import torch
 
 from trireme.cluster.view import View
-from trireme.errors import JobFailed, WireError
+from trireme.errors import CheckpointError, ConfigurationError, JobFailed, TriremeError, WireError
 from trireme.launch.exit_reason import describe
-from trireme.ps.snapshot import ModelState
-from trireme.session.checkpoint import CheckpointData
-from trireme.session.checkpoint.checkpointer import LACKS, Checkpointer
+from trireme.ps.joint_optimizer import members
+from trireme.ps.messages import OptimizerSpec, Span
+from trireme.ps.module_names import state_of
+from trireme.ps.optimizers import name_of
+from trireme.ps.snapshot import ModelState, lacking
+from trireme.session.backends.local_optimizers import LocalOptimizers
+from trireme.session.checkpoint import CheckpointData, latest, list_checkpoints, load, step_of
 from trireme.session.checkpoint.storage import Storage
+from trireme.session.checkpoint.tensors import dtype_name
 from trireme.session.lifecycle import Lifecycle
 from trireme.session.replica.buffers import Buffers
 
-__all__ = ["WorkerCheckpoints"]
+LACKS = "lacks"
+"""The entry of a checkpoint's state that lists, in words, the parts that it lacks."""
+
+_T = TypeVar("_T")
 
 
 class WorkerCheckpoints:
@@ -42,9 +54,6 @@ class WorkerCheckpoints:
         self._backend = lifecycle.backend
         self._storage = storage
         self._progress = lifecycle.progress
-        self._checkpointer = Checkpointer(
-            self._setup, self.buffers, self._progress, lifecycle.epoch
-        )
         self._copied: CheckpointData | None = None  # not written yet: see `step_made`
         self._view: View | None = None  # the last view that was handled
 
@@ -59,7 +68,7 @@ class WorkerCheckpoints:
         """
         flat = self._setup.flat
         self._storage.open(self._lifecycle.view_number)
-        checkpoint = self._checkpointer.find()
+        checkpoint = self._find()
         if checkpoint is None:
             self._lifecycle.enter("initialising")
             flat.collect_values()
@@ -67,7 +76,7 @@ class WorkerCheckpoints:
         else:
             self._lifecycle.enter("restoring", f"step {checkpoint.step}")
             self.restored_from = checkpoint.step
-            state = self._checkpointer.restore(checkpoint, self._backend.local_optimizers)
+            state = self._restore(checkpoint)
         self.buffers.hand_out()
         return state
 
@@ -81,6 +90,111 @@ class WorkerCheckpoints:
                 f"this worker's optimizer begins with fresh state at step {step}"
             )
         self.buffers.spread()
+
+    def _find(self) -> CheckpointData | None:
+        """Returns the checkpoint to begin from: the named one, or the newest undamaged one.
+
+        Raises:
+            CheckpointError: the named checkpoint cannot be read.
+            ConfigurationError: the run directory has checkpoints that conflict with `resume`.
+        """
+        resume, run_dir = self._setup.settings.options.resume, self._setup.settings.run_dir
+        if resume not in ("auto", "never"):
+            data = load(resume)
+            if run_dir is not None and any(
+                step_of(path) > data.step for path in list_checkpoints(run_dir)
+            ):
+                raise ConfigurationError(
+                    f"{run_dir} has checkpoints newer than step {data.step} of {resume}, and the "
+                    "next resume would pick those: choose another run directory for what begins "
+                    "there"
+                )
+            return data
+        if run_dir is None:
+            return None
+        if resume == "never":
+            if list_checkpoints(run_dir):
+                raise ConfigurationError(
+                    f"{run_dir} has checkpoints and resume is 'never': choose another run "
+                    "directory, or move them away"
+                )
+            return None
+        warn = self._progress.warn
+        return latest(run_dir, lambda path, why: warn(f"passing over the checkpoint {path}: {why}"))
+
+    def _restore(self, data: CheckpointData) -> ModelState:
+        """Returns the state of the servers from a checkpoint, and restores this worker's part.
+
+        Raises:
+            CheckpointError: the checkpoint is of another model.
+        """
+        flat = self._setup.flat
+        missing = [name for name in flat.parameters if name not in data.model]
+        if missing:
+            raise CheckpointError(
+                f"the checkpoint of step {data.step} has no parameter {missing[0]!r}: it is of "
+                "another model; choose another run directory"
+            )
+        lacking = data.state.get(LACKS)
+        if lacking:
+            self._progress.warn(
+                f"the checkpoint of step {data.step} holds values without {', '.join(lacking)}: "
+                "these begin anew"
+            )
+        for name, parameter in flat.parameters.items():
+            then, now = tuple(data.model[name].shape), tuple(parameter.shape)
+            if then != now:
+                raise CheckpointError(
+                    f"{name!r} has shape {then} in the checkpoint of step {data.step} and {now} in "
+                    "the model: it is of another model; choose another run directory"
+                )
+        self.buffers.set_constants(data.model)
+        if self._backend.local_optimizers is not None:
+            self._hand_out_local_state(data, self._backend.local_optimizers)
+        return ModelState(
+            step=data.step,
+            values={name: data.model[name] for name in flat.parameters},
+            average=dict(data.average),
+            optimizer=self._optimizer_of(data),
+            sizes=dict(data.state.get("sizes", {})),
+            consumed=tuple(
+                Span(name, start, stop)
+                for name, ranges in data.state.get("consumed", {}).items()
+                for start, stop in ranges
+            ),
+        )
+
+    def _optimizer_of(self, data: CheckpointData) -> dict[str, torch.Tensor]:
+        """Returns the state with which the servers' optimizer continues."""
+        now = _applied(self._setup.outer)
+        then = data.state.get("applies", "gradients")
+        if now == then:
+            return dict(data.optimizer)
+        if then != "gradients" and (data.optimizer or self._setup.outer is None):
+            self._progress.warn(
+                f"the checkpoint is of a job whose servers applied {then}, and here they apply "
+                f"{now}: their optimizer begins with fresh state"
+            )
+        return {}
+
+    def _hand_out_local_state(self, data: CheckpointData, local: LocalOptimizers) -> None:
+        """Shares with each worker the state of its optimizer."""
+        count, then = self._setup.settings.task.workers, data.state.get("workers")
+        workers = range(count)
+        if data.state.get("applies", "gradients") == "gradients":
+            # The servers ran the same optimizer before: every worker continues with its state.
+            local.hand_out(data.step, {worker: dict(data.optimizer) for worker in workers})
+        elif then == count:
+            states: dict[int, dict[str, torch.Tensor]] = {worker: {} for worker in workers}
+            for name, tensor in data.local.items():
+                worker, _, key = name.partition("/")
+                states[int(worker)][key] = tensor
+            local.hand_out(data.step, states)
+        else:
+            self._progress.warn(
+                f"the checkpoint has the optimizers of {then} workers, and this job has "
+                f"{count}: each worker's optimizer begins with fresh state"
+            )
 
     # -- while training goes on -----------------------------------------------------------------
 
@@ -142,7 +256,7 @@ class WorkerCheckpoints:
             state = self._backend.snapshot(state=True)
         known = self._storage.has(state.step)
         if self._lifecycle.is_chief and not known:  # other workers only take part
-            self._copied = self._checkpointer.checkpoint_of(state)
+            self._copied = self._checkpoint_of(state)
 
     def _write(self, *, last: bool = False) -> None:
         """Writes the copy in the background; with `last`, before it returns."""
@@ -151,7 +265,9 @@ class WorkerCheckpoints:
             return
         self._copied = None
         if local is not None:
-            data = self._checkpointer.with_local(data, local)
+            parts = _Parts(())
+            states = parts.get("the workers' optimizers", partial(local.states, data.step))
+            data = self._say_lacking(replace(data, local=parts.held("local", states)), parts)
         write = self._storage.submit_last if last else self._storage.submit
         write(data, self._lifecycle.view_number)
 
@@ -184,8 +300,15 @@ class WorkerCheckpoints:
             return
         self._backend.go_back()
         step = self._backend.global_step if self.last_step is None else self.last_step
-        lacks = self._checkpointer.lost_with_servers()
-        values = partial(self._rescued, lost, step, lacks)
+        lacks = self._lost_with_servers()
+
+        def values(before: Mapping[str, Any]) -> CheckpointData:
+            """Returns a checkpoint of this worker's values, given the newest one's `state`."""
+            parameters = self._setup.flat.parameters
+            state = ModelState(step, {n: p.detach().cpu().clone() for n, p in parameters.items()})
+            kept = {name: before.get(name, {}) for name in ("consumed", "sizes")}
+            return self._checkpoint_of(state, {LACKS: lacks, "rescued_from": lost, **kept})
+
         view, chief = lifecycle.view_number, lifecycle.is_chief
         try:
             loss = self._storage.rescue(step, view, chief=chief, lacks=lacks, values=values)
@@ -197,19 +320,131 @@ class WorkerCheckpoints:
             if isinstance(error, JobFailed | WireError):
                 error.loss = said
 
-    def _rescued(
-        self, lost: str, step: int, lacks: Sequence[str], before: Mapping[str, Any]
+    # -- describing -----------------------------------------------------------------------------
+
+    def _checkpoint_of(
+        self, state: ModelState, more: Mapping[str, Any] | None = None
     ) -> CheckpointData:
-        """Returns a checkpoint of this worker's values.
+        """Returns a checkpoint of a state, complete but for the workers' own optimizers.
 
         Args:
-            lost: the name of the task that was lost.
-            step: the global step of the values.
-            lacks: the parts that the checkpoint lacks.
-            before: the `state` of the newest checkpoint.
+            state: the state of the servers.
+            more: further entries of the checkpoint's `state`, which replace the usual ones. If
+                given, the servers are gone, and the buffers of other workers cannot be collected.
         """
-        parameters = self._setup.flat.parameters
-        state = ModelState(step, {n: p.detach().cpu().clone() for n, p in parameters.items()})
-        kept = {name: before.get(name, {}) for name in ("consumed", "sizes")}
-        more = {LACKS: list(lacks), "rescued_from": lost, **kept}
-        return self._checkpointer.checkpoint_of(state, more)
+        parts = _Parts(state.lacks)
+        described = parts.get("how the job was launched", self._described)
+        consumed: dict[str, list[list[int]]] = {}  # positions by data set
+        for span in state.consumed:
+            consumed.setdefault(span.dataset, []).append([span.start, span.stop])
+        described |= {"epoch": self._lifecycle.epoch, "consumed": consumed}
+        described |= {"sizes": dict(state.sizes), **(more or {})}
+        constants = parts.get("buffers and frozen parameters", self.buffers.constants)
+        # Only what `state_dict` has: not the model's non-persistent buffers.
+        means = {} if more else parts.get("the mean of the buffers", self.buffers.average)
+        averages = {name: mean for name, mean in means.items() if name in constants}
+        aliases = parts.get("the further names of tied parameters", self._aliases)
+        tied = {name: state.values[first] for name, first in aliases.items()}
+        described["pushes"] = [msgspec.to_builtins(row) for row in state.workers]
+        data = CheckpointData(
+            state.step,
+            parts.held("model", {**constants, **averages, **state.values, **tied}),
+            parts.held("optimizer", state.optimizer),
+            parts.held("average", state.average),
+            described,
+        )
+        return self._say_lacking(data, parts)
+
+    def _say_lacking(self, data: CheckpointData, parts: _Parts) -> CheckpointData:
+        """Returns a checkpoint that lists the parts that it lacks; warns of them."""
+        if not parts.lacks:
+            return data
+        self._progress.warn(
+            f"the checkpoint of step {data.step} is saved without {'; '.join(parts.lacks)}. The "
+            "values are in it. Please report this"
+        )
+        lacks = [*data.state.get(LACKS, ()), *parts.lacks]
+        return replace(data, state={**data.state, LACKS: lacks})
+
+    def _described(self) -> dict[str, Any]:
+        """Returns a checkpoint's description of the job, as JSON values."""
+        setup, settings = self._setup, self._setup.settings
+        return {
+            "job": settings.task.job,
+            "seed": settings.options.seed,
+            "rule": msgspec.to_builtins(settings.rule),
+            "applies": _applied(setup.outer),
+            "workers": settings.task.workers,
+            "servers": settings.task.servers,
+            "optimizer": ", ".join(
+                name_of(each) or type(each).__name__ for each in members(setup.optimizer)
+            ),
+            "groups": [
+                {k: v for k, v in group.items() if isinstance(v, (int, float, bool, str))}
+                for group in setup.optimizer.param_groups
+            ],
+        }
+
+    def _lost_with_servers(self) -> list[str]:
+        """Returns the parts of a checkpoint that only servers have, in words."""
+        outer, optimizer, lost = self._setup.outer, self._setup.optimizer, []
+        if outer is not None:
+            lost.append("the state of the workers' optimizers")
+            groups, plain = [group.values for group in outer.groups], outer.name == "SGD"
+        else:
+            groups, plain = optimizer.param_groups, type(optimizer) is torch.optim.SGD
+        if not plain or any(group.get("momentum") for group in groups):
+            lost.append("the optimizer's state")
+        if self._setup.settings.rule.average is not None:
+            lost.append("the moving average")
+        return [*lost, "the record of the examples used since the checkpoint before"]
+
+    def _aliases(self) -> dict[str, str]:
+        """Returns the further names of tied parameters, each with the name that is trained."""
+        trained = {id(p): name for name, p in self._setup.flat.parameters.items()}
+        return {
+            name: trained[id(tensor)]
+            for name, tensor in state_of(self._setup.model).items()
+            if id(tensor) in trained and name not in self._setup.flat.parameters
+        }
+
+
+class _Parts:
+    """Collects the parts of a checkpoint; parts that fail are left out and listed.
+
+    The values are saved even if other parts fail.
+    """
+
+    def __init__(self, lacks: Sequence[str]) -> None:
+        self.lacks = list(lacks)
+
+    def get(self, what: str, make: Callable[[], dict[str, _T]]) -> dict[str, _T]:
+        """Returns the result of `make`; {} where it fails with an error other than Trireme's."""
+        try:
+            return make()
+        except TriremeError:
+            raise
+        except Exception as error:
+            self.lacks.append(lacking(what, error))
+            return {}
+
+    def held(self, group: str, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Returns the tensors that a checkpoint can hold."""
+        good, odd = dict(tensors), []
+        for name, tensor in tensors.items():
+            try:
+                dtype_name(name, tensor)
+            except CheckpointError:
+                odd.append(f"{name!r} of {tensor.dtype}")
+                del good[name]
+        if odd:
+            self.lacks.append(f"what it cannot hold of the {group}: {', '.join(odd)}")
+        return good
+
+
+def _applied(outer: OptimizerSpec | None) -> str:
+    """Returns what servers apply, in the words that checkpoints store."""
+    if outer is None:
+        return "gradients"
+    momentum = any(group.values.get("momentum") for group in outer.groups)
+    return "deltas by momentum" if momentum else "deltas"

@@ -12,8 +12,6 @@ from types import FrameType
 
 from trireme.cluster.progress import EXCUSE, LOCATION, STEPS
 
-__all__ = ["Liveness"]
-
 _LIBRARIES = (
     str(Path(threading.__file__).parent),
     str(Path(__file__).parent.parent),

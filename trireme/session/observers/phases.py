@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from trireme.metrics import Registry
-
-__all__ = ["ALONE", "SERVED", "PhaseObserver", "Phases"]
 
 SERVED = ("data", "compute", "push", "wait")
 """The phases with parameter servers or other processes: waiting for a batch; forward and backward;
@@ -34,7 +32,6 @@ class Phases:
     """
 
     def __init__(self, names: Sequence[str], registry: Registry) -> None:
-        self._totals = dict.fromkeys(names, 0.0)
         self._waiting: list[tuple[str, float, float]] = []
         self._observer: PhaseObserver | None = None
         self._histograms = {
@@ -53,7 +50,7 @@ class Phases:
             KeyError: an unknown phase was added.
         """
         self.settle()
-        return self._totals
+        return {name: histogram.sum for name, histogram in self._histograms.items()}
 
     def observe(self, observer: PhaseObserver | None) -> None:
         """Sets the observer of the phases that are added from now on; None for no observer."""
@@ -63,19 +60,11 @@ class Phases:
     def settle(self) -> None:
         """Counts the added phases."""
         waiting = self._waiting[:]
-        durations: dict[str, list[float]] = {name: [] for name in self._totals}
+        durations: dict[str, list[float]] = {name: [] for name in self._histograms}
         for phase, began, ended in waiting:
             durations[phase].append(ended - began)
             if self._observer is not None:
                 self._observer(phase, began, ended)
         del self._waiting[: len(waiting)]
         for phase, seconds in durations.items():
-            self._totals[phase] += sum(seconds)
             self._histograms[phase].observe_all(seconds)
-
-    def since(self, before: Mapping[str, float], steps: int) -> dict[str, float]:
-        """Returns the mean seconds per step, by phase, since `totals` was `before`."""
-        return {
-            f"{name}_seconds": (total - before[name]) / max(steps, 1)
-            for name, total in self.totals.items()
-        }

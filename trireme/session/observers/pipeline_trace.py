@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from trireme.session.result import StepResult
     from trireme.session.session import Session
 
-__all__ = ["PipelineTrace"]
-
 _log = logging.getLogger(__name__)
 
 _PATIENCE = 30.0

@@ -12,6 +12,7 @@ clock is measured by round trips, unless both read the same clock.
 from __future__ import annotations
 
 import logging
+import math
 import tempfile
 import time
 from collections import deque
@@ -24,7 +25,6 @@ import msgspec
 from trireme.clock import clock_name
 from trireme.errors import ConfigurationError
 from trireme.monitor.trace import (
-    Operator,
     PushSpan,
     ServerPart,
     TraceSpan,
@@ -34,7 +34,7 @@ from trireme.monitor.trace import (
     unpack,
     write_trace,
 )
-from trireme.ps.messages import Applied, Verdict
+from trireme.ps.messages import Applied
 from trireme.ps.results import ServerClock, decided
 from trireme.ps.server.trace import Note
 from trireme.session.hooks import Hook
@@ -42,8 +42,6 @@ from trireme.session.hooks import Hook
 if TYPE_CHECKING:
     from trireme.session.result import StepResult
     from trireme.session.session import Session
-
-__all__ = ["Profile", "offset_of"]
 
 _log = logging.getLogger(__name__)
 
@@ -70,14 +68,19 @@ class Profile(Hook):
     def __init__(
         self, steps: str, *, operators: bool = True, directory: str | Path | None = None
     ) -> None:
-        self.first, self.end = _range(steps)
+        first, _, end = steps.partition(":")
+        if not (first.isdecimal() and end.isdecimal() and int(first) < int(end)):
+            raise ConfigurationError(
+                f"steps {steps!r} are not a range: give the steps to trace as first:end, such as "
+                "10:15"
+            )
+        self.first, self.end = int(first), int(end)
+        self._topic = f"trace/{self.first}-{self.end}"
         self._operators = operators
         self._directory = None if directory is None else Path(directory)
         self._made = 0  # steps, so far
         self._tracing: _Tracing | None = None
-        self._left = False  # whether this worker has shared its part
-        self._written = False
-        self._look_at = 0.0
+        self._look_at = math.inf  # when the parts are gathered, once this worker has shared its own
         self._servers: Sequence[float] = ()  # the offset of each server's clock
 
     def on_start(self, session: Session) -> None:
@@ -106,21 +109,17 @@ class Profile(Hook):
             self._tracing.end_step(self._made - 1, result)
             if self._made == self.end:
                 self._leave(session)
-        elif self._left and not self._written and time.monotonic() >= self._look_at:
+        elif time.monotonic() >= self._look_at:
             self._look_at = time.monotonic() + _LOOK_SECONDS
             self._gather(session, wait_for_all=True)
 
     def on_stop(self, session: Session, reason: str) -> None:
         if self._tracing is not None:
             self._leave(session)
-        if self._left and not self._written:
+        if self._look_at < math.inf:
             self._gather(session, wait_for_all=False)
 
     # -- inside ---------------------------------------------------------------------------------
-
-    @property
-    def _topic(self) -> str:
-        return f"trace/{self.first}-{self.end}"
 
     def _leave(self, session: Session) -> None:
         """Ends tracing, and shares this worker's part."""
@@ -128,8 +127,8 @@ class Profile(Hook):
         part = self._tracing.finish()
         self._servers = self._tracing.servers
         self._tracing = None
-        self._left = True
         if session.worker.lifecycle.servers is not None:
+            self._look_at = 0.0
             session.worker.lifecycle.servers.trace("stop")
             session.worker.backend.share(self._topic, pack(part))
         else:  # no servers: each process writes its own trace
@@ -159,7 +158,7 @@ class Profile(Hook):
         name: str = "",
     ) -> None:
         assert self._directory is not None
-        self._written = True
+        self._look_at = math.inf
         stem = f"steps-{self.first}-{self.end}{name.replace(':', '-').replace('/', '-')}"
         path = self._directory / f"{stem}.json.gz"
         try:
@@ -190,7 +189,7 @@ class _Tracing:
         self._recorder.phases.observe(self._saw)
 
     def _saw(self, phase: str, began: float, ended: float) -> None:
-        span = TraceSpan(phase, began, ended)
+        span = TraceSpan(phase, "phase", began, ended)
         self._phases.append(span)
         if phase == "push":
             self._undecided.append(span)
@@ -199,15 +198,16 @@ class _Tracing:
         self._began = time.monotonic()
 
     def end_step(self, number: int, result: StepResult) -> None:
-        self._steps.append(TraceSpan(f"step {number}", self._began, time.monotonic()))
+        self._steps.append(TraceSpan(f"step {number}", "step", self._began, time.monotonic()))
         self._recorder.phases.settle()
         times = self._worker.update_times
         # With prefetch the newest push is not decided yet.
-        decided = len(self._undecided) - (times.push_began >= times.wait_ended)
-        if result.verdict is not None and decided > 0:
+        waits = times.push_began >= times.wait_ended
+        if result.verdict is not None and len(self._undecided) > waits:
             push = self._undecided.popleft()
             said = () if self._connected is None else self._connected.verdicts
-            steps = tuple(_step_of(verdict) for verdict in said)
+            firsts = [decided(verdict) for verdict in said]
+            steps = tuple(first.step if isinstance(first, Applied) else -1 for first in firsts)
             self._pushes.append(PushSpan(push.began, push.ended, steps))
 
     def finish(self) -> WorkerPart:
@@ -217,10 +217,8 @@ class _Tracing:
             task=self._task.name,
             place=self._task.number,
             offset=self._offset,
-            steps=tuple(self._steps),
-            phases=tuple(self._phases),
+            spans=(*self._steps, *self._phases, *operators),
             pushes=tuple(self._pushes),
-            operators=tuple(operators),
         )
 
 
@@ -229,25 +227,21 @@ class _Profiler:
 
     def __init__(self) -> None:
         import torch
-        from torch.profiler import ProfilerActivity, profile
+        from torch.profiler import ProfilerActivity, profile, record_function
 
         activities = [ProfilerActivity.CPU]
         if torch.cuda.is_available():
             activities.append(ProfilerActivity.CUDA)
         self._profile = profile(activities=activities)
         self._profile.start()
-        self._marks = [self._mark() for _ in range(5)]
+        self._marks: list[tuple[float, float]] = []
+        for _ in range(5):  # events at known times
+            before = time.monotonic()
+            with record_function(_CLOCK_MARK):
+                pass
+            self._marks.append((before, time.monotonic()))
 
-    def _mark(self) -> tuple[float, float]:
-        """Makes an event at a known time."""
-        from torch.profiler import record_function
-
-        before = time.monotonic()
-        with record_function(_CLOCK_MARK):
-            pass
-        return before, time.monotonic()
-
-    def finish(self) -> Sequence[Operator]:
+    def finish(self) -> Sequence[TraceSpan]:
         """Ends the trace and returns the operators."""
         self._profile.stop()
         with tempfile.TemporaryDirectory() as folder:
@@ -257,7 +251,7 @@ class _Profiler:
         events = [event for event in found if event.get("ph") == "X"]
         offset = self._offset(events)
         return [
-            Operator(
+            TraceSpan(
                 event["name"],
                 event["cat"],
                 1e-6 * float(event["ts"]) + offset,
@@ -303,17 +297,3 @@ def _offsets(servers: Sequence[Sequence[ServerClock]]) -> tuple[float, list[floa
     own = offset_of(servers[0])
     common = servers[0][0].clock
     return own, [0.0 if t[0].clock == common else own - offset_of(t) for t in servers]
-
-
-def _step_of(verdict: Verdict) -> int:
-    first = decided(verdict)
-    return first.step if isinstance(first, Applied) else -1
-
-
-def _range(text: str) -> tuple[int, int]:
-    first, _, end = text.partition(":")
-    if not (first.isdecimal() and end.isdecimal() and int(first) < int(end)):
-        raise ConfigurationError(
-            f"steps {text!r} are not a range: give the steps to trace as first:end, such as 10:15"
-        )
-    return int(first), int(end)

@@ -22,18 +22,8 @@ if TYPE_CHECKING:
 
     from trireme.session.result import StepResult
 
-__all__ = [
-    "LiveProgress",
-    "PlainProgress",
-    "Progress",
-    "ProgressRow",
-    "make_progress",
-    "summary_line",
-]
-
 _log = logging.getLogger(__name__)
 
-_WAITING_SECONDS = 5.0
 _SILENCE_SECONDS = 30.0
 _REFRESH_SECONDS = 0.2
 _NAMES_SHOWN = 6
@@ -96,6 +86,9 @@ class Progress:
 class PlainProgress(Progress):
     """Writes lines, for files, pipes and logs.
 
+    Attributes:
+        repeat_seconds: after how long a wait for the same tasks is shown again.
+
     Args:
         stream: the output.
         clock: measures the examples per second.
@@ -104,6 +97,8 @@ class PlainProgress(Progress):
             is written every 30 seconds.
         steps: whether to write lines for steps.
     """
+
+    repeat_seconds = 5.0
 
     def __init__(
         self,
@@ -130,10 +125,10 @@ class PlainProgress(Progress):
     def waiting(self, names: Sequence[str], seconds_left: float) -> None:
         now = self._clock.now()
         news = tuple(names) != self._waiting_for
-        if names and (news or now - self._waiting_since >= _WAITING_SECONDS):
+        if names and (news or now - self._waiting_since >= self.repeat_seconds):
             self._waiting_for = tuple(names)
             self._waiting_since = now
-            self._show(_waiting_text(names, _left_text(seconds_left)))
+            self._show(_waiting_text(names, f"{max(seconds_left, 0):.0f} s left"))
 
     def waiting_for_update(self, reason: str, names: Sequence[str], seconds: float) -> None:
         self._show(_waiting_text(names, f"{reason}; {seconds:.0f} s so far"))
@@ -166,6 +161,8 @@ class LiveProgress(PlainProgress):
         max_steps: the global step at which training ends; None if it is unknown.
     """
 
+    repeat_seconds = 0.0
+
     def __init__(self, console: Console, clock: Clock, *, max_steps: int | None = None) -> None:
         from rich.live import Live
 
@@ -176,10 +173,6 @@ class LiveProgress(PlainProgress):
         self._live = Live(console=console, auto_refresh=False, transient=True)
         self._live.start()
 
-    def waiting(self, names: Sequence[str], seconds_left: float) -> None:
-        if names:
-            self._show(_waiting_text(names, _left_text(seconds_left)))
-
     def step(self, row: ProgressRow) -> None:
         self._last = row
         now = self._clock.now()
@@ -187,7 +180,11 @@ class LiveProgress(PlainProgress):
             self._begun = (now, row.global_step)
         if self._pace.elapsed(now, row.examples) >= _REFRESH_SECONDS:
             text = _row_text(row, self._max_steps, self._pace.mark(now, row.examples))
-            self._show(text + self._time_left(now, row.global_step))
+            begun, first = self._begun
+            if self._max_steps is not None and row.global_step > first:
+                each = (now - begun) / (row.global_step - first)
+                text += f" {_duration((self._max_steps - row.global_step) * each)} left"
+            self._show(text)
 
     def training_ended(self) -> None:
         if self._last is None:
@@ -224,36 +221,26 @@ class LiveProgress(PlainProgress):
             line.add_row(words)
         return line
 
-    def _time_left(self, now: float, global_step: int) -> str:
-        begun, first = self._begun or (now, global_step)
-        if self._max_steps is None or global_step <= first:
-            return ""
-        left = (self._max_steps - global_step) * (now - begun) / (global_step - first)
-        return f" {_duration(left)} left"
-
 
 class _Pace:
     """Examples per second, from one mark to the next."""
 
     def __init__(self) -> None:
         self.per_second: float | None = None
-        self._marked_at: float | None = None
-        self._examples = 0.0
+        self._mark: tuple[float, float] | None = None
 
     def elapsed(self, now: float, examples: float) -> float:
         """Returns the seconds since the last mark; the first call sets the first one."""
-        if self._marked_at is None:
-            self._marked_at = now
-            self._examples = examples
-        return now - self._marked_at
+        if self._mark is None:
+            self._mark = now, examples
+        return now - self._mark[0]
 
     def mark(self, now: float, examples: float) -> float | None:
         """Returns the examples per second since the last mark; None where no time has passed."""
-        seconds = self.elapsed(now, examples)
-        if seconds > 0:
-            self.per_second = (examples - self._examples) / seconds
-            self._marked_at = now
-            self._examples = examples
+        then, before = self._mark or (now, examples)
+        if now > then:
+            self.per_second = (examples - before) / (now - then)
+            self._mark = now, examples
         return self.per_second
 
 
@@ -276,9 +263,12 @@ def make_progress(
     if mode == "none":
         return Progress()
     stream = stream or sys.stdout
-    console = _terminal(stream) if mode == "auto" else None
-    if console is not None:
-        return LiveProgress(console, MonotonicClock(), max_steps=max_steps)
+    if mode == "auto" and stream.isatty():
+        from rich.console import Console
+
+        console = Console(file=stream)
+        if console.is_terminal and not console.is_dumb_terminal:
+            return LiveProgress(console, MonotonicClock(), max_steps=max_steps)
     return PlainProgress(
         stream,
         MonotonicClock(),
@@ -286,15 +276,6 @@ def make_progress(
         log_every=log_every,
         steps=mode != "events",
     )
-
-
-def _terminal(stream: TextIO) -> Console | None:
-    if not stream.isatty():
-        return None
-    from rich.console import Console
-
-    console = Console(file=stream)
-    return console if console.is_terminal and not console.is_dumb_terminal else None
 
 
 def summary_line(global_steps: int, seconds: float, examples: float) -> str:
@@ -328,10 +309,6 @@ def _waiting_text(names: Sequence[str], remark: str) -> str:
     shown = ", ".join(names[:_NAMES_SHOWN]) or "the others"
     more = f" and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""
     return f"waiting for {shown}{more} ({remark})"
-
-
-def _left_text(seconds: float) -> str:
-    return f"{max(seconds, 0):.0f} s left"
 
 
 def _duration(seconds: float) -> str:

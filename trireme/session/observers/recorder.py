@@ -5,14 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
 
 import psutil
 import torch
 
 from trireme.errors import NonFiniteError
-from trireme.launch.config.task_config import TaskConfig
-from trireme.metrics import COUNT_BUCKETS, Histogram, Registry
+from trireme.metrics import COUNT_BUCKETS, Registry
 from trireme.monitor.prometheus import expose
 from trireme.monitor.records import Record, RecordWriter, begin_here, records_directory
 from trireme.monitor.tensorboard.board import TensorBoard
@@ -21,8 +19,6 @@ from trireme.session.observers.phases import ALONE, SERVED, Phases
 from trireme.session.observers.progress import ProgressRow, summary_line
 from trireme.session.result import StepResult
 from trireme.session.worker import Worker
-
-__all__ = ["Recorder"]
 
 MOST_SKIPS = 100
 """A run ends after this many steps in a row whose loss is not finite."""
@@ -36,32 +32,18 @@ _AGAINST_NAN = (
 _REPORT_SECONDS = 0.5
 _SHOW_SECONDS = 0.1
 
-_GAUGES = {
+_STATUS_METRICS = {
     "global_step": "The global step of the values",
     "loss": "The loss of the newest batch",
     "examples_per_second": "Examples that this worker computes each second",
     "memory_bytes": "Resident memory of the process",
+    "bytes_pushed_total": "Bytes of updates sent to the servers, as packed",
+    "bytes_pulled_total": "Bytes of values received from the servers",
 }
-"""The fields of a worker's status that are also gauges."""
+"""The fields of a worker's status that are also gauges, or counters (which end in `_total`)."""
 
 _PUSHES = "Pushes by verdict"
 _CHECKPOINTS = "Checkpoints by what became of them"
-
-
-class _Mark(NamedTuple):
-    """The sums at one time, from which means over an interval are computed."""
-
-    time: float
-    steps: int
-    examples: float
-    staleness: int
-    pushed: int
-    pulled: int
-    seconds: dict[str, float]
-
-    def pace(self, before: _Mark) -> float:
-        """Returns the examples per second since an earlier mark."""
-        return (self.examples - before.examples) / max(self.time - before.time, 1e-9)
 
 
 class Recorder:
@@ -103,32 +85,30 @@ class Recorder:
         self.registry = Registry()
         self._alone = not task.servers and task.processes == 1
         self.phases = Phases(ALONE if self._alone else SERVED, self.registry)
-        self._recorded = _Mark(self._began, 0, 0, 0, 0, 0, dict(self.phases.totals))
-        self._reported = self._recorded
+        self._sums: dict[str, dict[str, float]] = {}  # at the last `_means`, by its reader
         self._process = psutil.Process()
-        self._journal = _journal(task, settings.run_dir)
+        self._journal: RecordWriter | None = None
+        if task.records is not None or settings.run_dir is not None:
+            records = task.records or records_directory(Path(settings.run_dir or "."))
+            begun = begin_here(task.name, task.job, settings.run_dir)
+            self._journal = RecordWriter(Path(records), begun)
         self._exposition = expose(
             self.registry, task.name, task.config.metrics_host, task.scrape_port
         )
         if self._exposition is not None:
             self._progress.message(f"metrics: {self._exposition.address}")
-        counter, pushes, checkpoints = self.registry.counter, _PUSHES, _CHECKPOINTS
-        self._pushes_applied = counter("trireme_pushes_total", pushes, verdict="applied")
-        self._pushes_stale = counter("trireme_pushes_total", pushes, verdict="stale")
+        counter, gauge = self.registry.counter, self.registry.gauge
+        self._pushes_applied = counter("trireme_pushes_total", _PUSHES, verdict="applied")
+        self._pushes_stale = counter("trireme_pushes_total", _PUSHES, verdict="stale")
         self._examples = counter("trireme_examples_total", "Examples computed by this worker")
-        self._bytes_pushed = counter(
-            "trireme_bytes_pushed_total", "Bytes of updates sent to the servers, as packed"
-        )
-        self._bytes_pulled = counter(
-            "trireme_bytes_pulled_total", "Bytes of values received from the servers"
-        )
-        self._saved = counter("trireme_checkpoints_total", checkpoints, outcome="saved")
-        self._unsaved = counter("trireme_checkpoints_total", checkpoints, outcome="failed")
+        self._saved = counter("trireme_checkpoints_total", _CHECKPOINTS, outcome="saved")
+        self._unsaved = counter("trireme_checkpoints_total", _CHECKPOINTS, outcome="failed")
         self._staleness_histogram = self.registry.histogram(
             "trireme_push_staleness", "Updates between a pull and its push", COUNT_BUCKETS
         )
-        self._gauges = {
-            name: self.registry.gauge(f"trireme_{name}", text) for name, text in _GAUGES.items()
+        self._status_metrics = {
+            name: (counter if name.endswith("_total") else gauge)(f"trireme_{name}", text)
+            for name, text in _STATUS_METRICS.items()
         }
 
     # -- each step ------------------------------------------------------------------------------
@@ -240,28 +220,34 @@ class Recorder:
         steps = self._worker.global_step - self._first_step
         return self._examples.value / self._steps * steps * self._settings.batches_per_step
 
-    def _mark(self) -> _Mark:
-        pushed, pulled = self._worker.backend.bytes_sent, self._worker.backend.bytes_received
-        sums = (self._steps, self._examples.value, self._staleness, pushed, pulled)
-        return _Mark(time.monotonic(), *sums, dict(self.phases.totals))
+    def _means(self, reader: str) -> dict[str, float]:
+        """Returns the means per step since the reader's last call, with the examples per second."""
+        backend, before = self._worker.backend, self._sums.get(reader, {"time": self._began})
+        now = self._sums[reader] = {
+            "time": time.monotonic(),
+            "steps": self._steps,
+            "examples": self._examples.value,
+            "staleness": self._staleness,
+            "pushed": backend.bytes_sent,
+            "pulled": backend.bytes_received,
+            **self.phases.totals,
+        }
+        grown = {name: total - before.get(name, 0) for name, total in now.items()}
+        means = {name: growth / max(grown["steps"], 1) for name, growth in grown.items()}
+        return means | {"examples_per_second": grown["examples"] / max(grown["time"], 1e-9)}
 
     def _record(self, result: StepResult) -> None:
-        before, now = self._recorded, self._mark()
-        self._recorded = now
-        made = max(now.steps - before.steps, 1)
-        seconds = self.phases.since(before.seconds, made)
-        values, sent = self._values(result), {}
+        means, values, sent = self._means("curves"), self._values(result), {}
         if self._worker.task.servers:
-            sent["bytes/pushed_per_step"] = (now.pushed - before.pushed) / made
-            sent["bytes/pulled_per_step"] = (now.pulled - before.pulled) / made
+            sent = {f"bytes/{name}_per_step": means[name] for name in ("pushed", "pulled")}
         if self._worker.lifecycle.is_chief and self._directory is not None:
             self.log(
                 {
                     **values,
                     **self._learning_rates(),
-                    "speed/examples_per_second": now.pace(before),
-                    **{f"speed/{name}": value for name, value in seconds.items()},
-                    "updates/staleness": (now.staleness - before.staleness) / made,
+                    "speed/examples_per_second": means["examples_per_second"],
+                    **{f"speed/{phase}_seconds": means[phase] for phase in self.phases.totals},
+                    "updates/staleness": means["staleness"],
                     "updates/applied_total": float(self.applied),
                     "updates/stale_total": float(self.stale),
                     **sent,
@@ -281,37 +267,38 @@ class Recorder:
     def _report(self, result: StepResult, *, last: bool = False) -> None:
         """Reports the worker's status to the coordinator and to the records."""
         self._settle()
-        before, now = self._reported, self._mark()
-        self._reported = now
-        made = now.steps - before.steps
+        means, backend = self._means("status"), self._worker.backend
         status: dict[str, float | str] = {
             "step": self._steps,
             "global_step": result.global_step,
             "max_steps": self._settings.max_steps or 0,
             "loss": result.loss,
-            "examples_per_second": now.pace(before),
+            "examples_per_second": means["examples_per_second"],
             "applied": self.applied,
             "skipped": self.skipped,
             "stale": self.stale,
-            "staleness": (now.staleness - before.staleness) / max(made, 1),
+            "staleness": means["staleness"],
             "memory_bytes": self._process.memory_info().rss,
+            "bytes_pushed": backend.bytes_sent,
+            "bytes_pulled": backend.bytes_received,
+            **{f"{phase}_seconds": means[phase] for phase in self.phases.totals},
         }
         if self._worker.storage.failed:
             status["checkpoints_failed"] = self._worker.storage.failed
         if self._exposition is not None:
             status["metrics"] = self._exposition.address
-        for name, gauge in self._gauges.items():
-            gauge.value = float(status[name])
-        status["bytes_pushed"], status["bytes_pulled"] = now.pushed, now.pulled
-        self._bytes_pushed.value, self._bytes_pulled.value = now.pushed, now.pulled
-        status |= self.phases.since(before.seconds, made)
+        for name, metric in self._status_metrics.items():
+            metric.value = float(status[name.removesuffix("_total")])
         self._worker.lifecycle.report(status)
         if self._journal is not None:
+            samples = self._staleness_histogram.samples()
             record = Record(
                 time=time.time(),
                 status={"state": self._worker.lifecycle.state, **status},
-                seconds=now.seconds,
-                staleness=_upper_bounds(self._staleness_histogram),
+                seconds=self.phases.totals,
+                staleness={
+                    labels["le"]: count for suffix, labels, count in samples if suffix == "_bucket"
+                },
             )
             self._journal.write(record, due=last)
 
@@ -373,10 +360,11 @@ class Recorder:
     def finish(self) -> None:
         """Shows a summary of this worker, and as chief of the job, with the path of the curves."""
         say = self._progress.message
+        skipped = f", {self.skipped} skipped: the loss was not finite" if self.skipped else ""
         if self._worker.task.servers:
             stale = f", {self.stale} stale" if self.stale else ""
             applied = max(self.applied - self.skipped, 0)
-            say(f"{self._steps} local steps: {applied} applied{stale}{self._left_out}")
+            say(f"{self._steps} local steps: {applied} applied{stale}{skipped}")
             pushed, pulled = self._worker.backend.bytes_sent, self._worker.backend.bytes_received
             steps = max(self._steps, 1)
             say(
@@ -384,7 +372,7 @@ class Recorder:
                 f"a step {pushed / steps:,.0f} and {pulled / steps:,.0f}"
             )
         elif self.skipped:
-            say(f"{self._steps} steps{self._left_out}")
+            say(f"{self._steps} steps{skipped}")
         if not self._worker.lifecycle.is_chief:
             return
         steps = self._worker.global_step - self._first_step
@@ -399,10 +387,6 @@ class Recorder:
         seconds = (self._ended or time.monotonic()) - self._began
         say(summary_line(steps, seconds, self.job_examples))
 
-    @property
-    def _left_out(self) -> str:
-        return f", {self.skipped} skipped: the loss was not finite" if self.skipped else ""
-
     def close(self) -> None:
         """Writes what is left, and closes files. May be called again."""
         self._settle()
@@ -413,19 +397,3 @@ class Recorder:
             self._journal.close()
         if self._exposition is not None:
             self._exposition.close()
-
-
-def _journal(task: TaskConfig, run_dir: Path | None) -> RecordWriter | None:
-    """Returns the writer of this worker's records; None without a directory."""
-    if task.records is None and run_dir is None:
-        return None
-    directory = (
-        Path(task.records) if task.records is not None else records_directory(Path(run_dir or "."))
-    )
-    return RecordWriter(directory, begin_here(task.name, task.job, run_dir))
-
-
-def _upper_bounds(histogram: Histogram) -> dict[str, float]:
-    """Returns the cumulative counts of a histogram by upper bound, as text."""
-    samples = histogram.samples()
-    return {labels["le"]: count for suffix, labels, count in samples if suffix == "_bucket"}

@@ -12,6 +12,7 @@ import logging
 import threading
 from bisect import bisect_right
 from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 from textwrap import indent
 from typing import TYPE_CHECKING, Any
 
@@ -30,8 +31,6 @@ if TYPE_CHECKING:
     from trireme.monitor.tensorboard.step_trace import StepTrace
     from trireme.session.result import StepResult
     from trireme.session.session import Session
-
-__all__ = ["KINDS", "Summaries"]
 
 KINDS = (
     "audio",
@@ -158,9 +157,7 @@ class Summaries(Hook):
         if not self._room.acquire(timeout=_PATIENCE_SECONDS):
             _log.warning("Summaries leave a step out: earlier ones are not written yet")
             return
-        capture = self._capture = Capture(
-            images="images" in self._kinds, sample_rate=self._sample_rate
-        )
+        capture = self._capture = Capture()
         capture.batch(*inputs_and_targets(batch), session.originals(batch))
         if session.holds_whole_model:
             observed = {"distributions", "images", "pr_curves", "projector"}
@@ -188,7 +185,9 @@ class Summaries(Hook):
             try:
                 self._write(writer, capture, step, first)
                 if first and "text" in self._kinds:
-                    writer.add_text("configuration", _table(settings), step)
+                    rows = "\n".join(f"| {name} | {value} |" for name, value in settings.items())
+                    table = f"| setting | value |\n| --- | --- |\n{rows}"
+                    writer.add_text("configuration", table, step)
                     writer.add_text("model", indent(model, "    "), step)
             finally:
                 self._room.release()
@@ -201,16 +200,16 @@ class Summaries(Hook):
         from trireme.monitor.tensorboard import events
 
         kinds, graph = self._kinds, capture.graph
-        if first and "graph" in kinds and graph.nodes:
+        if first and "graph" in kinds and graph:
             events.add_graph(writer, graph)
-        if "costs" in kinds and graph.nodes:
+        if "costs" in kinds and graph:
             events.add_costs(writer, graph, f"step {step}", step)
         if "distributions" in kinds:
             capture.write_values(writer, step)
         if "images" in kinds:
             capture.write_images(writer, step)
-        if "audio" in kinds:
-            capture.write_audio(writer, step)
+        if "audio" in kinds and self._sample_rate is not None:
+            capture.write_audio(writer, step, self._sample_rate)
         if "pr_curves" in kinds:
             capture.write_pr_curves(writer, step)
 
@@ -266,7 +265,7 @@ class Summaries(Hook):
             board.submit("the features", lambda writer: newest.write_features(writer, step))
         for name in self._shown(session):
             rows = session.parameters[name].detach()[:_POINTS].clone()
-            board.submit(name, _embedding(name, rows, step))
+            board.submit(name, partial(_write_embedding, name=name, rows=rows, step=step))
 
     def _shown(self, session: Session) -> list[str]:
         """Returns the names of the parameters whose rows the projector shows."""
@@ -281,14 +280,9 @@ class Summaries(Hook):
         return [name for name in wanted if name in session.parameters]
 
 
-def _embedding(name: str, rows: torch.Tensor, step: int) -> Any:
-    def write(writer: SummaryWriter) -> None:
-        numbers = [str(row) for row in range(len(rows))]
-        writer.add_embedding(
-            rows.float().cpu(), numbers, tag=name.replace(".", "/"), global_step=step
-        )
-
-    return write
+def _write_embedding(writer: SummaryWriter, name: str, rows: torch.Tensor, step: int) -> None:
+    numbers = [str(row) for row in range(len(rows))]
+    writer.add_embedding(rows.float().cpu(), numbers, tag=name.replace(".", "/"), global_step=step)
 
 
 def _settings(session: Session, examples: int) -> dict[str, Any]:
@@ -323,8 +317,3 @@ def _settings(session: Session, examples: int) -> dict[str, Any]:
         for name, value in flat.items()
         if isinstance(value, (bool, str, int, float)) and value is not False
     }
-
-
-def _table(settings: Mapping[str, Any]) -> str:
-    rows = (f"| {name} | {value} |" for name, value in settings.items())
-    return "\n".join(["| setting | value |", "| --- | --- |", *rows])

@@ -14,8 +14,6 @@ from trireme.data.loader import Batch
 from trireme.errors import ConfigurationError
 from trireme.parallel.tensors import map_tensors, tensors_in
 
-__all__ = ["examples_in", "inputs_and_targets", "move", "pieces"]
-
 _TARGETS = ("targets", "target", "labels", "label")
 
 

@@ -17,8 +17,6 @@ from trireme.session.training_setup import TrainingSetup
 if TYPE_CHECKING:
     from trireme.parallel.process_group import ProcessGroup
 
-__all__ = ["Buffers"]
-
 _INITIAL = "initial"
 _BUFFERS = "buffers"
 

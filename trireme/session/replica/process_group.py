@@ -33,19 +33,29 @@ from trireme.session.replica.batch import examples_in
 from trireme.session.replica.replica import Loss, Replica, model_loss, named_groups, scalar
 from trireme.session.result import Metric, StepResult
 from trireme.session.settings import Settings
-from trireme.session.training_setup import TrainingSetup
-
-__all__ = ["assemble_together", "meet", "replicas_together"]
+from trireme.session.training_setup import Optimizers, TrainingSetup, build_optimizer
 
 
-def meet(settings: Settings, device: torch.device) -> ProcessGroup:
-    """Joins the process group that holds the model, as a process that computes on `device`.
+def assemble_together(
+    settings: Settings,
+    device: torch.device,
+    make_model: Callable[[], nn.Module],
+    make_optimizer: Optimizers,
+    *,
+    in_place: bool,
+) -> TrainingSetup:
+    """Joins the process group that holds the model, and assembles this process's part of it.
+
+    The groups and the state of the optimizer are then those of the part of the model that this
+    process updates. See `assemble` for the arguments.
 
     Raises:
+        ConfigurationError: the optimizer is invalid, or the model cannot be split in this way.
+        ModelMismatchError: this process and the chief have different models.
         TriremeError: not all processes joined in time.
     """
     task = settings.task
-    return ProcessGroup(
+    process_group = ProcessGroup(
         ProcessGroupConfig(
             mesh=settings.mesh,
             rank=task.rank,
@@ -56,9 +66,16 @@ def meet(settings: Settings, device: torch.device) -> ProcessGroup:
             join_seconds=task.config.join_timeout,
         )
     )
+    try:
+        model = make_model()
+        optimizer = build_optimizer(make_optimizer, model)
+        return _split(settings, process_group, model, optimizer, in_place=in_place)
+    except BaseException:
+        process_group.close(together=False)
+        raise
 
 
-def assemble_together(
+def _split(
     settings: Settings,
     process_group: ProcessGroup,
     model: nn.Module,
@@ -66,21 +83,8 @@ def assemble_together(
     *,
     in_place: bool,
 ) -> TrainingSetup:
-    """Builds the flat buffers, and splits the model, for one process of a process group.
-
-    Args:
-        settings: what the launch and the program have chosen.
-        process_group: the processes.
-        model: the whole model, on its device.
-        optimizer: the optimizer over the model's parameters. Afterwards its groups and its state
-            are those of the part of the model that this process updates.
-        in_place: as for `assemble`.
-
-    Raises:
-        ConfigurationError: the model cannot be split in this way.
-        ModelMismatchError: this process and the chief have different models.
-    """
-    task, names = settings.task, _names(model, optimizer)
+    """Builds the flat buffers, and splits the model."""
+    task = settings.task
     servers = max(task.servers, 1)
     shared = task.servers > 0 and process_group.is_chief
     if not process_group.mesh.sharded:
@@ -89,6 +93,8 @@ def assemble_together(
         _check_same(task, process_group, flat)
         mean = BucketedMean(process_group, flat)
         return TrainingSetup(settings, model, optimizer, flat, process_group, reducer=mean)
+    every = named_groups(model, optimizer, frozen=True)
+    names = [[name for name, _ in group] for group in every]
     whole, cut = model, None
     if in_place:
         whole, cut = copy.deepcopy(model), model
@@ -134,13 +140,6 @@ def _check_same(task: TaskConfig, process_group: ProcessGroup, flat: FlatModel) 
     chief = msgspec.structs.replace(task, rank=0, index=task.index if task.servers else 0)
     theirs = Layout(msgspec.msgpack.decode(said, type=LayoutSpec))
     theirs.check_same(flat.layout, whose=chief.name, others=task.name)
-
-
-def _names(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[list[str]]:
-    """Returns the names of the parameters in each group of an optimizer, frozen ones too."""
-    named_groups(model, optimizer)  # refuses parameters of another model
-    names = {id(parameter): name for name, parameter in named_parameters(model)}
-    return [[names[id(p)] for p in group["params"]] for group in optimizer.param_groups]
 
 
 def _point(

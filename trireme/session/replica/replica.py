@@ -25,17 +25,6 @@ if TYPE_CHECKING:
     from trireme.parallel.pipeline import Pipeline
     from trireme.ps.flat import FlatModel
 
-__all__ = [
-    "Loss",
-    "Replica",
-    "Trained",
-    "Transform",
-    "clip",
-    "model_loss",
-    "named_groups",
-    "scalar",
-]
-
 Loss = Callable[[Any, Any], Any]
 """(outputs, targets) -> the mean over the batch, as a scalar or as the entry `loss` of a dict."""
 
@@ -51,9 +40,14 @@ Trained: TypeAlias = "FlatModel | ModelPart"
 
 
 def named_groups(
-    model: nn.Module, optimizer: torch.optim.Optimizer
+    model: nn.Module, optimizer: torch.optim.Optimizer, *, frozen: bool = False
 ) -> list[list[tuple[str, nn.Parameter]]]:
     """Returns the optimizer's parameters, group by group, with the model's names for them.
+
+    Args:
+        model: the model.
+        optimizer: an optimizer over its parameters.
+        frozen: whether to return parameters that require no gradient too.
 
     Raises:
         ConfigurationError: a parameter of the optimizer is not in the model.
@@ -68,7 +62,7 @@ def named_groups(
                     f"{tuple(parameter.shape)} that is not one of the model's: build the optimizer "
                     "from the parameters of the model that the session trains"
                 )
-        groups.append([(names[id(p)], p) for p in group["params"] if p.requires_grad])
+        groups.append([(names[id(p)], p) for p in group["params"] if p.requires_grad or frozen])
     return groups
 
 
@@ -204,7 +198,14 @@ class Replica:
         if self._penalised:
             self._penalise()
         if not self._good(result._loss):
-            self._not_finite(result)
+            if self._options.nan != "skip":
+                raise NonFiniteError(
+                    f"the loss is {result.loss}: lower the learning rate, clip the gradient "
+                    '(clip_norm=1.0), or leave such updates out (nan="skip"); the last checkpoint '
+                    "is from before this update"
+                )
+            self.flat.zero_gradients()
+            result.examples = 0
             with torch.no_grad():
                 for buffer, value in zip(self._kept, before, strict=True):
                     buffer.copy_(value)
@@ -315,17 +316,6 @@ class Replica:
     def _good(self, loss: torch.Tensor) -> bool:
         """Returns whether an update may be made from a loss."""
         return self._ignores or math.isfinite(loss.item())
-
-    def _not_finite(self, result: StepResult) -> None:
-        if self._options.nan == "skip":
-            self.flat.zero_gradients()
-            result.examples = 0
-            return
-        raise NonFiniteError(
-            f"the loss is {result.loss}: lower the learning rate, clip the gradient "
-            '(clip_norm=1.0), or leave such updates out (nan="skip"); the last checkpoint is from '
-            "before this update"
-        )
 
 
 def _backward(loss: torch.Tensor) -> None:

@@ -17,79 +17,45 @@ from trireme.errors import (
 from trireme.wire.transport import Listener, Stream
 from trireme.wire.transports.socket_stream import BUFFER_BYTES, SocketStream
 
-__all__ = ["MemoryListener", "Names", "connect", "listen"]
-
 _BACKLOG = 512
 
 
-class Names:
-    """The listeners of this process by name. Any thread may use it."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._listeners: dict[str, MemoryListener] = {}
-        self._numbers = itertools.count(1)
-
-    def listen(self, name: str) -> MemoryListener:
-        """Listens under a name. If it is empty, a name is chosen.
-
-        Raises:
-            AddressInUse: the name is taken.
-            WireError: the system refuses to open another socket.
-        """
-        with self._lock:
-            name = name or f"listener-{next(self._numbers)}"
-            if name in self._listeners:
-                raise AddressInUse(
-                    f"memory://{name} is taken by another listener of this process: close it, or "
-                    "choose another name"
-                )
-            listener = MemoryListener(name, self)
-            self._listeners[name] = listener
-        return listener
-
-    def connect(self, name: str) -> Stream:
-        """Connects to the listener of a name.
-
-        Raises:
-            ConnectionRefused: no listener has this name.
-            ConnectTimeout: too many connections wait for the listener.
-            WireError: the system refuses to open another socket.
-        """
-        with self._lock:
-            listener = self._listeners.get(name)
-            if listener is None:
-                raise ConnectionRefused(
-                    f"nothing listens at memory://{name} in this process: check the name"
-                )
-            return listener.admit()
-
-    def release(self, name: str) -> None:
-        """Frees a name."""
-        with self._lock:
-            self._listeners.pop(name, None)
-
-
-_NAMES = Names()  # of this process, as an address is only a string
+# The listeners of this process by name, as an address is only a string. Used under the lock.
+_LISTENERS: dict[str, MemoryListener] = {}
+_LOCK = threading.Lock()
+_NUMBERS = itertools.count(1)
 
 
 def connect(rest: str, *, timeout: float) -> Stream:
     """Connects to a name, without waiting; see `trireme.wire.transport.connect`."""
-    return _NAMES.connect(rest)
+    with _LOCK:
+        listener = _LISTENERS.get(rest)
+        if listener is None:
+            raise ConnectionRefused(
+                f"nothing listens at memory://{rest} in this process: check the name"
+            )
+        return listener.admit()
 
 
-def listen(rest: str, *, allow_plaintext: bool) -> Listener:
+def listen(rest: str, *, allow_plaintext: bool = False) -> MemoryListener:
     """Listens under a name; see `trireme.wire.transport.listen`."""
-    return _NAMES.listen(rest)
+    with _LOCK:
+        name = rest or f"listener-{next(_NUMBERS)}"
+        if name in _LISTENERS:
+            raise AddressInUse(
+                f"memory://{name} is taken by another listener of this process: close it, or "
+                "choose another name"
+            )
+        listener = _LISTENERS[name] = MemoryListener(name)
+    return listener
 
 
 class MemoryListener(Listener):
     """A queue of connected streams, with a socket that is readable while it is not empty."""
 
-    def __init__(self, name: str, names: Names) -> None:
+    def __init__(self, name: str) -> None:
         self.address = f"memory://{name}"
         self._name = name
-        self._names = names
         self._waiting: deque[Stream] = deque()
         self._wakeup_reader, self._wakeup_writer = _pair()
         self._wakeup_reader.setblocking(False)
@@ -107,7 +73,7 @@ class MemoryListener(Listener):
         return self._waiting.popleft()
 
     def admit(self) -> Stream:
-        """Returns one end of a new connection and queues the other. Called under the names' lock.
+        """Returns one end of a new connection and queues the other. Called under the lock.
 
         Raises:
             ConnectTimeout: too many connections wait.
@@ -122,7 +88,9 @@ class MemoryListener(Listener):
         return SocketStream(ours, self.address, self.address)
 
     def close(self) -> None:
-        self._names.release(self._name)
+        with _LOCK:
+            if _LISTENERS.get(self._name) is self:
+                del _LISTENERS[self._name]
         self._wakeup_reader.close()
         self._wakeup_writer.close()
         while self._waiting:

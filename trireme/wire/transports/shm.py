@@ -39,8 +39,6 @@ from trireme.wire.transports.socket_stream import (
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-__all__ = ["ShmStream", "connect", "listen", "shm_address"]
-
 _BACKLOG = 512
 _ANCILLARY = socket.CMSG_LEN(4)  # for one descriptor: CMSG_SPACE would have room for two
 _CREDENTIALS = struct.Struct("3i")

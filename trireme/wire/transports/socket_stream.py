@@ -14,8 +14,6 @@ from trireme.wire.transport import Listener, Stream
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-__all__ = ["BUFFER_BYTES", "IOV_MAX", "SocketListener", "SocketStream", "explain"]
-
 IOV_MAX = os.sysconf("SC_IOV_MAX")  # how many buffers the system takes in one call
 
 BUFFER_BYTES = 4 << 20

@@ -21,8 +21,6 @@ from trireme.errors import (
 from trireme.wire.transport import Listener, Stream
 from trireme.wire.transports.socket_stream import BUFFER_BYTES, SocketListener, SocketStream
 
-__all__ = ["connect", "listen"]
-
 USER_TIMEOUT_SECONDS = 10
 """How long sent bytes may stay unacknowledged, or the peer's window shut, before the system gives
 the connection up."""
@@ -37,7 +35,13 @@ def connect(rest: str, *, timeout: float) -> Stream:
     host, port = _split(rest)
     deadline = time.monotonic() + timeout
     failure: OSError | None = None
-    for family, address in _lookup(host, port):
+    try:
+        found = _lookup(host, port)
+    except (OSError, UnicodeError) as error:
+        raise ConnectTimeout(
+            f"the host {host!r} is not known here ({error}): check the name and the resolver"
+        ) from error
+    for family, address in found:
         try:
             return _connect_once(family, address, rest, deadline - time.monotonic())
         except OSError as error:
@@ -49,7 +53,12 @@ def connect(rest: str, *, timeout: float) -> Stream:
 def listen(rest: str, *, allow_plaintext: bool) -> Listener:
     """Listens at `host:port`; see `trireme.wire.transport.listen`."""
     host, port = _split(rest)
-    family, address = _lookup_local(host, port)
+    try:
+        family, address = _lookup(host, port, socket.AI_PASSIVE)[0]
+    except (OSError, UnicodeError) as error:
+        raise ConfigurationError(
+            f"cannot listen at {host!r}: the name is not known here ({error})"
+        ) from error
     if not allow_plaintext and not ipaddress.ip_address(address[0].split("%")[0]).is_loopback:
         raise ConfigurationError(
             f"listening at tcp://{rest} would let every host of the network reach this task, and "
@@ -147,26 +156,9 @@ def _url(host: str, port: int) -> str:
     return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
 
 
-def _lookup(host: str, port: int) -> list[_Resolved]:
-    try:
-        found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM)
-    except (OSError, UnicodeError) as error:
-        raise ConnectTimeout(
-            f"the host {host!r} is not known here ({error}): check the name and the resolver"
-        ) from error
+def _lookup(host: str, port: int, flags: int = 0) -> list[_Resolved]:
+    found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=flags)
     return [(socket.AddressFamily(entry[0]), entry[4]) for entry in found]
-
-
-def _lookup_local(host: str, port: int) -> _Resolved:
-    try:
-        found = socket.getaddrinfo(
-            host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )
-    except (OSError, UnicodeError) as error:
-        raise ConfigurationError(
-            f"cannot listen at {host!r}: the name is not known here ({error})"
-        ) from error
-    return socket.AddressFamily(found[0][0]), found[0][4]
 
 
 def _explain_connect(error: OSError, rest: str) -> WireError:

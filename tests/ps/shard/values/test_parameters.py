@@ -15,7 +15,7 @@ from trireme.ps.layout import Layout
 from trireme.ps.messages import GroupSpec, OptimizerSpec, ParameterSpec
 from trireme.ps.rule import Average, Rule
 from trireme.ps.shard.values.gradient_sums import Total, squared_norm, total_of
-from trireme.ps.shard.values.parameters import Values, make_values
+from trireme.ps.shard.values.parameters import Values
 from trireme.ps.shard.values.snapshot_tensors import Tensors, tensors_from
 from trireme.ps.snapshot_messages import TensorSpec
 
@@ -52,7 +52,7 @@ def whole(layout: Layout, start: float = 0.0) -> Tensors:
 def values_of(
     optimizer: OptimizerSpec = PLAIN, average: Average | None = None, layout: Layout | None = None
 ) -> Values:
-    values = make_values(layout or layout_of(), 0, optimizer, Rule(average=average))
+    values = Values(layout or layout_of(), 0, optimizer, Rule(average=average))
     values.load(0, whole(layout_of()))
     return values
 
@@ -110,12 +110,12 @@ def test_a_copy_of_some_servers_is_loaded_by_others(counts: tuple[int, int]) -> 
     old, average = layout_of(before), Average(0.5)
     copied: list[tuple[TensorSpec, torch.Tensor]] = []
     for server in range(before):
-        values = make_values(old, server, MOMENTUM, Rule(average=average))
+        values = Values(old, server, MOMENTUM, Rule(average=average))
         values.load(0, whole(old))
         values.apply(Total(buffer_of(3.0, old, server)), None, step=1)
         copied += values.copy(state=True)
     new = layout_of(after)
-    loaded = [make_values(new, server, MOMENTUM, Rule(average=average)) for server in range(after)]
+    loaded = [Values(new, server, MOMENTUM, Rule(average=average)) for server in range(after)]
     for server, values in enumerate(loaded):
         values.load(0, copied)
         values.apply(Total(buffer_of(3.0, new, server)), None, step=2)
@@ -139,7 +139,7 @@ def joined(tensors: Tensors, key: str, vector: str) -> torch.Tensor:
 def test_values_that_do_not_cover_the_part_are_refused(missing: int) -> None:
     tensors = [entry for index, entry in enumerate(whole(layout_of())) if index != missing]
     with pytest.raises(Rejected, match="the values to load cover"):
-        make_values(layout_of(), 0, PLAIN, Rule()).load(0, tensors)
+        Values(layout_of(), 0, PLAIN, Rule()).load(0, tensors)
 
 
 # Means -----------------------------------------------------------------------------------------
@@ -190,7 +190,7 @@ def payload_of(tensors: Tensors) -> list[memoryview]:
 
 
 def test_a_payload_becomes_tensors_again() -> None:
-    values = make_values(layout_of(), 0, OptimizerSpec("Adam", PLAIN.groups), Rule())
+    values = Values(layout_of(), 0, OptimizerSpec("Adam", PLAIN.groups), Rule())
     values.load(0, whole(layout_of()))
     values.apply(Total(buffer_of(1.0)), None, step=1)
     copied = values.copy(state=True)

@@ -1,122 +1,101 @@
 """torch's fused optimizer kernels, called on state that `torch.optim` has made.
 
-Each function here does what the fused path of `torch.optim`'s class of that name does, after its
-checks: it advances the step counters first, which the kernels rely on, then updates in place.
+They are called as the fused path of `torch.optim`'s class of that name does after its checks: it
+advances the step counters first, which the kernels rely on, then updates in place.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-__all__ = ["DIRECT", "Kernel"]
 
-Kernel = Callable[[Mapping[str, Any], list[torch.Tensor], torch.Tensor | None], None]
-"""(hyper-parameters of a group, its gradients, what to divide them by: a float32 scalar) -> None;
-values and state change in place, and gradients that are to be divided."""
+class _Fused(NamedTuple):
+    """One of torch's kernels.
 
-Group = Mapping[str, Any]
-Values = list[torch.Tensor]
-States = Sequence[Mapping[str, Any]]
-
-
-def _counters(states: States) -> tuple[Values, Callable[[], None]]:
-    """Returns the step counters, and a function that adds one to each.
-
-    They are single numbers, and these views of their memory are quicker than any call of torch's.
+    Attributes:
+        update: the kernel.
+        state: the kinds of state that it takes after the gradients, in this order.
+        hyper: the hyper-parameters that it takes by torch's names.
+        fixed: its other arguments.
     """
-    steps: Values = [state["step"] for state in states]
-    numbers = [step.reshape(1).numpy().data for step in steps]
 
-    def advance() -> None:
-        for number in numbers:
-            number[0] += 1
-
-    return steps, advance
+    update: Callable[..., None]
+    state: tuple[str, ...]
+    hyper: tuple[str, ...]
+    fixed: Mapping[str, bool] = {}
 
 
-def _bind_adam(values: Values, states: States) -> Kernel:
-    steps, advance = _counters(states)
-    first = [state["exp_avg"] for state in states]
-    second = [state["exp_avg_sq"] for state in states]
-    largest = [state["max_exp_avg_sq"] for state in states if "max_exp_avg_sq" in state]
-
-    def update(group: Group, gradients: Values, divisor: torch.Tensor | None) -> None:
-        beta1, beta2 = group["betas"]
-        decoupled = group.get("decoupled_weight_decay")
-        advance()
-        (torch._fused_adamw_ if decoupled else torch._fused_adam_)(
-            values,
-            gradients,
-            first,
-            second,
-            largest,
-            steps,
-            amsgrad=group["amsgrad"],
-            lr=group["lr"],
-            beta1=beta1,
-            beta2=beta2,
-            weight_decay=group["weight_decay"],
-            eps=group["eps"],
-            maximize=group["maximize"],
-            grad_scale=divisor,
-            found_inf=None,
-        )
-
-    return update
-
-
-def _bind_sgd(values: Values, states: States) -> Kernel:
-    momenta = [state["momentum_buffer"] for state in states if "momentum_buffer" in state]
-
-    def update(group: Group, gradients: Values, divisor: torch.Tensor | None) -> None:
-        torch._fused_sgd_(
-            values,
-            gradients,
-            momenta if group["momentum"] else [],
-            weight_decay=group["weight_decay"],
-            momentum=group["momentum"],
-            lr=group["lr"],
-            dampening=group["dampening"],
-            nesterov=group["nesterov"],
-            maximize=group["maximize"],
-            is_first_step=False,
-            grad_scale=divisor,
-            found_inf=None,
-        )
-
-    return update
-
-
-def _bind_adagrad(values: Values, states: States) -> Kernel:
-    sums = [state["sum"] for state in states]
-    steps, advance = _counters(states)
-
-    def update(group: Group, gradients: Values, divisor: torch.Tensor | None) -> None:
-        advance()
-        torch._fused_adagrad_(
-            values,
-            gradients,
-            sums,
-            steps,
-            lr=group["lr"],
-            lr_decay=group["lr_decay"],
-            weight_decay=group["weight_decay"],
-            eps=group["eps"],
-            maximize=group["maximize"],
-            grad_scale=divisor,
-            found_inf=None,
-        )
-
-    return update
-
-
-DIRECT: Mapping[str, Callable[[Values, States], Kernel]] = {
-    "Adam": _bind_adam,
-    "AdamW": _bind_adam,
-    "SGD": _bind_sgd,
-    "Adagrad": _bind_adagrad,
+_ADAM = (
+    ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "step"),
+    ("lr", "weight_decay", "eps", "amsgrad", "maximize"),
+)
+_KERNELS = {
+    "Adam": _Fused(torch._fused_adam_, *_ADAM),
+    "AdamW": _Fused(torch._fused_adamw_, *_ADAM),
+    "SGD": _Fused(
+        torch._fused_sgd_,
+        ("momentum_buffer",),
+        ("lr", "momentum", "dampening", "weight_decay", "nesterov", "maximize"),
+        {"is_first_step": False},
+    ),
+    "Adagrad": _Fused(
+        torch._fused_adagrad_,
+        ("sum", "step"),
+        ("lr", "lr_decay", "weight_decay", "eps", "maximize"),
+    ),
 }
-"""By the name of torch's class: binds a kernel to the values of a group and to their state."""
+DIRECT = frozenset(_KERNELS)
+"""The names of torch's classes that have such a kernel."""
+
+
+class FusedKernel:
+    """A kernel, bound to values of a parameter group and to their state.
+
+    Args:
+        name: one of `DIRECT`.
+        group: the group's hyper-parameters. It takes another kernel where momentum begins or ends,
+            or `decoupled_weight_decay` changes.
+        values: what is updated.
+        states: the state of each of the values.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        group: Mapping[str, Any],
+        values: list[torch.Tensor],
+        states: Sequence[Mapping[str, Any]],
+    ) -> None:
+        fused = _KERNELS["AdamW" if group.get("decoupled_weight_decay") else name]
+        self._fused, self._group, self._values = fused, group, values
+        aside = not group.get("momentum", True)
+        self._state = [
+            [] if aside else [state[kind] for state in states if kind in state]
+            for kind in fused.state
+        ]
+        # Single numbers: these views of their memory are quicker than any call of torch's.
+        self._counters = [s["step"].reshape(1).numpy().data for s in states if "step" in s]
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Takes the group's hyper-parameters as they are now."""
+        self._settings = {name: self._group[name] for name in self._fused.hyper}
+        self._settings |= self._fused.fixed
+        if "betas" in self._group:
+            self._settings["beta1"], self._settings["beta2"] = self._group["betas"]
+
+    def update(self, gradients: list[torch.Tensor], divisor: torch.Tensor | None) -> None:
+        """Updates the values and their state in place.
+
+        Args:
+            gradients: one for each of the values.
+            divisor: what they are to be divided by, in place: a float32 scalar.
+        """
+        for counter in self._counters:
+            counter[0] += 1
+        self._fused.update(
+            self._values, gradients, *self._state, **self._settings, grad_scale=divisor
+        )

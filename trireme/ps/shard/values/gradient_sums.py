@@ -9,8 +9,6 @@ import torch
 
 from trireme.ps.flat import PartBuffer
 
-__all__ = ["Total", "squared_norm", "total_of"]
-
 
 class Total(msgspec.Struct, frozen=True):
     """A weighted sum of gradients, and the divisor for their mean.

@@ -13,12 +13,10 @@ from trireme.ps.messages import GroupSpec, OptimizerSpec
 from trireme.ps.rule import Rule
 from trireme.ps.shard.values.gradient_sums import Total
 from trireme.ps.shard.values.published_values import Publication
-from trireme.ps.shard.values.segment_optimizer import PartOptimizer, SegmentOptimizer
+from trireme.ps.shard.values.segment_optimizer import SegmentOptimizer
 from trireme.ps.shard.values.snapshot_tensors import PUBLISHED, Tensors, fill, ranges
 from trireme.ps.snapshot_messages import TensorSpec
 from trireme.wire.codec import make_codec
-
-__all__ = ["Values", "ValuesFactory", "make_values"]
 
 
 class Values:
@@ -27,28 +25,24 @@ class Values:
     Args:
         layout: the model's layout.
         server: the server's index.
-        buffer: the memory of the values.
-        optimizer: updates `buffer`.
+        optimizer: what updates the values.
         rule: whether to keep a moving average of the values, and to publish changes of them.
+
+    Attributes:
+        buffer: the values, in new memory, zero until they are loaded.
+        optimizer: updates `buffer`.
     """
 
-    def __init__(
-        self,
-        layout: Layout,
-        server: int,
-        buffer: PartBuffer,
-        optimizer: PartOptimizer,
-        rule: Rule,
-    ) -> None:
-        self.buffer = buffer
-        self.optimizer = optimizer
+    def __init__(self, layout: Layout, server: int, optimizer: OptimizerSpec, rule: Rule) -> None:
+        self.buffer = PartBuffer(layout, server)
+        self.optimizer = SegmentOptimizer(optimizer, layout, server, self.buffer)
         self._parts: tuple[Part, ...] = layout.parts(server)
         self._average_rule = rule.average
         self._average = PartBuffer(layout, server) if rule.average else None
         self._publication: Publication | None = None
         codec = make_codec(rule.codec) if rule.publishes else None
         if codec is not None:
-            self._publication = Publication(codec, layout, server, buffer)
+            self._publication = Publication(codec, layout, server, self.buffer)
 
     @property
     def served(self) -> Sequence[torch.Tensor]:
@@ -127,11 +121,5 @@ class Values:
             self._publication.begin(step, tensors)
 
 
-def make_values(layout: Layout, server: int, optimizer: OptimizerSpec, rule: Rule) -> Values:
-    """Returns a server's values in new memory, zero until they are loaded."""
-    buffer = PartBuffer(layout, server)
-    return Values(layout, server, buffer, SegmentOptimizer(optimizer, layout, server, buffer), rule)
-
-
 ValuesFactory = Callable[[Layout, int, OptimizerSpec, Rule], Values]
-"""Makes a server's values; as `make_values`."""
+"""Makes a server's values; as `Values`."""

@@ -23,8 +23,6 @@ from trireme.ps.layout import Layout
 from trireme.ps.shard.values.snapshot_tensors import PUBLISHED, Tensors, fill
 from trireme.wire.codec import Codec
 
-__all__ = ["Publication", "add_packed"]
-
 
 class Publication:
     """One server's published values.
@@ -76,7 +74,9 @@ class Publication:
             return
         self._packed.seal()
         self._before = before
-        self._change = tuple(_owned(view) for view in self._packed.views)
+        # Copies: the next packing must not change an answer.
+        copies = [bytearray(view) for view in self._packed.views]
+        self._change = tuple(torch.frombuffer(copy, dtype=torch.uint8) for copy in copies)
 
     def since(self, step: int) -> tuple[int | None, Sequence[torch.Tensor]]:
         """Returns the payload for a worker that has the published values of a step.
@@ -124,8 +124,3 @@ def add_packed(codec: Codec, packed: torch.Tensor, published: torch.Tensor) -> N
 def wide_of(vector: torch.Tensor) -> torch.dtype:
     """Returns the dtype of differences: codecs pack float32 and float64."""
     return torch.float64 if vector.dtype == torch.float64 else torch.float32
-
-
-def _owned(view: memoryview) -> torch.Tensor:
-    """Returns a copy of bytes: the next packing must not change an answer."""
-    return torch.frombuffer(bytearray(view), dtype=torch.uint8)

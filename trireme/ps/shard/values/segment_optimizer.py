@@ -7,7 +7,6 @@ the CPU.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
 import torch
 
@@ -18,30 +17,6 @@ from trireme.ps.messages import GroupSpec, OptimizerSpec
 from trireme.ps.shard.values.snapshot_tensors import Tensors
 from trireme.ps.shard.values.torch_optimizer import TorchOptimizer
 from trireme.ps.snapshot_messages import TensorSpec
-
-__all__ = ["PartOptimizer", "SegmentOptimizer", "load_optimizers"]
-
-
-class PartOptimizer(Protocol):
-    """An optimizer over one server's part."""
-
-    def step(
-        self, gradients: PartBuffer, divisor: float = 1.0, absent: tuple[int, ...] = ()
-    ) -> None:
-        """Updates the values in place by gradients, divided by `divisor`.
-
-        Where that is not 1 the gradients themselves may be divided. The parameters at the positions
-        `absent` are left out: neither their values nor their state change.
-        """
-
-    def set_hyper(self, groups: Sequence[GroupSpec]) -> None:
-        """Takes new hyper-parameters, group by group."""
-
-    def export(self) -> list[tuple[TensorSpec, torch.Tensor]]:
-        """Returns the state: live tensors, which the caller must copy to keep."""
-
-    def restore(self, state: Tensors) -> None:
-        """Replaces the state."""
 
 
 def load_optimizers() -> None:
@@ -100,7 +75,8 @@ class SegmentOptimizer:
         Args:
             gradients: the gradients, or their sum.
             divisor: the divisor.
-            absent: the positions of the parameters that have no gradient and are left out.
+            absent: the positions of the parameters that have no gradient and are left out: neither
+                their values nor their state change.
         """
         gone = self._layout.ranges(absent, self._server) if absent else ()
         torch.set_flush_denormal(self._flushes)

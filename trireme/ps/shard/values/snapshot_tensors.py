@@ -11,8 +11,6 @@ from trireme.ps.flat import PartBuffer, dtype_of
 from trireme.ps.layout import Part
 from trireme.ps.snapshot_messages import TensorSpec
 
-__all__ = ["PUBLISHED", "Tensors", "fill", "ranges", "tensors_from"]
-
 Tensors = Sequence[tuple[TensorSpec, torch.Tensor]]
 """The tensors of a snapshot's payload, in order."""
 

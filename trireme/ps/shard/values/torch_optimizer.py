@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any
 
 import torch
@@ -19,15 +19,16 @@ from trireme.ps.flat import PartBuffer, dtype_of
 from trireme.ps.layout import Layout, Range, Segment
 from trireme.ps.messages import GroupSpec, OptimizerSpec
 from trireme.ps.optimizers import OPTIMIZERS, WIDE, is_sensible
-from trireme.ps.shard.values.fused_kernels import DIRECT, Kernel
+from trireme.ps.shard.values.fused_kernels import DIRECT, FusedKernel
 from trireme.ps.shard.values.snapshot_tensors import Tensors
 from trireme.ps.snapshot_messages import TensorSpec
-
-__all__ = ["TorchOptimizer"]
 
 _LEAST_EPS = 1e-12
 """An `eps` of at least this hides what is lost where denormal numbers count as zero: the square
 root of the smallest normal float32 is 1.1e-19, and 1e-12 plus that is 1e-12."""
+
+_SWITCHES = ("momentum", "decoupled_weight_decay")
+"""What takes another kernel; torch also makes the buffers of momentum, or leaves them aside."""
 
 _MOST_CALLS = 64  # bindings of kernels that are kept, one for each set of absent parameters
 
@@ -49,10 +50,6 @@ class _Piece:
     stop: int
     values: torch.Tensor
 
-    def within(self, ranges: Iterable[tuple[int, int]]) -> bool:
-        """Returns whether one of some ranges of its vector contains all of it."""
-        return any(start <= self.start and self.stop <= stop for start, stop in ranges)
-
     def gradient(self, gradients: PartBuffer) -> torch.Tensor:
         """Returns its gradient."""
         whole = gradients.segments[self.place]
@@ -67,13 +64,11 @@ class _Call:
 
     Attributes:
         kernel: updates the pieces' values.
-        group: the group's hyper-parameters.
         places: the positions of the pieces' segments.
         pieces: the pieces; none where they are whole segments.
     """
 
-    kernel: Kernel
-    group: dict[str, Any]
+    kernel: FusedKernel
     places: list[int]
     pieces: list[_Piece]
 
@@ -103,7 +98,7 @@ class TorchOptimizer:
         # By the whole model's dtypes: the number of servers must not change how one computes.
         self._fused = bool(entry.fused) and {v.dtype for v in layout.vectors} <= entry.fused
         self._wide = {v.dtype for v in layout.vectors} <= set(WIDE)
-        self._vectors = {v.dtype: number for number, v in enumerate(layout.vectors)}
+        self._vectors = layout.vectors
         self._divisor = torch.tensor(1.0)  # the last one
         self._calls: dict[tuple[Range, ...], list[_Call]] = {}
         groups = {index: spec.groups[index] for index, n in enumerate(spec.names) if n == name}
@@ -112,7 +107,6 @@ class TorchOptimizer:
             for place, segment in enumerate(layout.segments(server))
             if segment.group in groups
         ]
-        self._places = [piece.place for piece in self.pieces]
         self._segments = [(piece.place, piece.segment, piece.values) for piece in self.pieces]
         self._optimizer = self._build(groups)
 
@@ -163,7 +157,7 @@ class TorchOptimizer:
         if divisor != 1.0:
             scale = None if calls is None else self._scale(divisor)
             if scale is None:
-                for place in self._places:
+                for place, *_ in self._segments:
                     gradients.segments[place].div_(divisor)
         if calls is None:
             self._step_at_length(gradients, gone)
@@ -174,16 +168,20 @@ class TorchOptimizer:
                 parts = [piece.gradient(gradients) for piece in call.pieces]
             else:
                 parts = list(map(at, call.places))
-            call.kernel(call.group, parts, scale)
+            call.kernel.update(parts, scale)
 
     def _step_at_length(self, gradients: PartBuffer, gone: tuple[Range, ...]) -> None:
         """Steps as torch does, which makes the state."""
         assert self._optimizer is not None
         if gone:
             self._cut(gone)
-        absent = self._by_vector(gone)
         present = [
-            piece for piece in self.pieces if not piece.within(absent[piece.segment.vector.dtype])
+            piece
+            for piece in self.pieces
+            if not any(
+                start <= piece.start and piece.stop <= stop
+                for start, stop in self._of_vector(piece, gone)
+            )
         ]
         # Torch's fused SGD takes either no piece for new, or all of them.
         fresh = [piece for piece in present if not self._state_of(piece)]
@@ -208,8 +206,7 @@ class TorchOptimizer:
     def _bind(self, gone: tuple[Range, ...], present: Sequence[_Piece]) -> None:
         """Binds kernels that update these pieces directly from now on, where there are any."""
         assert self._optimizer is not None
-        bind = DIRECT.get(self._name)
-        if bind is None or not self._fused:
+        if self._name not in DIRECT or not self._fused:
             return
         if len(self._calls) >= _MOST_CALLS:
             self._calls.clear()
@@ -218,32 +215,28 @@ class TorchOptimizer:
             pieces = [piece for piece in present if piece.segment.group == index]
             if pieces:
                 states = [self._state_of(piece) for piece in pieces]
-                kernel = bind([piece.values for piece in pieces], states)
+                values = [piece.values for piece in pieces]
+                kernel = FusedKernel(self._name, group, values, states)
                 whole = all(
                     (piece.start, piece.stop) == (piece.segment.start, piece.segment.stop)
                     for piece in pieces
                 )
                 places = [piece.place for piece in pieces]
-                calls.append(_Call(kernel, group, places, [] if whole else pieces))
+                calls.append(_Call(kernel, places, [] if whole else pieces))
 
     # -- pieces ----------------------------------------------------------------------------------
 
-    def _by_vector(self, ranges: Iterable[Range]) -> dict[str, list[tuple[int, int]]]:
-        """Returns ranges by the name of their vector."""
-        return {
-            name: [(start, stop) for vector, start, stop in ranges if vector == number]
-            for name, number in self._vectors.items()
-        }
+    def _of_vector(self, piece: _Piece, ranges: Iterable[Range]) -> list[tuple[int, int]]:
+        """Returns those of some ranges that are of a piece's vector."""
+        vector = piece.segment.vector
+        return [(start, stop) for at, start, stop in ranges if self._vectors[at] is vector]
 
     def _cut(self, ranges: tuple[Range, ...]) -> None:
         """Cuts pieces where ranges begin and end."""
-        edges = {
-            name: sorted({edge for pair in pairs for edge in pair})
-            for name, pairs in self._by_vector(ranges).items()
-        }
         cut: list[_Piece] = []
         for piece in self.pieces:
-            within = [e for e in edges[piece.segment.vector.dtype] if piece.start < e < piece.stop]
+            edges = {edge for pair in self._of_vector(piece, ranges) for edge in pair}
+            within = sorted(edge for edge in edges if piece.start < edge < piece.stop)
             cut += self._divide(piece, within) if within else [piece]
         if len(cut) != len(self.pieces):
             self._replace(cut)
@@ -281,10 +274,12 @@ class TorchOptimizer:
                 raise ConfigurationError(
                     f"the pushed hyper-parameters do not fit group {index} of {self._name}"
                 )
-            had = bool(target.get("momentum"))
+            had = [bool(target.get(name)) for name in _SWITCHES]
             target.update(groups[index].values)
-            if had != bool(target.get("momentum")):
-                self._calls.clear()  # torch makes the buffers, or leaves them aside
+            if had != [bool(target.get(name)) for name in _SWITCHES]:
+                self._calls.clear()
+        for call in chain.from_iterable(self._calls.values()):
+            call.kernel.refresh()
 
     def export(self) -> list[tuple[TensorSpec, torch.Tensor]]:
         """Returns the state of its pieces."""

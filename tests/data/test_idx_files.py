@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trireme.data import idx
+from trireme.data import mnist
 from trireme.errors import DataError
 
 TYPES = {
@@ -36,7 +36,7 @@ def test_every_type(tmp_path: Path, name: str, zipped: bool) -> None:
     content = header(code, 2, 3) + b"".join(struct.pack(packing, value) for value in values)
     path = tmp_path / "values"
     path.write_bytes(gzip.compress(content) if zipped else content)
-    array = idx.read(path)
+    array = mnist.read_idx(path)
     assert array.dtype == np.dtype(name)
     assert array.dtype.isnative
     assert array.tolist() == [[0, 1, 2], [100, 7, 5]]
@@ -45,14 +45,14 @@ def test_every_type(tmp_path: Path, name: str, zipped: bool) -> None:
 def test_negative_numbers(tmp_path: Path) -> None:
     path = tmp_path / "values"
     path.write_bytes(header(0x0B, 2) + struct.pack(">hh", -2, -30000))
-    assert idx.read(path).tolist() == [-2, -30000]
+    assert mnist.read_idx(path).tolist() == [-2, -30000]
 
 
 @pytest.mark.parametrize("shape", [(), (0,), (3, 0, 2)])
 def test_one_value_and_none(tmp_path: Path, shape: tuple[int, ...]) -> None:
     path = tmp_path / "values"
     path.write_bytes(header(0x08, *shape) + b"\x05" * (not shape))
-    array = idx.read(path)
+    array = mnist.read_idx(path)
     assert array.shape == shape
     assert array.tolist() == (5 if not shape else np.empty(shape).tolist())
 
@@ -75,7 +75,7 @@ def test_what_is_wrong_is_said(tmp_path: Path, case: str, zipped: bool) -> None:
     path = tmp_path / "train-images"
     path.write_bytes(gzip.compress(content) if zipped else content)
     with pytest.raises(DataError, match=message) as raised:
-        idx.read(path)
+        mnist.read_idx(path)
     assert str(path) in str(raised.value)
 
 
@@ -91,13 +91,13 @@ def test_damaged_gzip(tmp_path: Path, damage: str) -> None:
     path = tmp_path / "images.gz"
     path.write_bytes(whole)
     with pytest.raises(DataError, match="is a damaged gzip file"):
-        idx.read(path)
+        mnist.read_idx(path)
 
 
 def test_a_missing_file_and_a_directory(tmp_path: Path) -> None:
     for path in (tmp_path / "nowhere", tmp_path):
         with pytest.raises(DataError, match="cannot be read"):
-            idx.read(path)
+            mnist.read_idx(path)
 
 
 @given(content=st.binary(max_size=64), zipped=st.booleans())
@@ -108,7 +108,7 @@ def test_nothing_but_data_errors(
     content = b"\0\0\x08" + content
     path.write_bytes(gzip.compress(content) if zipped else content)
     try:
-        array = idx.read(path)
+        array = mnist.read_idx(path)
     except DataError:
         return
     assert len(header(0x08, *array.shape)) + array.nbytes == len(content)

@@ -12,8 +12,7 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from torch.autograd import DeviceType
 from torch.autograd.profiler_util import Interval
 
-from trireme.monitor.tensorboard import xplane
-from trireme.monitor.tensorboard.step_trace import StepTrace
+from trireme.monitor.tensorboard.step_trace import StepTrace, encode
 
 # name, number and type of each field; what is repeated ends in a star. Maps are lists of entries.
 SCHEMA = {
@@ -87,7 +86,7 @@ def test_threads_and_streams_each_have_a_line() -> None:
         event("aten::mm", 4.0, 3.0, thread=300),  # clocks may disagree
         event("sgemm", 2.0, 2.5, **kernel),
     ]
-    assert read(xplane.encode(events, 50)) == {
+    assert read(encode(events, 50)) == {
         ("/host:CPU", "thread 1"): [
             ("step", 0, 2_000_000_500_000, {"step_num": 50, "_r": 1}),
             ("aten::mm", 1_250_000, 1_750_000, {"shapes": "100x784, 784x500"}),

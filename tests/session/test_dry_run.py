@@ -1,0 +1,41 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from trireme.job_config import JobConfig
+from trireme.launch.config.task_config import TaskConfig
+from trireme.session.dry_run import describe
+from trireme.session.options import Options
+from trireme.session.settings import Settings
+from trireme.session.training_setup import assemble
+
+
+@pytest.mark.parametrize(
+    ("strategy", "mesh", "processes", "servers", "lines"),
+    [
+        (None, "", 1, 0, ["one worker, each update is a step", "a step sends nothing"]),
+        (None, "", 2, 0, ["2 processes make each step together, from 2 batches", "averages 128 B"]),
+        ("fsdp", "", 2, 0, ["from 2 batches", "split over 2 processes, by the mesh fsdp=2"]),
+        ("tensor", "", 2, 0, ["together, from a batch", "by the mesh tp=2"]),
+        ("async", "", 1, 1, ["applied when it arrives", "256 slots over 1 server\n"]),
+        ("async", "", 1, 2, ["256 slots over 2 servers\n", "  ps:1  slots 128-255"]),
+    ],
+)
+def test_what_each_process_holds_and_sends(
+    strategy: str | None, mesh: str, processes: int, servers: int, lines: list[str]
+) -> None:
+    config = JobConfig(strategy=strategy, mesh=mesh, workers=2, ps=servers)
+    task = TaskConfig(
+        job="j", workers=2, servers=servers, processes=processes, config=config, dry_run=True
+    )
+    if processes == 1 and not servers:
+        task = TaskConfig(job="j", config=JobConfig(), dry_run=True)
+    settings = Settings(task, Options())
+    setup = assemble(
+        settings, lambda: nn.Linear(4, 4), lambda params: torch.optim.SGD(params, lr=0.1)
+    )
+    described = describe(setup)
+    for line in lines:
+        assert line in described
