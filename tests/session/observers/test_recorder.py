@@ -67,3 +67,23 @@ def test_who_becomes_chief_tells_the_bytes_of_its_steps_since_the_last_record(
     assert [values["bytes/pushed_per_step"] for values in logged] == [500, 500]
     assert [values["bytes/pulled_per_step"] for values in logged] == [700, 700]
     assert logged[-1]["updates/applied_total"] == 120
+
+
+def test_the_last_report_keeps_the_durations_of_the_last_step_that_was_reported(
+    tmp_path: Path,
+) -> None:
+    worker = worker_of(TaskConfig(job="j", index=0, workers=1, servers=1), tmp_path)
+    reported: list[dict[str, Any]] = []
+    worker.lifecycle.report = lambda status: reported.append(dict(status))
+    recorder = Recorder(worker)
+    worker.update_times = UpdateTimes(2.0, 3.0, 3.0, 5.0)
+    result = StepResult(torch.tensor(1.0), [], {}, 7)
+    result.verdict, result.steps, result.global_step = Applied(1), 1, 1
+    recorder.step(result, began=1.0, computed=2.0)  # the first step is reported at once
+    recorder.training_ended()
+    recorder.close()
+    first, last = reported
+    durations = {"compute_seconds": 1.0, "push_seconds": 1.0, "wait_seconds": 2.0}
+    assert durations.items() <= first.items()
+    assert durations.items() <= last.items()
+    assert last["examples_per_second"] == first["examples_per_second"] > 0

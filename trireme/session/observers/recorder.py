@@ -86,6 +86,7 @@ class Recorder:
         self._alone = not task.servers and task.processes == 1
         self.phases = Phases(ALONE if self._alone else SERVED, self.registry)
         self._sums: dict[str, dict[str, float]] = {}  # at the last `_means`, by its reader
+        self._last_means: dict[str, dict[str, float]] = {}
         self._process = psutil.Process()
         self._journal: RecordWriter | None = None
         if task.records is not None or settings.run_dir is not None:
@@ -221,9 +222,12 @@ class Recorder:
         return self._examples.value / self._steps * steps * self._settings.batches_per_step
 
     def _means(self, reader: str) -> dict[str, float]:
-        """Returns the means per step since the reader's last call, with the examples per second."""
+        """Returns the means per step since the reader's last call, with the examples per second.
+
+        Without a step since then, they are those of the last call.
+        """
         backend, before = self._worker.backend, self._sums.get(reader, {"time": self._began})
-        now = self._sums[reader] = {
+        now = {
             "time": time.monotonic(),
             "steps": self._steps,
             "examples": self._examples.value,
@@ -232,9 +236,14 @@ class Recorder:
             "pulled": backend.bytes_received,
             **self.phases.totals,
         }
+        if now["steps"] == before.get("steps"):
+            return self._last_means[reader]
+        self._sums[reader] = now
         grown = {name: total - before.get(name, 0) for name, total in now.items()}
         means = {name: growth / max(grown["steps"], 1) for name, growth in grown.items()}
-        return means | {"examples_per_second": grown["examples"] / max(grown["time"], 1e-9)}
+        means["examples_per_second"] = grown["examples"] / max(grown["time"], 1e-9)
+        self._last_means[reader] = means
+        return means
 
     def _record(self, result: StepResult) -> None:
         means, values, sent = self._means("curves"), self._values(result), {}
