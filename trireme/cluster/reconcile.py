@@ -25,7 +25,7 @@ def reconcile(builder: DecisionBuilder) -> None:
     renewed = builder.state.phase == "running" and _renew_view(builder)
     _notify_waiting(builder)
     state, newcomer = builder.state, builder.newcomer
-    if newcomer is not None:  # it gets what it may have missed
+    if newcomer is not None:  # it may have missed the newest notice
         if state.over is not None:
             builder.send(newcomer, state.over)
         elif state.view is not None and not renewed:

@@ -129,7 +129,7 @@ _ADVICE: Mapping[Kind, str] = {
     f"dump --pid PID` shows where); {_AGAIN} {_BY_ITSELF}",
     "signal": f"it crashed in native code, or somebody sent it the signal; {_AGAIN}",
     "exception": f"correct what the traceback shows, then {_AGAIN}",
-    "usage": "correct what its message above names: the same command would be refused again",
+    "usage": "correct the error in its message above: the same command would be refused again",
     "error": f"see its message above; then {_AGAIN}",
     "victim": f"see its message above; then {_AGAIN}",
     "exit": f"look at its output, then {_AGAIN}",

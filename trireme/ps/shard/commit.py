@@ -159,7 +159,7 @@ class CommitLeader:
 
 
 class CommitFollower:
-    """Commits at any other server, which reports what it has staged and follows server 0.
+    """Commits at each other server: it reports the pushes that it has staged, and follows server 0.
 
     Its methods are those of `CommitLeader`.
     """

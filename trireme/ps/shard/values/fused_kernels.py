@@ -58,7 +58,7 @@ class FusedKernel:
         name: one of `DIRECT`.
         group: the group's hyper-parameters. It takes another kernel where momentum begins or ends,
             or `decoupled_weight_decay` changes.
-        values: what is updated.
+        values: the tensors that the kernel updates, in place.
         states: the state of each of the values.
     """
 
@@ -92,7 +92,7 @@ class FusedKernel:
 
         Args:
             gradients: one for each of the values.
-            divisor: what they are to be divided by, in place: a float32 scalar.
+            divisor: a float32 scalar that divides the gradients, in place; None for 1.
         """
         for counter in self._counters:
             counter[0] += 1

@@ -28,7 +28,8 @@ _LEAST_EPS = 1e-12
 root of the smallest normal float32 is 1.1e-19, and 1e-12 plus that is 1e-12."""
 
 _SWITCHES = ("momentum", "decoupled_weight_decay")
-"""What takes another kernel; torch also makes the buffers of momentum, or leaves them aside."""
+"""Hyper-parameters whose change requires another kernel. A change of `momentum` also makes torch
+begin or cease to use its buffers."""
 
 _MOST_CALLS = 64  # bindings of kernels that are kept, one for each set of absent parameters
 
