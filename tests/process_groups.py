@@ -31,7 +31,7 @@ SECONDS = 180.0
 
 _spawner = multiprocessing.get_context("forkserver")
 _spawner.set_forkserver_preload(
-    ["trireme.session.session", "trireme.session.replica.process_group", "torch._dynamo"]
+    ["trireme.session.session", "trireme.session.replica.group_replica", "torch._dynamo"]
 )
 
 

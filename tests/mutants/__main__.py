@@ -36,10 +36,10 @@ CORE = (
         for name in (
             "answers",
             "commit",
-            "dedup",
             "example_ledgers",
             "participants",
             "push_decider",
+            "push_table",
             "rounds",
             "shard",
             "snapshot_barrier",

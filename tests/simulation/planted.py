@@ -20,11 +20,11 @@ from trireme.ps.server.dispatcher import Dispatcher
 from trireme.ps.server_messages import PushesStaged, RoundClose, RoundReady
 from trireme.ps.shard.answers import Answers, PushAnswer
 from trireme.ps.shard.commit import CommitFollower, CommitLeader, HalfApplied
-from trireme.ps.shard.dedup import Pending, PushTable, WorkerRecord
 from trireme.ps.shard.example_ledgers import ExampleLedgers
 from trireme.ps.shard.instructions import Instruction, Reply, Send
 from trireme.ps.shard.participants import Participant
 from trireme.ps.shard.push_decider import PushDecider
+from trireme.ps.shard.push_table import Pending, PushTable, WorkerRecord
 from trireme.ps.shard.rounds import Decision, Live, Round, RoundFollower, RoundLeader
 from trireme.ps.shard.shard import Shard
 from trireme.ps.shard.snapshot_barrier import SnapshotBarrier

@@ -273,7 +273,7 @@ def assemble(
             staged=settings.prefetches,
         )
         return TrainingSetup(settings, model, optimizer, flat)
-    from trireme.session.replica.process_group import assemble_together  # loads slowly
+    from trireme.session.replica.group_replica import assemble_together  # loads slowly
 
     here = device or device_of(settings) or torch.device("cpu")
     return assemble_together(settings, here, make_model, make_optimizer, in_place=in_place)
@@ -290,7 +290,7 @@ def replicas_of(
     if setup.process_group is None:
         replica = Replica(setup.model, loss, setup.flat, setup.settings.options, metrics)
         return replica, replica
-    from trireme.session.replica.process_group import replicas_together
+    from trireme.session.replica.group_replica import replicas_together
 
     try:
         return replicas_together(setup, loss, metrics)

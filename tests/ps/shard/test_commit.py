@@ -9,9 +9,9 @@ from trireme.ps.layout import Layout
 from trireme.ps.messages import ParameterSpec, Push
 from trireme.ps.server_messages import PushesCommitted, PushesStaged
 from trireme.ps.shard.commit import CommitFollower, CommitLeader
-from trireme.ps.shard.dedup import Pending
 from trireme.ps.shard.instructions import Send
 from trireme.ps.shard.participants import Participant
+from trireme.ps.shard.push_table import Pending
 
 LAYOUT = Layout.of([ParameterSpec("a", (16,), "float32", 0)], servers=1)
 

@@ -12,9 +12,9 @@ from trireme.ps.layout import Layout
 from trireme.ps.messages import ParameterSpec, Push
 from trireme.ps.rule import Rule
 from trireme.ps.server_messages import RoundClose, RoundReady
-from trireme.ps.shard.dedup import Pending
 from trireme.ps.shard.instructions import Send
 from trireme.ps.shard.participants import Participant
+from trireme.ps.shard.push_table import Pending
 from trireme.ps.shard.rounds import Decision, Round, RoundFollower, RoundLeader, clip_factor
 from trireme.ps.shard.values.gradient_sums import Total
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from trireme.ps.flat import PartBuffer
 from trireme.ps.layout import Layout
 from trireme.ps.messages import ParameterSpec, Push
-from trireme.ps.shard.dedup import Pending
 from trireme.ps.shard.participants import Participant
+from trireme.ps.shard.push_table import Pending
 from trireme.ps.shard.snapshot_barrier import SnapshotBarrier
 from trireme.ps.snapshot_messages import Cut
 

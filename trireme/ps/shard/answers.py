@@ -16,9 +16,9 @@ import msgspec
 import torch
 
 from trireme.ps.messages import Pull, PullReply, PushReply, Stopping, Verdict, Waiting
-from trireme.ps.shard.dedup import Pending
 from trireme.ps.shard.instructions import Reply
 from trireme.ps.shard.participants import Participant
+from trireme.ps.shard.push_table import Pending
 from trireme.ps.shard.state import ShardState
 
 _ONLOOKERS = 64

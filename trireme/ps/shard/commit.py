@@ -28,9 +28,9 @@ from itertools import islice
 import msgspec
 
 from trireme.ps.server_messages import LastPushes, PushesCommitted, PushesStaged
-from trireme.ps.shard.dedup import Pending
 from trireme.ps.shard.instructions import Send
 from trireme.ps.shard.participants import Participant
+from trireme.ps.shard.push_table import Pending
 
 Entry = tuple[int, int, int, bool]
 """A decision: worker, incarnation, sequence, and whether the push is applied; else it is stale."""

@@ -16,9 +16,9 @@ from trireme.ps.server_messages import (
 )
 from trireme.ps.shard.answers import Answers, PushAnswer
 from trireme.ps.shard.commit import CommitFollower, CommitLeader, HalfApplied
-from trireme.ps.shard.dedup import Pending, WorkerRecord
 from trireme.ps.shard.instructions import Send
 from trireme.ps.shard.participants import Participant
+from trireme.ps.shard.push_table import Pending, WorkerRecord
 from trireme.ps.shard.rounds import (
     Decision,
     Round,

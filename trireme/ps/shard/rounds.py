@@ -25,9 +25,9 @@ from trireme.ps.flat import PartBuffer
 from trireme.ps.messages import GroupSpec, Push
 from trireme.ps.rule import Rule
 from trireme.ps.server_messages import RoundClose, RoundReady
-from trireme.ps.shard.dedup import Pending
 from trireme.ps.shard.instructions import Send
 from trireme.ps.shard.participants import Participant
+from trireme.ps.shard.push_table import Pending
 from trireme.ps.shard.values.gradient_sums import Total, squared_norm, total_of
 
 Live = Mapping[int, int]

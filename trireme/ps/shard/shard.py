@@ -65,10 +65,10 @@ from trireme.ps.messages import (
     Waiting,
 )
 from trireme.ps.shard.answers import Answers, PushAnswer, Wait
-from trireme.ps.shard.dedup import Pending
 from trireme.ps.shard.instructions import Instruction, Reply
 from trireme.ps.shard.participants import Participant
 from trireme.ps.shard.push_decider import PushDecider
+from trireme.ps.shard.push_table import Pending
 from trireme.ps.shard.state import ShardState, ShownModel
 from trireme.ps.shard.values.parameters import Values, ValuesFactory
 from trireme.ps.shard.values.snapshot_tensors import Tensors

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trireme.ps.shard.dedup import Pending
+from trireme.ps.shard.push_table import Pending
 from trireme.ps.snapshot_messages import Cut
 
 

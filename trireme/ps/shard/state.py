@@ -12,9 +12,9 @@ from trireme.ps.layout import Layout
 from trireme.ps.messages import OptimizerSpec, Push
 from trireme.ps.optimizers import misfit
 from trireme.ps.rule import Rule
-from trireme.ps.shard.dedup import PushTable
 from trireme.ps.shard.example_ledgers import ExampleLedgers
 from trireme.ps.shard.participants import Participants
+from trireme.ps.shard.push_table import PushTable
 from trireme.ps.shard.snapshot_barrier import SnapshotBarrier
 from trireme.ps.shard.values.parameters import Values
 from trireme.ps.termination import Ending

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from trireme.ps.messages import Applied, Stale, WorkerProgress
-from trireme.ps.shard.dedup import PushTable
 from trireme.ps.shard.participants import Participant
+from trireme.ps.shard.push_table import PushTable
 
 
 def push(worker: int, sequence: int, *, incarnation: int = 1) -> tuple[Participant, int]:
