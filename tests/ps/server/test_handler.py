@@ -187,7 +187,8 @@ def test_who_leaves_traces_no_more() -> None:
 
 def test_a_step_is_measured_once_however_many_messages_come() -> None:
     registry, clock = Registry(), itertools.count(1.0, 0.25)
-    handler = ShardHandler(0, lambda: next(clock), ShardMetrics(registry, lambda status: None))
+    metrics = ShardMetrics(registry, lambda status: None)
+    handler = ShardHandler(0, lambda: next(clock), metrics)
     server = Server(workers=(0,), handler=handler)
     bench = Bench(SYNC)
     worker = server.link("worker:0", 1)
@@ -207,6 +208,8 @@ def test_a_step_is_measured_once_however_many_messages_come() -> None:
     assert registry.value("trireme_apply_seconds") == 1
     notes = msgspec.json.decode(handler._notes.export(), type=list[Note])
     assert [(note.name, note.step) for note in notes] == [("apply", 1), ("Push", 0), ("Status", 0)]
+    seconds = notes[0].ended - notes[0].began
+    assert metrics.status(9.0, handler.shard)["apply_seconds"] == seconds > 0
     server.hear(worker, Trace("stop"))
     push = Push(1, 2, 1, 1, 1.0)
     server.hear(worker, push, worker.connection.destination(push, values.nbytes))

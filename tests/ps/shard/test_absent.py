@@ -109,6 +109,8 @@ class Servers:
             ]
             part = PartBuffer(self.layout, server, vectors)
             values.optimizer.step(part, absent=absent)
+            for optimizer in values.optimizer._optimizers:
+                assert all(piece.start < piece.stop for piece in optimizer.pieces)
 
     def state(self) -> ModelState:
         parts = []
