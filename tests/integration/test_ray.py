@@ -28,7 +28,9 @@ def cluster() -> Iterator[str]:
     from ray.cluster_utils import Cluster
 
     # Ray's sockets have to have short names, and its directory is not to be another cluster's.
-    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory(dir="/tmp") as temp:
+    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory(dir="/tmp") as short:
+        temp = f"{short}/ray"  # where Ray writes down a new cluster's address, too
+        patch.setenv("RAY_TMPDIR", short)
         patch.setenv("PYTHONPATH", str(ROOT))
         head = {**NODE, "include_dashboard": False, "temp_dir": temp}
         nodes = Cluster(initialize_head=True, head_node_args=head)
