@@ -91,6 +91,38 @@ class JobOverHeard(Message, frozen=True, array_like=True):
     kind: ClassVar[int] = 27
 
 
+class CaughtUp(Message, frozen=True, array_like=True):
+    """A shard's primary: a joining replica confirms every update from now on, and it is waited for.
+
+    Attributes:
+        generation: the generation of the shard.
+        shard: the shard's number.
+        server: the index of the server with the replica.
+        incarnation: that server's.
+    """
+
+    kind: ClassVar[int] = 28
+    generation: Number
+    shard: Number
+    server: Index
+    incarnation: Number
+
+
+class ReadyToSwitch(Message, frozen=True, array_like=True):
+    """A shard's primary: the shard has stopped at the common cut of a reconfiguration.
+
+    Attributes:
+        view: the number of the view that has announced the reconfiguration.
+        generation: the generation that ends.
+        shard: the shard's number.
+    """
+
+    kind: ClassVar[int] = 29
+    view: Number
+    generation: Number
+    shard: Number
+
+
 # Coordinator to task ---------------------------------------------------------------------------
 
 

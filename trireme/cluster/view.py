@@ -46,6 +46,28 @@ class WorkerEntry(msgspec.Struct, frozen=True, array_like=True):
     incarnation: Number
 
 
+class ShardEntry(msgspec.Struct, frozen=True, array_like=True):
+    """One shard of a view: a contiguous run of slots, and the servers that hold copies of it.
+
+    Attributes:
+        start, stop: the slots [start, stop) of the flat vectors.
+        primary: the index of the server that takes the workers' requests.
+        backups: the servers that confirm every update before anybody hears of it.
+        joining: the servers that receive a copy, and are not counted on yet.
+    """
+
+    start: Number
+    stop: Number
+    primary: Index
+    backups: tuple[Index, ...] = ()
+    joining: tuple[Index, ...] = ()
+
+    @property
+    def copies(self) -> tuple[int, ...]:
+        """The servers that hold all of it: the primary first."""
+        return (self.primary, *self.backups)
+
+
 class View(msgspec.Struct, frozen=True, array_like=True):
     """The members of a job, from one change of membership to the next.
 
@@ -53,15 +75,35 @@ class View(msgspec.Struct, frozen=True, array_like=True):
         number: 1 for the first view of a job, then one more with every change. Every request to a
             parameter server carries it. A coordinator that is started again within a job
             continues with numbers above those of its last term: see `term_of`.
-        servers: the parameter servers, by index.
+        servers: the live parameter servers, by index. Indices may be missing.
         workers: the live workers that still train, by index.
+        shards: the shards, in the order of their slots.
+        generation: the number of this division of the slots into shards. It grows by one with each
+            reconfiguration.
+        next_shards: the shards of the next generation while a reconfiguration is under way; else
+            empty.
+        life: how many times the job was rolled back to a checkpoint, because all copies of a shard
+            were lost.
     """
 
     number: Number
     servers: tuple[ServerEntry, ...]
     workers: tuple[WorkerEntry, ...]
+    shards: tuple[ShardEntry, ...] = ()
+    generation: Number = 1
+    next_shards: tuple[ShardEntry, ...] = ()
+    life: Number = 0
 
     @property
     def chief(self) -> int | None:
         """The index of the chief: the live worker with the lowest index; None without workers."""
         return self.workers[0].index if self.workers else None
+
+    @property
+    def bounds(self) -> tuple[int, ...]:
+        """The slots at which shards begin, and the number of slots."""
+        return (*(shard.start for shard in self.shards), self.shards[-1].stop)
+
+    def server(self, index: int) -> ServerEntry | None:
+        """Returns a server's entry; None if it is not a member."""
+        return next((entry for entry in self.servers if entry.index == index), None)
