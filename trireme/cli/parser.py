@@ -11,7 +11,7 @@ from trireme.errors import UsageError, suggestion
 from trireme.job_config import OPTIONS, TASK_OPTIONS, Option
 from trireme.launch.config.sources import check_removed
 
-NOT_BUILT = ("scale", "certs", "doctor", "plan", "bench")
+NOT_BUILT = ("scale", "certs", "plan", "bench")
 NOT_BUILT_OPTIONS = ("replicas",)
 
 
@@ -253,6 +253,43 @@ def _checkpoint() -> Parser:
     return parser
 
 
+def _doctor() -> Parser:
+    parser = Parser(
+        "doctor",
+        "[OPTIONS] [WHERE...]",
+        "Checks this host and what it reaches: versions, addresses, ports, shared memory, limits, "
+        "clock, cores, launchers. Prints a line for each check, with what to do about a warning or "
+        "a problem. WHERE is a task as host:port; a file with a cluster in the form of TF_CONFIG; "
+        "or the run directory of a running job: each task there has to be reachable. Exit status "
+        "1 if there is a problem, else 0.",
+    )
+    parser.add_argument(
+        "where", metavar="WHERE", nargs="*", help="host:port, a cluster file, or a run directory"
+    )
+    parser.add_argument(
+        "--run-dir", metavar="DIR", help="check the disk and the lock of a run directory"
+    )
+    parser.add_argument(
+        "--port",
+        metavar="N",
+        action="append",
+        default=[],
+        help="check that a task can listen at port N; may be repeated",
+    )
+    parser.add_argument(
+        "--clock", metavar="HOST", help="compare the time of day with HOST's, by NTP"
+    )
+    parser.add_argument("--certs", metavar="DIR", help="check the certificates and keys in DIR")
+    parser.add_argument(
+        "--constraints", metavar="FILE", help="compare installed versions with FILE's, as pip does"
+    )
+    parser.add_argument(
+        "--timeout", metavar="SECONDS", default="3", help="how long to wait for a host (default 3)"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    return parser
+
+
 COMMANDS: dict[str, tuple[Callable[[], Parser], str]] = {
     "run": (_run, "start a job, on this host or on Ray: workers, parameter servers, coordinator"),
     "task": (_task, "run one task of a job, started by hand on its machine"),
@@ -261,6 +298,7 @@ COMMANDS: dict[str, tuple[Callable[[], Parser], str]] = {
     "report": (_report, "write a report on a run as one page of HTML"),
     "stop": (_stop, "ask a job to save and end"),
     "checkpoint": (_checkpoint, "list, show, verify or export checkpoints"),
+    "doctor": (_doctor, "check this host and what it reaches, and say what to do"),
 }
 """Every command: the function that makes its parser, and a summary."""
 

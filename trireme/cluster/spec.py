@@ -55,7 +55,7 @@ class ClusterSpec:
             named.append(("coordinator:0", self.coordinator))
         holders: dict[str, str] = {}
         for name, address in named:
-            _check_address(name, address)
+            check_address(name, address)
             if address in holders:
                 raise ConfigurationError(
                     f"{holders[address]} and {name} both have the address {address}: "
@@ -136,7 +136,12 @@ def _split_hosts(option: str, text: str) -> tuple[str, ...]:
     return hosts
 
 
-def _check_address(name: str, address: str) -> None:
+def check_address(name: str, address: str) -> None:
+    """Checks that a task's address is `host:port`.
+
+    Raises:
+        ConfigurationError: it is not.
+    """
     host, colon, port = address.rpartition(":")
     valid_port = port.isascii() and port.isdigit() and 0 < int(port) < 65536
     bare_ipv6 = ":" in host and not (host.startswith("[") and host.endswith("]"))

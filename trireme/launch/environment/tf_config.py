@@ -64,6 +64,27 @@ def read_tf_config(text: str) -> ClusterTask | None:
     return ClusterTask(role, index, cluster)
 
 
+def read_cluster(text: str, origin: str) -> ClusterSpec:
+    """Returns the cluster in a file of the form of `TF_CONFIG`, whichever task the file names.
+
+    Args:
+        text: the content of the file.
+        origin: the file's name, for errors.
+
+    Raises:
+        ConfigurationError: it is not JSON, or not a cluster.
+    """
+    try:
+        found = msgspec.json.decode(text, type=_Config, strict=False).cluster
+        workers = [a for job in (*_CHIEFS, "worker") for a in found.get(job, [])]
+        return ClusterSpec(ps=tuple(found.get("ps", [])), worker=tuple(workers))
+    except (msgspec.MsgspecError, RecursionError, ConfigurationError) as error:
+        raise ConfigurationError(
+            f"{origin} describes no cluster: {error}. It has to be JSON such as "
+            '{"cluster": {"ps": ["a:2222"], "worker": ["b:2222"]}}'
+        ) from error
+
+
 def _which(config: _Config, chiefs: Sequence[str]) -> tuple[str, int]:
     kind, index = config.task.type, config.task.index
     if not kind:

@@ -1,0 +1,115 @@
+"""`trireme doctor` as a user has it: the lines, JSON, and the exit status."""
+
+from __future__ import annotations
+
+import json
+import socket
+import struct
+import threading
+from pathlib import Path
+
+import pytest
+
+from trireme.cli import main
+from trireme.doctor.probes import ask_time, find_limits, reach
+
+
+@pytest.fixture(autouse=True)
+def empty_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def checks_of(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, dict[str, dict]]:
+    status = main(["doctor", "--json", *words])
+    return status, {check["topic"]: check for check in json.loads(capsys.readouterr().out)}
+
+
+def test_this_host_can_run_a_job(capsys: pytest.CaptureFixture[str]) -> None:
+    """At least this test suite runs here; nothing but versions may be wrong."""
+    main(["doctor"])
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split()[1] == "trireme"
+    assert lines[-1].split(":")[0].endswith(" checks")
+    for topic in ("monotonic clock", "loopback", "listening", "run directory"):
+        assert any(line.startswith(f"ok       {topic} ") for line in lines), topic
+
+
+def test_a_port_that_is_taken_names_its_holder(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("0.0.0.0", 0)) as server:
+        port = server.getsockname()[1]
+        status, checks = checks_of(capsys, "--port", str(port))
+    assert status == 1
+    assert checks[f"port {port}"]["level"] == "problem"
+    assert "is taken by process" in checks[f"port {port}"]["finding"]
+
+
+def test_tasks_are_reached_or_not(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # and does not listen
+        here = f"127.0.0.1:{server.getsockname()[1]}"
+        nobody = f"127.0.0.1:{taken.getsockname()[1]}"
+        (tmp_path / "cluster.json").write_text(
+            json.dumps({"cluster": {"ps": [here, nobody], "worker": ["10.0.0.1:1"]}})
+        )
+        status, checks = checks_of(capsys, "cluster.json", here)
+    assert status == 1
+    assert checks[f"ps:0 at {here}"]["level"] == checks[here]["level"] == "ok"
+    assert checks[f"ps:1 at {nobody}"]["finding"].startswith("nothing listens at ")
+    assert not any("10.0.0.1" in topic for topic in checks)  # workers do not listen
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("nonsense",), "write host:port"),
+        (("--port", "x"), "--port is 'x'"),
+        (("--port", "70000"), "--port is '70000'"),
+        (("--timeout", "-1"), "--timeout is '-1'"),
+        (("--constraints", "none.txt"), "none.txt cannot be read"),
+    ],
+    ids=str,
+)
+def test_bad_usage(capsys: pytest.CaptureFixture[str], words: tuple[str, ...], said: str) -> None:
+    assert main(["doctor", *words]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_a_file_that_is_no_cluster_is_named(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "x.json").write_text("[]")
+    assert main(["doctor", "x.json"]) == 2
+    assert "x.json describes no cluster" in capsys.readouterr().err
+
+
+def test_a_host_tells_the_time(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as server:
+        server.bind(("127.0.0.1", 0))
+
+        def answer() -> None:
+            _, asker = server.recvfrom(100)
+            server.sendto(struct.pack("!B39xII", 0x24, 2_208_988_800 + 60, 1 << 31), asker)
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        host = f"127.0.0.1:{server.getsockname()[1]}"
+        offset, reason = ask_time(host, 10.0)
+        thread.join()
+    assert reason == "" and offset is not None
+    assert offset < -1e9  # its clock shows one minute past midnight of 1 January 1970
+
+
+def test_who_does_not_tell_the_time_is_named() -> None:
+    offset, reason = ask_time("127.0.0.1:9", 0.2)
+    assert offset is None
+    assert "no answer by NTP from 127.0.0.1:9" in reason
+
+
+def test_an_unknown_host_is_said() -> None:
+    assert "is not known here" in reach("ps:0", "no.such.host.invalid:1", 1.0).failure
+
+
+def test_limits_are_read() -> None:
+    limits = find_limits()
+    assert limits.running > 0
+    assert limits.files is None or limits.files > 0

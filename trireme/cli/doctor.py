@@ -1,0 +1,150 @@
+"""`trireme doctor`: checks this host and what it reaches, and says what to do."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from trireme.cli.live import query
+from trireme.cli.parser import COMMANDS
+from trireme.cluster.spec import check_address, task_name
+from trireme.doctor import probes
+from trireme.doctor.certificates import check_certificates, read_certificates
+from trireme.doctor.check import Check
+from trireme.doctor.host import (
+    check_clock,
+    check_cores,
+    check_launchers,
+    check_limits,
+    check_shared_memory,
+    check_skew,
+    check_versions,
+)
+from trireme.doctor.network import check_addresses, check_port, check_reached
+from trireme.doctor.run_directory import check_directory
+from trireme.errors import TriremeError, UsageError
+from trireme.launch.environment.tf_config import read_cluster
+from trireme.launch.run_directory import RECORD, is_running, read_record
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Prints the checks; returns 1 if there is a problem, else 0.
+
+    Raises:
+        UsageError: an option, or what was named to be checked, cannot be read.
+    """
+    given = COMMANDS["doctor"][0]().read(arguments)
+    timeout = _number("timeout", given.timeout)
+    ports = [int(_number("port", text)) for text in given.port]
+    tasks = [task for where in given.where for task in _tasks(where, timeout)]
+    directories = [Path(where) for where in given.where if Path(where).is_dir()]
+    directories += [Path(given.run_dir)] if given.run_dir is not None else []
+
+    checks = [*_host(_constraints(given.constraints)), *check_addresses(probes.find_addresses())]
+    checks += [check_port(port, probes.try_port(port)) for port in (0, *ports)]
+    for name, address in tasks:
+        checks.append(check_reached(probes.reach(name, address, timeout)))
+    if given.clock is not None:
+        checks.append(check_skew(given.clock, *probes.ask_time(given.clock, timeout)))
+    if given.certs is not None:
+        checks += _certificates(Path(given.certs))
+    for directory in directories or [Path("runs")]:
+        checks += check_directory(probes.find_directory(directory))
+    problems = sum(check.level == "problem" for check in checks)
+    print(_as_json(checks) if given.json else "\n".join(_lines(checks)))
+    return 1 if problems else 0
+
+
+def _host(constraints: Sequence[str]) -> list[Check]:
+    return [
+        *check_versions(probes.find_distribution(), constraints),
+        *check_shared_memory(probes.find_shared_memory()),
+        *check_limits(probes.find_limits()),
+        *check_cores(probes.find_cores(os.environ)),
+        check_clock(*probes.read_clock()),
+        *check_launchers(probes.find_launchers(os.environ)),
+    ]
+
+
+def _certificates(directory: Path) -> list[Check]:
+    try:
+        return check_certificates(read_certificates(directory))
+    except ImportError:
+        advice = "pip install cryptography"
+        return [Check("certificates", "problem", "cryptography is not installed", advice)]
+    except OSError as error:
+        raise UsageError(f"--certs: {directory} cannot be read: {error.strerror}") from error
+
+
+def _constraints(file: str | None) -> Sequence[str]:
+    if file is None:
+        return ()
+    try:
+        return probes.constraint_lines(Path(file))
+    except (OSError, UnicodeError) as error:
+        raise UsageError(f"--constraints: {file} cannot be read: {error}") from error
+
+
+def _number(option: str, text: str) -> float:
+    with suppress(ValueError):
+        number = float(text)
+        if 0 < number < 65536 and (option != "port" or number == int(number)):
+            return number
+    raise UsageError(f"--{option} is {text!r}: it must be a positive number")
+
+
+# The tasks to reach ------------------------------------------------------------------------------
+
+
+def _tasks(where: str, timeout: float) -> Iterator[tuple[str, str]]:
+    """Yields the names of tasks, and their addresses as `host:port`.
+
+    Raises:
+        UsageError: what is named is no task, no cluster, and no job that runs.
+    """
+    path = Path(where)
+    if path.is_dir():
+        if (path / RECORD).exists() and is_running(path):
+            yield from _tasks_of_job(path, timeout)
+    elif path.is_file():
+        cluster = read_cluster(path.read_text(encoding="utf-8", errors="replace"), str(path))
+        listening = cluster.ps or cluster.worker[:1]  # else workers do not listen
+        role = "ps" if cluster.ps else "worker"
+        yield from ((task_name(role, i), address) for i, address in enumerate(listening))
+    else:
+        check_address("the task", where)
+        yield "", where
+
+
+def _tasks_of_job(path: Path, timeout: float) -> Iterator[tuple[str, str]]:
+    record = read_record(path)
+    if not record.coordinator:
+        return
+    yield "coordinator:0", record.coordinator.partition("://")[2]
+    with suppress(TriremeError):  # the check of the coordinator says why
+        for task in query(record, timeout).tasks:
+            if task.address:
+                yield task_name(task.role, task.index), task.address.partition("://")[2]
+
+
+# Output ------------------------------------------------------------------------------------------
+
+
+def _as_json(checks: Sequence[Check]) -> str:
+    return json.dumps(msgspec.to_builtins(checks), indent=2)
+
+
+def _lines(checks: Sequence[Check]) -> Iterator[str]:
+    width = max(len(check.topic) for check in checks)
+    for check in checks:
+        yield f"{check.level:<8} {check.topic:<{width}}  {check.finding}"
+        if check.advice:
+            yield f"{'':<8} {'':<{width}}  -> {check.advice}"
+    problems = sum(check.level == "problem" for check in checks)
+    warnings = sum(check.level == "warning" for check in checks)
+    yield f"{len(checks)} checks: {problems} problems, {warnings} warnings"

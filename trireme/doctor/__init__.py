@@ -1,0 +1,1 @@
+"""`trireme doctor`: finds what on this host, its network or a disk would stop a job."""
