@@ -21,7 +21,7 @@ from trireme.cluster.messages import (
     WaitingFor,
 )
 from trireme.cluster.state import Policy, cluster_status, everybody_told
-from trireme.cluster.view import ServerEntry, View, WorkerEntry, first_view, term_of
+from trireme.cluster.view import ServerEntry, ShardEntry, View, WorkerEntry, first_view, term_of
 from trireme.errors import ConfigurationError
 from trireme.launch.config.task_config import TaskConfig
 
@@ -43,7 +43,12 @@ class TestForming:
         assert job.sent == [(s, JOINED)]
         assert job.state.phase == "forming" and job.state.view is None
         a = job.join("worker:0")
-        view = View(1, (ServerEntry(0, 1, "tcp://h:0"),), (WorkerEntry(0, 1), WorkerEntry(1, 1)))
+        view = View(
+            1,
+            (ServerEntry(0, 1, "tcp://h:0"),),
+            (WorkerEntry(0, 1), WorkerEntry(1, 1)),
+            (ShardEntry(0, 256, 0),),
+        )
         assert job.sent[0] == (a, JOINED)
         assert sorted(job.sent[1:], key=lambda each: each[0]) == [
             (c, ViewChanged(view)) for c in sorted((a, b, s))
@@ -605,6 +610,9 @@ class TestStatus:
         ("reconnect_grace", -0.1),
         ("end_grace", float("nan")),
         ("wait_for_restart", -1.0),
+        ("replicas", 0),
+        ("replicas", 2),
+        ("slots", 0),
     ],
 )
 def test_a_policy_that_makes_no_sense_is_refused(option: str, value: float) -> None:

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from trireme.cluster import progress
 from trireme.cluster.messages import JobOver, ViewChanged, WaitingFor
+from trireme.cluster.placement import first_division
 from trireme.cluster.state import DecisionBuilder, Task, missing
 from trireme.cluster.view import ServerEntry, View, WorkerEntry, first_view
 
@@ -146,9 +147,15 @@ def _renew_view(builder: DecisionBuilder) -> bool:
     workers = tuple(
         WorkerEntry(task.index, task.incarnation) for task in state.of("worker") if task.active
     )
-    if state.view and (state.view.servers, state.view.workers) == (servers, workers):
+    if state.view is None:
+        hosts = {task.index: task.host for task in state.of("ps")}
+        shards = first_division(hosts, state.policy.slots, state.policy.replicas)
+        view = View(first_view(state.term), servers, workers, shards)
+    elif (state.view.servers, state.view.workers) == (servers, workers):
         return False
-    view = View(state.view.number + 1 if state.view else first_view(state.term), servers, workers)
+    else:
+        number = state.view.number + 1
+        view = replace(state.view, number=number, servers=servers, workers=workers)
     builder.state = replace(state, view=view)
     indices = ", ".join(str(worker.index) for worker in workers)
     builder.add_reason(f"view {view.number}: workers {indices or 'none'}, {len(servers)} servers")

@@ -45,6 +45,8 @@ class Policy:
             fails, because all workers are lost. 0 where nothing starts one.
         progress_timeout: how long a worker that lives may make no step, without an excuse, before
             it is lost; 0 for ever. See `trireme.cluster.progress`.
+        replicas: how many servers hold each shard of the parameters.
+        slots: into how many slots the parameters are cut, at least one for each server.
 
     Raises:
         ConfigurationError: a count or a time is out of range.
@@ -60,12 +62,24 @@ class Policy:
     notice_interval: float = 5.0
     wait_for_restart: float = 0.0
     progress_timeout: float = 600.0
+    replicas: int = 1
+    slots: int = 256
 
     def __post_init__(self) -> None:
         if self.workers < 1 or self.servers < 0:
             raise ConfigurationError(
                 f"{self.workers} workers and {self.servers} servers: a job has at least 1 worker "
                 "and 0 servers"
+            )
+        if self.replicas < 1 or self.replicas > max(1, self.servers):
+            raise ConfigurationError(
+                f"replicas is {self.replicas}: it must be from 1 to the number of servers, which "
+                f"is {self.servers}"
+            )
+        if self.slots < max(1, self.servers):
+            raise ConfigurationError(
+                f"slots is {self.slots}: there must be at least one for each of the "
+                f"{self.servers} servers"
             )
         for name in ("join_timeout", "heartbeat_interval", "notice_interval"):
             if not getattr(self, name) > 0:
