@@ -29,7 +29,7 @@ from unittest import mock
 
 import torch
 
-from tests.faults import unnoticed
+from tests.faults.proxy import unnoticed
 from trireme.cluster.coordinator import Coordinator
 from trireme.cluster.messages import JobOver
 from trireme.cluster.state import Policy

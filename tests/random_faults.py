@@ -28,17 +28,13 @@ import tempfile
 import time
 import traceback
 from collections import Counter
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import psutil
-
+from tests.faults.processes import Tasks
 from tests.integration.conftest import clean_shell
 from tests.integration.shell import PROGRAMS, Ended, Running, Shell
 from tests.integration.test_counting import notes, table, updates
-from trireme.errors import UsageError
-from trireme.launch.run_directory import read_record
 from trireme.session.checkpoint import CheckpointData, latest
 
 MODES: dict[str, tuple[str, ...]] = {
@@ -177,11 +173,7 @@ def inject(plan: Plan, shell: Shell, running: Running) -> Hits:
 
 def hit(shell: Shell, worker: int, number: signal.Signals, hits: Hits) -> None:
     """Sends a signal to the process that is the worker now, if there is one."""
-    with suppress(UsageError, KeyError, psutil.NoSuchProcess):
-        process = psutil.Process(read_record(shell.directory / "run").pids[f"worker:{worker}"])
-        if process not in shell.processes():
-            return  # the process id is another's by now
-        process.send_signal(number)
+    if Tasks(shell.directory / "run").send(f"worker:{worker}", number):
         hits.kills[worker] += number is signal.SIGKILL
         hits.stops[worker] += number is signal.SIGSTOP
 

@@ -334,7 +334,7 @@ def test_a_slow_network_changes_nothing_but_the_time() -> None:
 
         def program(session: Session) -> Counts:
             for index, proxy in enumerate(proxies.by_server.values()):
-                proxy.delay = 0.001 * (1 + 4 * index)
+                proxy.delay(0.001 * (1 + 4 * index))
             return count(session)
 
         counts = run_job(cluster, lambda _: session_for(cluster, 20), program).values

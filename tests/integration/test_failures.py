@@ -47,7 +47,7 @@ def test_an_exception_in_one_worker_is_shown_once_and_ends_the_job(shell: Shell)
     ended = run(shell, "--fault", "1:5:before:raise")
     assert ended.status == 1
     assert ended.err.count("Traceback (most recent call last)") == 1
-    assert ended.err.count("worker:1 | tests.faults.Injected: worker:1 at its step 5") == 1
+    assert ended.err.count("worker:1 | tests.faults.hook.Injected: worker:1 at its step 5") == 1
     assert "runpy" not in ended.err and "trireme/launch" not in ended.err
     assert errors(ended) == []
     assert report(ended).startswith("worker:1 failed: Injected: worker:1 at its step 5 (train.py:")

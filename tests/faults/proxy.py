@@ -1,130 +1,75 @@
-"""Faults, injected by wrapping: nothing in Trireme knows of them.
+"""A TCP proxy on loopback that delays, slows, holds, loses or cuts what goes through it.
 
-Faults   a hook: a worker is killed, stopped, or raises, at a step of its own
-Proxy    a TCP proxy on loopback that delays, holds back or cuts what goes through it
+Proxy    stands for the network between one listener and its clients
 Proxies  has every parameter server's clients in this process go through such a proxy
 """
 
 from __future__ import annotations
 
-import os
 import random
-import signal
 import socket
 import struct
 import threading
-import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 from unittest import mock
 
-from trireme.session.hooks import Hook
-from trireme.session.session import Session
+from tests.faults.frames import Break, Splitter, Treatment
 from trireme.wire import transport
 from trireme.wire.transport import Stream
 
-# A step of a worker ------------------------------------------------------------------------------
+IDLE_SECONDS = 0.05
+"""After this a held frame goes on although none has overtaken it."""
+SLICE_SECONDS = 0.01
+"""A slow link passes on what it can pass in this time at once."""
 
 
-class Injected(Exception):
-    """What a worker raises when it is told to."""
-
-
-@dataclass(frozen=True)
-class Fault:
-    """What happens to which worker, and when.
+class Way:
+    """One direction through a proxy, of all its connections.
 
     Attributes:
-        worker: its index.
-        step: its own step, from 1, in the process that it is at that time.
-        moment: `before` the step; or `in flight`: its push is sent and not answered.
-        action: `kill` (SIGKILL), `hang` (SIGSTOP), `raise`, `stop job` (SIGTERM to the launcher,
-            as a user's `kill` sends it), or `hear of stop` (it waits for another one's `stop job`).
+        delay: seconds that each piece is held back.
+        rate: bytes a second that pass; None for as many as come.
+        lossy: whether what comes is lost, while its sender believes that it arrived: half of a
+            connection is open. The connection is no use afterwards, as bytes are missing in it.
+        treatment: makes what is done to the frames of each connection; None leaves bytes alone.
     """
 
-    worker: int
-    step: int
-    moment: str
-    action: str
+    def __init__(self) -> None:
+        self.delay = 0.0
+        self.rate: float | None = None
+        self.lossy = False
+        self.treatment: Callable[[], Treatment] | None = None
+        self._flowing = threading.Event()
+        self._flowing.set()
 
-    @classmethod
-    def parse(cls, text: str) -> Fault:
-        """Reads `worker:step:moment:action`."""
-        worker, step, moment, action = text.split(":")
-        return cls(int(worker), int(step), moment, action)
+    def hold(self) -> None:
+        """Forwards nothing for now; what comes is kept."""
+        self._flowing.clear()
 
-    def happen(self) -> None:
-        """Lets it happen to this process.
+    def flow(self) -> None:
+        """Forwards what was held."""
+        self._flowing.set()
 
-        Raises:
-            Injected: if that is the fault.
-        """
-        if self.action == "kill":
-            os.kill(os.getpid(), signal.SIGKILL)
-        elif self.action == "hang":
-            os.kill(os.getpid(), signal.SIGSTOP)
-        elif self.action == "stop job":
-            os.kill(os.getppid(), signal.SIGTERM)
-        elif self.action == "hear of stop":
-            pass  # see `Faults`
-        else:
-            raise Injected(f"worker:{self.worker} at its step {self.step}")
-
-
-def _until_told(session: Session) -> None:
-    """Waits until a worker has heard that its job is to stop: its steps take no time at all."""
-    deadline = time.monotonic() + 60.0
-    while session.worker.lifecycle.interrupted is None:
-        assert time.monotonic() < deadline, "nobody told this worker to stop"
-        threading.Event().wait(0.005)
-
-
-class Faults(Hook):
-    """Lets faults happen to the worker whose session it hooks.
-
-    Args:
-        faults: what is to happen.
-        notes: a directory where it is noted what has: to a worker that is started again, the same
-            thing does not happen twice.
-    """
-
-    def __init__(self, faults: Iterable[Fault], notes: Path) -> None:
-        self._faults = list(faults)
-        self._notes = notes
-        self._step = 0
-
-    def before_step(self, session: Session, batch: Any) -> None:
-        self._step += 1
-        for fault in self._faults:
-            if (fault.worker, fault.step) == (session.task.index, self._step):
-                self._due(fault, session)
-
-    def _due(self, fault: Fault, session: Session) -> None:
-        note = self._notes / f"fault-{fault.worker}-{fault.step}"
-        try:
-            note.touch(exist_ok=False)
-        except FileExistsError:
+    def pass_on(self, data: bytes, send: Callable[[bytes], object]) -> None:
+        """Sends a piece when and as this way lets it."""
+        self._flowing.wait()
+        if self.lossy:
             return
-        if fault.moment == "before":
-            fault.happen()
-            if fault.action in ("stop job", "hear of stop"):
-                _until_told(session)
+        if self.delay:
+            _pause(self.delay)
+        if self.rate is None:
+            send(data)
             return
-        backend: Any = session.worker.backend
-        wait = backend.wait
-
-        def wait_in_vain() -> Any:
-            backend.wait = wait
-            fault.happen()
-            return wait()
-
-        backend.wait = wait_in_vain
+        size = max(1, int(self.rate * SLICE_SECONDS))
+        for start in range(0, len(data), size):
+            piece = data[start : start + size]
+            _pause(len(piece) / self.rate)
+            send(piece)
 
 
-# A connection -----------------------------------------------------------------------------------
+def _pause(seconds: float) -> None:
+    threading.Event().wait(seconds)
 
 
 class Proxy:
@@ -139,7 +84,7 @@ class Proxy:
 
     Attributes:
         address: where it listens, with its scheme.
-        delay: seconds that each piece is held back.
+        up, down: what happens on the way to the target, and on the way back.
         connections, cuts: how many there were.
     """
 
@@ -147,11 +92,9 @@ class Proxy:
         host, _, port = target.removeprefix("tcp://").rpartition(":")
         self._target = (host, int(port))
         self._lifetimes = lifetimes
-        self.delay = 0.0
+        self.up, self.down = Way(), Way()
         self.connections = 0
         self.cuts = 0
-        self._flowing = threading.Event()
-        self._flowing.set()
         self._open: set[_Pair] = set()
         self._lock = threading.Lock()
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -159,13 +102,25 @@ class Proxy:
         _targets[self.address] = target
         threading.Thread(target=self._accept, daemon=True).start()
 
+    @property
+    def ways(self) -> tuple[Way, Way]:
+        """Both directions."""
+        return self.up, self.down
+
+    def delay(self, seconds: float) -> None:
+        """Holds each piece back for so long, in both directions."""
+        for way in self.ways:
+            way.delay = seconds
+
     def hold(self) -> None:
         """Forwards nothing for now; what comes is kept."""
-        self._flowing.clear()
+        for way in self.ways:
+            way.hold()
 
     def flow(self) -> None:
         """Forwards what was held."""
-        self._flowing.set()
+        for way in self.ways:
+            way.flow()
 
     def cut(self) -> None:
         """Resets all connections."""
@@ -195,34 +150,66 @@ class Proxy:
             except OSError:
                 _reset(near)
                 continue
-            far.settimeout(None)
             self.connections += 1
             for end in (near, far):
+                end.settimeout(None)
                 end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             pair = _Pair(near, far, self._lifetimes())
             with self._lock:
                 self._open.add(pair)
-            for ends in ((near, far), (far, near)):
-                threading.Thread(target=self._sender, args=(pair, *ends), daemon=True).start()
+            for way, *ends in ((self.up, near, far), (self.down, far, near)):
+                threading.Thread(target=self._carry, args=(pair, way, *ends), daemon=True).start()
 
-    def _sender(self, pair: _Pair, source: socket.socket, sink: socket.socket) -> None:
-        pause = threading.Event()
-        with suppress(OSError):
-            while data := source.recv(1 << 16):
-                self._flowing.wait()
-                if self.delay:
-                    pause.wait(self.delay)
-                kept = pair.spend(len(data))
-                sink.sendall(data[:kept])
-                if kept < len(data):
-                    self.cuts += 1
-                    pair.reset()
-                    break
-            else:
+    def _carry(self, pair: _Pair, way: Way, source: socket.socket, sink: socket.socket) -> None:
+        """Carries one direction of one connection to its end."""
+
+        def send(data: bytes) -> None:
+            kept = pair.spend(len(data))
+            sink.sendall(data[:kept])
+            if kept < len(data):
+                raise Break(data[:kept])
+
+        try:
+            pieces = _pieces(source) if way.treatment is None else _treated(source, way.treatment())
+            for piece in pieces:
+                way.pass_on(piece, send)
+            if not pair.broken:  # whoever broke it has woken this thread
                 sink.shutdown(socket.SHUT_WR)
-                return
+            return
+        except Break:
+            self.cuts += 1
+            pair.reset()
+        except OSError:
+            pass
         with self._lock:
             self._open.discard(pair)
+
+
+def _pieces(source: socket.socket) -> Iterable[bytes]:
+    while data := source.recv(1 << 16):
+        yield data
+
+
+def _treated(source: socket.socket, treatment: Treatment) -> Iterable[bytes]:
+    """Yields what a treatment makes of the frames that come."""
+    splitter = Splitter()
+    # A receive timeout of the system's, as Python's would also hold for sending on this socket.
+    seconds = struct.pack("ll", int(IDLE_SECONDS), int(IDLE_SECONDS % 1 * 1e6))
+    source.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, seconds)
+    while True:
+        try:
+            data = source.recv(1 << 16)
+        except BlockingIOError:
+            yield from treatment.idle()
+            continue
+        if not data:
+            return
+        for frame in splitter.feed(data):
+            try:
+                yield from treatment.treat(frame)
+            except Break as end:
+                yield end.passed
+                raise
 
 
 _targets: dict[str, str] = {}  # of each proxy of this process that listens
@@ -245,6 +232,7 @@ class _Pair:
         self._ends = (near, far)
         self._left = lifetime
         self._lock = threading.Lock()
+        self.broken = False
 
     def spend(self, count: int) -> int:
         """Returns how many of so many bytes may pass."""
@@ -256,6 +244,7 @@ class _Pair:
             return passed
 
     def reset(self) -> None:
+        self.broken = True
         for end in self._ends:
             _reset(end)
 
@@ -278,11 +267,18 @@ class Proxies:
     Args:
         seed: chooses after how many bytes each connection is cut.
         mean_lifetime: how many bytes that is on average; None: none is cut but by `cut`.
+        prepare: called with each proxy before anything goes through it.
     """
 
-    def __init__(self, seed: int = 0, mean_lifetime: int | None = None) -> None:
+    def __init__(
+        self,
+        seed: int = 0,
+        mean_lifetime: int | None = None,
+        prepare: Callable[[Proxy], object] = lambda proxy: None,
+    ) -> None:
         self._random = random.Random(seed)
         self._mean = mean_lifetime
+        self._prepare = prepare
         self._lock = threading.Lock()
         self.by_server: dict[str, Proxy] = {}
         self._patch = mock.patch("trireme.ps.client.server_links.connect", self._connect)
@@ -308,4 +304,5 @@ class Proxies:
         with self._lock:
             if address not in self.by_server:
                 self.by_server[address] = Proxy(address, self._lifetime)
+                self._prepare(self.by_server[address])
         return unnoticed(self.by_server[address].address, timeout=timeout)

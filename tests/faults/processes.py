@@ -1,0 +1,64 @@
+"""Tasks of a job that are killed, stopped and continued from outside."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import psutil
+
+from trireme.errors import UsageError
+from trireme.launch.run_directory import read_record
+
+STARTED_BY = "TRIREME_TASK"
+"""The environment variable that every process of a task has."""
+
+
+class Tasks:
+    """The processes of the job in a run directory.
+
+    Args:
+        run_dir: the run directory.
+    """
+
+    def __init__(self, run_dir: Path) -> None:
+        self._run_dir = run_dir
+
+    def process(self, name: str) -> psutil.Process | None:
+        """Returns the process that is a task now; None if there is none."""
+        with suppress(UsageError, KeyError, psutil.Error):
+            process = psutil.Process(read_record(self._run_dir).pids[name])
+            # A process id that was given to somebody else since is left alone.
+            if STARTED_BY in process.environ() and process.status() != psutil.STATUS_ZOMBIE:
+                return process
+        return None
+
+    def send(self, name: str, number: signal.Signals) -> bool:
+        """Sends a signal to a task's process alone; returns whether there was one."""
+        process = self.process(name)
+        if process is None:
+            return False
+        try:
+            process.send_signal(number)
+        except psutil.NoSuchProcess:
+            return False
+        return True
+
+    def kill(self, name: str) -> bool:
+        """Kills a task by SIGKILL; returns whether it lived."""
+        return self.send(name, signal.SIGKILL)
+
+    @contextmanager
+    def stopped(self, name: str) -> Iterator[psutil.Process | None]:
+        """Stops a task by SIGSTOP while the block runs; it goes on unless it was killed since."""
+        process = self.process(name)
+        if process is not None:
+            process.suspend()
+        try:
+            yield process
+        finally:
+            if process is not None:
+                with suppress(psutil.NoSuchProcess):
+                    process.resume()
