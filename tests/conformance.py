@@ -56,11 +56,13 @@ def wait_readable(stream: Stream | Listener) -> None:
     assert select.select([stream], [], [], PATIENCE)[0], "it never became readable"
 
 
-def read_exactly(stream: Stream, size: int) -> bytes:
-    """Reads so many bytes, waiting for them."""
+def read_exactly(stream: Stream, size: int, writer: Stream | None = None) -> bytes:
+    """Reads so many bytes, waiting for them; has their writer flush meanwhile, if there is one."""
     data = memoryview(bytearray(size))
     done = 0
     while done < size:
+        if writer is not None:
+            writer.flush()
         count = stream.read_into([data[done:]])
         if count == 0:
             wait_readable(stream)
@@ -97,6 +99,7 @@ def fill(stream: Stream) -> int:
     while count := stream.write([memoryview(block)[total % len(block) :]]):
         total += count
         assert total < 1 << 30, "a stream that nobody reads takes everything"
+    assert stream.unsent < 1 << 20, "a stream keeps what it should not take"
     return total
 
 
@@ -126,22 +129,40 @@ class TransportConformance:
 
     Attributes:
         address: where to listen; with a port or name that the system chooses.
+        connects_alone: whether a client has connected before the other side has accepted.
     """
 
     address: ClassVar[str]
+    connects_alone: ClassVar[bool] = True
+
+    def listen(self, address: str) -> Listener:
+        """Listens; a transport with options of its own gives them here."""
+        return listen(address)
+
+    def connect(self, address: str) -> Stream:
+        """Connects, likewise. It may need the other side's help to return."""
+        return connect(address, timeout=PATIENCE)
 
     @pytest.fixture
     def listener(self) -> Iterator[Listener]:
-        listener = listen(self.address)
+        listener = self.listen(self.address)
         yield listener
         listener.close()
 
-    @pytest.fixture
-    def streams(self, listener: Listener) -> Iterator[tuple[Stream, Stream]]:
-        ours = connect(listener.address, timeout=PATIENCE)
+    def accept(self, listener: Listener, connecting: Future[Stream]) -> tuple[Stream, Stream]:
+        """Accepts a connection, and helps the connecting side; returns both ends."""
         wait_readable(listener)
         theirs = listener.accept()
         assert theirs is not None
+        while not connecting.done() or theirs.certified == ():
+            select.select([theirs], [], [], 0.01)
+            assert theirs.read_into([memoryview(bytearray(1))]) == 0
+        return connecting.result(), theirs
+
+    @pytest.fixture
+    def streams(self, listener: Listener) -> Iterator[tuple[Stream, Stream]]:
+        with in_thread(self.connect, listener.address) as connecting:
+            ours, theirs = self.accept(listener, connecting)
         yield ours, theirs
         ours.close()
         theirs.close()
@@ -209,7 +230,7 @@ class TransportConformance:
         assert total > 0
         assert ours.write([b"x"]) == 0
         assert not select.select([], [ours], [], 0)[1]
-        data = read_exactly(theirs, total)
+        data = read_exactly(theirs, total, ours)
         assert data == (pattern(1 << 20) * (total // (1 << 20) + 1))[:total]
         assert select.select([], [ours], [], PATIENCE)[1]
         assert ours.write([b"x"]) == 1
@@ -263,36 +284,46 @@ class TransportConformance:
         assert listener.accept() is None
 
     def test_many_connect_before_one_is_accepted(self, listener: Listener) -> None:
-        clients = [connect(listener.address, timeout=PATIENCE) for _ in range(5)]
+        with ThreadPoolExecutor(5) as pool:
+            connecting = []
+            for _ in range(5):
+                connecting.append(pool.submit(self.connect, listener.address))
+                if self.connects_alone:
+                    connecting[-1].result(PATIENCE)
+            clients, accepted = [], []
+            while len(accepted) < 5:
+                wait_readable(listener)
+                stream = listener.accept()
+                assert stream is not None
+                accepted.append(stream)
+            while not all(each.done() for each in connecting):
+                for stream in accepted:
+                    assert stream.read_into([memoryview(bytearray(1))]) == 0
+            clients = [each.result() for each in connecting]
         for number, client in enumerate(clients):
             write_all(client, bytes([number]))
-        accepted = []
-        while len(accepted) < 5:
-            wait_readable(listener)
-            stream = listener.accept()
-            assert stream is not None
-            accepted.append(stream)
-        assert [read_exactly(stream, 1)[0] for stream in accepted] == [0, 1, 2, 3, 4]
+        numbers = [read_exactly(stream, 1)[0] for stream in accepted]
+        assert (numbers if self.connects_alone else sorted(numbers)) == [0, 1, 2, 3, 4]
         for stream in (*clients, *accepted):
             stream.close()
 
     def test_the_address_is_taken_until_close(self, listener: Listener) -> None:
         with pytest.raises(AddressInUse, match=r"taken by .*choose another"):
-            listen(listener.address)
+            self.listen(listener.address)
         listener.close()
-        again = listen(listener.address)
+        again = self.listen(listener.address)
         assert again.address == listener.address
         again.close()
 
     def test_the_system_chooses_different_addresses(self, listener: Listener) -> None:
-        other = listen(self.address)
+        other = self.listen(self.address)
         assert other.address != listener.address
         other.close()
 
     def test_connecting_where_nobody_listens(self, listener: Listener) -> None:
         listener.close()
         with pytest.raises(ConnectionRefused, match=re.escape(listener.address)):
-            connect(listener.address, timeout=PATIENCE)
+            self.connect(listener.address)
 
     def test_a_closed_listener(self, listener: Listener) -> None:
         listener.close()
@@ -309,18 +340,24 @@ class TransportConformance:
         assert read_exactly(theirs, 10) == b"still here"
 
     def test_closing_a_listener_drops_those_who_wait(self, listener: Listener) -> None:
-        waiting = connect(listener.address, timeout=PATIENCE)
-        listener.close()
-        wait_readable(waiting)
-        with pytest.raises((PeerClosed, ConnectionBroken)):
-            waiting.read_into([memoryview(bytearray(1))])
-        waiting.close()
+        with in_thread(self.connect, listener.address) as connecting:
+            wait_readable(listener)
+            if self.connects_alone:
+                connecting.result(PATIENCE)
+            listener.close()
+            with pytest.raises((PeerClosed, ConnectionBroken)):
+                waiting = connecting.result(PATIENCE)
+                wait_readable(waiting)
+                waiting.read_into([memoryview(bytearray(1))])
 
     def test_accept_wakes_who_waits(self, listener: Listener) -> None:
-        with in_thread(wait_readable, listener) as woken:
-            client = connect(listener.address, timeout=PATIENCE)
+        with (
+            in_thread(wait_readable, listener) as woken,
+            in_thread(self.connect, listener.address) as connecting,
+        ):
             woken.result(PATIENCE)
-        client.close()
+            for stream in self.accept(listener, connecting):
+                stream.close()
 
     # Connections -------------------------------------------------------------------------------
 

@@ -81,8 +81,8 @@ class Connection(FrameReader, AbstractContextManager["Connection", None]):
 
     @property
     def unsent(self) -> int:
-        """How many offered bytes the stream has not taken; see `flush`."""
-        return self._queue.nbytes
+        """How many offered bytes the system has not taken; see `flush`."""
+        return self._queue.nbytes + self.stream.unsent
 
     def close(self) -> None:
         """Closes the stream and drops offered bytes that it has not taken. May be repeated."""
@@ -122,11 +122,13 @@ class Connection(FrameReader, AbstractContextManager["Connection", None]):
         """
         views = self._frame(message, payload, sequence)
         rest = views if self._queue else self._write(views)
-        if rest:
+        if rest or self.stream.unsent:
             deadline = self.clock.now() + timeout
             while not self.flush():
                 self._wait_to_send(deadline, timeout)
-            while rest := self._write(rest):
+            while rest and (rest := self._write(rest)):
+                self._wait_to_send(deadline, timeout)
+            while not self.flush():
                 self._wait_to_send(deadline, timeout)
 
     def offer(self, message: Message, payload: Iterable[Buffer] = (), *, sequence: int = 0) -> bool:
@@ -153,7 +155,7 @@ class Connection(FrameReader, AbstractContextManager["Connection", None]):
         rest = views if self._queue and not self.flush() else self._write(views)
         if rest:
             self._queue.append(rest)
-        return not rest
+        return not self.unsent
 
     def flush(self) -> bool:
         """Sends more of what was offered. Never blocks.
@@ -173,7 +175,7 @@ class Connection(FrameReader, AbstractContextManager["Connection", None]):
             before = self.bytes_sent
             rest = self._write(front)
             self._queue.written(front, rest, self.bytes_sent - before)
-        return not self._queue
+        return self._flush_stream() and not self._queue
 
     # A frame in pieces ---------------------------------------------------------------------------
 
@@ -237,7 +239,7 @@ class Connection(FrameReader, AbstractContextManager["Connection", None]):
             raise again(self._send_failure)
         if self._frame_rest:
             self._frame_rest = self._write(self._frame_rest)
-        return not self._frame_rest
+        return self._flush_stream() and not self._frame_rest
 
     def _check_between_frames(self) -> None:
         if self.in_frame:
@@ -277,6 +279,14 @@ class Connection(FrameReader, AbstractContextManager["Connection", None]):
         self.bytes_sent += count
         return [] if count == sum(map(len, views)) else skip_bytes(views, count)
 
+    def _flush_stream(self) -> bool:
+        """Has the stream send what it holds; returns whether nothing is left."""
+        try:
+            return self.stream.flush()
+        except WireError as error:
+            self._send_failed(error)
+            raise
+
     def _wait_to_send(self, deadline: float, timeout: float) -> None:
         if not self._wait(select.POLLOUT, deadline - self.clock.now()):
             error = f"{self.peer} did not take what was sent to it within {timeout:g} s: it hangs"
@@ -308,7 +318,7 @@ class Connection(FrameReader, AbstractContextManager["Connection", None]):
         # Waiting first is cheaper than a read in vain: mostly nothing has come yet.
         ready = self.buffered or timeout <= 0 or self._wait(select.POLLIN, timeout)
         while ready:
-            if self._queue:
+            if self.unsent:
                 with suppress(WireError):  # a failed send does not affect the receive
                     self.flush()
             incoming = self.poll()
@@ -319,9 +329,11 @@ class Connection(FrameReader, AbstractContextManager["Connection", None]):
 
     def _wait(self, events: int, seconds: float) -> bool:
         """Waits until the stream is ready; returns whether it is, within that time."""
+        if events == select.POLLIN and self.stream.pending:
+            return True
         if seconds <= 0:
             return False
-        if self._queue:
+        if self.unsent:
             events |= select.POLLOUT
         if events != self._polled_events:
             self._polled_events = events

@@ -90,7 +90,7 @@ class FrameReader:
 
         If there are none, the descriptor becomes readable before the next message can be there.
         """
-        return self._start != self._stop
+        return self._start != self._stop or self.stream.pending
 
     def poll(self) -> Incoming | None:
         """Returns a message if a complete one is there. Never blocks.
@@ -120,7 +120,12 @@ class FrameReader:
                 self._space = []
         except WireError as error:
             failure = error
-            if isinstance(error, PeerClosed) and (self._incoming is not None or self.buffered):
+            if self._tls_alert:
+                failure = FrameError(
+                    f"{self.peer} speaks TLS only, and this task in plain text: give it its "
+                    "certificate (`trireme certs issue`, and --certs)"
+                )
+            elif isinstance(error, PeerClosed) and (self._incoming is not None or self.buffered):
                 failure = ConnectionBroken(f"{self.peer} closed the connection inside a message")
             elif isinstance(error, FrameError):
                 failure = FrameError(f"{self.peer}: {error}")
@@ -128,6 +133,12 @@ class FrameReader:
             raise failure from error
         incoming, self._incoming = self._incoming, None
         return incoming
+
+    @property
+    def _tls_alert(self) -> bool:
+        """Whether a TLS alert is all that has come: a listener's answer to plain text."""
+        came = bytes(self._buffer[self._start : self._stop])
+        return self._header is None and len(came) < HEADER_SIZE and came[:2] == b"\x15\x03"
 
     def _read_head(self) -> bool:
         """Reads a header and its metadata, once; returns whether they are complete."""

@@ -9,7 +9,8 @@
 The server may answer `Denied(reason)` instead. The HMACs are SHA-256 with the job's secret as key,
 over all messages so far. Each side uses a label of its own, so that an HMAC can be neither replayed
 nor reflected. The client proves first: an unauthenticated client learns only whether the job's name
-was right. The messages that follow are neither encrypted nor signed: that is for TLS.
+was right. The messages that follow are neither encrypted nor signed: that is for TLS, under which
+each side also checks that the other's certificate is for the task that it claims to be.
 
 The transcript holds the server's task and the address that the client called, with its transport.
 A server with another task or address denies the client. So a process that has taken a server's
@@ -98,9 +99,10 @@ class Welcome(Message, frozen=True, array_like=True):
 class Denied(Message, frozen=True, array_like=True):
     """The server denies the client, and closes the connection.
 
-    `reason` is one of `order`, `job`, `secret`, `server` (the server is another task), `address`
-    (the client called another address than the one at which the server was called), `epoch`, and
-    `early` (the server itself has not joined, and does not know the epoch yet).
+    `reason` is one of `frame` (the server could not read a frame), `order`, `job`, `secret`,
+    `certificate` (the client's is for another task), `server` (the server is another task),
+    `address` (the client called another address than the one at which the server was called),
+    `epoch`, and `early` (the server itself has not joined, and does not know the epoch yet).
     """
 
     kind: ClassVar[int] = 5
@@ -163,6 +165,7 @@ class ServerHandshake:
         denied: why the handshake failed; None while it has not.
         early: whether it failed because this server has not joined its job yet. A client of the
             same job tries again.
+        certified: the tasks that the client's certificate names; None without certificates.
     """
 
     def __init__(
@@ -177,6 +180,7 @@ class ServerHandshake:
         self.identity: Identity | None = None
         self.denied: str | None = None
         self.early = False
+        self.certified: Collection[str] | None = None
         self._job = job
         self._secret = secret
         self._epoch = epoch
@@ -211,6 +215,9 @@ class ServerHandshake:
         expected = _digest(self._secret, _CLIENT, hello, self._challenge)
         if not hmac.compare_digest(expected, proof.hmac):
             return self._deny("secret", f"{hello.task} does not know this job's secret")
+        if self.certified is not None and hello.task not in self.certified:
+            own = " and ".join(self.certified) or "no task"
+            return self._deny("certificate", f"{hello.task} has a certificate for {own}")
         if self._serves and hello.server not in self._serves:
             own = " and ".join(self._serves)
             return self._deny("server", f"{hello.task} meant to reach {hello.server}, not {own}")
@@ -252,9 +259,9 @@ def authenticate(
         timeout: in seconds, for all of it.
 
     Raises:
-        AuthenticationError: the server serves another job, has another secret or is another task,
-            or another process listens in its place. The connection is closed. A retry does not
-            help.
+        AuthenticationError: the server serves another job, has another secret, is another task or
+            has the certificate of another, or another process listens in its place; or it refuses
+            this task. The connection is closed. A retry does not help.
         StaleEpochError: this task belongs to an earlier start of the job. The connection is
             closed.
         ConnectionRefused: the server has not joined the job yet. The connection is closed. Retry
@@ -276,6 +283,7 @@ def authenticate(
     )
     deadline = connection.clock.now() + timeout
     try:
+        _check_certificate(connection, server)
         challenge = _ask(connection, hello, Challenge, hello, deadline)
         proof = Proof(_digest(secret, _CLIENT, hello, challenge))
         welcome = _ask(connection, proof, Welcome, hello, deadline)
@@ -289,6 +297,16 @@ def authenticate(
         connection.close()
         raise
     connection.catalog, connection.limits = catalog, limits
+
+
+def _check_certificate(connection: Connection, server: str) -> None:
+    certified = connection.stream.certified
+    if certified is not None and server not in certified:
+        own = " and ".join(certified) or "no task"
+        raise AuthenticationError(
+            f"{connection.peer} has a certificate for {own}, and {server} was to be there: check "
+            "the addresses, and that each task has the certificate of its own name"
+        )
 
 
 def _ask(
@@ -325,6 +343,10 @@ def _refusal(reason: str, peer: str, hello: Hello) -> WireError:
         "of an older run are still there",
         "secret": f"{peer} denied {hello.task}: this task's secret is not that of job "
         f"{hello.job}; start every task of a job with the same secret",
+        "certificate": f"{peer} denied {hello.task}: the certificate of this task is for another; "
+        f"give it its own (`trireme certs issue DIR --task {hello.task}`)",
+        "frame": f"{peer} could not read what {hello.task} sent: install the same release of "
+        "trireme for every task",
         "server": f"{peer} is not {hello.server}, which {hello.task} meant to reach: check the "
         "addresses, which must be in the same order for every task",
         "address": f"{hello.task} called {hello.address} for {hello.server}, which does not listen "
@@ -344,7 +366,7 @@ def _same_address(theirs: str, ours: str) -> bool:
     if theirs == ours:
         return True
     (scheme, _, other), (expected, _, own) = theirs.partition("://"), ours.partition("://")
-    if not scheme == expected == "tcp":
+    if scheme != expected or scheme not in ("tcp", "tls"):
         return False
     return not (_is_loopback(other) or _is_loopback(own))
 

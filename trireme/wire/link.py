@@ -153,6 +153,8 @@ class Link:
                 self._fail(error)
                 return
             if incoming is None:
+                if self.connection.stream.pending:
+                    continue  # the descriptor does not announce it
                 return
             if not self.authenticated:
                 self._shake_hands(incoming.message)

@@ -97,6 +97,8 @@ def unpack_header(data: bytes | bytearray | memoryview, limits: Limits, offset: 
     """
     fields = _HEADER.unpack_from(data, offset)
     magic, version, kind, flags, metadata_length, payload_length, sequence = fields
+    if magic[:2] == _TLS:
+        raise FrameError("the peer speaks TLS, and this side plain text: it has no certificate")
     if magic != MAGIC:
         raise FrameError(
             f"the peer does not speak Trireme's protocol: a frame began with {bytes(magic)!r}"

@@ -1,6 +1,7 @@
 """Byte streams between processes, and the choice of a transport by the address.
 
     tcp://host:port    sockets; `trireme.wire.transports.tcp`
+    tls://host:port    sockets under TLS 1.3; `trireme.wire.transports.tls`
     shm://name         one host, by unix socket and shared memory; `trireme.wire.transports.shm`
     memory://name      inside one process; `trireme.wire.transports.memory`
 
@@ -15,12 +16,13 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from trireme.certificates import Certificates
 from trireme.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-_SCHEMES = ("tcp", "shm", "memory")
+_SCHEMES = ("tcp", "tls", "shm", "memory")
 """Each is the name of a module in `trireme.wire.transports`, with a `connect` and a `listen` of the
 address without its scheme."""
 
@@ -33,10 +35,21 @@ class Stream(ABC):
         called: the address that the client called, with its scheme, as this side sees it. Both
             sides see the same address, unless something between them relays the connection. It has
             numbers and no names: `tcp://127.0.0.1:2222`.
+        certified: the tasks that the peer's certificate names, such as `worker:1`; None where the
+            transport has no certificates.
+        pending: whether bytes may be read that the descriptor does not announce. Before you wait
+            on the descriptor, read until this is False.
     """
 
     peer: str
     called: str
+    certified: tuple[str, ...] | None = None
+    pending: bool = False
+
+    @property
+    def unsent(self) -> int:
+        """How many bytes the stream holds for `write`, until the system takes them; see `flush`."""
+        return 0
 
     @abstractmethod
     def fileno(self) -> int:
@@ -76,9 +89,25 @@ class Stream(ABC):
             ConnectionClosed: after this side's own `close`.
         """
 
+    def flush(self) -> bool:
+        """Hands the system what is `unsent`. Never blocks.
+
+        Call it again when the descriptor is writable, until it returns True.
+
+        Returns:
+            Whether nothing is left.
+
+        Raises:
+            PeerClosed, ConnectionBroken: as `write`.
+        """
+        return True
+
     @abstractmethod
     def close(self) -> None:
-        """Closes this end; what was written is still delivered. Closing again does nothing."""
+        """Closes this end; what was written and is not `unsent` is still delivered.
+
+        Closing again does nothing.
+        """
 
 
 class Listener(ABC):
@@ -109,25 +138,35 @@ class Listener(ABC):
         """Stops listening and frees the address. Accepted streams stay open. May be repeated."""
 
 
-def connect(address: str, *, timeout: float) -> Stream:
+def connect(
+    address: str, *, timeout: float, certificates: Certificates | None = None
+) -> Stream:
     """Connects to a listener, trying once.
 
     Args:
         address: such as `tcp://10.0.0.5:2222`.
-        timeout: in seconds, over all addresses that a name resolves to.
+        timeout: in seconds, over all addresses that a name resolves to; with TLS, for its
+            handshake too.
+        certificates: what this task proves itself with over `tls://`. A task that has certificates
+            does not connect over `tcp://`.
 
     Raises:
-        ConfigurationError: the address is malformed or its scheme unknown.
+        ConfigurationError: the address is malformed or its scheme unknown; or it needs
+            certificates and there are none, or the other way round.
         ConnectTimeout: no answer came in time, or the host is unreachable.
         ConnectionRefused: the host answered that nothing listens there.
+        AuthenticationError, FrameError: with TLS, the peer or its certificate is not what it
+            should be.
         WireError: the system refuses to open another connection.
     """
-    transport, rest = _resolve(address)
-    stream: Stream = transport.connect(rest, timeout=timeout)
+    transport, rest, options = _resolve(address, certificates)
+    stream: Stream = transport.connect(rest, timeout=timeout, **options)
     return stream
 
 
-def listen(address: str, *, allow_plaintext: bool = False) -> Listener:
+def listen(
+    address: str, *, allow_plaintext: bool = False, certificates: Certificates | None = None
+) -> Listener:
     """Listens at an address; port 0 or an empty name leaves the choice to the system.
 
     Args:
@@ -135,33 +174,45 @@ def listen(address: str, *, allow_plaintext: bool = False) -> Listener:
         allow_plaintext: whether an address that other hosts can reach may be served without TLS,
             because the network is trusted. Everybody on the path can then read and change what is
             sent; the job's secret only keeps unauthenticated processes from joining.
+        certificates: what this task proves itself with over `tls://`. A task that has certificates
+            does not listen at `tcp://`.
 
     Raises:
         ConfigurationError: the address is malformed, is not one of this host's, or its scheme is
-            unknown; or it can be reached from other hosts and `allow_plaintext` is False.
+            unknown; or it can be reached from other hosts and `allow_plaintext` is False; or it
+            needs certificates and there are none, or the other way round.
         AddressInUse: another process listens there.
         WireError: the system refuses to open another socket.
     """
-    transport, rest = _resolve(address)
-    listener: Listener = transport.listen(rest, allow_plaintext=allow_plaintext)
+    transport, rest, options = _resolve(address, certificates)
+    if not options:
+        options = {"allow_plaintext": allow_plaintext}
+    listener: Listener = transport.listen(rest, **options)
     return listener
 
 
-def _resolve(address: str) -> tuple[Any, str]:
+def _resolve(address: str, certificates: Certificates | None) -> tuple[Any, str, dict[str, Any]]:
+    """Returns the module of an address's transport, the rest of the address, and options."""
     scheme, separator, rest = address.partition("://")
     if not separator:
         raise ConfigurationError(
             f"the address {address!r} has no scheme: write it as tcp://host:port"
         )
-    if scheme == "tls":
-        raise ConfigurationError(
-            f"TLS was asked for {address!r}, and this release has none yet: use tcp:// on "
-            "loopback or, where you trust the network, with plaintext allowed"
-        )
     if scheme not in _SCHEMES:
         raise ConfigurationError(
             f"the address {address!r} has an unknown scheme {scheme!r}: there are tcp://host:port, "
-            "shm://name and memory://name"
+            "tls://host:port, shm://name and memory://name"
         )
+    if scheme == "tls" and certificates is None:
+        raise ConfigurationError(
+            f"{address} needs TLS, and this task has no certificate: make one with `trireme certs "
+            "issue`, and name its directory with --certs"
+        )
+    if scheme == "tcp" and certificates is not None:
+        raise ConfigurationError(
+            f"{address} is without TLS, and this task has a certificate: nothing is sent in plain "
+            "text. Give every task of the job its certificate, or none"
+        )
+    options = {"certificates": certificates} if scheme == "tls" else {}
     # Imported here because each transport imports the interfaces above.
-    return import_module(f"trireme.wire.transports.{scheme}"), rest
+    return import_module(f"trireme.wire.transports.{scheme}"), rest, options

@@ -32,7 +32,22 @@ _Resolved = tuple[socket.AddressFamily, tuple[Any, ...]]
 
 def connect(rest: str, *, timeout: float) -> Stream:
     """Connects to `host:port`; see `trireme.wire.transport.connect`."""
-    host, port = _split(rest)
+    connected, called = dial(rest, timeout, "tcp")
+    return SocketStream(connected, f"tcp://{rest}", called)
+
+
+def dial(rest: str, timeout: float, scheme: str) -> tuple[socket.socket, str]:
+    """Connects to `host:port`; returns the socket, and the address that it has called.
+
+    Args:
+        rest: `host:port`.
+        timeout: in seconds.
+        scheme: of the transport, for addresses and messages.
+
+    Raises:
+        as `trireme.wire.transport.connect`.
+    """
+    host, port = _split(rest, scheme)
     deadline = time.monotonic() + timeout
     failure: OSError | None = None
     try:
@@ -43,16 +58,31 @@ def connect(rest: str, *, timeout: float) -> Stream:
         ) from error
     for family, address in found:
         try:
-            return _connect_once(family, address, rest, deadline - time.monotonic())
+            return _connect_once(family, address, scheme, deadline - time.monotonic())
         except OSError as error:
             failure = error
     assert failure is not None  # a lookup gives at least one address
-    raise _explain_connect(failure, rest) from failure
+    raise _explain_connect(failure, f"{scheme}://{rest}") from failure
 
 
 def listen(rest: str, *, allow_plaintext: bool) -> Listener:
     """Listens at `host:port`; see `trireme.wire.transport.listen`."""
-    host, port = _split(rest)
+    listening, host = bind(rest, "tcp", allow_plaintext=allow_plaintext)
+    return SocketListener(listening, url("tcp", host, listening.getsockname()[1]), _admit)
+
+
+def bind(rest: str, scheme: str, *, allow_plaintext: bool = True) -> tuple[socket.socket, str]:
+    """Listens at `host:port`; returns the socket and the host.
+
+    Args:
+        rest: `host:port`.
+        scheme: of the transport, for messages.
+        allow_plaintext: whether other hosts may reach it.
+
+    Raises:
+        as `trireme.wire.transport.listen`.
+    """
+    host, port = _split(rest, scheme)
     try:
         family, address = _lookup(host, port, socket.AI_PASSIVE)[0]
     except (OSError, UnicodeError) as error:
@@ -62,27 +92,28 @@ def listen(rest: str, *, allow_plaintext: bool) -> Listener:
     if not allow_plaintext and not ipaddress.ip_address(address[0].split("%")[0]).is_loopback:
         raise ConfigurationError(
             f"listening at tcp://{rest} would let every host of the network reach this task, and "
-            "without TLS they could read and change what is sent: listen on 127.0.0.1, or allow "
-            "plaintext where you trust the network"
+            "without TLS they could read and change what is sent: give each task a certificate "
+            "(`trireme certs init DIR`, then `trireme certs issue DIR --task ps:0` and so on), "
+            "listen on 127.0.0.1, or allow plaintext where you trust the network"
         )
     try:
-        listening = _listen_once(family, address)
+        return _listen_once(family, address), host
     except OSError as error:
-        raise _explain_listen(error, rest, port) from error
-    return SocketListener(listening, _url(host, listening.getsockname()[1]), _admit)
+        raise _explain_listen(error, f"{scheme}://{rest}", port) from error
 
 
 def _admit(accepted: socket.socket, peer: tuple[Any, ...]) -> Stream | None:
     try:
-        return _stream(accepted, _url(peer[0], peer[1]), accepted.getsockname())
+        called = prepare(accepted, accepted.getsockname(), "tcp")
     except OSError:  # reset by now: some systems then refuse the options
         accepted.close()
         return None
+    return SocketStream(accepted, url("tcp", peer[0], peer[1]), called)
 
 
 def _connect_once(
-    family: socket.AddressFamily, address: tuple[Any, ...], rest: str, seconds: float
-) -> Stream:
+    family: socket.AddressFamily, address: tuple[Any, ...], scheme: str, seconds: float
+) -> tuple[socket.socket, str]:
     connecting = socket.socket(family, socket.SOCK_STREAM)
     try:
         _set_buffers(connecting)
@@ -91,7 +122,7 @@ def _connect_once(
         if connecting.getsockname() == connecting.getpeername():
             # A self-connection: the system chose the called port as the local one.
             raise ConnectionRefusedError(errno.ECONNREFUSED, "nothing listens there")
-        return _stream(connecting, f"tcp://{rest}", connecting.getpeername())
+        return connecting, prepare(connecting, connecting.getpeername(), scheme)
     except OSError:
         connecting.close()
         raise
@@ -111,7 +142,17 @@ def _listen_once(family: socket.AddressFamily, address: tuple[Any, ...]) -> sock
     return listening
 
 
-def _stream(connected: socket.socket, peer: str, called: tuple[Any, ...]) -> SocketStream:
+def prepare(connected: socket.socket, called: tuple[Any, ...], scheme: str) -> str:
+    """Sets a connected socket's options; returns the address that was called.
+
+    Args:
+        connected: the socket.
+        called: the name of the end that was called.
+        scheme: of the transport.
+
+    Raises:
+        OSError: the connection is gone.
+    """
     connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in (
@@ -123,7 +164,10 @@ def _stream(connected: socket.socket, peer: str, called: tuple[Any, ...]) -> Soc
         option = getattr(socket, name, None)  # not every system has each of them
         if option is not None:
             connected.setsockopt(socket.IPPROTO_TCP, option, value)
-    return SocketStream(connected, peer, _called(called))
+    # IPv4 mapped into IPv6 becomes plain IPv4.
+    host = ipaddress.ip_address(called[0].split("%")[0])
+    mapped = host.ipv4_mapped if isinstance(host, ipaddress.IPv6Address) else None
+    return url(scheme, str(mapped or host), called[1])
 
 
 def _set_buffers(unconnected: socket.socket) -> None:
@@ -131,7 +175,7 @@ def _set_buffers(unconnected: socket.socket) -> None:
     unconnected.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER_BYTES)
 
 
-def _split(rest: str) -> tuple[str, int]:
+def _split(rest: str, scheme: str) -> tuple[str, int]:
     host, separator, digits = rest.rpartition(":")
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]
@@ -139,21 +183,15 @@ def _split(rest: str) -> tuple[str, int]:
         separator = ""
     if not separator or not digits.isascii() or not digits.isdigit() or int(digits) > 65535:
         raise ConfigurationError(
-            f"the address 'tcp://{rest}' is not of the form tcp://host:port or "
-            "tcp://[ipv6]:port with a port from 0 to 65535"
+            f"the address '{scheme}://{rest}' is not of the form {scheme}://host:port or "
+            f"{scheme}://[ipv6]:port with a port from 0 to 65535"
         )
     return host, int(digits)
 
 
-def _called(name: tuple[Any, ...]) -> str:
-    """Returns a socket's name as an address; IPv4 mapped into IPv6 becomes plain IPv4."""
-    host = ipaddress.ip_address(name[0].split("%")[0])
-    mapped = host.ipv4_mapped if isinstance(host, ipaddress.IPv6Address) else None
-    return _url(str(mapped or host), name[1])
-
-
-def _url(host: str, port: int) -> str:
-    return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
+def url(scheme: str, host: str, port: int) -> str:
+    """Returns an address; brackets an IPv6 host."""
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 def _lookup(host: str, port: int, flags: int = 0) -> list[_Resolved]:
@@ -161,33 +199,33 @@ def _lookup(host: str, port: int, flags: int = 0) -> list[_Resolved]:
     return [(socket.AddressFamily(entry[0]), entry[4]) for entry in found]
 
 
-def _explain_connect(error: OSError, rest: str) -> WireError:
+def _explain_connect(error: OSError, address: str) -> WireError:
     if isinstance(error, ConnectionRefusedError):
         return ConnectionRefused(
-            f"nothing listens at tcp://{rest}: check that the task there has started, and the port"
+            f"nothing listens at {address}: check that the task there has started, and the port"
         )
     reason = error.strerror or str(error)
     if isinstance(error, TimeoutError):
         reason = "no answer in time"
     elif error.errno not in (errno.EHOSTUNREACH, errno.ENETUNREACH):
-        return WireError(f"cannot connect to tcp://{rest}: {reason}")
+        return WireError(f"cannot connect to {address}: {reason}")
     return ConnectTimeout(
-        f"cannot reach tcp://{rest}: {reason}; check the host, the port and the firewall"
+        f"cannot reach {address}: {reason}; check the host, the port and the firewall"
     )
 
 
-def _explain_listen(error: OSError, rest: str, port: int) -> TriremeError:
+def _explain_listen(error: OSError, address: str, port: int) -> TriremeError:
     if error.errno == errno.EADDRINUSE:
         return AddressInUse(
-            f"tcp://{rest} is taken by {_holder(port)}: stop it, or choose another port (0 leaves "
+            f"{address} is taken by {_holder(port)}: stop it, or choose another port (0 leaves "
             "the choice to the system)"
         )
     if error.errno in (errno.EADDRNOTAVAIL, errno.EACCES, errno.EAFNOSUPPORT):
         return ConfigurationError(
-            f"cannot listen at tcp://{rest}: {error.strerror}; the host must be one of this "
+            f"cannot listen at {address}: {error.strerror}; the host must be one of this "
             "machine's addresses and the port one that this user may open"
         )
-    return WireError(f"cannot listen at tcp://{rest}: {error.strerror or error}")
+    return WireError(f"cannot listen at {address}: {error.strerror or error}")
 
 
 def _holder(port: int) -> str:

@@ -1,0 +1,20 @@
+"""Certificates of one authority for all tests of a process, as making them takes some time."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from trireme.certificates import Certificates
+from trireme.launch.config.authority import Authority
+
+
+@cache
+def authority(name: str = "ours") -> Authority:
+    """An authority of that name; others do not trust it."""
+    return Authority.make()
+
+
+@cache
+def certificates(task: str, of: str = "ours") -> Certificates:
+    """A task's certificate from the authority of a name."""
+    return Certificates(authority(of).issue(task))

@@ -1,0 +1,235 @@
+"""A job's own certificate authority, and the certificates that it issues to the job's tasks.
+
+A certificate is for one task, whose name it carries as a URI; the one of `ps:0` is for the
+coordinator too, which that server may host. A task gets one text with its key, its certificate and
+the authority's certificate. The authority's own key stays where it was made.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    load_pem_private_key,
+)
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from trireme.certificates import TASK_URI
+from trireme.cluster.spec import ROLES
+from trireme.errors import ConfigurationError
+
+OBSERVER = "observer:0"
+"""The task that `trireme status` and `trireme top` are."""
+
+AUTHORITY_DAYS = 365
+_NAME = re.compile(rf"({'|'.join((*ROLES, 'observer'))}):(0|[1-9][0-9]{{0,4}})", re.ASCII)
+_EARLIER = timedelta(hours=1)  # clocks of other hosts may be behind by so much
+
+
+@dataclass(frozen=True, slots=True)
+class CertificateFacts:
+    """What a certificate says.
+
+    Attributes:
+        tasks: the tasks that it is for; empty for an authority's.
+        hosts: the hosts that it names; empty where any may be called.
+        begin, end: from when to when it is valid.
+    """
+
+    tasks: tuple[str, ...]
+    hosts: tuple[str, ...]
+    begin: datetime
+    end: datetime
+
+    def problem(self, now: datetime) -> str:
+        """Returns why it is not valid at a time; "" if it is."""
+        if now < self.begin:
+            return f"is valid from {self.begin:%Y-%m-%d %H:%M} UTC only: check this host's clock"
+        return f"expired on {self.end:%Y-%m-%d %H:%M} UTC" if now >= self.end else ""
+
+
+class Authority:
+    """A job's certificate authority.
+
+    Args:
+        certificate: its certificate, in PEM.
+        key: its key, in PEM.
+
+    Raises:
+        ConfigurationError: the texts are not a certificate and its key.
+    """
+
+    def __init__(self, certificate: str, key: str) -> None:
+        self.certificate = certificate
+        self.key = key
+        try:
+            self._certificate = x509.load_pem_x509_certificate(certificate.encode())
+            own = load_pem_private_key(key.encode(), None)
+        except (ValueError, TypeError) as error:
+            raise ConfigurationError(f"this is no authority's certificate and key: {error}") from error
+        if not isinstance(own, ec.EllipticCurvePrivateKey):
+            raise ConfigurationError("the authority's key is not of an elliptic curve")
+        if own.public_key() != self._certificate.public_key():
+            raise ConfigurationError("the authority's key is not that of its certificate")
+        self._key = own
+
+    def __repr__(self) -> str:
+        """Shows nothing of the key."""
+        return "Authority(...)"
+
+    @classmethod
+    def make(cls, days: float = AUTHORITY_DAYS) -> Authority:
+        """Makes a new authority, which no task of another job trusts.
+
+        Args:
+            days: how long it and what it issues are valid at most.
+        """
+        key = ec.generate_private_key(ec.SECP256R1())
+        name = _named("trireme job authority")
+        certificate = (
+            _builder(name, name, key.public_key(), _now() + timedelta(days=days))
+            .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+            .add_extension(_usage(signs_certificates=True), critical=True)
+            .sign(key, hashes.SHA256())
+        )
+        return cls(_pem(certificate), _key_pem(key))
+
+    @property
+    def facts(self) -> CertificateFacts:
+        """What its certificate says."""
+        return _facts(self._certificate)
+
+    def issue(self, task: str, hosts: Sequence[str] = (), days: float | None = None) -> str:
+        """Makes a key and a certificate for a task; returns them with the authority's certificate.
+
+        Args:
+            task: the task's name, such as `worker:1`.
+            hosts: the names or addresses that it may be called by, without wildcards; empty for any.
+            days: how long it is valid; None for as long as the authority is.
+
+        Raises:
+            ConfigurationError: there can be no such task or host, or the authority ends earlier.
+        """
+        if _NAME.fullmatch(task) is None:
+            raise ConfigurationError(
+                f"{task!r} is no task: name one as ROLE:INDEX, such as worker:0; the roles are "
+                f"{', '.join(ROLES)}"
+            )
+        last = self._certificate.not_valid_after_utc
+        end = last if days is None else _now() + timedelta(days=days)
+        if end > last:
+            raise ConfigurationError(
+                f"the authority ends on {last:%Y-%m-%d}, before {days:g} days are over: issue for "
+                "fewer days, or make a new authority"
+            )
+        tasks = (task, "coordinator:0") if task == "ps:0" else (task,)
+        names: list[x509.GeneralName] = [
+            x509.UniformResourceIdentifier(f"{TASK_URI}{each}") for each in tasks
+        ]
+        names += map(_host, hosts)
+        key = ec.generate_private_key(ec.SECP256R1())
+        both = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
+        authority = x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key())
+        certificate = (
+            _builder(_named(task), self._certificate.subject, key.public_key(), end)
+            .add_extension(x509.SubjectAlternativeName(names), critical=False)
+            .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+            .add_extension(_usage(signs_certificates=False), critical=True)
+            .add_extension(x509.ExtendedKeyUsage(both), critical=False)
+            .add_extension(authority, critical=False)
+            .sign(self._key, hashes.SHA256())
+        )
+        return _key_pem(key) + _pem(certificate) + self.certificate
+
+
+def read_facts(pem: str) -> list[CertificateFacts]:
+    """Returns what each certificate in a text says, in their order.
+
+    Raises:
+        ConfigurationError: there is none, or one is malformed.
+    """
+    try:
+        return [_facts(each) for each in x509.load_pem_x509_certificates(pem.encode())]
+    except ValueError as error:
+        raise ConfigurationError(f"this is no certificate: {error}") from error
+
+
+def _facts(certificate: x509.Certificate) -> CertificateFacts:
+    tasks: tuple[str, ...] = ()
+    hosts: tuple[str, ...] = ()
+    try:
+        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except x509.ExtensionNotFound:
+        pass
+    else:
+        uris = names.get_values_for_type(x509.UniformResourceIdentifier)
+        tasks = tuple(each.removeprefix(TASK_URI) for each in uris if each.startswith(TASK_URI))
+        addresses = map(str, names.get_values_for_type(x509.IPAddress))
+        hosts = (*names.get_values_for_type(x509.DNSName), *addresses)
+    begin, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
+    return CertificateFacts(tasks, hosts, begin, end)
+
+
+def _builder(
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, end: datetime
+) -> x509.CertificateBuilder:
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(_now() - _EARLIER)
+        .not_valid_after(end)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
+    )
+
+
+def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not signs_certificates,
+        key_cert_sign=signs_certificates,
+        crl_sign=signs_certificates,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _host(name: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(name.strip("[]")))
+    except ValueError:
+        pass
+    if "*" in name or not re.fullmatch(r"[A-Za-z0-9_.-]{1,253}", name):
+        raise ConfigurationError(f"{name!r} is no host: give a name or an address, no wildcard")
+    return x509.DNSName(name)
+
+
+def _named(text: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
+
+
+def _pem(certificate: x509.Certificate) -> str:
+    return certificate.public_bytes(Encoding.PEM).decode()
+
+
+def _key_pem(key: ec.EllipticCurvePrivateKey) -> str:
+    return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()).decode()
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)
