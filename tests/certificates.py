@@ -8,13 +8,17 @@ from trireme.certificates import Certificates
 from trireme.launch.config.authority import Authority
 
 
-@cache
 def authority(name: str = "ours") -> Authority:
-    """An authority of that name; others do not trust it."""
+    """The authority of that name; others do not trust it."""
+    return _authority(name)
+
+
+@cache
+def _authority(name: str) -> Authority:
     return Authority.make()
 
 
 @cache
 def certificates(task: str, of: str = "ours") -> Certificates:
     """A task's certificate from the authority of a name."""
-    return Certificates(authority(of).issue(task))
+    return Certificates(_authority(of).issue(task))

@@ -13,7 +13,8 @@
         ConnectionRefused          the address refused the connection
         WireTimeout                an operation exceeded its deadline
         FrameError                 the bytes that arrived are not a valid frame
-        AuthenticationError        wrong job, wrong secret, or no proof in time
+          ProtocolMismatch           another version of the protocol, or TLS on one side only
+        AuthenticationError        wrong job, secret or certificate, or no proof in time
           StaleEpochError            a task of an earlier start of the job
         AddressInUse               the port to listen on is taken; names its holder
       ClusterError               the membership of the job
@@ -103,8 +104,12 @@ class FrameError(WireError):
     """The bytes that arrived are no valid frame: wrong magic, version, kind, length or content."""
 
 
+class ProtocolMismatch(FrameError):
+    """The peer speaks another version of the protocol, or one side speaks TLS and the other not."""
+
+
 class AuthenticationError(WireError):
-    """The peer has another secret or serves another job, or did not authenticate in time."""
+    """The peer has another job, secret or certificate, or did not authenticate in time."""
 
 
 class StaleEpochError(AuthenticationError):

@@ -17,7 +17,7 @@ from trireme.wire.handshake import Identity, authenticate
 from trireme.wire.link import Link, ServiceLimits
 from trireme.wire.message import Catalog, Message
 from trireme.wire.service import Service
-from trireme.wire.transport import Stream, connect, listen
+from trireme.wire.transport import Listener, Stream, connect, listen
 
 JOB, SECRET = "job-1", b"the secret of job-1"
 
@@ -94,13 +94,14 @@ class Running:
 def running(
     *handlers: Any,
     address: str = "tcp://127.0.0.1:0",
+    listener: Listener | None = None,
     clock: Clock | None = None,
     service_limits: ServiceLimits | None = None,
     **options: Any,
 ) -> Iterator[Running]:
     """Runs a service with these handlers; stops it after the block and reraises its failure."""
     service = Service(
-        listen(address),
+        listener or listen(address),
         handlers,
         job=JOB,
         secret=SECRET,

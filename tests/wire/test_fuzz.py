@@ -16,7 +16,7 @@ from tests.conformance import read_exactly, read_until_end, write_all
 from tests.wire.serving import CATALOG, JOB, Echo, EchoHandler, Running, ask, running
 from trireme.errors import ConnectionBroken, PeerClosed
 from trireme.wire.connection import Connection
-from trireme.wire.handshake import HANDSHAKE_CATALOG, Hello, Identity
+from trireme.wire.handshake import HANDSHAKE_CATALOG, Denied, Hello, Identity
 from trireme.wire.message import HEADER_SIZE, Limits, Message, pack_header
 from trireme.wire.transport import Stream
 
@@ -81,10 +81,10 @@ def victim() -> Iterator[Victim]:
         tracemalloc.stop()
 
 
-def frame(message: Message, payload: bytes = b"") -> bytes:
-    catalog = HANDSHAKE_CATALOG if isinstance(message, Hello) else CATALOG
+def frame(message: Message, payload: bytes = b"", sequence: int = 1) -> bytes:
+    catalog = HANDSHAKE_CATALOG if isinstance(message, Hello | Denied) else CATALOG
     metadata = catalog.encode(message)
-    return pack_header(message.kind, len(metadata), len(payload), 1) + metadata + payload
+    return pack_header(message.kind, len(metadata), len(payload), sequence) + metadata + payload
 
 
 HELLO = Hello(JOB, "", "worker:1", 0, bytes(32))
@@ -159,7 +159,8 @@ def test_a_bad_header_ends_the_connection_at_once(victim: Victim, name: str) -> 
     victim.attack_as_worker(header + b"\x90" * 8)
     stranger = victim.run.stranger()
     write_all(stranger, header + b"\x90" * 8)
-    assert read_until_end(stranger) == b""
+    answer = frame(Denied("version"), sequence=0) if name == "version" else b""
+    assert read_until_end(stranger) == answer
     stranger.close()
 
 

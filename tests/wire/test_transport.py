@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.certificates import certificates
 from trireme.errors import ConfigurationError
 from trireme.wire.transport import connect, listen
 
@@ -22,9 +23,24 @@ def test_an_unknown_scheme_names_those_that_exist(address: str) -> None:
         listen(address)
 
 
-def test_tls_is_refused_and_not_ignored() -> None:
+def test_tls_without_a_certificate_is_refused() -> None:
     address = "tls://127.0.0.1:0"
-    with pytest.raises(ConfigurationError, match="TLS was asked for"):
-        connect(address, timeout=1.0)
-    with pytest.raises(ConfigurationError, match="TLS was asked for"):
-        listen(address)
+    for use in (lambda: connect(address, timeout=1.0), lambda: listen(address)):
+        with pytest.raises(ConfigurationError, match=r"no certificate: .*trireme certs issue"):
+            use()
+
+
+def test_who_has_a_certificate_says_nothing_in_plain_text() -> None:
+    address, own = "tcp://127.0.0.1:0", certificates("ps:0")
+    for use in (
+        lambda: connect(address, timeout=1.0, certificates=own),
+        lambda: listen(address, certificates=own, allow_plaintext=True),
+    ):
+        with pytest.raises(ConfigurationError, match="is without TLS, and this task has a"):
+            use()
+
+
+def test_memory_of_one_host_needs_no_certificate() -> None:
+    listener = listen("memory://", certificates=certificates("ps:0"))
+    connect(listener.address, timeout=1.0, certificates=certificates("worker:0")).close()
+    listener.close()

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from trireme.errors import ConnectionBroken, FrameError, PeerClosed, WireError
+from trireme.errors import ConnectionBroken, FrameError, PeerClosed, ProtocolMismatch, WireError
 from trireme.wire.message import HEADER_SIZE, Catalog, Header, Limits, Message, unpack_header
 from trireme.wire.shared_memory import Lending
 from trireme.wire.transport import Stream
@@ -121,14 +121,14 @@ class FrameReader:
         except WireError as error:
             failure = error
             if self._tls_alert:
-                failure = FrameError(
+                failure = ProtocolMismatch(
                     f"{self.peer} speaks TLS only, and this task in plain text: give it its "
                     "certificate (`trireme certs issue`, and --certs)"
                 )
             elif isinstance(error, PeerClosed) and (self._incoming is not None or self.buffered):
                 failure = ConnectionBroken(f"{self.peer} closed the connection inside a message")
             elif isinstance(error, FrameError):
-                failure = FrameError(f"{self.peer}: {error}")
+                failure = type(error)(f"{self.peer}: {error}")
             self._receive_failure = failure
             raise failure from error
         incoming, self._incoming = self._incoming, None

@@ -99,10 +99,11 @@ class Welcome(Message, frozen=True, array_like=True):
 class Denied(Message, frozen=True, array_like=True):
     """The server denies the client, and closes the connection.
 
-    `reason` is one of `frame` (the server could not read a frame), `order`, `job`, `secret`,
-    `certificate` (the client's is for another task), `server` (the server is another task),
-    `address` (the client called another address than the one at which the server was called),
-    `epoch`, and `early` (the server itself has not joined, and does not know the epoch yet).
+    `reason` is one of `version` (the client speaks another version of the protocol), `order`,
+    `job`, `secret`, `certificate` (the client's is for another task), `server` (the server is
+    another task), `address` (the client called another address than the one at which the server
+    was called), `epoch`, and `early` (the server itself has not joined, and does not know the epoch
+    yet).
     """
 
     kind: ClassVar[int] = 5
@@ -345,8 +346,8 @@ def _refusal(reason: str, peer: str, hello: Hello) -> WireError:
         f"{hello.job}; start every task of a job with the same secret",
         "certificate": f"{peer} denied {hello.task}: the certificate of this task is for another; "
         f"give it its own (`trireme certs issue DIR --task {hello.task}`)",
-        "frame": f"{peer} could not read what {hello.task} sent: install the same release of "
-        "trireme for every task",
+        "version": f"{peer} speaks another version of the protocol than {hello.task}: "
+        "install the same release of trireme for every task",
         "server": f"{peer} is not {hello.server}, which {hello.task} meant to reach: check the "
         "addresses, which must be in the same order for every task",
         "address": f"{hello.task} called {hello.address} for {hello.server}, which does not listen "

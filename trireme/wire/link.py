@@ -6,9 +6,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from trireme.errors import AuthenticationError, ConnectionBroken, FrameError, WireError
+from trireme.errors import (
+    AuthenticationError,
+    ConnectionBroken,
+    FrameError,
+    ProtocolMismatch,
+    WireError,
+)
 from trireme.wire.connection import Connection
-from trireme.wire.handshake import HANDSHAKE_TIMEOUT, Identity, ServerHandshake
+from trireme.wire.handshake import HANDSHAKE_TIMEOUT, Denied, Identity, ServerHandshake
 from trireme.wire.message import Message
 from trireme.wire.polling import READABLE, WRITABLE
 
@@ -28,7 +34,11 @@ class ServiceLimits:
     Attributes:
         unauthenticated: how many connections may be unauthenticated at a time. One more, and the
             oldest of them is closed.
-        handshake_seconds: how long a handshake may take.
+        connections: how many connections may be open at a time. One more is closed at once.
+        handshake_seconds: how long a handshake may take, that of TLS included, however little
+            comes at a time.
+        tries: how many connections of one host may be refused at once. Then it is not listened to.
+        try_seconds: after so many seconds a host has one more try.
         unsent_bytes: how many bytes of a link may be unsent when the next message is offered. A
             link with more is closed, because its peer does not read.
         linger_seconds: how long a closing link, or a stopping service, goes on sending what was
@@ -36,7 +46,10 @@ class ServiceLimits:
     """
 
     unauthenticated: int = 128
+    connections: int = 4096
     handshake_seconds: float = HANDSHAKE_TIMEOUT
+    tries: int = 20
+    try_seconds: float = 1.0
     unsent_bytes: int = 1 << 28
     linger_seconds: float = 2.0
 
@@ -150,6 +163,8 @@ class Link:
             try:
                 incoming = self.connection.poll()
             except WireError as error:
+                if isinstance(error, ProtocolMismatch) and not self.authenticated:
+                    self.offer(Denied("version"))  # other strangers get no answer
                 self._fail(error)
                 return
             if incoming is None:
@@ -186,11 +201,11 @@ class Link:
     def _shake_hands(self, message: Message) -> None:
         handshake = self._handshake
         assert handshake is not None  # else it was adopted, and has authenticated
+        handshake.certified = self.connection.stream.certified
         self.offer(handshake.answer(message))
         if handshake.denied:
             if not handshake.early:
-                reason = f"denied {self.name}: {handshake.denied}"
-                self._service.refusals.log(self._service.clock.now(), reason)
+                self._service.refuse(self, f"denied {self.name}: {handshake.denied}")
             self.close()
         elif handshake.identity and not self.closed:
             self.welcome(handshake.identity)

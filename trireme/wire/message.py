@@ -26,9 +26,10 @@ from typing import Annotated, Any, ClassVar
 
 import msgspec
 
-from trireme.errors import FrameError
+from trireme.errors import FrameError, ProtocolMismatch
 
 MAGIC = b"TRIR"
+_TLS = b"\x16\x03"  # how a client begins to speak TLS
 _LENT = 1
 PROTOCOL_VERSION = 1
 _HEADER = struct.Struct("!4sBBHIQQ")
@@ -92,19 +93,21 @@ def unpack_header(data: bytes | bytearray | memoryview, limits: Limits, offset: 
         offset: where the header begins.
 
     Raises:
-        FrameError: wrong magic, another protocol version, flags this version does not know, or a
-            length over its limit.
+        ProtocolMismatch: another protocol version, or TLS.
+        FrameError: wrong magic, flags this version does not know, or a length over its limit.
     """
     fields = _HEADER.unpack_from(data, offset)
     magic, version, kind, flags, metadata_length, payload_length, sequence = fields
     if magic[:2] == _TLS:
-        raise FrameError("the peer speaks TLS, and this side plain text: it has no certificate")
+        raise ProtocolMismatch(
+            "the peer speaks TLS, and this side plain text: it has no certificate"
+        )
     if magic != MAGIC:
         raise FrameError(
             f"the peer does not speak Trireme's protocol: a frame began with {bytes(magic)!r}"
         )
     if version != PROTOCOL_VERSION:
-        raise FrameError(
+        raise ProtocolMismatch(
             f"the peer speaks version {version} of the protocol and this side {PROTOCOL_VERSION}: "
             "install the same release of trireme on both"
         )

@@ -22,15 +22,10 @@ from trireme.wire.handshake import HANDSHAKE_CATALOG, Identity, ServerHandshake
 from trireme.wire.link import Link, ServiceLimits
 from trireme.wire.message import HANDSHAKE_LIMITS, Catalog, Limits, Message
 from trireme.wire.polling import READABLE, Poller, Wakeup
+from trireme.wire.refusals import Refusals, RefusedHosts, network
 from trireme.wire.transport import Listener, Stream
 
 _log = logging.getLogger(__name__)
-
-BURST = 20
-"""The number of lines that may be logged at once after a quiet time."""
-
-LINE_SECONDS = 10.0
-"""After that, one line may be logged in so many seconds."""
 
 _ACCEPTS_AT_ONCE = 32
 _DEFAULT_LIMITS = Limits()
@@ -114,6 +109,7 @@ class Service:
         self.handlers = tuple(handlers)
         self.handler_of = {message: handler for handler in handlers for message in handler.messages}
         self.refusals = Refusals()
+        self._refused_hosts = RefusedHosts(service_limits.tries, service_limits.try_seconds)
         self._listeners = (listener, *beside)
         self.epoch = epoch  # set by any thread, once this process has joined
         self._new_handshake = partial(ServerHandshake, job, secret, serves=serves)
@@ -253,6 +249,12 @@ class Service:
             self._admit(stream)
 
     def _admit(self, stream: Stream) -> None:
+        full = len(self._links) >= self.service_limits.connections
+        if full or not self._listens_to(stream.peer):
+            stream.close()
+            why = f"{len(self._links)} connections are open" if full else "it was refused too often"
+            self.refusals.log(self.clock.now(), f"did not listen to {stream.peer}: {why}")
+            return
         unauthenticated = [link for link in self._links if not link.authenticated]
         if len(unauthenticated) >= self.service_limits.unauthenticated:
             reason = f"{len(unauthenticated)} connections are unauthenticated, this one the longest"
@@ -262,6 +264,12 @@ class Service:
         )
         handshake = self._new_handshake(self.epoch, called=stream.called)
         self._register(Link(self, connection, handshake))
+
+    def _listens_to(self, peer: str) -> bool:
+        """Returns whether a host was not refused too often, or one of the job's tasks is on it."""
+        return self._refused_hosts.admits(self.clock.now(), peer) or network(peer) in {
+            network(link.connection.stream.peer) for link in self._links if link.authenticated
+        }
 
     def adopt(self, connection: Connection, identity: Identity) -> Link:
         """Serves a connection that this process opened and that is authenticated already.
@@ -308,53 +316,11 @@ class Service:
             if routine:
                 _log.debug("%s", reason)
             else:
-                self.refusals.log(self.clock.now(), reason)
+                self.refuse(link, reason)
 
-
-class Refusals:
-    """Logs the refused connections of one service at a limited rate.
-
-    Anybody who reaches a port can have thousands of connections refused each second. All of them
-    are counted. When they exceed a few a minute, only their number is logged.
-
-    Attributes:
-        count: how many connections were refused.
-    """
-
-    def __init__(self) -> None:
-        self.count = 0
-        self._unlogged = 0
-        self._lines = float(BURST)  # how many lines may be logged now
-        self._since: float | None = None
-
-    def log(self, now: float, reason: str) -> None:
-        """Counts a refused connection, and logs it if the rate allows.
-
-        Args:
-            now: the time in seconds.
-            reason: which peer was refused, and why.
-        """
-        self.count += 1
-        if self._may_write(now):
-            _log.warning("%s", reason)
-        else:
-            self._unlogged += 1
-
-    def tick(self, now: float) -> None:
-        """Logs how many refused connections were not logged, if the rate allows."""
-        if self._unlogged and self._may_write(now):
-            _log.warning(
-                "%d more connections were refused, %d in all: somebody tries again and again",
-                self._unlogged,
-                self.count,
-            )
-            self._unlogged = 0
-
-    def _may_write(self, now: float) -> bool:
-        passed = 0.0 if self._since is None else now - self._since
-        self._since = now
-        self._lines = min(float(BURST), self._lines + passed / LINE_SECONDS)
-        if self._lines < 1.0:
-            return False
-        self._lines -= 1.0
-        return True
+    def refuse(self, link: Link, reason: str) -> None:
+        """Counts a connection as refused, and logs that."""
+        now = self.clock.now()
+        self.refusals.log(now, reason)
+        if not link.authenticated:
+            self._refused_hosts.refused(now, link.connection.stream.peer)

@@ -138,9 +138,7 @@ class Listener(ABC):
         """Stops listening and frees the address. Accepted streams stay open. May be repeated."""
 
 
-def connect(
-    address: str, *, timeout: float, certificates: Certificates | None = None
-) -> Stream:
+def connect(address: str, *, timeout: float, certificates: Certificates | None = None) -> Stream:
     """Connects to a listener, trying once.
 
     Args:

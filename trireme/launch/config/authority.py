@@ -76,7 +76,9 @@ class Authority:
             self._certificate = x509.load_pem_x509_certificate(certificate.encode())
             own = load_pem_private_key(key.encode(), None)
         except (ValueError, TypeError) as error:
-            raise ConfigurationError(f"this is no authority's certificate and key: {error}") from error
+            raise ConfigurationError(
+                f"this is no authority's certificate and key: {error}"
+            ) from error
         if not isinstance(own, ec.EllipticCurvePrivateKey):
             raise ConfigurationError("the authority's key is not of an elliptic curve")
         if own.public_key() != self._certificate.public_key():
@@ -114,7 +116,7 @@ class Authority:
 
         Args:
             task: the task's name, such as `worker:1`.
-            hosts: the names or addresses that it may be called by, without wildcards; empty for any.
+            hosts: the names or addresses that it may be called by, no wildcards; empty for any.
             days: how long it is valid; None for as long as the authority is.
 
         Raises:

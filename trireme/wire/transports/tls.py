@@ -12,6 +12,7 @@ import socket
 import ssl
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from select import POLLIN, POLLOUT, poll
 from typing import TYPE_CHECKING, Any
@@ -24,6 +25,7 @@ from trireme.errors import (
     ConnectTimeout,
     FrameError,
     PeerClosed,
+    ProtocolMismatch,
     WireError,
 )
 from trireme.wire.transport import Listener, Stream
@@ -44,6 +46,8 @@ _CHUNK = 1 << 18  # bytes from and to the system in one call
 _AT_ONCE = 1 << 22  # bytes that one read or write may process, so that other peers have their turn
 _HANDSHAKE_READS = 16  # how often a handshake reads before other peers have their turn
 _EXPIRED, _NOT_YET_VALID = 10, 9  # of X509_V_ERR_...
+
+_WRONG_VERSION = b"\x15\x03\x03\x00\x02\x02\x46"  # the alert protocol_version
 
 _VERDICTS = {
     "UNKNOWN_CA": "it is of another job's authority",
@@ -183,7 +187,10 @@ class TlsStream(Stream):
                     return False
             except ssl.SSLError as error:
                 failure = self._fail(_explain_handshake(error, self.peer))
-                self._seal()  # tells the peer why
+                if isinstance(failure, ProtocolMismatch):
+                    self._sealed = memoryview(_WRONG_VERSION)  # which OpenSSL does not say
+                with suppress(WireError):
+                    self._seal()  # tells the peer why
                 raise failure from error
             else:
                 self._complete()
@@ -198,10 +205,10 @@ class TlsStream(Stream):
     # Reading -------------------------------------------------------------------------------------
 
     def read_into(self, buffers: Sequence[memoryview]) -> int:
+        self.pending = False
         self._check()
         if not self._established and not self.shake_hands():
             return 0
-        self.pending = False
         total = 0
         try:
             for view in buffers:
@@ -215,6 +222,7 @@ class TlsStream(Stream):
             if not total:
                 raise
         self._spend("read", total)
+        self.pending = self.pending or self._failure is not None  # the next read raises it
         return total
 
     def _fill(self, view: memoryview, most: int) -> int:
@@ -222,7 +230,7 @@ class TlsStream(Stream):
         done, size = 0, len(view)
         while done < size:
             try:
-                count = self._tls.read(size - done, view[done:])
+                count: int = self._tls.read(size - done, view[done:])  # type: ignore[assignment]
             except ssl.SSLWantReadError:
                 if done >= most or not self._receive():
                     break
@@ -295,14 +303,10 @@ class TlsStream(Stream):
         if self._socket.fileno() < 0:
             return
         if self._established and self._failure is None:
-            try:
+            with suppress(ssl.SSLError):  # the peer has not answered, and need not
                 self._tls.unwrap()
-            except ssl.SSLError:  # the peer has not answered, and need not
-                pass
-            try:
+            with suppress(WireError):
                 self._seal()  # says that this is the end: an end without it is a cut
-            except WireError:
-                pass
         self._sealed = memoryview(b"")
         self._socket.close()
 
@@ -367,7 +371,7 @@ def _explain_handshake(error: ssl.SSLError, peer: str) -> WireError:
     if reason == "PEER_DID_NOT_RETURN_A_CERTIFICATE":
         return AuthenticationError(f"{peer} has no certificate")
     if reason in ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "PACKET_LENGTH_TOO_LONG"):
-        return FrameError(
+        return ProtocolMismatch(
             f"{peer} speaks in plain text, and this task only by TLS: give every task of the job "
             "its certificate (`trireme certs`), or none"
         )

@@ -1,0 +1,152 @@
+"""What a service does about refused connections: it logs few, and slows down who makes many.
+
+Both take the time as an argument.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+from dataclasses import dataclass
+
+_log = logging.getLogger(__name__)
+
+BURST = 20
+"""The number of lines that may be logged at once after a quiet time."""
+
+LINE_SECONDS = 10.0
+"""After that, one line may be logged in so many seconds."""
+
+_HOSTS = 1024  # how many hosts are remembered
+
+
+class Refusals:
+    """Logs the refused connections of one service at a limited rate.
+
+    Anybody who reaches a port can have thousands of connections refused each second. All of them
+    are counted. When they exceed a few a minute, only their number is logged.
+
+    Attributes:
+        count: how many connections were refused.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._unlogged = 0
+        self._lines = TokenBucket(BURST, LINE_SECONDS)
+
+    def log(self, now: float, reason: str) -> None:
+        """Counts a refused connection, and logs it if the rate allows.
+
+        Args:
+            now: the time in seconds.
+            reason: which peer was refused, and why.
+        """
+        self.count += 1
+        if self._lines.take(now):
+            _log.warning("%s", reason)
+        else:
+            self._unlogged += 1
+
+    def tick(self, now: float) -> None:
+        """Logs how many refused connections were not logged, if the rate allows."""
+        if self._unlogged and self._lines.take(now):
+            _log.warning(
+                "%d more connections were refused, %d in all: somebody tries again and again",
+                self._unlogged,
+                self.count,
+            )
+            self._unlogged = 0
+
+
+class RefusedHosts:
+    """Limits how often one host may be refused.
+
+    Each refused connection costs its host one try of a few, which come back one by one. A host that
+    has none left is not listened to, so that its handshakes cost nothing. This host itself is never
+    limited: those who are refused there have the same address as the job's own tasks.
+
+    Args:
+        tries: how many connections of a host may be refused at once.
+        seconds: after so many seconds it has one more try.
+    """
+
+    def __init__(self, tries: int, seconds: float) -> None:
+        self._tries = tries
+        self._seconds = seconds
+        self._hosts: dict[str, TokenBucket] = {}  # the one that was refused last is the last
+
+    def refused(self, now: float, peer: str) -> None:
+        """Counts a refused connection.
+
+        Args:
+            now: the time in seconds.
+            peer: the address of its other end, with its scheme.
+        """
+        host = network(peer)
+        if host is None:
+            return
+        bucket = self._hosts.pop(host, None) or TokenBucket(self._tries, self._seconds)
+        bucket.take(now)
+        self._hosts[host] = bucket
+        if len(self._hosts) > _HOSTS:
+            del self._hosts[next(iter(self._hosts))]
+
+    def admits(self, now: float, peer: str) -> bool:
+        """Returns whether a new connection of a peer is listened to."""
+        host = network(peer)
+        bucket = None if host is None else self._hosts.get(host)
+        return bucket is None or bucket.has(now)
+
+
+@dataclass(slots=True)
+class TokenBucket:
+    """A number of tokens that are taken one by one, and come back one by one.
+
+    Args:
+        most: how many there are at most, and at first.
+        seconds: after so many seconds there is one more.
+    """
+
+    most: int
+    seconds: float
+    _left: float = -1.0
+    _since: float = 0.0
+
+    def has(self, now: float) -> bool:
+        """Returns whether there is a token."""
+        if self._left < 0.0:
+            self._left = float(self.most)
+        else:
+            passed = max(0.0, now - self._since)
+            self._left = min(float(self.most), self._left + passed / self.seconds)
+        self._since = now
+        return self._left >= 1.0
+
+    def take(self, now: float) -> bool:
+        """Takes a token, if there is one; returns whether there was."""
+        if not self.has(now):
+            return False
+        self._left -= 1.0
+        return True
+
+
+def network(peer: str) -> str | None:
+    """Returns what one owner of addresses has: an IPv4 address, or 64 bits of IPv6.
+
+    Args:
+        peer: an address, with its scheme.
+
+    Returns:
+        None stands for this host.
+    """
+    host = peer.partition("://")[2].rpartition(":")[0].strip("[]").partition("%")[0]
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return None  # a unix socket, or memory
+    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
+        address = address.ipv4_mapped
+    if address.is_loopback:
+        return None
+    return str(address) if address.version == 4 else address.packed[:8].hex()
