@@ -443,7 +443,8 @@ def test_several_links_are_looked_at_before_sleeping_where_all_lead_through_memo
         spin.wait = wait
         for spins in ((spin, spin), (spin, None), (None, None)):
             for link, end, how in zip(links.links, (one, other), spins, strict=True):
-                link.connection = mock.Mock(spin=how, fileno=end.fileno)
+                stream = mock.Mock(pending=False)
+                link.connection = mock.Mock(spin=how, fileno=end.fileno, stream=stream)
             assert not links._readable(lanes)
         one.send(b"x")
         assert links._readable(lanes)
@@ -453,6 +454,10 @@ def test_several_links_are_looked_at_before_sleeping_where_all_lead_through_memo
         links.links[0].connection = None
         assert links._readable(lanes), "the one that is there is looked at"
         assert looks[4:] == [False]
+        one.recv(1)
+        links.links[1].connection.stream.pending = True
+        links.links[0].connection = links.links[1].connection
+        assert links._readable(lanes), "what was decrypted shows on no descriptor"
 
 
 # What breaks ------------------------------------------------------------------------------------

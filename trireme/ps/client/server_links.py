@@ -282,7 +282,7 @@ class ServerLinks:
         connections = [connection for connection in made if connection is not None]
         if len(made) == len(connections) == 1:
             return False
-        if any(connection.buffered for connection in connections):
+        if any(connection.stream.pending for connection in connections):
             return True
         poller = select.poll()
         for connection in connections:

@@ -13,6 +13,7 @@ import psutil
 from trireme.errors import (
     AddressInUse,
     ConfigurationError,
+    ConnectionBroken,
     ConnectionRefused,
     ConnectTimeout,
     TriremeError,
@@ -207,6 +208,8 @@ def _explain_connect(error: OSError, address: str) -> WireError:
     reason = error.strerror or str(error)
     if isinstance(error, TimeoutError):
         reason = "no answer in time"
+    elif error.errno in (errno.ECONNRESET, errno.ENOTCONN):
+        return ConnectionBroken(f"{address} reset the connection at once: the task there ends")
     elif error.errno not in (errno.EHOSTUNREACH, errno.ENETUNREACH):
         return WireError(f"cannot connect to {address}: {reason}")
     return ConnectTimeout(
