@@ -9,6 +9,7 @@ from rich.console import Console
 
 from trireme.cluster.messages import ClusterStatus, TaskStatus
 from trireme.monitor.job_state import (
+    UNSAVED,
     JobSnapshot,
     TaskSnapshot,
     findings,
@@ -87,6 +88,16 @@ def test_who_is_missing_and_who_is_gone_is_told() -> None:
     assert findings(picture(task("ps", 0), missing=("worker:1",))) == ["the job waits for worker:1"]
     lost = TaskStatus("worker", 0, "lost", "it said nothing", 1, "here", 7, "", 11.0, {})
     assert findings(picture(lost)) == ["worker:0 is lost: it said nothing"]
+
+
+def test_a_checkpoint_that_is_not_saved_comes_before_all_else() -> None:
+    lost = TaskStatus("worker", 1, "lost", "it said nothing", 1, "here", 7, "", 11.0, {})
+    seen = picture(task("worker", 0, **{**WORKER, UNSAVED: "step 3 is NOT SAVED"}), lost)
+    expected = ["worker:0: step 3 is NOT SAVED", "worker:1 is lost: it said nothing"]
+    assert findings(seen) == expected
+    assert "NOT SAVED" in line(seen)
+    waiting = picture(task("worker", 0, **{UNSAVED: "step 3 is NOT SAVED"}), missing=("ps:0",))
+    assert findings(waiting) == ["worker:0: step 3 is NOT SAVED", "the job waits for ps:0"]
 
 
 @pytest.mark.parametrize("width", [60, 100, 160])

@@ -120,6 +120,19 @@ def test_a_page_is_valid_small_and_needs_nothing_else() -> None:
     assert tree.find(".//b") is None or tree.find(".//b").text != '&"bold"'  # type: ignore[union-attr]
 
 
+def test_checkpoints_that_are_not_saved_are_on_the_page() -> None:
+    def ended(**more: str) -> str:
+        status = {"global_step": 9, "checkpoints_failed": 2, **more}
+        begin = Begin(task="worker:0", job="abc", time=1000.0, host="here", pid=1)
+        return page(ReportData("run", starts=[Start(begin, [Record(time=1.0, status=status)])]))
+
+    assert "worker:0 could not write 2 checkpoints: later ones were saved" in ended()
+    assert "could not write 2 checkpoints: no space at step 9" in ended(
+        unsaved="no space at step 9"
+    )
+    assert "not saved" not in page(ReportData("run", starts=STARTS))
+
+
 def test_a_page_of_nothing_is_valid_too() -> None:
     assert self_contained(page(ReportData("empty")))
     assert [each.text for each in parsed(page(ReportData("empty"))).iter("h1")] == ["empty"]

@@ -15,7 +15,7 @@ from trireme.cli.parser import COMMANDS
 from trireme.cluster.spec import task_name
 from trireme.errors import TriremeError
 from trireme.launch.run_directory import JobRecord, is_running, read_record
-from trireme.monitor.job_state import findings, from_cluster
+from trireme.monitor.job_state import UNSAVED, findings, from_cluster
 from trireme.monitor.records import read_starts
 
 _RECORDED = ("state", "status", "job", "command", "host", "launcher", "coordinator", "started")
@@ -93,7 +93,9 @@ def _lines(status: dict[str, Any]) -> list[str]:
         lines.append(f"  the coordinator does not answer: {status['coordinator_error']}")
     for task in status["tasks"]:
         values = {
-            n: v for n, v in task.get("status", {}).items() if v not in ("", 0) or n == "step"
+            n: v
+            for n, v in task.get("status", {}).items()
+            if (v not in ("", 0) or n == "step") and (over or n != UNSAVED)  # a finding
         }
         report = ", ".join(f"{name} {_shown(value)}" for name, value in values.items())
         if over and report:

@@ -24,6 +24,9 @@ SILENT_SECONDS = 1.3
 WAIT_SECONDS = 0.5
 """The shortest wait that is reported."""
 
+UNSAVED = "unsaved"
+"""The field of a worker's status that says why its last checkpoint is not saved."""
+
 _SLOW_SHARE = 0.5
 
 
@@ -145,9 +148,17 @@ def span_of(starts: Sequence[Start]) -> tuple[float, float]:
 
 
 def findings(picture: JobSnapshot) -> list[str]:
-    """Returns what holds a job up, gravest first: lost, stuck, silent and slow tasks, and waits."""
+    """Returns what is wrong with a job, gravest first.
+
+    These are checkpoints that are not saved, lost, stuck and silent tasks, waits, and slow tasks.
+    """
+    unsaved = [
+        f"{task.name}: {alarm}"
+        for task in picture.tasks
+        if task.live and (alarm := task.status.get(UNSAVED))
+    ]
     if picture.missing:
-        return [f"the job waits for {', '.join(picture.missing)}"]
+        return [*unsaved, f"the job waits for {', '.join(picture.missing)}"]
     gone = [
         f"{task.name} is {task.state}: {task.reason}"
         for task in picture.tasks
@@ -158,7 +169,7 @@ def findings(picture: JobSnapshot) -> list[str]:
         for task in picture.tasks
         if task.live and (standstill := task.status.get(STUCK))
     ]
-    return [*gone, *stuck, *_held_up(picture), *_slow(picture)]
+    return [*unsaved, *gone, *stuck, *_held_up(picture), *_slow(picture)]
 
 
 def _held_up(picture: JobSnapshot) -> Iterator[str]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from trireme.launch.run_directory import JobRecord
 from trireme.monitor.charts import bar_chart, line_chart, stacked_bars, template
 from trireme.monitor.curves import Curves
-from trireme.monitor.job_state import PHASES, SHOWN_PHASES
+from trireme.monitor.job_state import PHASES, SHOWN_PHASES, UNSAVED
 from trireme.monitor.numbers import number, number_of, size
 from trireme.monitor.records import Start
 from trireme.monitor.worker_totals import WorkerTotals, paces, slowest, staleness_of, worker_totals
@@ -76,6 +76,7 @@ def page(material: ReportData) -> str:
             (row.name, row.saved_at, size(row.nbytes), row.damage) for row in material.checkpoints
         ],
         damaged=any(row.damage for row in material.checkpoints),
+        unsaved=list(_unsaved(material.starts)),
         about=list(about.items()),
     )
 
@@ -102,6 +103,16 @@ def _facts(material: ReportData, workers: Sequence[WorkerTotals]) -> Iterator[tu
                     yield f"{run} {tag}", number(points[-1][1])
     if record is not None:
         yield "started", time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(record.started))
+
+
+def _unsaved(starts: Sequence[Start]) -> Iterator[str]:
+    """Yields what went wrong with the checkpoints of each start of a worker."""
+    for start in starts:
+        status = start.records[-1].status if start.records else {}
+        if failed := int(number_of(status, "checkpoints_failed")):
+            at_the_end = str(status.get(UNSAVED, "later ones were saved"))
+            counted = f"{failed} checkpoint{'s' * (failed > 1)}"
+            yield f"{start.begin.task} could not write {counted}: {at_the_end}"
 
 
 def _curves(curves: Curves) -> Iterator[tuple[str, str]]:

@@ -325,15 +325,44 @@ def restore_state(
     """
     names = state_names(optimizer, parameters)
     index = {name: position for position, name in enumerate(names) if name}
+    known = all(name_of(each) for each in members(optimizer))
     state: dict[int, dict[str, torch.Tensor]] = {}
     for key, tensor in tensors.items():
         name, _, entry = key.rpartition("/")
         if name in index:
+            why = state_misfit(entry, tensor, tuple(parameters[name].shape)) if known else None
+            if why is not None:
+                raise Rejected(
+                    f"{entry!r} of parameter {name!r} {why} in the checkpoint: it is of another "
+                    "model or optimizer; choose another run directory"
+                )
             state.setdefault(index[name], {})[entry] = part(parameters[name], tensor)
     _check_complete(optimizer, state)
     optimizer.load_state_dict(
         {"state": state, "param_groups": optimizer.state_dict()["param_groups"]}
     )
+
+
+COUNTERS = ("step", "mu_product", "eta", "mu")
+"""What the optimizers of the registry keep one number of for each parameter."""
+
+
+def state_misfit(entry: str, tensor: torch.Tensor, shape: tuple[int, ...]) -> str | None:
+    """Returns why a tensor cannot be an entry of a registry optimizer's state; None if it can.
+
+    Args:
+        entry: the optimizer's name for it.
+        tensor: the tensor.
+        shape: the parameter's shape.
+    """
+    if entry in COUNTERS:
+        if tensor.dim():
+            return f"has shape {tuple(tensor.shape)}, and not one number,"
+        number = float(tensor)
+        return None if math.isfinite(number) and number >= 0 else f"is {number}"
+    if tuple(tensor.shape) != shape:
+        return f"has shape {tuple(tensor.shape)} instead of {shape}"
+    return None if tensor.is_floating_point() else f"is of {tensor.dtype}"
 
 
 def _check_complete(

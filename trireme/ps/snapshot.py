@@ -13,6 +13,7 @@ from trireme.errors import CheckpointError
 from trireme.ps.flat import dtype_of
 from trireme.ps.layout import Layout, Part, Placed
 from trireme.ps.messages import Span, WorkerProgress
+from trireme.ps.optimizers import COUNTERS, state_misfit
 from trireme.ps.shard.values.snapshot_tensors import Tensors
 from trireme.ps.snapshot_messages import Snapshot, TensorSpec
 
@@ -105,12 +106,19 @@ def disassemble(layout: Layout, state: ModelState, server: int) -> Tensors:
     """Returns the tensors of a state that one server loads.
 
     Raises:
-        CheckpointError: a parameter is missing in the state, or has another shape.
+        CheckpointError: a parameter is missing in the state, or has another shape; or a number of
+            the optimizer's state is none.
     """
     shapes = {p.name: p.shape for p in layout.spec.parameters}
     kinds = {"values": state.values, "average": state.average}
     for name, tensor in state.optimizer.items():
         parameter, _, entry = name.rpartition("/")
+        why = state_misfit(entry, tensor, ()) if entry in COUNTERS else None
+        if why is not None and parameter in shapes:
+            raise CheckpointError(
+                f"{entry!r} of parameter {parameter!r} {why} in the checkpoint: it is of another "
+                "optimizer"
+            )
         kinds.setdefault(f"state/{entry}", {})[parameter] = tensor
     tensors: list[tuple[TensorSpec, torch.Tensor]] = []
     for part in layout.parts(server):
@@ -127,12 +135,8 @@ def _is_scalar(
     """Returns whether a kind of state is one number a parameter, such as a step counter."""
     telling = [tensor for name, tensor in named.items() if shapes.get(name)]
     if not telling:  # of 0-dim parameters only: the shapes cannot tell
-        return key in _COUNTERS
+        return key.removeprefix("state/") in COUNTERS
     return all(tensor.dim() == 0 for tensor in telling)
-
-
-_COUNTERS = ("state/step", "state/mu_product", "state/eta", "state/mu")
-"""What the optimizers of the registry keep one number of for each parameter."""
 
 
 def _ranges(key: str, part: Part, named: Mapping[str, torch.Tensor]) -> Tensors:

@@ -1,18 +1,20 @@
-"""Whatever a save dies of, and wherever, the checkpoint before it can be loaded."""
+"""Directories that are published as a whole; see also `test_crash_points`."""
 
 from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.session.checkpoint.disk import hidden
 from tests.session.checkpoint.samples import assert_same, sample
 from trireme.errors import CheckpointError
-from trireme.session.checkpoint import CheckpointData, latest, list_checkpoints, save
+from trireme.session.checkpoint import latest, list_checkpoints, save
 from trireme.session.checkpoint.atomic_directories import (
     list_directories,
     make_directory,
@@ -21,132 +23,13 @@ from trireme.session.checkpoint.atomic_directories import (
     sweep,
 )
 
-CALLS = ("fsync", "replace", "mkdir", "open")
-
-
-class Interruption:
-    """Does something instead of the n-th call of `os.fsync`, `os.replace`, `os.mkdir`, `os.open`.
-
-    Every change that a save makes lies between two of these calls.
-    """
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, at: int, act: Callable[[], object]) -> None:
-        self.calls = 0
-        self._at = at
-        self._act = act
-        for name in CALLS:
-            monkeypatch.setattr(os, name, self._wrap(getattr(os, name)))
-
-    def _wrap(self, original: Callable[..., object]) -> Callable[..., object]:
-        def call(*args: object, **options: object) -> object:
-            self.calls += 1
-            if self.calls == self._at:
-                self._act()
-            return original(*args, **options)
-
-        return call
-
 
 def disk_full() -> None:
     raise OSError(28, "No space left on device")
 
 
-def sudden_death() -> None:
-    os._exit(9)
-
-
 def no_complaint(path: Path, reason: CheckpointError) -> None:
     raise AssertionError(f"{path} is damaged: {reason}")
-
-
-def calls_of_a_save(tmp_path: Path, data: CheckpointData, before: CheckpointData) -> int:
-    with pytest.MonkeyPatch.context() as patch:
-        save(tmp_path, before)
-        count = Interruption(patch, -1, disk_full)
-        save(tmp_path, data)
-        return count.calls
-
-
-def different(step: int) -> CheckpointData:
-    """A checkpoint of the same step as `sample(step)`, with other content."""
-    return CheckpointData(step, sample(step + 1).model, state={"other": True})
-
-
-SCENARIOS = [(sample(1), sample(2)), (sample(1), different(1))]
-
-
-@pytest.mark.parametrize(("before", "data"), SCENARIOS, ids=["next step", "same step"])
-def test_a_failing_disk_costs_the_new_checkpoint_at_most(
-    tmp_path: Path, before: CheckpointData, data: CheckpointData
-) -> None:
-    calls = calls_of_a_save(tmp_path / "count", data, before)
-    failures = 0
-    for at in range(1, calls + 1):
-        run = tmp_path / str(at)
-        save(run, before)
-        with pytest.MonkeyPatch.context() as patch:
-            Interruption(patch, at, disk_full)
-            reported = fails(lambda run=run: save(run, data))
-        found = latest(run, no_complaint)
-        assert found is not None
-        # Where only the last fsync of the directory failed, the new one is in place already.
-        assert_same(found, data if found.state == data.state else before)
-        assert reported or found.state == data.state
-        failures += reported
-        save(run, data)
-        found = latest(run, no_complaint)
-        assert found is not None
-        assert_same(found, data)
-        assert not hidden(run)
-    assert failures > 10
-
-
-def fails(act: Callable[[], object]) -> bool:
-    try:
-        act()
-    except CheckpointError as error:
-        assert "unharmed" in str(error)
-        return True
-    return False
-
-
-@pytest.mark.parametrize(("before", "data"), SCENARIOS, ids=["next step", "same step"])
-def test_a_process_that_dies_costs_the_new_checkpoint_at_most(
-    tmp_path: Path, before: CheckpointData, data: CheckpointData
-) -> None:
-    calls = calls_of_a_save(tmp_path / "count", data, before)
-    for at in range(1, calls + 1):
-        run = tmp_path / str(at)
-        save(run, before)
-        assert in_a_child(lambda at=at, run=run: die_while_saving(run, data, at)) == 9
-        found = latest(run, no_complaint)
-        assert found is not None
-        assert_same(found, data if found.state == data.state else before)
-        save(run, sample(3))
-        assert [path.name for path in list_checkpoints(run)][-1] == "step-000000003"
-        assert len(list_checkpoints(run)) >= 2
-        assert not hidden(run)
-
-
-def die_while_saving(run: Path, data: CheckpointData, at: int) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        Interruption(patch, at, sudden_death)
-        save(run, data)
-
-
-def in_a_child(act: Callable[[], None]) -> int:
-    """Runs `act` in a fork of this process and returns the child's exit status."""
-    pid = os.fork()
-    if pid == 0:
-        try:
-            act()
-        finally:
-            os._exit(0)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-
-
-def hidden(run: Path) -> list[str]:
-    return [path.name for path in (run / "checkpoints").iterdir() if path.name.startswith(".")]
 
 
 @pytest.mark.processes
@@ -231,7 +114,7 @@ def test_sweep_leaves_what_is_not_ours(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
     (tmp_path / ".removing-step-000000001.00c0ffee").write_text("not a directory")
     sweep(tmp_path)
-    assert {path.name for path in tmp_path.iterdir()} >= {".notes", "best", ".saving-mine"}
+    assert {path.name for path in tmp_path.iterdir()} == {".notes", "best", ".saving-mine"}
 
 
 def test_what_was_set_aside_stands_in_until_it_is_put_back(tmp_path: Path) -> None:
@@ -285,3 +168,28 @@ def test_make_directory_makes_its_parents(tmp_path: Path) -> None:
     make_directory(tmp_path / "a" / "b")
     make_directory(tmp_path / "a" / "b")
     assert (tmp_path / "a" / "b").is_dir()
+
+
+@pytest.mark.parametrize("kind", ["file", "dangling link", "link to a directory"])
+def test_whatever_has_the_name_of_a_directory_is_replaced_and_removed(
+    tmp_path: Path, kind: str
+) -> None:
+    parent = tmp_path / "parent"
+    final, elsewhere = parent / "final", tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "kept").touch()
+
+    def make(path: Path) -> None:
+        if kind == "file":
+            path.touch()
+        else:
+            path.symlink_to(elsewhere if kind == "link to a directory" else "nowhere")
+
+    for act in (lambda: publish(parent / "staged", final), lambda: remove(final)):
+        (parent / "staged").mkdir(parents=True)
+        make(final)
+        act()
+        for path in parent.iterdir():
+            assert path.name in ("final", "staged")
+            shutil.rmtree(path)
+    assert (elsewhere / "kept").exists()

@@ -17,6 +17,8 @@ from torch.utils.data import TensorDataset
 import trireme
 from trireme.errors import CheckpointError, ConfigurationError
 from trireme.launch.config.task_config import TaskConfig
+from trireme.monitor.job_state import UNSAVED
+from trireme.monitor.records import read_starts
 from trireme.session.checkpoint import (
     CheckpointData,
     atomic_directories,
@@ -88,9 +90,25 @@ def test_a_save_that_fails_does_not_end_training(
     assert "No space left on device" in said
     assert "the newest is of step 2" in said
     assert said.count("Training goes on, and the next save is tried within 30 s") == 2
+    assert made.worker.storage.alarm == ""  # later ones were saved
     count = made.recorder.registry.value
     assert count("trireme_checkpoints_total", outcome="failed") == 2
     assert count("trireme_checkpoints_total", outcome="saved") == 4
+
+
+def test_the_alarm_is_in_the_status_and_the_report_until_a_save_succeeds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Disk(monkeypatch, lambda step: step in (2, 3))
+    monkeypatch.setattr("trireme.session.observers.recorder._REPORT_SECONDS", 0.0)
+    monkeypatch.setattr("trireme.monitor.records._FIRST_SECONDS", 0.0)
+    monkeypatch.setattr("trireme.monitor.records._SHARE", 0.0)
+    train(session(tmp_path))
+    (start,) = read_starts(tmp_path)
+    alarms = [str(record.status.get(UNSAVED, "")) for record in start.records]
+    assert [bool(alarm) for alarm in alarms] == [False, False, True, True, False, False, False]
+    assert "step 2 is NOT SAVED" in alarms[2] and "the newest is of step 1" in alarms[2]
+    assert "step 3 is NOT SAVED" in alarms[3] and "No space left on device" in alarms[3]
 
 
 def test_the_last_step_is_saved_though_its_periodic_save_failed(

@@ -42,7 +42,7 @@ def worker_of(task: TaskConfig, run_dir: Path) -> Any:
         ),
         update_times=UpdateTimes(),
         buffers=SimpleNamespace(publish=lambda: None),
-        storage=SimpleNamespace(saved=0, failed=0),
+        storage=SimpleNamespace(saved=0, failed=0, alarm=""),
     )
 
 

@@ -178,9 +178,17 @@ class TensorBoard:
         return True
 
     def _run(self) -> None:
-        while (task := self._tasks.get()) is not None:
+        while (task := self._next_task()) is not None:
             task()
         self._try("the end", lambda: self._each_writer(lambda writer: writer.close()))
+
+    def _next_task(self) -> _Task | None:
+        """Returns the next task; meanwhile writes what has waited long enough for others."""
+        try:
+            return self._tasks.get(timeout=_FLUSH_SECONDS)
+        except queue.Empty:
+            self._try("the files", lambda: self._each_writer(lambda writer: writer.flush()))
+            return self._tasks.get()
 
     def _try(self, name: str, task: _Task) -> None:
         if self._failed:
@@ -198,19 +206,15 @@ class TensorBoard:
             _log.warning("nothing more is written for TensorBoard: %s", reason)
 
     def _writer(self, run: str) -> SummaryWriter:
-        from torch.utils.tensorboard import SummaryWriter
+        from trireme.monitor.tensorboard.event_file import RunWriter
 
         if ".." in PurePosixPath(run).parts or PurePosixPath(run).is_absolute() or not run:
             raise ValueError(f"{run!r} cannot be the name of a run")
         with self._lock:
             if run not in self._writers:
                 directory = self._directory / run
-                self._writers[run] = SummaryWriter(
-                    str(directory),
-                    purge_step=self._first_step if directory.is_dir() else None,
-                    max_queue=1000,
-                    flush_secs=_FLUSH_SECONDS,
-                )
+                purge_step = self._first_step if directory.is_dir() else None
+                self._writers[run] = RunWriter(str(directory), purge_step)
             return self._writers[run]
 
     def _each_writer(self, act: Callable[[Any], object]) -> None:

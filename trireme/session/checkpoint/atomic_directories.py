@@ -90,7 +90,7 @@ def publish(staged: Path, final: Path, allowed: Callable[[], None] = lambda: Non
     sync_directory(staged)
     allowed()
     aside = final.with_name(f".replaced-{final.name}.{secrets.token_hex(4)}")
-    replaces = final.exists()
+    replaces = os.path.lexists(final)
     if replaces:
         os.replace(final, aside)
     try:
@@ -101,18 +101,25 @@ def publish(staged: Path, final: Path, allowed: Callable[[], None] = lambda: Non
         raise
     sync_directory(final.parent)
     if replaces:
-        shutil.rmtree(aside, ignore_errors=True)
+        _delete(aside)
 
 
 def remove(path: Path) -> None:
-    """Deletes a directory; it is never visible half deleted.
+    """Deletes a directory; it is never visible half deleted, not even after a power cut.
 
     Raises:
-        OSError: as `os.replace`.
+        OSError: as `os.replace` and `os.fsync`.
     """
     doomed = path.with_name(f".removing-{path.name}.{secrets.token_hex(4)}")
     os.replace(path, doomed)
-    shutil.rmtree(doomed, ignore_errors=True)
+    sync_directory(path.parent)
+    _delete(doomed)
+
+
+def published_name(name: str) -> str:
+    """Returns the name under which a hidden directory was or will be published; else `name`."""
+    hidden = _HIDDEN.fullmatch(name)
+    return name if hidden is None else hidden[2]
 
 
 def list_directories(parent: Path) -> dict[str, Path]:
@@ -142,10 +149,10 @@ def sweep(parent: Path) -> None:
         if hidden is None:
             continue
         with suppress(OSError):
-            if hidden[1] == "replaced" and not (parent / hidden[2]).exists():
+            if hidden[1] == "replaced" and not os.path.lexists(parent / hidden[2]):
                 os.replace(path, parent / hidden[2])
             elif hidden[1] != "saving" or _abandoned(path, int(hidden[3] or 0)):
-                shutil.rmtree(path, ignore_errors=True)
+                _delete(path)
 
 
 def evict(parent: Path, allowed: Callable[[], None] = lambda: None) -> None:
@@ -168,6 +175,13 @@ def evict(parent: Path, allowed: Callable[[], None] = lambda: None) -> None:
         if hidden is not None and hidden[1] == "saving":
             with suppress(FileNotFoundError):  # published, or deleted, at this moment
                 remove(path)
+
+
+def _delete(path: Path) -> None:
+    """Deletes a directory as far as possible, or a file or link that has its name."""
+    shutil.rmtree(path, ignore_errors=True)
+    with suppress(OSError):
+        path.unlink()
 
 
 def _abandoned(path: Path, pid: int) -> bool:

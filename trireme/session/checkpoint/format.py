@@ -9,40 +9,42 @@
       state.json                                               other state, and every file's
       checksum
 
-`state.json` is written last and ends with its own checksum. Large groups of tensors are split into
-shards (see `tensors`). The format is the same for every strategy, every optimizer and any number of
-servers and workers, so that a job may continue with others.
+`state.json` is written last and ends with its own checksum (see `manifest`). Large groups of
+tensors are split into shards (see `tensors`). The format is the same for every strategy, every
+optimizer and any number of servers and workers, so that a job may continue with others.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import msgspec
 import torch
 
-from trireme import __version__
 from trireme.errors import CheckpointError
 from trireme.session.checkpoint import atomic_directories
+from trireme.session.checkpoint.manifest import (
+    LAST_STEP,
+    Manifest,
+    directory_name,
+    read_manifest,
+    verify_files,
+    write_manifest,
+)
 from trireme.session.checkpoint.tensors import (
     FileRecord,
+    index_name,
     read_tensors,
     tensor_shapes,
-    write_file,
     write_tensors,
     write_tensors_file,
 )
 
-_FORMAT = 1
-_STATE = "state.json"
 _GROUPS = ("model", "optimizer", "average", "local")
+_INDEXES = frozenset(index_name(group) for group in _GROUPS)
 _SHARD_BYTES = 2 << 30
 
 
@@ -96,25 +98,6 @@ class Description:
     state: dict[str, Any]
 
 
-_FileName = Annotated[
-    str,
-    msgspec.Meta(
-        pattern=r"\A(model|optimizer|average|local)(-\d{5,}-of-\d{5,})?\.safetensors(\.index\.json)?\Z"
-    ),
-]
-
-
-class _Manifest(msgspec.Struct, frozen=True):
-    """The content of `state.json`, without its checksum."""
-
-    format: int
-    step: int
-    saved_at: str
-    versions: dict[str, str]
-    files: dict[_FileName, FileRecord]
-    state: dict[str, Any]
-
-
 def checkpoint_directory(run_dir: str | Path) -> Path:
     """Returns the directory of a run's checkpoints."""
     return Path(run_dir) / "checkpoints"
@@ -145,11 +128,13 @@ def save(
         CheckpointError: a tensor or a value of the state is of a kind that a checkpoint cannot
             hold, or writing failed. Earlier checkpoints are unharmed.
     """
-    if data.step < 0:
-        raise CheckpointError(f"step {data.step} cannot be saved: steps count from 0")
+    if not 0 <= data.step <= LAST_STEP:
+        raise CheckpointError(
+            f"step {data.step} cannot be saved: steps count from 0, up to {LAST_STEP}"
+        )
     _check_json(dict(data.state), "state")
     parent = checkpoint_directory(run_dir)
-    final = parent / f"step-{data.step:09d}"
+    final = parent / directory_name(data.step)
     try:
         atomic_directories.make_directory(parent)
         atomic_directories.sweep(parent)
@@ -168,25 +153,7 @@ def _write(staged: Path, data: CheckpointData, shard_bytes: int) -> None:
     files: dict[str, FileRecord] = {}
     for group in _GROUPS:
         files |= write_tensors(staged, group, getattr(data, group), shard_bytes)
-    manifest = _Manifest(
-        format=_FORMAT,
-        step=data.step,
-        saved_at=datetime.now(UTC).isoformat(timespec="seconds"),
-        versions={"trireme": __version__, "torch": str(torch.__version__)},
-        files=files,
-        state=dict(data.state),
-    )
-    # Python's json, for its exact floats and for integers of any size.
-    fields = ((name, getattr(manifest, name)) for name in manifest.__struct_fields__)
-    lines = (
-        f'"{name}": {json.dumps(value, default=msgspec.to_builtins)},\n' for name, value in fields
-    )
-    body = ("{\n" + "".join(lines)).encode()
-    write_file(staged / _STATE, [body, _tail(body)])
-
-
-def _tail(body: bytes | memoryview) -> bytes:
-    return b'"checksum": "sha256:%s"\n}\n' % hashlib.sha256(body).hexdigest().encode()
+    write_manifest(staged, data.step, files, data.state)
 
 
 def _check_json(value: object, where: str) -> None:
@@ -214,11 +181,15 @@ def load(path: str | Path) -> CheckpointData:
         The data passed to `save`. Tensors are on the CPU, and none share memory.
 
     Raises:
-        CheckpointError: a file is missing, or differs from what was written; names it.
+        CheckpointError: a file is missing, or differs from what was written; names it. Or the
+            checkpoint was replaced while it was read.
     """
     path = Path(path)
-    manifest = _verified(path)
+    manifest = read_manifest(path)
+    verify_files(path, manifest)
     groups = {group: read_tensors(path, group, manifest.files) for group in _GROUPS}
+    if read_manifest(path).files != manifest.files:
+        raise CheckpointError(f"{path} was replaced by another checkpoint while it was read")
     return CheckpointData(manifest.step, **groups, state=manifest.state)
 
 
@@ -229,17 +200,22 @@ def verify(path: str | Path) -> None:
         CheckpointError: a file is missing, or differs from what was written; names it.
     """
     path = Path(path)
-    _shapes(path, _verified(path))
+    manifest = read_manifest(path)
+    verify_files(path, manifest)
+    _shapes(path, manifest)
 
 
 def describe(path: str | Path) -> Description:
-    """Returns the description of a checkpoint; verifies `state.json` and reads no values.
+    """Returns the description of a checkpoint, without reading its values.
+
+    It verifies `state.json`, the indexes, and the size of every file; see `verify` for the rest.
 
     Raises:
-        CheckpointError: it is not a checkpoint, or `state.json` or an index is damaged.
+        CheckpointError: it is not a checkpoint, or it is damaged as far as was looked.
     """
     path = Path(path)
-    manifest = _read_manifest(path)
+    manifest = read_manifest(path)
+    verify_files(path, manifest, lambda name: name in _INDEXES)
     return Description(
         path=path,
         step=manifest.step,
@@ -279,56 +255,5 @@ def export(path: str | Path, output: str | Path) -> Path:
     return output
 
 
-def _shapes(path: Path, manifest: _Manifest) -> dict[str, Any]:
+def _shapes(path: Path, manifest: Manifest) -> dict[str, Any]:
     return {group: tensor_shapes(path, group, manifest.files) for group in _GROUPS}
-
-
-def _read_manifest(path: Path) -> _Manifest:
-    try:
-        content = (path / _STATE).read_bytes()
-    except FileNotFoundError:
-        raise CheckpointError(f"{path} has no {_STATE}: it is not a checkpoint") from None
-    except OSError as error:
-        raise CheckpointError(f"{path / _STATE} cannot be read: {error}") from error
-    body = memoryview(content)[: -len(_tail(b""))]
-    if content[len(body) :] != _tail(body):
-        raise CheckpointError(
-            f"{path / _STATE} is damaged: it is not what its own checksum says ({len(content)} "
-            "bytes); the file was cut short or changed"
-        )
-    try:
-        fields = json.loads(content)
-        version = fields["format"]
-        if version == _FORMAT:
-            return msgspec.convert(fields, _Manifest)
-    except (ValueError, TypeError, KeyError, RecursionError, msgspec.MsgspecError) as error:
-        raise CheckpointError(
-            f"{path / _STATE} is not the state of a checkpoint: {error!r}"
-        ) from error
-    raise CheckpointError(
-        f"{path / _STATE} is of format {version!r} and this release of trireme reads format "
-        f"{_FORMAT}: use the release that wrote it, or a newer one"
-    )
-
-
-def _verified(path: Path) -> _Manifest:
-    manifest = _read_manifest(path)
-    for name, record in manifest.files.items():
-        file_path = path / name
-        try:
-            with file_path.open("rb") as file:
-                size = os.fstat(file.fileno()).st_size
-                if size == record.size:
-                    found = hashlib.file_digest(file, "sha256").hexdigest()
-        except OSError as error:
-            raise CheckpointError(f"{file_path} cannot be read: {error}") from error
-        if size != record.size:
-            raise CheckpointError(
-                f"{file_path} is damaged: it has {size} bytes instead of {record.size}"
-            )
-        if found != record.sha256:
-            raise CheckpointError(
-                f"{file_path} is damaged: its content is not what was written (SHA-256 "
-                f"{found[:16]}... instead of {record.sha256[:16]}...)"
-            )
-    return manifest

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -10,8 +9,7 @@ from pathlib import Path
 from trireme.errors import CheckpointError
 from trireme.session.checkpoint import atomic_directories
 from trireme.session.checkpoint.format import CheckpointData, checkpoint_directory, load, verify
-
-_NAME = re.compile(r"step-(\d{9,})")
+from trireme.session.checkpoint.manifest import step_in
 
 
 def list_checkpoints(run_dir: str | Path) -> list[Path]:
@@ -27,16 +25,17 @@ def list_checkpoints(run_dir: str | Path) -> list[Path]:
         return []
     except OSError as error:
         raise CheckpointError(f"the checkpoints in {parent} cannot be read: {error}") from error
-    by_step = {int(match[1]): path for name, path in found.items() if (match := _NAME.match(name))}
+    steps = {step_in(name): path for name, path in found.items()}
+    by_step = {step: path for step, path in steps.items() if step is not None}
     return [by_step[step] for step in sorted(by_step)]
 
 
 def step_of(path: Path) -> int:
     """Returns the global step of a checkpoint from its directory's name."""
-    match = _NAME.search(path.name)
-    if match is None:
+    step = step_in(atomic_directories.published_name(path.name))
+    if step is None:
         raise ValueError(f"{path} does not have the name of a checkpoint")
-    return int(match[1])
+    return step
 
 
 def latest(

@@ -51,6 +51,7 @@ class Storage:
         saved: the number of checkpoints that this process has completed.
         failed: the number of checkpoints that it could not write.
         newest: the step of the newest checkpoint that it knows of; None for none.
+        alarm: why the last checkpoint is not saved, and what the newest is; "" while all is well.
     """
 
     def __init__(self, settings: Settings, progress: Progress) -> None:
@@ -60,6 +61,7 @@ class Storage:
         self.saved = 0
         self.failed = 0
         self.newest: int | None = None
+        self.alarm = ""
         self._options = settings.options.checkpoint
         self._progress = progress
         self._task = settings.task
@@ -247,6 +249,7 @@ class Storage:
                 self.completed.append(path)
                 self.saved += 1
                 self.newest = step
+                self.alarm = ""
             if path is not None and error is not None:
                 self._progress.warn(f"step {step} is saved, but {error}")
             elif isinstance(error, CheckpointLockLost):
@@ -357,9 +360,8 @@ class Storage:
         newest = (
             "there is none yet" if self.newest is None else f"the newest is of step {self.newest}"
         )
-        self._progress.warn(
-            f"the checkpoint of step {step} is NOT SAVED{why}; {newest}. {self._after_a_failure}"
-        )
+        self.alarm = f"the checkpoint of step {step} is NOT SAVED{why}; {newest}"
+        self._progress.warn(f"{self.alarm}. {self._after_a_failure}")
 
 
 def _lost_steps(first: int, last: int) -> str:

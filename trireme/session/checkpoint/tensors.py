@@ -16,13 +16,14 @@ import json
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 import torch
 from safetensors import safe_open
 
 from trireme.errors import CheckpointError
+from trireme.session.checkpoint import strict_json
 
 _DTYPES = {
     torch.float64: "F64",
@@ -49,8 +50,8 @@ _T = TypeVar("_T")
 class FileRecord(msgspec.Struct, frozen=True):
     """The size of a file in bytes, and its SHA-256 in hexadecimal."""
 
-    size: int
-    sha256: str
+    size: Annotated[int, msgspec.Meta(ge=0)]
+    sha256: Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{64}\Z")]
 
 
 class _IndexMetadata(msgspec.Struct, frozen=True):
@@ -165,6 +166,12 @@ def dtype_name(name: str, tensor: torch.Tensor) -> str:
     """
     if name == "__metadata__":
         raise CheckpointError("no tensor can be named __metadata__ in a checkpoint: rename it")
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        raise CheckpointError(
+            f"no tensor can be named {name!r} in a checkpoint, as it is not Unicode: rename it"
+        ) from None
     if tensor.layout != torch.strided or tensor.is_meta:
         kind = "has no values (it is on the meta device)" if tensor.is_meta else "is sparse"
         raise CheckpointError(f"tensor {name!r} {kind}: a checkpoint holds dense values only")
@@ -238,8 +245,8 @@ def _read_index(directory: Path, group: str, files: Collection[str]) -> _Index:
         return _Index(_IndexMetadata(total_size=0), {})
     path = directory / name
     try:
-        index = msgspec.json.decode(path.read_bytes(), type=_Index)
-    except (OSError, msgspec.MsgspecError, RecursionError, UnicodeError) as error:
+        index = msgspec.convert(strict_json.decode(path.read_bytes()), _Index)
+    except (OSError, ValueError, msgspec.MsgspecError, RecursionError) as error:
         raise CheckpointError(f"{path} is not an index of tensors: {error}") from error
     if set(index.weight_map.values()) != shards:
         raise CheckpointError(
@@ -264,9 +271,17 @@ def _each(directory: Path, index: _Index, read: Callable[[Any, str], _T]) -> dic
                         f"{path} and its index do not hold the same tensors; the first that only "
                         f"one of them has is {odd[0]!r}"
                     )
+                _check_header(path)
                 found |= {name: read(file, name) for name in inside}
         except CheckpointError:
             raise
         except Exception as error:  # the library's own, and whatever odd dtypes and shapes set off
             raise CheckpointError(f"{path} is not a file of tensors: {error}") from error
     return {name: found[name] for name in index.weight_map}
+
+
+def _check_header(path: Path) -> None:
+    """Checks that no tensor is in a file twice; the library returns the last of them."""
+    with path.open("rb") as file:
+        size = int.from_bytes(file.read(8), "little")
+        strict_json.decode(file.read(size))

@@ -14,12 +14,18 @@ from trireme.cluster.view import View
 from trireme.errors import CheckpointError, ConfigurationError, JobFailed, TriremeError, WireError
 from trireme.launch.exit_reason import describe
 from trireme.ps.joint_optimizer import members
-from trireme.ps.messages import OptimizerSpec, Span
+from trireme.ps.messages import OptimizerSpec
 from trireme.ps.module_names import state_of
 from trireme.ps.optimizers import name_of
 from trireme.ps.snapshot import ModelState, lacking
 from trireme.session.backends.local_optimizers import LocalOptimizers
 from trireme.session.checkpoint import CheckpointData, latest, list_checkpoints, load, step_of
+from trireme.session.checkpoint.restored import (
+    JobState,
+    check_model,
+    job_state,
+    local_states,
+)
 from trireme.session.checkpoint.storage import Storage
 from trireme.session.checkpoint.tensors import dtype_name
 from trireme.session.lifecycle import Lifecycle
@@ -129,70 +135,50 @@ class WorkerCheckpoints:
             CheckpointError: the checkpoint is of another model.
         """
         flat = self._setup.flat
-        missing = [name for name in flat.parameters if name not in data.model]
-        if missing:
-            raise CheckpointError(
-                f"the checkpoint of step {data.step} has no parameter {missing[0]!r}: it is of "
-                "another model; choose another run directory"
-            )
-        lacking = data.state.get(LACKS)
-        if lacking:
+        check_model(data, flat.parameters, state_of(self._setup.model))
+        then = job_state(data)
+        if then.lacks:
             self._progress.warn(
-                f"the checkpoint of step {data.step} holds values without {', '.join(lacking)}: "
+                f"the checkpoint of step {data.step} holds values without {', '.join(then.lacks)}: "
                 "these begin anew"
             )
-        for name, parameter in flat.parameters.items():
-            then, now = tuple(data.model[name].shape), tuple(parameter.shape)
-            if then != now:
-                raise CheckpointError(
-                    f"{name!r} has shape {then} in the checkpoint of step {data.step} and {now} in "
-                    "the model: it is of another model; choose another run directory"
-                )
         self.buffers.set_constants(data.model)
         if self._backend.local_optimizers is not None:
-            self._hand_out_local_state(data, self._backend.local_optimizers)
+            self._hand_out_local_state(data, then, self._backend.local_optimizers)
         return ModelState(
             step=data.step,
             values={name: data.model[name] for name in flat.parameters},
             average=dict(data.average),
-            optimizer=self._optimizer_of(data),
-            sizes=dict(data.state.get("sizes", {})),
-            consumed=tuple(
-                Span(name, start, stop)
-                for name, ranges in data.state.get("consumed", {}).items()
-                for start, stop in ranges
-            ),
+            optimizer=self._optimizer_of(data, then),
+            sizes=dict(then.sizes),
+            consumed=then.spans,
         )
 
-    def _optimizer_of(self, data: CheckpointData) -> dict[str, torch.Tensor]:
+    def _optimizer_of(self, data: CheckpointData, then: JobState) -> dict[str, torch.Tensor]:
         """Returns the state with which the servers' optimizer continues."""
         now = _applied(self._setup.outer)
-        then = data.state.get("applies", "gradients")
-        if now == then:
+        if now == then.applies:
             return dict(data.optimizer)
-        if then != "gradients" and (data.optimizer or self._setup.outer is None):
+        if then.applies != "gradients" and (data.optimizer or self._setup.outer is None):
             self._progress.warn(
-                f"the checkpoint is of a job whose servers applied {then}, and here they apply "
-                f"{now}: their optimizer begins with fresh state"
+                f"the checkpoint is of a job whose servers applied {then.applies}, and here they "
+                f"apply {now}: their optimizer begins with fresh state"
             )
         return {}
 
-    def _hand_out_local_state(self, data: CheckpointData, local: LocalOptimizers) -> None:
+    def _hand_out_local_state(
+        self, data: CheckpointData, then: JobState, local: LocalOptimizers
+    ) -> None:
         """Shares with each worker the state of its optimizer."""
-        count, then = self._setup.settings.task.workers, data.state.get("workers")
-        workers = range(count)
-        if data.state.get("applies", "gradients") == "gradients":
+        count = self._setup.settings.task.workers
+        if then.applies == "gradients":
             # The servers ran the same optimizer before: every worker continues with its state.
-            local.hand_out(data.step, {worker: dict(data.optimizer) for worker in workers})
-        elif then == count:
-            states: dict[int, dict[str, torch.Tensor]] = {worker: {} for worker in workers}
-            for name, tensor in data.local.items():
-                worker, _, key = name.partition("/")
-                states[int(worker)][key] = tensor
-            local.hand_out(data.step, states)
+            local.hand_out(data.step, {worker: dict(data.optimizer) for worker in range(count)})
+        elif then.workers == count:
+            local.hand_out(data.step, local_states(data, count))
         else:
             self._progress.warn(
-                f"the checkpoint has the optimizers of {then} workers, and this job has "
+                f"the checkpoint has the optimizers of {then.workers} workers, and this job has "
                 f"{count}: each worker's optimizer begins with fresh state"
             )
 

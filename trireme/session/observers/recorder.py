@@ -9,8 +9,10 @@ from pathlib import Path
 import psutil
 import torch
 
+from trireme.cluster.messages import MAX_LINE
 from trireme.errors import NonFiniteError
 from trireme.metrics import COUNT_BUCKETS, Registry
+from trireme.monitor.job_state import UNSAVED
 from trireme.monitor.prometheus import expose
 from trireme.monitor.records import Record, RecordWriter, begin_here, records_directory
 from trireme.monitor.tensorboard.board import TensorBoard
@@ -294,6 +296,8 @@ class Recorder:
         }
         if self._worker.storage.failed:
             status["checkpoints_failed"] = self._worker.storage.failed
+        if self._worker.storage.alarm:
+            status[UNSAVED] = self._worker.storage.alarm[:MAX_LINE]
         if self._exposition is not None:
             status["metrics"] = self._exposition.address
         for name, metric in self._status_metrics.items():

@@ -1,0 +1,145 @@
+"""A checkpoint whose checksums are right and that is not this job's: one error, before training."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+import trireme
+from trireme.errors import CheckpointError, Rejected
+from trireme.ps.layout import Layout
+from trireme.ps.messages import LayoutSpec, ParameterSpec
+from trireme.ps.snapshot import ModelState, disassemble
+from trireme.session.checkpoint import CheckpointData, latest, save
+from trireme.session.checkpoint.restored import job_state, local_states
+
+INPUTS = torch.randn(100, 8, generator=torch.Generator().manual_seed(0))
+DATA = TensorDataset(INPUTS, (INPUTS.sum(1) > 0).long())
+NAN = float("nan")
+
+
+def train(run_dir: Path, steps: int) -> int:
+    """Trains up to a step; returns the step from which it went on."""
+    model = nn.Sequential(nn.Linear(8, 2), nn.BatchNorm1d(2))
+    session = trireme.Session(
+        model,
+        nn.CrossEntropyLoss(),
+        lambda parameters: torch.optim.Adam(parameters, lr=0.1),
+        run_dir=run_dir,
+        max_steps=steps,
+        ema=0.9,
+    )
+    with session:
+        for batch in session.loader(DATA, 10):
+            session.step(batch)
+    return session.restored_from or 0
+
+
+@pytest.fixture(scope="module")
+def good(tmp_path_factory: pytest.TempPathFactory) -> CheckpointData:
+    run = tmp_path_factory.mktemp("good")
+    train(run, 6)
+    found = latest(run, lambda path, why: None)
+    assert found is not None
+    return found
+
+
+STATES: dict[str, tuple[dict[str, Any], str]] = {
+    "a number for the examples": ({"consumed": 5}, r"consumed"),
+    "a list for the examples": ({"consumed": [1]}, r"consumed"),
+    "NaN for an example": ({"consumed": {"train": [[NAN, 3]]}}, r"consumed"),
+    "text for a range": ({"consumed": {"train": ["ab"]}}, r"consumed"),
+    "half a range": ({"consumed": {"train": [[1]]}}, r"consumed"),
+    "a range that ends first": (
+        {"consumed": {"train": [[60, 0]]}},
+        r"\[60, 0\) of data set 'train'",
+    ),
+    "an example below zero": ({"consumed": {"train": [[-5, 60]]}}, r"consumed"),
+    "an example beyond all": ({"consumed": {"train": [[0, 1 << 80]]}}, r"consumed"),
+    "a list of sizes": ({"sizes": [1]}, r"sizes"),
+    "a size that is NaN": ({"sizes": {"train": NAN}}, r"sizes"),
+    "a size that is text": ({"sizes": {"train": "x"}}, r"sizes"),
+    "a size below zero": ({"sizes": {"train": -5}}, r"sizes"),
+    "a number for what it lacks": ({"lacks": 5}, r"lacks"),
+    "numbers for what it lacks": ({"lacks": [1, 2]}, r"lacks"),
+    "a number for what was applied": ({"applies": 5}, r"applies"),
+    "text for the workers": ({"workers": "two"}, r"workers"),
+}
+
+TENSORS: dict[str, tuple[str, str, torch.Tensor | None, str]] = {
+    "no parameter": ("model", "0.weight", None, "has no parameter '0.weight'"),
+    "a parameter's shape": ("model", "0.weight", torch.zeros(8, 2), r"\(8, 2\) in the checkpoint"),
+    "a parameter of integers": ("model", "0.bias", torch.zeros(2, dtype=torch.int64), "int64"),
+    "a buffer that would be broadcast": ("model", "1.running_mean", torch.zeros(1), r"\(1,\) in"),
+    "no average": ("average", "0.weight", None, "has no moving average of '0.weight'"),
+    "an average's shape": ("average", "0.weight", torch.zeros(5), r"\(5,\) in the checkpoint"),
+    "a state's shape": ("optimizer", "0.weight/exp_avg", torch.zeros(3), r"'exp_avg' .* \(3,\)"),
+    "a state of integers": (
+        "optimizer",
+        "0.weight/exp_avg",
+        torch.zeros(2, 8, dtype=torch.int64),
+        "is of torch.int64",
+    ),
+    "a state that is missing": ("optimizer", "0.weight/exp_avg_sq", None, "no 'exp_avg_sq'"),
+    "a count that is NaN": ("optimizer", "0.weight/step", torch.tensor(NAN), "'step' .* is nan"),
+    "a count below zero": ("optimizer", "0.weight/step", torch.tensor(-4.0), "'step' .* is -4.0"),
+    "several counts": ("optimizer", "0.weight/step", torch.zeros(4), "not one number"),
+    "a count for each element": ("optimizer", "0.weight/step", torch.zeros(2, 8), "not one number"),
+}
+
+
+@pytest.mark.parametrize("name", STATES)
+def test_a_state_that_no_job_saves(tmp_path: Path, good: CheckpointData, name: str) -> None:
+    change, said = STATES[name]
+    save(tmp_path, replace(good, state={**good.state, **change}))
+    with pytest.raises(CheckpointError, match=f"checkpoint of step 6 is not that of a job.*{said}"):
+        train(tmp_path, 8)
+
+
+@pytest.mark.parametrize("name", TENSORS)
+def test_tensors_of_another_model_or_optimizer(
+    tmp_path: Path, good: CheckpointData, name: str
+) -> None:
+    group, key, tensor, said = TENSORS[name]
+    tensors = dict(getattr(good, group))
+    del tensors[key]
+    changed = tensors if tensor is None else {**tensors, key: tensor}
+    save(tmp_path, replace(good, **{group: changed}))
+    with pytest.raises((CheckpointError, Rejected), match=said):
+        train(tmp_path, 8)
+
+
+def test_the_unchanged_one_is_gone_on_from(tmp_path: Path, good: CheckpointData) -> None:
+    save(tmp_path, good)
+    assert train(tmp_path, 8) == 6
+
+
+def test_what_another_precision_saved_is_converted(tmp_path: Path, good: CheckpointData) -> None:
+    save(tmp_path, replace(good, model={n: t.double() for n, t in good.model.items()}))
+    assert train(tmp_path, 8) == 6
+
+
+@pytest.mark.parametrize("tensor", [torch.tensor(NAN), torch.tensor(-1.0), torch.zeros(2, 8)])
+def test_servers_get_no_count_that_is_none(tensor: torch.Tensor) -> None:
+    layout = Layout(LayoutSpec((ParameterSpec("w", (2, 8), "float32", 0),), 1, 1))
+    state = ModelState(1, {"w": torch.zeros(2, 8)}, optimizer={"w/step": tensor})
+    with pytest.raises(CheckpointError, match="'step' of parameter 'w'"):
+        disassemble(layout, state, 0)
+
+
+def test_an_old_state_says_nothing_and_that_is_no_error() -> None:
+    state = job_state(CheckpointData(1, {}))
+    assert (state.lacks, state.applies, state.workers, state.spans) == ((), "gradients", None, ())
+
+
+@pytest.mark.parametrize("name", ["x/w/step", "2/w/step", "-1/w/step", "01/w/step", "w"])
+def test_the_optimizer_of_no_worker(name: str) -> None:
+    data = CheckpointData(1, {}, local={"1/w/step": torch.tensor(3.0), name: torch.tensor(3.0)})
+    with pytest.raises(CheckpointError, match=f"has state '{name}' of a worker's optimizer"):
+        local_states(data, 2)

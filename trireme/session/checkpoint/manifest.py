@@ -1,0 +1,221 @@
+"""The manifest of a checkpoint, `state.json`: what belongs to it, with the checksum of every file.
+
+The manifest is written last and ends with its own checksum. A reader trusts nothing else: only the
+files that the manifest names are read, each is a regular file of the recorded size and SHA-256, and
+the directory has the name of the manifest's step. Reading a damaged manifest takes little memory,
+however large the file is, and no kind of file makes a reader wait.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import stat
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from io import BufferedReader
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import torch
+
+from trireme import __version__
+from trireme.errors import CheckpointError
+from trireme.session.checkpoint import strict_json
+from trireme.session.checkpoint.tensors import FileRecord, write_file
+from trireme.wire.message import Number
+
+STATE = "state.json"
+"""The name of the file."""
+
+LAST_STEP = 1 << 62
+"""The largest global step, as in messages."""
+
+_FORMAT = 1
+_CHUNK = 1 << 20
+_DIRECTORY = re.compile(r"step-([0-9]{9,19})")
+_CHECKSUM = re.compile(rb'"checksum": "sha256:([0-9a-f]{64})"\n\}\n')
+
+_FileName = Annotated[
+    str,
+    msgspec.Meta(
+        pattern=r"\A(model|optimizer|average|local)(-[0-9]{5,}-of-[0-9]{5,})?"
+        r"\.safetensors(\.index\.json)?\Z"
+    ),
+]
+
+
+class Manifest(msgspec.Struct, frozen=True):
+    """The content of `state.json`, without its checksum.
+
+    Attributes:
+        format: the version of the format.
+        step: the global step.
+        saved_at: the time of writing, in UTC and ISO 8601.
+        versions: of `trireme` and `torch` that wrote the checkpoint.
+        files: the size and checksum of every other file.
+        state: other state; see `CheckpointData`.
+    """
+
+    format: int
+    step: Number
+    saved_at: str
+    versions: dict[str, str]
+    files: dict[_FileName, FileRecord]
+    state: dict[str, Any]
+
+
+def directory_name(step: int) -> str:
+    """Returns the name of the directory of a step's checkpoint, such as `step-000001234`."""
+    return f"step-{step:09d}"
+
+
+def step_in(name: str) -> int | None:
+    """Returns the step that a directory's name stands for; None if it is no checkpoint's name."""
+    match = _DIRECTORY.fullmatch(name)
+    step = None if match is None else int(match[1])
+    return step if step is not None and directory_name(step) == name else None
+
+
+def write_manifest(
+    directory: Path, step: int, files: dict[str, FileRecord], state: Mapping[str, Any]
+) -> None:
+    """Writes the manifest of a checkpoint whose other files are written.
+
+    Raises:
+        OSError: as `write_file`.
+        ValueError: the state has an integer that is too long for JSON.
+    """
+    manifest = Manifest(
+        format=_FORMAT,
+        step=step,
+        saved_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        versions={"trireme": __version__, "torch": str(torch.__version__)},
+        files=files,
+        state=dict(state),
+    )
+    # Python's json, for its exact floats and for integers of any size.
+    fields = ((name, getattr(manifest, name)) for name in manifest.__struct_fields__)
+    lines = (
+        f'"{name}": {json.dumps(value, default=msgspec.to_builtins)},\n' for name, value in fields
+    )
+    body = ("{\n" + "".join(lines)).encode()
+    write_file(directory / STATE, [body, _tail(hashlib.sha256(body).hexdigest())])
+
+
+def read_manifest(directory: Path) -> Manifest:
+    """Reads and verifies the manifest of a checkpoint; looks at no other file.
+
+    Raises:
+        CheckpointError: there is none, it is damaged, or it is of another step than the directory.
+    """
+    path = directory / STATE
+    try:
+        content = _verified_content(path)
+    except FileNotFoundError:
+        raise CheckpointError(f"{directory} has no {STATE}: it is not a checkpoint") from None
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error}") from error
+    manifest = _decoded(path, content)
+    named = step_in(directory.name)
+    if named is not None and named != manifest.step:
+        raise CheckpointError(
+            f"{path} is of step {manifest.step}, and the directory of step {named}: the files of "
+            "another checkpoint were put there"
+        )
+    return manifest
+
+
+def verify_files(
+    directory: Path, manifest: Manifest, content: Callable[[str], bool] = lambda name: True
+) -> None:
+    """Verifies that the files of a checkpoint are there, each with its size and checksum.
+
+    Args:
+        directory: of the checkpoint.
+        manifest: of the checkpoint.
+        content: whether to read the file of that name. Of others, only the size is verified.
+
+    Raises:
+        CheckpointError: a file is missing, or differs from what was written; names it.
+    """
+    for name, record in manifest.files.items():
+        path, found = directory / name, record.sha256
+        try:
+            with _open_regular(path) as file:
+                size = os.fstat(file.fileno()).st_size
+                if size == record.size and content(name):
+                    found = hashlib.file_digest(file, "sha256").hexdigest()
+        except OSError as error:
+            raise CheckpointError(f"{path} cannot be read: {error}") from error
+        if size != record.size:
+            raise CheckpointError(
+                f"{path} is damaged: it has {size} bytes instead of {record.size}"
+            )
+        if found != record.sha256:
+            raise CheckpointError(
+                f"{path} is damaged: its content is not what was written (SHA-256 "
+                f"{found[:16]}... instead of {record.sha256[:16]}...)"
+            )
+
+
+def _tail(digest: str) -> bytes:
+    return b'"checksum": "sha256:%s"\n}\n' % digest.encode()
+
+
+_TAIL_BYTES = len(_tail("0" * 64))
+
+
+def _verified_content(path: Path) -> bytes:
+    """Returns the content of a manifest; reads it into memory only if its checksum is right."""
+    with _open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        file.seek(max(size - _TAIL_BYTES, 0))
+        announced = _CHECKSUM.fullmatch(file.read(_TAIL_BYTES))
+        file.seek(0)
+        if announced is None or _digest(file, size - _TAIL_BYTES) != announced[1].decode():
+            raise CheckpointError(
+                f"{path} is damaged: it is not what its own checksum says ({size} bytes); the "
+                "file was cut short or changed"
+            )
+        file.seek(0)
+        return file.read(size)
+
+
+def _digest(file: BufferedReader, length: int) -> str:
+    """Returns the SHA-256 of the next bytes of a file."""
+    digest = hashlib.sha256()
+    while length > 0 and (chunk := file.read(min(length, _CHUNK))):
+        digest.update(chunk)
+        length -= len(chunk)
+    return digest.hexdigest()
+
+
+def _decoded(path: Path, content: bytes) -> Manifest:
+    try:
+        fields = strict_json.decode(content)
+        version = fields.get("format") if isinstance(fields, dict) else None
+        if version is None or version == _FORMAT:
+            return msgspec.convert(fields, Manifest)
+    except (ValueError, RecursionError, msgspec.MsgspecError) as error:
+        raise CheckpointError(f"{path} is not the state of a checkpoint: {error}") from error
+    raise CheckpointError(
+        f"{path} is of format {version!r} and this release of trireme reads format "
+        f"{_FORMAT}: use the release that wrote it, or a newer one"
+    )
+
+
+def _open_regular(path: Path) -> BufferedReader:
+    """Opens a regular file to read. Nothing else is read, as a pipe or a device may never end.
+
+    Raises:
+        OSError: it cannot be opened, or is no regular file.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError("it is not a regular file")
+    return os.fdopen(descriptor, "rb")

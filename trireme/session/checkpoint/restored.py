@@ -1,0 +1,139 @@
+"""What a job takes over from a checkpoint, checked before anything is changed.
+
+The checksums of a checkpoint say that it is what somebody has written. They do not say that it is
+of this model and this optimizer, or that a program has written it which means the same by it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+import torch
+
+from trireme.errors import CheckpointError
+from trireme.ps.messages import Span
+from trireme.session.checkpoint import CheckpointData
+from trireme.wire.message import Index, Name, Number
+
+
+class JobState(msgspec.Struct, frozen=True):
+    """The part of a checkpoint's `state` from which a job continues.
+
+    Attributes:
+        lacks: the parts that the checkpoint lacks, in words.
+        applies: what the servers applied, such as `gradients`.
+        workers: the number of workers; None where it is unknown.
+        sizes: the number of examples of each data set.
+        consumed: the examples that are in the parameters: ranges [start, stop) by data set.
+    """
+
+    lacks: tuple[str, ...] = ()
+    applies: str = "gradients"
+    workers: Index | None = None
+    sizes: dict[Name, Number] = {}
+    consumed: dict[Name, tuple[tuple[Number, Number], ...]] = {}
+
+    @property
+    def spans(self) -> tuple[Span, ...]:
+        """The examples that are in the parameters."""
+        return tuple(
+            Span(name, start, stop)
+            for name, ranges in self.consumed.items()
+            for start, stop in ranges
+        )
+
+
+def job_state(data: CheckpointData) -> JobState:
+    """Returns the part of a checkpoint's `state` from which a job continues.
+
+    Raises:
+        CheckpointError: a value in it is not of the kind that a job saves; names it.
+    """
+    try:
+        state = msgspec.convert(dict(data.state), JobState)
+    except (msgspec.ValidationError, RecursionError) as error:
+        raise CheckpointError(
+            f"the state of the checkpoint of step {data.step} is not that of a job: {error}. "
+            "Another program has written it; choose another checkpoint or run directory"
+        ) from error
+    for span in state.spans:
+        if span.stop < span.start:
+            raise CheckpointError(
+                f"the state of the checkpoint of step {data.step} is not that of a job: "
+                f"[{span.start}, {span.stop}) of data set {span.dataset!r} is not a range"
+            )
+    return state
+
+
+def check_model(
+    data: CheckpointData,
+    parameters: Mapping[str, torch.Tensor],
+    everything: Mapping[str, torch.Tensor],
+) -> None:
+    """Checks that a checkpoint has each trained parameter, and each average if it has any.
+
+    Args:
+        data: the checkpoint.
+        parameters: the trained parameters by name.
+        everything: the parameters and buffers of the model. Those that are not trained may be
+            missing in the checkpoint.
+
+    Raises:
+        CheckpointError: the checkpoint is of another model; names the first difference.
+    """
+    _check_group(data, "parameter", data.model, parameters)
+    if data.average:
+        _check_group(data, "moving average of", data.average, parameters)
+    for name in everything.keys() & data.model.keys():
+        _check_shape(data, "tensor", name, data.model[name], everything[name])
+
+
+def _check_group(
+    data: CheckpointData,
+    what: str,
+    found: Mapping[str, torch.Tensor],
+    parameters: Mapping[str, torch.Tensor],
+) -> None:
+    for name, parameter in parameters.items():
+        if name not in found:
+            raise CheckpointError(
+                f"the checkpoint of step {data.step} has no {what} {name!r}: it is of another "
+                "model; choose another run directory"
+            )
+        _check_shape(data, what, name, found[name], parameter)
+        if not found[name].is_floating_point():
+            raise CheckpointError(
+                f"{what} {name!r} is of {found[name].dtype} in the checkpoint of step {data.step} "
+                "and cannot be trained: it is of another model; choose another run directory"
+            )
+
+
+def _check_shape(
+    data: CheckpointData, what: str, name: str, found: torch.Tensor, own: torch.Tensor
+) -> None:
+    then, now = tuple(found.shape), tuple(own.shape)
+    if then != now:
+        raise CheckpointError(
+            f"{what} {name!r} has shape {then} in the checkpoint of step {data.step} and {now} in "
+            "the model: it is of another model; choose another run directory"
+        )
+
+
+def local_states(data: CheckpointData, workers: int) -> dict[int, dict[str, torch.Tensor]]:
+    """Returns the state of each worker's own optimizer, by worker and `PARAMETER/STATE`.
+
+    Raises:
+        CheckpointError: the name of a tensor does not begin with a worker of the job.
+    """
+    states: dict[int, dict[str, torch.Tensor]] = {worker: {} for worker in range(workers)}
+    indices = {str(worker): worker for worker in states}
+    for name, tensor in data.local.items():
+        worker, _, key = name.partition("/")
+        if worker not in indices:
+            raise CheckpointError(
+                f"the checkpoint of step {data.step} has state {name!r} of a worker's optimizer, "
+                f"and it was saved by {workers} workers"
+            )
+        states[indices[worker]][key] = tensor
+    return states
