@@ -2,19 +2,32 @@
 
 Pure functions from servers and shards to shards. The membership calls them; see
 docs/decisions/0037-replication.md for what primaries and backups do.
+
+Shards move in two steps, each a generation. In the first, servers *join* the shards of which they
+are to hold copies: a shard is cut where only a part of it moves, and every server keeps what it
+has. When all of them have caught up, the second takes the wanted bounds and primaries, and drops
+the copies that are not wanted any more. So there are never fewer copies than before.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from itertools import pairwise
 
+from msgspec.structs import replace
+
+from trireme.cluster.division import Run, divide, equal_bounds, runs_of
 from trireme.cluster.view import ShardEntry
 
 Hosts = Mapping[int, str]
-"""The name of the host of each live server, by the server's index."""
+"""The name of the host of each server, by the server's index."""
+
+Shards = tuple[ShardEntry, ...]
+"""Shards that together are all slots, in their order."""
 
 
-def first_division(hosts: Hosts, slots: int, replicas: int) -> tuple[ShardEntry, ...]:
+def first_division(hosts: Hosts, slots: int, replicas: int) -> Shards:
     """Divides the slots equally: one shard for each server, which is its primary.
 
     Args:
@@ -25,28 +38,199 @@ def first_division(hosts: Hosts, slots: int, replicas: int) -> tuple[ShardEntry,
     Returns:
         The shards, in the order of their slots; none without servers.
     """
+    if not hosts:
+        return ()
     servers = sorted(hosts)
-    bounds = (
-        [number * slots // len(servers) for number in range(len(servers) + 1)] if servers else []
+    bounds = pairwise(equal_bounds(slots, len(servers)))
+    runs = [Run(*bound, server) for bound, server in zip(bounds, servers, strict=True)]
+    return _with_backups(runs, (), hosts, replicas)
+
+
+def surviving(shards: Shards, live: Collection[int]) -> Shards | None:
+    """Returns the shards without the servers that are gone: backups become primaries.
+
+    Args:
+        shards: the shards of a view.
+        live: the servers that still hold what the view says they do.
+
+    Returns:
+        The shards with the same bounds; None if a shard has no copy left.
+    """
+    rest = []
+    for shard in shards:
+        copies = [server for server in shard.copies if server in live]
+        if not copies:
+            return None
+        joining = tuple(server for server in shard.joining if server in live)
+        rest.append(replace(shard, primary=copies[0], backups=tuple(copies[1:]), joining=joining))
+    return tuple(rest)
+
+
+def caught_up(shards: Shards, number: int, server: int) -> Shards:
+    """Returns the shards after a server's joining copy of one has become a backup."""
+    shard = shards[number]
+    joining = tuple(each for each in shard.joining if each != server)
+    filled = replace(shard, backups=(*shard.backups, server), joining=joining)
+    return (*shards[:number], filled, *shards[number + 1 :])
+
+
+def is_whole(shards: Shards, servers: int, replicas: int) -> bool:
+    """Returns whether every shard has its copies and none is being filled."""
+    return all(
+        not shard.joining and len(shard.copies) >= min(replicas, servers) for shard in shards
     )
+
+
+def completed(shards: Shards, hosts: Hosts, replicas: int) -> Shards:
+    """Returns the shards with the backups that are missing, and otherwise as they are.
+
+    Args:
+        shards: the shards.
+        hosts: the servers that may hold copies. All primaries are among them.
+        replicas: how many servers shall hold each shard.
+    """
+    choice = _Choice(shards, hosts, replicas)
+    for shard in shards:
+        choice.add_load(shard, shard.backups)
     return tuple(
-        ShardEntry(start, stop, primary, _backups(hosts, primary, replicas - 1))
-        for primary, start, stop in zip(servers, bounds, bounds[1:], strict=False)
+        replace(shard, backups=choice.copies(shard, [s for s in shard.copies if s in hosts])[1:])
+        for shard in shards
     )
 
 
-def _backups(hosts: Hosts, primary: int, count: int) -> tuple[int, ...]:
-    """Returns the servers that follow a primary on the ring, those on hosts of their own first."""
-    ring = _ring(hosts)
-    at = ring.index(primary)
-    followers = ring[at + 1 :] + ring[:at]
-    used, chosen = {hosts[primary]}, list[int]()
-    for server in followers:
-        if len(chosen) < count and hosts[server] not in used:
-            used.add(hosts[server])
-            chosen.append(server)
-    chosen += [server for server in followers if server not in chosen][: count - len(chosen)]
-    return tuple(chosen)
+def balanced(shards: Shards, hosts: Hosts, replicas: int) -> Shards:
+    """Returns the wanted placement: equal parts, few runs, copies on different hosts.
+
+    It moves few slots, and is stable: what it returns, it returns again.
+
+    Args:
+        shards: the shards.
+        hosts: the servers that shall hold them. Some may hold nothing yet, and servers that hold
+            copies may be missing, because they are to leave.
+        replicas: how many servers shall hold each shard.
+    """
+    owners = [shard.primary for shard in shards for _ in range(shard.start, shard.stop)]
+    runs = runs_of(divide(owners, hosts.keys()))
+    if _is_balanced(shards, runs, hosts, replicas):
+        return shards
+    return _with_backups(runs, shards, hosts, replicas)
+
+
+def step_towards(shards: Shards, wanted: Shards) -> Shards:
+    """Returns the shards of the next generation on the way to a wanted placement.
+
+    Args:
+        shards: the shards of the present generation. No copy is being filled.
+        wanted: the wanted ones.
+
+    Returns:
+        The next shards: with copies to be filled, if the wanted placement needs some; else the
+        wanted ones. None of either if the shards are as wanted.
+    """
+    filling = tuple(piece for shard in shards for piece in _pieces(shard, wanted))
+    if any(piece.joining for piece in filling):
+        return filling
+    same = len(shards) == len(wanted) and all(map(_alike, shards, wanted))
+    return () if same else wanted
+
+
+def _is_balanced(shards: Shards, runs: Sequence[Run], hosts: Hosts, replicas: int) -> bool:
+    """Returns whether shards are these runs, each with its copies on as many hosts as can be."""
+    count, apart = min(replicas, len(hosts)), len(set(hosts.values()))
+    return [Run(shard.start, shard.stop, shard.primary) for shard in shards] == runs and all(
+        len(shard.copies) == count
+        and all(server in hosts for server in shard.copies)
+        and len({hosts[server] for server in shard.copies}) == min(count, apart)
+        for shard in shards
+    )
+
+
+def _alike(shard: ShardEntry, other: ShardEntry) -> bool:
+    return (shard.start, shard.stop, shard.primary, set(shard.backups)) == (
+        other.start,
+        other.stop,
+        other.primary,
+        set(other.backups),
+    )
+
+
+def _pieces(shard: ShardEntry, wanted: Shards) -> Shards:
+    """Cuts a shard where the servers that must join it differ."""
+    pieces = list[ShardEntry]()
+    for other in wanted:
+        start, stop = max(shard.start, other.start), min(shard.stop, other.stop)
+        if start >= stop:
+            continue
+        joining = tuple(server for server in other.copies if server not in shard.copies)
+        if pieces and set(pieces[-1].joining) == set(joining):
+            pieces[-1] = replace(pieces[-1], stop=stop)
+        else:
+            pieces.append(replace(shard, start=start, stop=stop, joining=joining))
+    return tuple(pieces)
+
+
+# Backups -----------------------------------------------------------------------------------------
+
+
+def _with_backups(runs: Sequence[Run], shards: Shards, hosts: Hosts, replicas: int) -> Shards:
+    """Returns the shards that runs are, with backups."""
+    choice, placed = _Choice(shards, hosts, replicas), list[ShardEntry]()
+    for run in runs:
+        assert run.owner is not None
+        shard = ShardEntry(run.start, run.stop, run.owner)
+        shard = replace(shard, backups=choice.copies(shard, [run.owner])[1:])
+        placed.append(shard)
+    return tuple(placed)
+
+
+class _Choice:
+    """Chooses the backups of one shard after the other.
+
+    Servers on other hosts come first; then those that hold the shard already, as long as none gets
+    much more than its part; then those with the least; then the next on the ring.
+    """
+
+    def __init__(self, shards: Shards, hosts: Hosts, replicas: int) -> None:
+        self._shards = shards
+        self._hosts = hosts
+        self._ring = _ring(hosts)
+        self._count = min(replicas, len(hosts))
+        slots = shards[-1].stop if shards else 0
+        self._part = (replicas - 1) * slots / len(hosts)
+        self._load = Counter[int]()
+
+    def add_load(self, shard: ShardEntry, servers: Sequence[int]) -> None:
+        """Counts a shard among those of which servers are backups."""
+        for server in servers:
+            self._load[server] += shard.stop - shard.start
+
+    def copies(self, shard: ShardEntry, kept: Sequence[int]) -> tuple[int, ...]:
+        """Returns the servers that shall hold a shard: those that are kept, and as many more."""
+        copies, holders = list(kept), self._holders(shard)
+        while len(copies) < self._count:
+            others = [server for server in self._ring if server not in copies]
+            used = {self._hosts[server] for server in copies}
+            chosen = min(others, key=lambda server: self._rank(server, shard, used, holders))
+            self.add_load(shard, [chosen])
+            copies.append(chosen)
+        return tuple(copies)
+
+    def _rank(
+        self, server: int, shard: ShardEntry, used: set[str], holders: set[int]
+    ) -> tuple[bool, bool, int, int]:
+        ring, load = self._ring, self._load[server]
+        much = load + (shard.stop - shard.start) / 2 > self._part
+        distance = (ring.index(server) - ring.index(shard.primary)) % len(ring)
+        return self._hosts[server] in used, server not in holders or much, load, distance
+
+    def _holders(self, wanted: ShardEntry) -> set[int]:
+        """Returns the servers that hold all slots of a shard already."""
+        overlap = [
+            set(shard.copies)
+            for shard in self._shards
+            if shard.start < wanted.stop and wanted.start < shard.stop
+        ]
+        return set[int].intersection(*overlap) if overlap else set()
 
 
 def _ring(hosts: Hosts) -> list[int]:
