@@ -7,6 +7,7 @@
 #   make parity   a table: how far every way to spread a model is from one plain process
 #   make mutants  changes the program in 400 small ways: do its tests notice?   MUTANTS_ARGS=--help
 #   make random-faults SECONDS=1200 SEED=1   workers killed and stopped at random; exact counts
+#   make chaos SEED=1      servers, workers, hosts and the coordinator killed, stopped, cut off, added
 #   make test-ray the tests that need a Ray cluster, which they start on this host
 #   make browser-test   TensorBoard's dashboards in Chromium; screenshots in build/browser/
 #   make wheel    a wheel of the distribution trireme-train, in dist/
@@ -33,6 +34,7 @@ MUTANTS_STAMP := .venv/.mutants-installed
 RAY_STAMP := .venv/.ray-installed
 SECONDS ?= 1200
 SEED ?= 1
+CHAOS_ARGS ?=
 BENCH_STAMP := .venv/.bench-installed
 BENCH_ARGS ?=
 TRANSFORMERS_STAMP := .venv/.transformers-installed
@@ -47,7 +49,7 @@ NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
 PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3; do \
     if "$$p" -c '$(NEW_ENOUGH)' >/dev/null 2>&1; then echo "$$p"; exit; fi; done)
 
-.PHONY: venv demo test test-all random-faults test-ray browser-test parity mutants wheel wheel-test lint bench \
+.PHONY: venv demo test test-all random-faults chaos test-ray browser-test parity mutants wheel wheel-test lint bench \
 	bench-peers docs clean
 
 venv: $(STAMP)
@@ -76,6 +78,9 @@ $(TRANSFORMERS_STAMP): $(STAMP)
 
 random-faults: $(STAMP)
 	$(BIN)/python -m tests.random_faults --seconds $(SECONDS) --seed $(SEED)
+
+chaos: $(STAMP)
+	$(BIN)/python -m tests.chaos $(if $(filter command% env%,$(origin SEED)),--seed $(SEED)) $(CHAOS_ARGS)
 
 parity: $(TRANSFORMERS_STAMP)
 	$(BIN)/python -m tests.parity.table

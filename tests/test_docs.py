@@ -102,6 +102,12 @@ def test_the_program_on_the_front_page_runs_as_it_stands(tmp_path: Path) -> None
     assert (tmp_path / "runs" / "digits" / "checkpoints" / "step-000002000").is_dir()
 
 
+def test_the_tests_that_the_page_of_faults_names_exist() -> None:
+    named = re.findall(r"`(tests/[\w/.]+)`", (ROOT / "docs" / "faults.md").read_text("utf-8"))
+    assert len(named) > 40
+    assert [name for name in named if not (ROOT / name).exists()] == []
+
+
 def commands() -> list[str]:
     """Every command of ours in the pages that is there to be typed."""
     found: list[str] = []

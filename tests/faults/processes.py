@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -14,6 +15,7 @@ from trireme.launch.run_directory import read_record
 
 STARTED_BY = "TRIREME_TASK"
 """The environment variable that every process of a task has."""
+GONE_SECONDS = 10.0
 
 
 class Tasks:
@@ -47,8 +49,15 @@ class Tasks:
         return True
 
     def kill(self, name: str) -> bool:
-        """Kills a task by SIGKILL; returns whether it lived."""
-        return self.send(name, signal.SIGKILL)
+        """Kills a task by SIGKILL and waits until it is gone; returns whether it lived."""
+        process = self.process(name)
+        if process is None or not self.send(name, signal.SIGKILL):
+            return False
+        deadline = time.monotonic() + GONE_SECONDS
+        while self.process(name) == process:
+            assert time.monotonic() < deadline, f"{name} lives on after SIGKILL"
+            time.sleep(0.002)
+        return True
 
     @contextmanager
     def stopped(self, name: str) -> Iterator[psutil.Process | None]:

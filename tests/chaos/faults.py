@@ -1,0 +1,196 @@
+"""The faults: each says whom it may hit now, and hits one of them.
+
+A fault never takes the last copy of a slot, nor the last worker. Where it names nobody it is not
+made; the next one waits until the job is whole again.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import ClassVar
+
+from tests.chaos.copies import can_do_without, live, shards_of, spare_servers
+from tests.chaos.job import Job
+from trireme.cluster.messages import ClusterStatus
+
+MOST_SERVERS, MOST_WORKERS = 4, 4
+MARGIN_SECONDS = 1.5
+"""How much longer than the deadline a stopped task or a host that is cut off stays so."""
+
+
+class Fault(ABC):
+    """One kind of fault.
+
+    Attributes:
+        name: as in `--faults`.
+    """
+
+    name: ClassVar[str]
+
+    @abstractmethod
+    def targets(self, job: Job, status: ClusterStatus) -> Sequence[str]:
+        """Returns whom it may hit now."""
+
+    @abstractmethod
+    def strike(self, job: Job, target: str) -> None:
+        """Hits one of them; returns when the fault itself is over, whatever follows of it."""
+
+
+def spare_workers(job: Job, status: ClusterStatus) -> list[str]:
+    """The workers without each of which others go on."""
+    workers = live(status, "worker")
+    return [f"worker:{index}" for index in workers] if len(workers) > 1 else []
+
+
+def spares(status: ClusterStatus) -> list[str]:
+    return [f"ps:{index}" for index in spare_servers(status)]
+
+
+class KillWorker(Fault):
+    """SIGKILL to a worker."""
+
+    name = "kill worker"
+
+    def targets(self, job: Job, status: ClusterStatus) -> Sequence[str]:
+        return spare_workers(job, status)
+
+    def strike(self, job: Job, target: str) -> None:
+        job.tasks.kill(target)
+
+
+class StopWorker(KillWorker):
+    """SIGSTOP to a worker for longer than the deadline, and SIGCONT."""
+
+    name = "stop worker"
+
+    def strike(self, job: Job, target: str) -> None:
+        with job.tasks.stopped(target):
+            time.sleep(job.deadline + MARGIN_SECONDS)
+
+
+class KillServer(Fault):
+    """SIGKILL to a server."""
+
+    name = "kill server"
+
+    def targets(self, job: Job, status: ClusterStatus) -> Sequence[str]:
+        return spares(status)
+
+    def strike(self, job: Job, target: str) -> None:
+        job.tasks.kill(target)
+
+
+class StopServer(KillServer):
+    """SIGSTOP to a server for longer than the deadline, and SIGCONT."""
+
+    name = "stop server"
+
+    def strike(self, job: Job, target: str) -> None:
+        with job.tasks.stopped(target):
+            time.sleep(job.deadline + MARGIN_SECONDS)
+
+
+class CutHost(Fault):
+    """A host with all its tasks is cut off for longer than the deadline, and heals."""
+
+    name = "cut host"
+
+    def targets(self, job: Job, status: ClusterStatus) -> Sequence[str]:
+        if job.network is None:
+            return []
+        return [host.name for host in job.network.hosts if self._spare(job, host.name, status)]
+
+    def _spare(self, job: Job, name: str, status: ClusterStatus) -> bool:
+        host = next(each for each in job.network.hosts if each.name == name)  # type: ignore[union-attr]
+        there = [task.split(":") for task in job.tasks_on(host)]
+        servers = {int(index) for role, index in there if role == "ps"}
+        workers = {int(index) for role, index in there if role == "worker"}
+        others = set(live(status, "worker")) - workers
+        return bool(there and others) and (not servers or can_do_without(status, servers))
+
+    def strike(self, job: Job, target: str) -> None:
+        assert job.network is not None
+        host = next(each for each in job.network.hosts if each.name == target)
+        job.network.cut(host)
+        try:
+            time.sleep(job.deadline + MARGIN_SECONDS)
+        finally:
+            job.network.heal(host)
+
+
+class KillCoordinator(Fault):
+    """SIGKILL to the coordinator, which its launcher starts again."""
+
+    name = "kill coordinator"
+
+    def targets(self, job: Job, status: ClusterStatus) -> Sequence[str]:
+        return ["coordinator:0"]
+
+    def strike(self, job: Job, target: str) -> None:
+        job.tasks.kill(target)
+
+
+class AddServer(Fault):
+    """One more server, by `trireme scale`."""
+
+    name = "add server"
+
+    def targets(self, job: Job, status: ClusterStatus) -> Sequence[str]:
+        return ["one more"] if shards_of(status) and job.size.servers < MOST_SERVERS else []
+
+    def strike(self, job: Job, target: str) -> None:
+        job.scale(servers=job.size.servers + 1)
+
+
+class RemoveServer(Fault):
+    """One server less, by `trireme scale`."""
+
+    name = "remove server"
+
+    def targets(self, job: Job, status: ClusterStatus) -> Sequence[str]:
+        return ["one less"] if shards_of(status) and job.size.servers > job.size.replicas else []
+
+    def strike(self, job: Job, target: str) -> None:
+        job.scale(servers=job.size.servers - 1)
+
+
+class AddWorker(Fault):
+    """One more worker, by `trireme scale`."""
+
+    name = "add worker"
+
+    def targets(self, job: Job, status: ClusterStatus) -> Sequence[str]:
+        return ["one more"] if job.size.workers < MOST_WORKERS else []
+
+    def strike(self, job: Job, target: str) -> None:
+        job.scale(workers=job.size.workers + 1)
+
+
+class RemoveWorker(Fault):
+    """One worker less, by `trireme scale`: else there would soon be no room for another."""
+
+    name = "remove worker"
+
+    def targets(self, job: Job, status: ClusterStatus) -> Sequence[str]:
+        return ["one less"] if job.size.workers > 2 else []
+
+    def strike(self, job: Job, target: str) -> None:
+        job.scale(workers=job.size.workers - 1)
+
+
+_CLASSES: tuple[type[Fault], ...] = (
+    KillServer,
+    KillWorker,
+    StopServer,
+    StopWorker,
+    CutHost,
+    KillCoordinator,
+    AddServer,
+    RemoveServer,
+    AddWorker,
+    RemoveWorker,
+)
+FAULTS: dict[str, Fault] = {fault.name: fault() for fault in _CLASSES}
+"""All faults by their names."""
