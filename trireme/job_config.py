@@ -202,6 +202,12 @@ class JobConfig(
     progress_timeout: Annotated[Patience, Option("SECONDS",
         "go on without a worker that makes no step for so long; 0: never (default 600)"
         )] = 600.0
+    certs: Annotated[str | None, Option("DIR",
+        "where the task's certificate for TLS is: see trireme certs (default RUN_DIR/certs)"
+        )] = None
+    tls: Annotated[bool, Option("",
+        "encrypt connections between tasks of one host too; between hosts all are", run_only=True
+        )] = False
     allow_plaintext: Annotated[bool, Option("",
         "allow unencrypted traffic between hosts, for networks that you trust"
         )] = False
@@ -248,7 +254,16 @@ class JobConfig(
         Raises:
             UsageError: they are not; the message says what to do.
         """
+        if self.origin("certs") == "command line":
+            raise UsageError(
+                "--certs is for tasks that are started by hand: `trireme run` makes certificates "
+                "itself, for --on ray and with --tls; leave it out"
+            )
         if self.on == "ray":
+            if self.tls and self.allow_plaintext:
+                raise UsageError(
+                    "--tls and --allow-plaintext contradict each other: leave one of them out"
+                )
             if self.workers == "auto":
                 raise UsageError(
                     "workers is auto, which counts the GPUs of this host, and not those of a Ray "

@@ -15,6 +15,7 @@ from contextlib import suppress
 from unittest import mock
 
 from tests.faults.frames import Break, Splitter, Treatment
+from trireme.certificates import Certificates
 from trireme.wire import transport
 from trireme.wire.transport import Stream
 
@@ -76,7 +77,7 @@ class Proxy:
     """Forwards connections to another address of this host, well or badly.
 
     Args:
-        target: `tcp://host:port`.
+        target: `tcp://host:port`, or `tls://host:port`, whose bytes it cannot read.
         lifetimes: how many bytes each of the connections to come lives for, both directions
             counted together; it is reset in the middle of what it carries then.
 
@@ -89,7 +90,8 @@ class Proxy:
     """
 
     def __init__(self, target: str, lifetimes: Callable[[], int | None] = lambda: None) -> None:
-        host, _, port = target.removeprefix("tcp://").rpartition(":")
+        scheme, _, rest = target.partition("://")
+        host, _, port = rest.rpartition(":")
         self._target = (host, int(port))
         self._lifetimes = lifetimes
         self.up, self.down = Way(), Way()
@@ -98,7 +100,7 @@ class Proxy:
         self._open: set[_Pair] = set()
         self._lock = threading.Lock()
         self._listener = socket.create_server(("127.0.0.1", 0))
-        self.address = f"tcp://127.0.0.1:{self._listener.getsockname()[1]}"
+        self.address = f"{scheme}://127.0.0.1:{self._listener.getsockname()[1]}"
         _targets[self.address] = target
         threading.Thread(target=self._accept, daemon=True).start()
 
@@ -215,12 +217,12 @@ def _treated(source: socket.socket, treatment: Treatment) -> Iterable[bytes]:
 _targets: dict[str, str] = {}  # of each proxy of this process that listens
 
 
-def unnoticed(address: str, *, timeout: float) -> Stream:
+def unnoticed(address: str, *, timeout: float, certificates: Certificates | None = None) -> Stream:
     """Connects as `transport.connect` does, and takes a proxy on loopback for its target.
 
     Handshakes find out what passes them on; proxies here stand for the network, which does too.
     """
-    stream = transport.connect(address, timeout=timeout)
+    stream = transport.connect(address, timeout=timeout, certificates=certificates)
     stream.called = _targets.get(address, stream.called)
     return stream
 
@@ -300,9 +302,12 @@ class Proxies:
     def _lifetime(self) -> int | None:
         return None if self._mean is None else int(self._random.expovariate(1 / self._mean))
 
-    def _connect(self, address: str, *, timeout: float) -> Stream:
+    def _connect(
+        self, address: str, *, timeout: float, certificates: Certificates | None = None
+    ) -> Stream:
         with self._lock:
             if address not in self.by_server:
                 self.by_server[address] = Proxy(address, self._lifetime)
                 self._prepare(self.by_server[address])
-        return unnoticed(self.by_server[address].address, timeout=timeout)
+        proxy = self.by_server[address].address
+        return unnoticed(proxy, timeout=timeout, certificates=certificates)

@@ -8,8 +8,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from trireme.certificates import Certificates
 from trireme.errors import UsageError, WireError
-from trireme.launch.config.secret import read_secret
+from trireme.launch.config.secret import read_private, read_secret
 from trireme.launch.run_directory import JobRecord, read_record
 
 if TYPE_CHECKING:
@@ -23,13 +24,19 @@ def query(record: JobRecord, timeout: float = 5.0) -> ClusterStatus:
     """Asks the coordinator of a running job for the job's status.
 
     Raises:
-        UsageError: the job's secret cannot be read.
+        UsageError: the job's secret or the observer's certificate cannot be read.
         WireError: no coordinator answers in time, or it is another job's.
     """
     from trireme.cluster.coordinator import query_status
 
     secret = bytes.fromhex(read_secret(Path(record.secret_file)))
-    return query_status(record.coordinator, record.job, secret, timeout=timeout)
+    certificates = None
+    if record.certificate_file:
+        file = Path(record.certificate_file)
+        certificates = Certificates(read_private(file, "the observer's key", "run the job again"))
+    return query_status(
+        record.coordinator, record.job, secret, timeout=timeout, certificates=certificates
+    )
 
 
 @contextmanager

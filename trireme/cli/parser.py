@@ -11,7 +11,7 @@ from trireme.errors import UsageError, suggestion
 from trireme.job_config import OPTIONS, TASK_OPTIONS, Option
 from trireme.launch.config.sources import check_removed
 
-NOT_BUILT = ("scale", "certs", "plan", "bench")
+NOT_BUILT = ("scale", "plan", "bench")
 NOT_BUILT_OPTIONS = ("replicas",)
 
 
@@ -290,6 +290,38 @@ def _doctor() -> Parser:
     return parser
 
 
+def _certs() -> Parser:
+    parser = Parser(
+        "certs",
+        "init|issue|show DIR [--task TASK ...] [--host HOST ...] [--days N]",
+        "Makes the certificates with which the tasks of a job on several hosts prove to each other "
+        "who they are, by TLS. init makes the job's own authority and its secret in DIR; issue "
+        "makes a key and a certificate for each task; show lists them. No file is overwritten.",
+    )
+    parser.add_argument("action", metavar="ACTION", help="init, issue or show")
+    parser.add_argument("directory", metavar="DIR", help="the directory of the certificates")
+    parser.add_argument(
+        "--task",
+        metavar="TASK",
+        action="append",
+        default=[],
+        help="issue: for this task, such as worker:0; may be repeated. ps:0 may be the coordinator",
+    )
+    parser.add_argument(
+        "--host",
+        metavar="HOST",
+        action="append",
+        default=[],
+        help="issue: a name or address that the task is called by; may be repeated (default: any)",
+    )
+    parser.add_argument(
+        "--days",
+        metavar="N",
+        help="how long it is valid (default: the authority 365, others as long as the authority)",
+    )
+    return parser
+
+
 COMMANDS: dict[str, tuple[Callable[[], Parser], str]] = {
     "run": (_run, "start a job, on this host or on Ray: workers, parameter servers, coordinator"),
     "task": (_task, "run one task of a job, started by hand on its machine"),
@@ -297,6 +329,7 @@ COMMANDS: dict[str, tuple[Callable[[], Parser], str]] = {
     "top": (_top, "watch a running job, or replay one that has ended"),
     "report": (_report, "write a report on a run as one page of HTML"),
     "stop": (_stop, "ask a job to save and end"),
+    "certs": (_certs, "make certificates for the tasks of a job on several hosts"),
     "checkpoint": (_checkpoint, "list, show, verify or export checkpoints"),
     "doctor": (_doctor, "check this host and what it reaches, and say what to do"),
 }

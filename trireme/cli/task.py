@@ -188,7 +188,7 @@ def _index(text: str | None) -> int:
 def _export(environ: MutableMapping[str, str], task: TaskConfig) -> None:
     """Puts the task's configuration into the environment, before the program imports PyTorch.
 
-    Processes that the program starts inherit all of it except the secret.
+    Processes that the program starts inherit all of it except the secret and the key.
     """
     if task.threads is not None:
         environ.update(thread_variables(environ, task.threads))
@@ -219,7 +219,11 @@ def _serve_coordinator(task: TaskConfig, audience: _Audience) -> JobOver | None:
     from trireme.wire.service import Service
     from trireme.wire.transport import listen
 
-    listener = listen(task.listen, allow_plaintext=task.config.allow_plaintext)
+    listener = listen(
+        task.listen,
+        allow_plaintext=task.config.allow_plaintext,
+        certificates=task.own_certificates,
+    )
     coordinator = Coordinator(_policy(task), on_done=lambda: service.stop())
     service = Service(
         listener,
@@ -273,6 +277,7 @@ def _serve_parameters(task: TaskConfig, audience: _Audience) -> JobOver | None:
         coordinator=None if task.hosts_coordinator else task.coordinator,
         policy=_policy(task),
         config=task.config,
+        certificates=task.own_certificates,
     )
     registry, record = Registry(), _recorder(task)
     with _serve_metrics(task, registry, audience):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
+from trireme.certificates import Certificates
 from trireme.clock import Clock, MonotonicClock
 from trireme.cluster.membership import Closed, Event, Paused, Received, Tick, step
 from trireme.cluster.messages import (
@@ -20,7 +21,7 @@ from trireme.cluster.messages import (
     Leave,
     StatusQuery,
 )
-from trireme.cluster.spec import task_name
+from trireme.cluster.spec import OBSERVER, task_name
 from trireme.cluster.state import Close, Policy, cluster_status, everybody_told, initial_state
 from trireme.errors import FrameError, WireError
 from trireme.wire.connection import Connection
@@ -32,7 +33,6 @@ from trireme.wire.transport import connect
 
 _log = logging.getLogger(__name__)
 
-_OBSERVER = "observer:0"  # a process that knows the job's secret and is no member
 
 _STALL_SECONDS = 1.0
 """A service ticks many times a second. Time between two ticks beyond this is time in which the
@@ -118,7 +118,14 @@ class Coordinator:
                     link.offer(instruction.message)
 
 
-def query_status(address: str, job: str, secret: bytes, *, timeout: float = 5.0) -> ClusterStatus:
+def query_status(
+    address: str,
+    job: str,
+    secret: bytes,
+    *,
+    timeout: float = 5.0,
+    certificates: Certificates | None = None,
+) -> ClusterStatus:
     """Asks the coordinator for the job's status.
 
     Args:
@@ -126,13 +133,14 @@ def query_status(address: str, job: str, secret: bytes, *, timeout: float = 5.0)
         job: the job's id.
         secret: the job's secret.
         timeout: in seconds, for the connection and for each answer.
+        certificates: an observer's, where the job uses TLS.
 
     Raises:
         WireError: no coordinator answers in time, or it is another job's.
     """
-    stream = connect(address, timeout=timeout)
+    stream = connect(address, timeout=timeout, certificates=certificates)
     with Connection(stream, CLUSTER_CATALOG, limits=Limits(payload=0)) as connection:
-        identity = Identity(job, _OBSERVER)
+        identity = Identity(job, OBSERVER)
         authenticate(connection, identity, secret, server="coordinator:0", timeout=timeout)
         connection.send(StatusQuery(), timeout=timeout)
         answer = connection.receive(timeout=timeout).message

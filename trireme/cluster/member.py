@@ -271,7 +271,7 @@ class Member(MemberState):
         config = self._config
         left = self._protocol.reconnect_deadline - time.monotonic()
         timeout = max(0.01, min(ATTEMPT_SECONDS, left))
-        stream = connect(config.coordinator, timeout=timeout)
+        stream = connect(config.coordinator, timeout=timeout, certificates=config.certificates)
         connection = Connection(stream, CLUSTER_CATALOG, limits=Limits(payload=0))
         identity = Identity(config.job, config.name, self.incarnation, self.epoch)
         authenticate(connection, identity, config.secret, server="coordinator:0", timeout=timeout)

@@ -13,8 +13,9 @@ The thread of a member and the simulator drive this same object.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from trireme.certificates import Certificates
 from trireme.cluster.member_state import MemberState
 from trireme.cluster.messages import (
     Heartbeat,
@@ -57,6 +58,7 @@ class MemberConfig:
         role: `ps` or `worker`.
         index: the task's index.
         secret: the job's secret.
+        certificates: the task's, where the job uses TLS.
         address: the address at which this task listens, with its scheme; "" if it does not listen.
         connect_timeout: how long to try to join; the coordinator may start later than its tasks.
         coordinator_timeout: once joined, how long to go on while the coordinator is unreachable.
@@ -67,11 +69,12 @@ class MemberConfig:
     job: str
     role: str
     index: int
-    secret: bytes
+    secret: bytes = field(repr=False)
     address: str = ""
     connect_timeout: float = 60.0
     coordinator_timeout: float = 60.0
     notice_interval: float = 5.0
+    certificates: Certificates | None = None
 
     @property
     def name(self) -> str:

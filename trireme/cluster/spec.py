@@ -11,6 +11,9 @@ LOOPBACK = "127.0.0.1"
 
 ROLES = ("coordinator", "ps", "worker")
 
+OBSERVER = "observer:0"
+"""A process that knows the job's secret and is no member, such as `trireme status`."""
+
 
 def task_name(role: str, index: int) -> str:
     """Returns a task's name, such as `ps:0`."""

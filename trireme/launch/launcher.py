@@ -10,11 +10,12 @@ import signal
 import socket
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Protocol
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
+from trireme.cluster.spec import OBSERVER
 from trireme.job_config import OPTIONS
 from trireme.launch.config.task_config import TaskConfig
 from trireme.launch.exit_reason import ExitReason
@@ -33,6 +34,9 @@ from trireme.launch.supervision_state import (
 from trireme.launch.task_messages import Listening, MembershipReport
 from trireme.launch.verdict import failure_report
 
+if TYPE_CHECKING:
+    from trireme.launch.config.authority import Authority
+
 COORDINATOR = "coordinator:0"
 STALL_SECONDS = 5.0
 """A turn of the loop takes a second at most. After a turn that took longer than this the launcher
@@ -47,11 +51,19 @@ class Job:
         program: the user's program and its arguments.
         task: what all tasks have in common: job, secret, counts, options.
         limits: how long things may take, and how often tasks are started again.
+        authority: issues each task a certificate, where the tasks connect by TLS.
     """
 
     program: tuple[str, ...]
     task: TaskConfig
     limits: SupervisionLimits = field(default_factory=SupervisionLimits)
+    authority: Authority | None = None
+
+    def with_authority(self) -> Job:
+        """Returns the job with an authority of its own, whose key stays in this process."""
+        from trireme.launch.config.authority import Authority  # slow to load
+
+        return replace(self, authority=Authority.make())
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +169,8 @@ class Launcher:
         self._last_report_at: float | None = None  # when the coordinator last reported its members
         self._unrecorded = False  # `job.json` cannot be written now
         self._removed = False  # the run directory is gone
+        if job.authority is not None:
+            directory.write_certificate(job.authority.issue(OBSERVER))
 
     # From start to end -----------------------------------------------------------------------
 
@@ -211,6 +225,9 @@ class Launcher:
             nodes=self._engine.nodes,
             coordinator=self._coordinator,
             secret_file=str(self._directory.secret_file.resolve()),
+            certificate_file=str(self._directory.certificate_file.resolve())
+            if self._job.authority is not None
+            else "",
             command=self._job.program,
             options=task.config.values,
             origins={each.name: task.config.origin(each.field) for each in OPTIONS},
@@ -235,11 +252,13 @@ class Launcher:
 
     def _start(self, config: TaskConfig) -> None:
         self._supervision.started(config.name)
+        authority, task = self._job.authority, f"{config.role}:{config.index}"
         self._outputs.begin(config.name)
         self._engine.start(
             msgspec.structs.replace(
                 config,
                 coordinator=self._coordinator,
+                certificates="" if authority is None else authority.issue(task),
                 restarts_left=self._supervision.restarts_left(config.name),
             )
         )

@@ -57,6 +57,8 @@ def run_local(
     """
     threads = threads_of_task(os.environ, job.task.tasks)
     job = replace(job, task=msgspec.structs.replace(job.task, threads=threads))
+    if job.task.config.tls and job.task.servers:
+        job = job.with_authority()
     environ = {**os.environ, **thread_variables(os.environ, threads)}
     environ.pop(SECRET_VARIABLE, None)
     with signals() as (wakeup, _), TaskOutputs(directory.log, console) as outputs:
@@ -197,9 +199,9 @@ def task_command(config: TaskConfig, program: Sequence[str]) -> list[str]:
 def _inherited(config: TaskConfig, host: str) -> Iterator[tuple[TaskConfig, IO[bytes]]]:
     """Gives a task's configuration, with the descriptors that it inherits, and its messages.
 
-    One descriptor is the task's end of the pipe of its messages. One holds its secret. For rank 0
-    of a process group another one listens, so that no other process can take the port at which the
-    group meets.
+    One descriptor is the task's end of the pipe of its messages. One holds its secret and its key.
+    For rank 0 of a process group another one listens, so that no other process can take the port at
+    which the group meets.
 
     Args:
         config: the task.
@@ -211,7 +213,8 @@ def _inherited(config: TaskConfig, host: str) -> Iterator[tuple[TaskConfig, IO[b
         stack.callback(os.close, writer)
         config = msgspec.structs.replace(config, launcher_fd=writer)
         if config.role != "worker":
-            config = msgspec.structs.replace(config, listen=f"tcp://{host}:0")
+            scheme = "tls" if config.certificates else "tcp"
+            config = msgspec.structs.replace(config, listen=f"{scheme}://{host}:0")
         if config.group is not None and config.rank == 0:
             family = socket.AF_INET6 if ":" in host else socket.AF_INET
             address = (host.strip("[]"), 0)

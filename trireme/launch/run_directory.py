@@ -22,6 +22,7 @@ from trireme.file_lock import is_locked, try_lock
 RECORD = "job.json"
 LOCK = "job.lock"
 SECRET = "job.secret"
+CERTIFICATE = "job.pem"
 
 
 class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,6 +39,8 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
         nodes: on which node each task is, by name, where they are not all on `host`.
         coordinator: the coordinator's address; empty where there is none.
         secret_file: the file that holds the job's secret while the job runs.
+        certificate_file: the file with the key and the certificate by which an observer, such as
+            `trireme status`, reaches the coordinator; empty where the job does not use TLS.
         command: the program and its arguments.
         options: the value of each option, by its name.
         origins: where each value came from, by the option's name.
@@ -60,6 +63,7 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
     started: float
     ended: float | None = None
     nodes: dict[str, str] = {}
+    certificate_file: str = ""
     failure: tuple[str, ...] = ()
 
 
@@ -75,6 +79,11 @@ class RunDirectory:
         """The file that holds the job's secret while the job runs."""
         return self.path / SECRET
 
+    @property
+    def certificate_file(self) -> Path:
+        """The file that holds an observer's key and certificate while a job with TLS runs."""
+        return self.path / CERTIFICATE
+
     def log(self, name: str) -> Path:
         """Returns the file for the output of a task, such as `logs/worker-1.log`."""
         return self.path / "logs" / f"{name.replace(':', '-').replace('/', '-')}.log"
@@ -85,8 +94,19 @@ class RunDirectory:
         Raises:
             ConfigurationError: it cannot be written, such as on a full disk.
         """
+        self._write_private(self.secret_file, secret.encode() + b"\n")
+
+    def write_certificate(self, pem: str) -> None:
+        """Writes an observer's key and certificate so that only this user can read them.
+
+        Raises:
+            ConfigurationError: they cannot be written, such as on a full disk.
+        """
+        self._write_private(self.certificate_file, pem.encode())
+
+    def _write_private(self, path: Path, content: bytes) -> None:
         try:
-            write_atomically(self.secret_file, secret.encode() + b"\n", PRIVATE)
+            write_atomically(path, content, PRIVATE)
         except OSError as error:
             raise _unwritable(self.path, error) from error
 
@@ -96,8 +116,9 @@ class RunDirectory:
         write_atomically(self.path / RECORD, text + b"\n", PRIVATE)
 
     def release(self) -> None:
-        """Removes the secret, and releases the lock."""
+        """Removes the secret and the certificate, and releases the lock."""
         self.secret_file.unlink(missing_ok=True)
+        self.certificate_file.unlink(missing_ok=True)
         self.lock.close()
 
 

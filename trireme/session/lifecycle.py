@@ -106,6 +106,7 @@ class Lifecycle:
             role="worker",
             index=self.task.index,
             secret=secret,
+            certificates=self.task.own_certificates,
             connect_timeout=self.task.connect_timeout,
         )
         self.member = Member(config)
@@ -120,6 +121,7 @@ class Lifecycle:
         options = ClientOptions(
             job=self.task.job,
             secret=secret,
+            certificates=self.task.own_certificates,
             worker=self.task.index,
             incarnation=incarnation,
             epoch=self.member.epoch,

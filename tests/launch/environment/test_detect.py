@@ -140,8 +140,10 @@ def test_tf_config_with_servers_is_a_job_by_hand(tmp_path: Path) -> None:
     allowed = environ | {"TRIREME_ALLOW_PLAINTEXT": "yes"}
     assert detect(tf("ps", 0, **hosts) | allowed, tmp_path).config.allow_plaintext
     far = {"worker": ["a:2"], "ps": ["b:3"]}
-    with pytest.raises(ConfigurationError, match="no secret was given"):
+    with pytest.raises(ConfigurationError, match="this one has no certificate"):
         detect(tf("worker", 0, **far), tmp_path)
+    with pytest.raises(ConfigurationError, match="no secret was given"):
+        detect(tf("worker", 0, **far) | {"TRIREME_ALLOW_PLAINTEXT": "yes"}, tmp_path)
 
 
 # Whatever is set, there is a task or one error that says what to do -------------------------------

@@ -8,6 +8,7 @@ import pytest
 
 from trireme.cluster.spec import ClusterSpec, ClusterTask
 from trireme.errors import ConfigurationError
+from trireme.launch.config.certificates import issue, make_authority
 from trireme.launch.config.sources import read_config
 from trireme.launch.config.task_config import TaskConfig
 from trireme.launch.environment.detect import manual_task
@@ -74,8 +75,11 @@ def test_a_coordinator_of_its_own(tmp_path: Path) -> None:
         (replace(LOCAL, role="worker", index=3), "worker:0 to worker:2"),
         (replace(LOCAL, role="worker", index=-1), "worker:0 to worker:2"),
         (replace(LOCAL, role="coordinator"), "--coordinator host:port"),
-        (replace(LOCAL, ps_hosts="10.0.0.1:2222"), "--secret-file"),
-        (replace(LOCAL, worker_hosts="node7:2222"), "--secret-file"),
+        (
+            replace(LOCAL, ps_hosts="10.0.0.1:2222"),
+            r"certs issue DIR --task ps:0`.*--certs",
+        ),
+        (replace(LOCAL, worker_hosts="node7:2222"), "Only if you trust everybody.*--allow-plain"),
     ],
 )
 def test_what_names_no_task_is_refused(tmp_path: Path, options: Flags, message: str) -> None:
@@ -84,10 +88,77 @@ def test_what_names_no_task_is_refused(tmp_path: Path, options: Flags, message: 
 
 
 def test_tasks_of_several_hosts_count_only_themselves(tmp_path: Path) -> None:
+    task = mean(replace(LOCAL, ps_hosts="node1:1", secret_file=secret(tmp_path)), tmp_path, **PLAIN)
+    assert task.threads == CORES
+
+
+# Between hosts -----------------------------------------------------------------------------------
+
+PLAIN = {"allow_plaintext": "yes"}
+FAR = replace(LOCAL, ps_hosts="node1:1", worker_hosts="node2:1,node3:1")
+
+
+def secret(tmp_path: Path) -> Path:
     file = tmp_path / "secret"
     file.write_text("0123456789abcdef" * 2)
     file.chmod(0o600)
-    options = replace(LOCAL, ps_hosts="node1:1", secret_file=file)
-    task = mean(options, tmp_path, allow_plaintext="yes")
-    assert task.threads == CORES
-    assert task.config.allow_plaintext
+    return file
+
+
+def issued(directory: Path, *tasks: str, hosts: tuple[str, ...] = ()) -> Path:
+    make_authority(directory, 10)
+    issue(directory, tasks, hosts, None)
+    return directory
+
+
+def test_plain_text_between_hosts_is_said_aloud(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    task = mean(replace(FAR, secret_file=secret(tmp_path)), tmp_path, **PLAIN)
+    assert task.config.allow_plaintext and task.listen == "tcp://node1:1"
+    assert "nothing between the hosts is encrypted (allow-plaintext, by the " in caplog.text
+    caplog.clear()
+    mean(LOCAL, tmp_path, **PLAIN)
+    assert not caplog.text
+
+
+def test_without_a_secret_between_hosts(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"no secret was given: .*--secret-file"):
+        mean(FAR, tmp_path, **PLAIN)
+
+
+def test_a_task_finds_its_certificate_and_the_secret_beside_it(tmp_path: Path) -> None:
+    certs = issued(tmp_path / "certs", "ps:0", "worker:1")
+    server = mean(FAR, tmp_path, certs=str(certs))
+    worker = mean(replace(FAR, role="worker", index=1), tmp_path, certs=str(certs))
+    assert server.listen == worker.coordinator == "tls://node1:1"
+    assert server.secret == worker.secret
+    assert server.certificates != worker.certificates
+    for task in (server, worker):
+        assert task.own_certificates is not None
+        assert task.certificates.count("-----BEGIN CERTIFICATE-----") == 2
+        assert "PRIVATE" not in repr(task)
+        assert task.secret not in repr(task)
+    file = str(certs / "worker-1.pem")
+    assert mean(replace(FAR, role="worker", index=1), tmp_path, certs=file).secret == worker.secret
+
+
+def test_certificates_in_the_run_directory_need_no_option(tmp_path: Path) -> None:
+    issued(tmp_path / "run" / "certs", "ps:0")
+    run = str(tmp_path / "run")
+    assert mean(FAR, tmp_path, run_dir=run).listen == "tls://node1:1"
+    with pytest.raises(ConfigurationError, match=r"worker:0 has no certificate at .*0\.pem"):
+        mean(replace(FAR, role="worker"), tmp_path, run_dir=run)
+    assert mean(LOCAL, tmp_path, run_dir=run).listen.startswith("tls://")  # asked for, so kept
+
+
+def test_certificates_that_do_not_serve(tmp_path: Path) -> None:
+    certs = issued(tmp_path / "certs", "ps:0", "worker:0")
+    (certs / "worker-0.pem").rename(certs / "worker-1.pem")
+    with pytest.raises(ConfigurationError, match=r"worker-1.pem is for worker:0, and not for"):
+        mean(replace(FAR, role="worker", index=1), tmp_path, certs=str(certs))
+    (certs / "ps-0.pem").chmod(0o644)
+    with pytest.raises(ConfigurationError, match=r"the key of ps:0 in .* can be read by other"):
+        mean(FAR, tmp_path, certs=str(certs))
+    with pytest.raises(ConfigurationError, match=r"ps:0 has no certificate at .*nowhere"):
+        mean(FAR, tmp_path, certs=str(tmp_path / "nowhere"))

@@ -454,7 +454,7 @@ def test_several_links_are_looked_at_before_sleeping_where_all_lead_through_memo
         links.links[0].connection = None
         assert links._readable(lanes), "the one that is there is looked at"
         assert looks[4:] == [False]
-        one.recv(1)
+        other.recv(1)
         links.links[1].connection.stream.pending = True
         links.links[0].connection = links.links[1].connection
         assert links._readable(lanes), "what was decrypted shows on no descriptor"

@@ -28,9 +28,6 @@ from trireme.certificates import TASK_URI
 from trireme.cluster.spec import ROLES
 from trireme.errors import ConfigurationError
 
-OBSERVER = "observer:0"
-"""The task that `trireme status` and `trireme top` are."""
-
 AUTHORITY_DAYS = 365
 _NAME = re.compile(rf"({'|'.join((*ROLES, 'observer'))}):(0|[1-9][0-9]{{0,4}})", re.ASCII)
 _EARLIER = timedelta(hours=1)  # clocks of other hosts may be behind by so much

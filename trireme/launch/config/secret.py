@@ -22,6 +22,9 @@ from trireme.errors import ConfigurationError
 from trireme.launch.config.task_config import TaskConfig
 
 SECRET_VARIABLE = "TRIREME_SECRET"
+SECRET_FILE = "job.secret"
+"""The name of the file that holds a job's secret, in a directory of certificates."""
+
 BITS = 128
 DISTINCT = 8
 """The least number of different characters in a random text of `BITS` bits."""
@@ -37,6 +40,7 @@ ALPHABETS = (
 )
 PRINTABLE = 95
 MARK = "trireme secret"
+_SECRET_BYTES = 1 << 16  # more than a secret and the certificates have
 
 
 def fresh_secret() -> str:
@@ -44,7 +48,13 @@ def fresh_secret() -> str:
     return secrets.token_hex(32)
 
 
-def find_secret(file: Path | None, environ: Mapping[str, str], *, loopback: bool) -> str:
+def find_secret(
+    file: Path | None,
+    environ: Mapping[str, str],
+    *,
+    loopback: bool,
+    certificates: Path | None = None,
+) -> str:
     """Returns the secret of a job started by hand, in hexadecimal digits.
 
     Args:
@@ -52,6 +62,7 @@ def find_secret(file: Path | None, environ: Mapping[str, str], *, loopback: bool
         environ: the environment, which may hold `TRIREME_SECRET`.
         loopback: whether every task of the job is on this host. If so, and no secret was given,
             a file of this user's serves, which is created when it is first needed.
+        certificates: the directory of the job's certificates, which may hold the secret too.
 
     Raises:
         ConfigurationError: no secret was given and one is needed, or it is too short, or its
@@ -61,11 +72,14 @@ def find_secret(file: Path | None, environ: Mapping[str, str], *, loopback: bool
         return read_secret(file)
     if SECRET_VARIABLE in environ:
         return _checked(environ[SECRET_VARIABLE].strip(), SECRET_VARIABLE)
+    if certificates is not None and (certificates / SECRET_FILE).exists():
+        return read_secret(certificates / SECRET_FILE)
     if not loopback:
         raise ConfigurationError(
-            "the tasks of this job are on several hosts, and no secret was given: write one into "
-            "a file of yours alone (`(umask 077; openssl rand -hex 32 > job.secret)`), copy it to "
-            f"every host and give each task --secret-file job.secret, or set {SECRET_VARIABLE}"
+            "the tasks of this job are on several hosts, and no secret was given: `trireme certs "
+            f"init DIR` makes one, DIR/{SECRET_FILE}; copy it to every host, beside the task's "
+            "certificate or anywhere with --secret-file FILE, for yourself alone; or set "
+            f"{SECRET_VARIABLE}"
         )
     base = environ.get("XDG_CONFIG_HOME", "")  # by the XDG base directory specification
     home = Path(base) if os.path.isabs(base) else Path.home() / ".config"
@@ -79,19 +93,36 @@ def read_secret(path: Path) -> str:
         ConfigurationError: the file cannot be read; other users can read it; or the secret has
             less than 128 bits, so that it could be guessed.
     """
+    advice = (
+        f"make a new one that only you can read: `(umask 077; openssl rand -hex 32 > {path}.new)`"
+    )
+    text = read_private(path, "the secret", advice).strip()
+    return _checked(text, str(path))
+
+
+def read_private(path: Path, what: str, advice: str) -> str:
+    """Returns the text of a file that only this user can read.
+
+    Args:
+        path: the file.
+        what: what it holds, for messages.
+        advice: what to do where others can read it.
+
+    Raises:
+        ConfigurationError: the file cannot be read, or other users can read it.
+    """
     try:
         with path.open(encoding="utf-8") as file:
             mode = os.fstat(file.fileno())
-            text = file.read().strip()
+            text = file.read()
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"the secret cannot be read from {path}: {error}") from error
+        raise ConfigurationError(f"{what} cannot be read from {path}: {error}") from error
     if mode.st_uid not in (os.getuid(), 0) or mode.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
         raise ConfigurationError(
-            f"the secret in {path} can be read by other users of this machine: they may have it "
-            f"already. Make a new one that only you can read: `(umask 077; openssl rand -hex 32 > "
-            f"{path}.new)`"
+            f"{what} in {path} can be read by other users of this machine: they may have it "
+            f"already. {advice[0].upper()}{advice[1:]}"
         )
-    return _checked(text, str(path))
+    return text
 
 
 def _checked(text: str, origin: str) -> str:
@@ -120,6 +151,8 @@ def _most_bits(text: str) -> float:
 def secret_descriptor(task: TaskConfig) -> Iterator[TaskConfig]:
     """Gives a task's configuration with a descriptor, which the task inherits, for its secret.
 
+    Its certificates, with their key, are there too.
+
     An environment variable would be inherited by every process that the task starts, and the
     system would show it. Without a secret the configuration is unchanged.
     """
@@ -127,8 +160,9 @@ def secret_descriptor(task: TaskConfig) -> Iterator[TaskConfig]:
         yield task
         return
     with _nameless_file() as file:
-        file.write(f"{MARK} {task.job} {task.secret}".encode())
-        yield msgspec.structs.replace(task, secret="", secret_fd=file.fileno())
+        file.write(f"{MARK} {task.job} {task.secret}\n{task.certificates}".encode())
+        fd = file.fileno()
+        yield msgspec.structs.replace(task, secret="", certificates="", secret_fd=fd)
 
 
 def _nameless_file() -> IO[bytes]:
@@ -137,24 +171,28 @@ def _nameless_file() -> IO[bytes]:
     return tempfile.TemporaryFile(buffering=0)
 
 
-def receive_secret(fd: int, job: str) -> str:
-    """Returns the secret that a launcher left in a descriptor, and stops children inheriting it.
+def receive_secret(fd: int, job: str) -> tuple[str, str]:
+    """Returns the secret and the certificates that a launcher left in a descriptor.
+
+    Stops children inheriting it.
 
     Raises:
         ConfigurationError: the descriptor holds no secret, because this process is not the task
             itself but was started by it.
     """
     try:
-        words = os.pread(fd, 4096, 0).decode("ascii", "replace").rpartition(" ")
+        text = os.pread(fd, _SECRET_BYTES, 0).decode("ascii", "replace")
         os.set_inheritable(fd, False)
     except OSError:
-        words = ("", "", "")
+        text = ""
+    line, _, certificates = text.partition("\n")
+    words = line.rpartition(" ")
     if words[0] != f"{MARK} {job}":
         raise ConfigurationError(
             "this process was started by a task of a job, and is not that task: start it without "
             "the environment variable TRIREME_TASK, to have it train by itself"
         )
-    return words[2]
+    return words[2], certificates
 
 
 def user_secret(path: Path) -> str:

@@ -10,6 +10,7 @@ from typing import Literal
 
 import msgspec
 
+from trireme.certificates import Certificates
 from trireme.errors import ConfigurationError
 from trireme.job_config import JobConfig
 
@@ -32,7 +33,10 @@ class TaskConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         listen: the address, with its scheme, at which a server or a coordinator listens; empty for
             a worker.
         secret: the job's secret in hexadecimal digits; empty where no task connects to another.
-        secret_fd: an inherited descriptor that holds the secret, in place of it; see `secret.py`.
+        certificates: the task's key, its certificate and the authority's certificate in PEM, where
+            the job uses TLS; else empty.
+        secret_fd: an inherited descriptor that holds the secret and the certificates, in place of
+            them; see `secret.py`.
         launcher_fd: an inherited descriptor for messages to the launcher, if there is one; see
             `task_messages.py`.
         display: how progress is shown: `plain` lines; `events`, which are lines except those for
@@ -65,6 +69,7 @@ class TaskConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     coordinator: str = ""
     listen: str = ""
     secret: str = ""
+    certificates: str = ""
     secret_fd: int | None = None
     launcher_fd: int | None = None
     display: Literal["auto", "plain", "events", "none"] = "auto"
@@ -82,8 +87,9 @@ class TaskConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     records: str | None = None
 
     def __repr__(self) -> str:
-        """Shows everything but the secret."""
-        values = msgspec.structs.asdict(self) | {"secret": "..." if self.secret else ""}
+        """Shows everything but the secret and the key."""
+        values = msgspec.structs.asdict(self)
+        values |= {name: "..." for name in ("secret", "certificates") if values[name]}
         return f"TaskConfig({', '.join(f'{name}={value!r}' for name, value in values.items())})"
 
     @property
@@ -91,6 +97,11 @@ class TaskConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         """The task's name, such as `worker:1`, or `worker:1/2` within a worker of several."""
         within = f"/{self.rank}" if self.servers and self.processes > 1 and self.rank else ""
         return f"{self.role}:{self.index}{within}"
+
+    @property
+    def own_certificates(self) -> Certificates | None:
+        """What the task proves itself with under TLS; None where the job does not use it."""
+        return Certificates(self.certificates) if self.certificates else None
 
     @property
     def hosts_coordinator(self) -> bool:

@@ -89,7 +89,8 @@ def detect(environ: Mapping[str, str] | None = None, directory: Path | None = No
         task = decode_task(environ[TASK_VARIABLE])
         if task.secret_fd is None:
             return task
-        return msgspec.structs.replace(task, secret=receive_secret(task.secret_fd, task.job))
+        secret, certificates = receive_secret(task.secret_fd, task.job)
+        return msgspec.structs.replace(task, secret=secret, certificates=certificates)
     launched = find_launched_task(environ, TORCHRUN)
     tf = read_tf_config(environ[TF_VARIABLE]) if environ.get(TF_VARIABLE, "").strip() else None
     if launched is None and tf is not None:
@@ -156,7 +157,8 @@ def manual_task(
         secret_file: the file with the job's secret, if the user named one.
 
     Raises:
-        ConfigurationError: there is no such task, or no server; or the secret is missing.
+        ConfigurationError: there is no such task, or no server; or the secret or, between hosts,
+            the certificate is missing.
         UsageError: the options are not consistent.
     """
     role, index, cluster = named.role, named.index, named.cluster
@@ -173,7 +175,25 @@ def manual_task(
         )
     addresses = [a for a in (*cluster.ps, *cluster.worker, cluster.coordinator) if a]
     loopback = all(map(is_loopback, addresses))
-    secret = find_secret(secret_file, environ, loopback=loopback)
+    certs = _certificates_path(config)
+    certificates = "" if certs is None else _read_certificates(certs, f"{role}:{index}")
+    if not loopback and not certificates and not config.allow_plaintext:
+        raise ConfigurationError(
+            "the tasks of this job are on several hosts, and this one has no certificate to "
+            "encrypt what it sends. On one host: `trireme certs init DIR`, then `trireme certs "
+            f"issue DIR --task {role}:{index}` and so on for every task. Copy each task its own "
+            "file and DIR/job.secret, and start it with --certs DIR. Only if you trust everybody "
+            "on the network between the hosts: --allow-plaintext"
+        )
+    if not loopback and not certificates:
+        _log.warning(
+            "WARNING: nothing between the hosts is encrypted (allow-plaintext, by the %s): "
+            "everybody on the network between them can read and change it",
+            config.origin("allow_plaintext"),
+        )
+    beside = certs.parent if certs is not None and certs.is_file() else certs
+    secret = find_secret(secret_file, environ, loopback=loopback, certificates=beside)
+    scheme = "tls" if certificates else "tcp"
     workers, servers = len(cluster.worker), len(cluster.ps)
     config = config.replaced("the hosts", workers=workers, ps=servers)
     config.check_together(servers)
@@ -183,14 +203,29 @@ def manual_task(
         index=index,
         workers=workers,
         servers=servers,
-        coordinator=f"tcp://{cluster.coordinator_address}",
-        listen="" if role == "worker" else f"tcp://{cluster.address(role, index)}",
+        coordinator=f"{scheme}://{cluster.coordinator_address}",
+        listen="" if role == "worker" else f"{scheme}://{cluster.address(role, index)}",
         secret=secret,
+        certificates=certificates,
         config=config,
         connect_timeout=config.join_timeout,
         # Of other hosts it is not known which tasks share them.
         threads=threads_of_task(environ, workers + servers if loopback else 1),
     )
+
+
+def _certificates_path(config: JobConfig) -> Path | None:
+    """Returns where the certificate is: as the user says, else `certs` in the run directory."""
+    if config.certs is not None:
+        return Path(config.certs)
+    usual = None if config.run_dir is None else Path(config.run_dir) / "certs"
+    return usual if usual is not None and usual.is_dir() else None
+
+
+def _read_certificates(path: Path, task: str) -> str:
+    from trireme.launch.config.certificates import read_certificate  # slow to load
+
+    return read_certificate(path, task)
 
 
 def _stay_on_loopback(environ: MutableMapping[str, str]) -> None:

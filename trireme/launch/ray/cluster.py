@@ -258,9 +258,7 @@ def _describe_shortage(ray: Any, task: TaskConfig) -> str:
     return f"the job asks for {wanted}{largest} of them on one node; the cluster has {there}"
 
 
-def listen_hosts(
-    facts: Mapping[str, NodeFacts], version: str, *, allow_plaintext: bool
-) -> dict[str, str]:
+def listen_hosts(facts: Mapping[str, NodeFacts], version: str) -> dict[str, str]:
     """Returns the address for each task to listen at, if it listens.
 
     It is the loopback address where all tasks are on one host, else the address of the task's
@@ -269,11 +267,9 @@ def listen_hosts(
     Args:
         facts: what each task's agent has found, by the task's name.
         version: the launcher's version of Trireme.
-        allow_plaintext: whether the network between the nodes is trusted.
 
     Raises:
-        ConfigurationError: a task cannot run on its node, or the tasks would use a network that
-            is not declared as trusted.
+        ConfigurationError: a task cannot run on its node.
     """
     for name, found in facts.items():
         if found.problem:
@@ -289,14 +285,39 @@ def listen_hosts(
             )
     if len({found.host for found in facts.values()}) == 1:
         return dict.fromkeys(facts, LOOPBACK)
-    if not allow_plaintext:
-        nodes = ", ".join(sorted({found.address for found in facts.values()}))
-        raise ConfigurationError(
-            f"the tasks of this job are on several hosts ({nodes}), and nothing between them is "
-            "encrypted: everybody on that network could read and change what they send. If you "
-            "trust everybody there, add --allow-plaintext; else use a cluster of one host"
-        )
     return {name: bracketed(found.address) for name, found in facts.items()}
+
+
+def check_process_groups(task: TaskConfig, facts: Mapping[str, NodeFacts]) -> None:
+    """Checks that no process group spans hosts over a network that is not declared as trusted.
+
+    Servers and their clients connect by TLS. What the processes of a group say to each other goes
+    by torch.distributed, which encrypts nothing.
+
+    Args:
+        task: what all tasks of the job have in common.
+        facts: what each task's agent has found, by the task's name.
+
+    Raises:
+        ConfigurationError: one does.
+    """
+    if task.config.allow_plaintext:
+        return
+    hosts: dict[int, dict[str, str]] = {}
+    for each in tasks_of_job(task):
+        if each.group is not None:
+            found = facts[each.name]
+            hosts.setdefault(each.group, {})[found.host] = found.address
+    for of_group in hosts.values():
+        if len(of_group) > 1:
+            raise ConfigurationError(
+                "the processes that hold one model together are on several hosts "
+                f"({', '.join(sorted(of_group.values()))}), and talk by torch.distributed, which "
+                "encrypts nothing: everybody on that network could read and change what they send. "
+                "If you trust everybody there, or it is encrypted itself as WireGuard does, add "
+                "--allow-plaintext; else keep them on one node (--ray-pack-workers), or use "
+                "parameter servers and workers of one process"
+            )
 
 
 def bracketed(address: str) -> str:

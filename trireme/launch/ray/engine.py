@@ -22,6 +22,7 @@ from typing import Any
 import msgspec
 
 from trireme.cluster.spec import LOOPBACK
+from trireme.errors import ConfigurationError
 from trireme.launch.config.secret import SECRET_VARIABLE
 from trireme.launch.config.task_config import TASK_VARIABLE, TaskConfig
 from trireme.launch.exit_reason import ExitReason, describe_status
@@ -45,6 +46,7 @@ from trireme.launch.ray.agent import (
 from trireme.launch.ray.cluster import (
     Agent,
     bracketed,
+    check_process_groups,
     first_line,
     inspect_nodes,
     listen_hosts,
@@ -80,7 +82,17 @@ def run_ray(job: Job, directory: RunDirectory, console: Console) -> int:
     ):
         agents = {task.name: start_agent(task.name) for task in tasks_of_job(job.task)}
         facts = inspect_nodes(agents, config.join_timeout)
-        hosts = listen_hosts(facts, installed_version(), allow_plaintext=config.allow_plaintext)
+        hosts = listen_hosts(facts, installed_version())
+        check_process_groups(job.task, facts)
+        several = LOOPBACK not in hosts.values()
+        if job.task.servers and (config.tls or (several and not config.allow_plaintext)):
+            job = job.with_authority()
+        if several and config.allow_plaintext:
+            console.say(
+                "WARNING: nothing between the hosts is encrypted (--allow-plaintext): everybody on "
+                "the network between them can read and change it",
+                alarm=True,
+            )
         tasks = {
             name: _Task(name, agent, facts[name], hosts[name]) for name, agent in agents.items()
         }
@@ -200,6 +212,12 @@ class _Engine:
         problem = facts.problem
         if not problem and task.host == LOOPBACK and facts.host != task.facts.host:
             problem = "the job began with all its tasks on one host, and this is another"
+        if not problem:
+            everywhere = {each.name: each.facts for each in self._tasks.values()}
+            try:
+                check_process_groups(self._job.task, everywhere | {task.name: facts})
+            except ConfigurationError as error:
+                problem = str(error)
         if problem:
             self._fail(task, f"cannot run on node {facts}: {problem}")
             return

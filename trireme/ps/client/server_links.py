@@ -11,10 +11,11 @@ import math
 import select
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal, Protocol
 
+from trireme.certificates import Certificates
 from trireme.cluster.view import ServerEntry, View
 from trireme.errors import (
     AuthenticationError,
@@ -66,6 +67,7 @@ class ClientOptions:
     Attributes:
         job: the job's id.
         secret: the job's.
+        certificates: the task's, where the job uses TLS.
         worker: the worker's index.
         incarnation: the worker's incarnation.
         epoch: the job's epoch.
@@ -81,7 +83,7 @@ class ClientOptions:
     """
 
     job: str
-    secret: bytes
+    secret: bytes = field(repr=False)
     worker: int
     incarnation: int
     epoch: str = ""
@@ -91,6 +93,7 @@ class ClientOptions:
     overlap: Overlapping = "auto"
     waiting: Callable[[str, Sequence[str], float], None] = lambda *notice: None
     hurries: Callable[[], bool] = lambda: False
+    certificates: Certificates | None = None
 
 
 @dataclass(frozen=True)
@@ -315,7 +318,11 @@ class ServerLinks:
         entry = self.lanes.entry(link.index)
         connection = self._connect_by_memory(link, entry)
         if connection is None:
-            stream = connect(entry.address, timeout=min(5.0, self.options.retry_seconds))
+            stream = connect(
+                entry.address,
+                timeout=min(5.0, self.options.retry_seconds),
+                certificates=self.options.certificates,
+            )
             connection = self._introduce(link, entry, stream)
         link.connection = connection
         return connection

@@ -17,6 +17,7 @@ from functools import partial
 import msgspec
 import torch
 
+from trireme.certificates import Certificates
 from trireme.clock import clock_name
 from trireme.cluster.coordinator import Coordinator
 from trireme.cluster.member import Member
@@ -272,12 +273,20 @@ class LeaderLink:
         service: serves the connection in its loop.
         identity: this server's.
         secret: the job's.
+        certificates: this server's, where the job uses TLS.
     """
 
-    def __init__(self, service: Service, identity: Identity, secret: bytes) -> None:
+    def __init__(
+        self,
+        service: Service,
+        identity: Identity,
+        secret: bytes,
+        certificates: Certificates | None = None,
+    ) -> None:
         self._service = service
         self._identity = identity
         self._secret = secret
+        self._certificates = certificates
         self._lost = threading.Event()
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
@@ -309,7 +318,8 @@ class LeaderLink:
         said = -math.inf
         while not self._closed.is_set():
             try:
-                connection = Connection(connect(leader.address, timeout=5.0), PS_CATALOG)
+                stream = connect(leader.address, timeout=5.0, certificates=self._certificates)
+                connection = Connection(stream, PS_CATALOG)
                 authenticate(connection, self._identity, self._secret, server="ps:0")
             except (WireError, ConfigurationError) as error:
                 if isinstance(error, StaleEpochError):
@@ -339,15 +349,17 @@ class ServerConfig:
         coordinator: the coordinator's address; None where this server hosts it.
         policy: the policy of a coordinator that is hosted here.
         config: the job's configuration.
+        certificates: this server's, where the job uses TLS.
     """
 
     job: str
-    secret: bytes
+    secret: bytes = field(repr=False)
     index: int
     listen: str
     coordinator: str | None
     policy: Policy
     config: JobConfig = field(default_factory=JobConfig)
+    certificates: Certificates | None = None
 
 
 def serve(
@@ -376,7 +388,11 @@ def serve(
     # One BLAS thread a process is the launcher's business; autograd is of no use here.
     torch.set_grad_enabled(False)
     load_optimizers()
-    listener = listen(server.listen, allow_plaintext=server.config.allow_plaintext)
+    listener = listen(
+        server.listen,
+        allow_plaintext=server.config.allow_plaintext,
+        certificates=server.certificates,
+    )
     on_listening(listener.address)
     return _Server(server, listener, registry or Registry(), record).run()
 
@@ -406,7 +422,7 @@ class _Server:
             serves=(identity.task, *(("coordinator:0",) if epoch else ())),
             beside=beside(listener.address) if server.config.transport == "auto" else (),
         )
-        self._leader = LeaderLink(self._service, identity, server.secret)
+        self._leader = LeaderLink(self._service, identity, server.secret, server.certificates)
         self._handler.leader_gone = self._leader.lost
         self._member = Member(
             MemberConfig(
@@ -415,6 +431,7 @@ class _Server:
                 role="ps",
                 index=server.index,
                 secret=server.secret,
+                certificates=server.certificates,
                 address=listener.address,
                 connect_timeout=server.policy.join_timeout,
             )
@@ -466,7 +483,7 @@ class _Server:
 
 def beside(address: str) -> list[Listener]:
     """Returns listeners for workers of this host that lend memory; none where that cannot be."""
-    if not available() or not address.startswith("tcp://"):
+    if not available() or not address.startswith(("tcp://", "tls://")):
         return []
     try:
         return [listen(shm_address(address))]
