@@ -127,7 +127,7 @@ class FrameReader:
                 )
             elif isinstance(error, PeerClosed) and (self._incoming is not None or self.buffered):
                 failure = ConnectionBroken(f"{self.peer} closed the connection inside a message")
-            elif isinstance(error, FrameError):
+            elif isinstance(error, FrameError) and not str(error).startswith(self.peer):
                 failure = type(error)(f"{self.peer}: {error}")
             self._receive_failure = failure
             raise failure from error
