@@ -30,7 +30,7 @@ from trireme.errors import (
 INTERRUPTED = 130
 """The exit status of a task, or of a job, that was stopped and has saved."""
 
-Kind = Literal["usage", "error", "exception", "exit", "signal", "hung", "victim"]
+Kind = Literal["usage", "error", "exception", "exit", "signal", "hung", "gone", "victim"]
 
 _VICTIMS = (
     JobFailed,
@@ -65,7 +65,8 @@ class ExitReason(msgspec.Struct, frozen=True, kw_only=True, tag="ended"):
         kind: `usage`: it was asked for something that cannot be; `error`: another of Trireme's
             errors; `exception`: anything else that was raised; `exit`: it ended with a status
             other than 0; `signal`: it was killed; `hung`: its launcher killed it because it no
-            longer did anything; `victim`: another task failed.
+            longer did anything; `gone`: so is the host that it ran on, or what watches it there;
+            `victim`: another task failed.
         summary: one line, such as `ValueError: boom (train.py:12)`.
         at: the time of day in seconds since 1970; the present by default.
         loss: what the job loses with this failure, in a sentence; "" where this task does not
@@ -80,7 +81,7 @@ class ExitReason(msgspec.Struct, frozen=True, kw_only=True, tag="ended"):
     @property
     def sudden(self) -> bool:
         """Whether the task was killed, and did not fail by itself."""
-        return self.kind in ("signal", "hung")
+        return self.kind in ("signal", "hung", "gone")
 
     @property
     def worth_a_restart(self) -> bool:

@@ -9,7 +9,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol
 
@@ -18,9 +18,9 @@ import msgspec
 from trireme.cluster.spec import OBSERVER
 from trireme.job_config import OPTIONS
 from trireme.launch.config.task_config import TaskConfig
-from trireme.launch.exit_reason import ExitReason
+from trireme.launch.exit_reason import INTERRUPTED, ExitReason
 from trireme.launch.output import TaskOutputs
-from trireme.launch.run_directory import RECORD, JobRecord, RunDirectory
+from trireme.launch.run_directory import JOURNAL, RECORD, JobRecord, RunDirectory
 from trireme.launch.supervision import Supervision
 from trireme.launch.supervision_state import (
     Action,
@@ -28,6 +28,7 @@ from trireme.launch.supervision_state import (
     Notify,
     Phase,
     Restart,
+    Start,
     SupervisionLimits,
     Terminate,
 )
@@ -44,6 +45,28 @@ itself was stopped, so that silence in that time is not the coordinator's."""
 
 
 @dataclass(frozen=True, slots=True)
+class LostProcess:
+    """The process of a server or worker that has ended otherwise than well.
+
+    Attributes:
+        role, index: which task it was.
+        host: the name of its host.
+        pid: its process id there.
+        reason: why it ended, in a line.
+    """
+
+    role: str
+    index: int
+    host: str
+    pid: int
+    reason: str
+
+
+Announce = Callable[[str, Sequence[LostProcess]], object]
+"""Tells the coordinator at an address which processes have ended. It does not block."""
+
+
+@dataclass(frozen=True, slots=True)
 class Job:
     """One job.
 
@@ -52,12 +75,15 @@ class Job:
         task: what all tasks have in common: job, secret, counts, options.
         limits: how long things may take, and how often tasks are started again.
         authority: issues each task a certificate, where the tasks connect by TLS.
+        announce: tells the coordinator of lost processes, so that it need not wait for their
+            silence.
     """
 
     program: tuple[str, ...]
     task: TaskConfig
     limits: SupervisionLimits = field(default_factory=SupervisionLimits)
     authority: Authority | None = None
+    announce: Announce = lambda address, lost: None
 
     def with_authority(self) -> Job:
         """Returns the job with an authority of its own, whose key stays in this process."""
@@ -105,6 +131,9 @@ class Engine(Protocol):
     pids: dict[str, int]
     nodes: dict[str, str]
 
+    def host(self, name: str) -> str:
+        """Returns the name of the host that a task runs on, as its process knows it."""
+
     def start(self, config: TaskConfig) -> None:
         """Starts a task, or starts it again. A failure to do so is reported as `TaskEnded`."""
 
@@ -135,18 +164,22 @@ def tasks_of_job(task: TaskConfig) -> list[TaskConfig]:
     replace = msgspec.structs.replace
     servers = [replace(task, role="ps", index=index) for index in range(task.servers)]
     coordinators = [replace(task, role="coordinator")] if task.servers else []
-    together = task.processes if task.servers else 1
     workers = [
         replace(
             task,
             index=index,
             rank=rank if task.servers else index,
-            local_rank=index * together + rank,
+            local_rank=index * together(task) + rank,
         )
         for index in range(task.workers)
-        for rank in range(together)
+        for rank in range(together(task))
     ]
     return [*coordinators, *servers, *workers]
+
+
+def together(task: TaskConfig) -> int:
+    """Returns how many processes each worker of a job has."""
+    return task.processes if task.servers else 1
 
 
 class Launcher:
@@ -163,6 +196,10 @@ class Launcher:
         self._tasks = {config.name: config for config in tasks_of_job(job.task)}
         self._outputs = outputs
         self._coordinator = ""  # the address that it listens at, once that is known
+        self._listen_due: float | None = None  # when a coordinator that was started must listen
+        self._lost: dict[str, LostProcess] = {}  # the newest lost process of each task
+        self._dismissed: set[str] = set()  # the tasks that the job is not to have any more
+        self._requests = 0  # how often somebody has asked for other numbers of tasks
         self._started = time.time()
         self._begin = time.monotonic()
         self._last_check = self._begin
@@ -183,7 +220,11 @@ class Launcher:
                 self._turn(1.0)
 
     def _start_all(self) -> None:
-        self._last_report_at, self._coordinator = None, ""
+        self._last_report_at, self._coordinator, self._requests = None, "", 0
+        self._lost.clear()
+        self._tasks = {config.name: config for config in tasks_of_job(self._sized())}
+        self._dismissed.clear()
+        self._supervision.keep_only(self._tasks)
         for config in self._tasks.values():
             self._start(config)
             if config.role == "coordinator":
@@ -191,6 +232,17 @@ class Launcher:
                 if self._supervision.phase is not Phase.RUNNING:
                     return
         self._record("running", None)
+
+    def _sized(self) -> TaskConfig:
+        """Returns what the tasks have in common, with as many tasks as the job is to have now."""
+        task = self._job.task
+        staying = [each for each in self._tasks.values() if each.name not in self._dismissed]
+        servers = sum(each.role == "ps" for each in staying)
+        workers = sum(each.role == "worker" for each in staying) // together(task)
+        if (servers, workers) == (task.servers, task.workers):
+            return task
+        config = task.config.replaced("trireme scale", ps=servers, workers=workers)
+        return msgspec.structs.replace(task, servers=servers, workers=workers, config=config)
 
     def conclude(self) -> int:
         """Reports how the job ended and returns its exit status."""
@@ -254,6 +306,14 @@ class Launcher:
         self._supervision.started(config.name)
         authority, task = self._job.authority, f"{config.role}:{config.index}"
         self._outputs.begin(config.name)
+        if config.role == "coordinator":
+            self._listen_due = time.monotonic() + self._job.limits.listen
+            config = msgspec.structs.replace(
+                config,
+                listen=self._coordinator,  # the tasks know it by the address of its first start
+                journal=str(self._directory.path.resolve() / JOURNAL),
+                resumes=bool(self._coordinator),
+            )
         self._engine.start(
             msgspec.structs.replace(
                 config,
@@ -265,16 +325,7 @@ class Launcher:
 
     def _wait_for_address(self) -> None:
         """Waits until the coordinator listens, or has ended."""
-        limit = self._job.limits.listen
-        deadline = time.monotonic() + limit
         while self._supervision.phase is Phase.RUNNING and not self._coordinator:
-            if time.monotonic() > deadline:
-                self._console.say(
-                    f"{COORDINATOR} did not listen within {limit:.0f} s",
-                    alarm=True,
-                )
-                self._engine.send_signal(COORDINATOR, signal.SIGKILL)
-                deadline = float("inf")
             self._turn(0.01)
 
     # One turn of the loop --------------------------------------------------------------------
@@ -303,6 +354,11 @@ class Launcher:
                 "print is not kept, and `trireme status` and `trireme stop` do not find this job",
                 alarm=True,
             )
+        if self._listen_due is not None and now > self._listen_due:
+            self._listen_due = None
+            limit = self._job.limits.listen
+            self._console.say(f"{COORDINATOR} did not listen within {limit:.0f} s", alarm=True)
+            self._engine.send_signal(COORDINATOR, signal.SIGKILL)
         silence = 0.0 if self._last_report_at is None else now - self._last_report_at
         if silence > self._job.limits.silence:
             self._last_report_at = None
@@ -319,14 +375,19 @@ class Launcher:
                 self._carry_out(self._supervision.interrupt(now))
             case TaskEnded(name, status, reason):
                 if name == COORDINATOR:
-                    self._last_report_at = None
+                    self._last_report_at = self._listen_due = None
+                elif status not in (0, INTERRUPTED):
+                    self._announce(name, reason)
                 self._carry_out(self._supervision.exited(now, name, status, reason))
             case MembershipReport():
                 self._last_report_at = now
                 self._carry_out(self._membership_reported(now, event))
+                self._carry_out(self._resized(event))
             case Listening(address):
-                self._coordinator = address
+                self._coordinator, self._listen_due = address, None
                 self._record("running", None)
+                if self._lost:  # while a coordinator was away, or it died before it heard of them
+                    self._job.announce(address, tuple(self._lost.values()))
             case TaskLocated():
                 if self._supervision.phase is Phase.RUNNING:
                     self._record("running", None)
@@ -340,6 +401,27 @@ class Launcher:
         }
         return self._supervision.membership_reported(now, report.joined, lost, formed=report.formed)
 
+    def _announce(self, name: str, reason: ExitReason) -> None:
+        """Tells the coordinator that a process has ended, if it was a member of the job."""
+        config, pid = self._tasks[name], self._engine.pids.get(name)
+        member = config.role == "ps" or not (self._job.task.servers and config.rank)
+        if not self._coordinator or pid is None or not member:
+            return
+        host = self._engine.host(name)
+        self._lost[name] = LostProcess(config.role, config.index, host, pid, reason.summary)
+        self._job.announce(self._coordinator, (self._lost[name],))
+
+    def _resized(self, report: MembershipReport) -> Sequence[Action]:
+        self._dismissed = {*report.dismissed}
+        asked, self._requests = report.requests > self._requests, report.requests
+        return self._supervision.resized(report.wanted, report.dismissed, asked=asked)
+
+    def _start_new(self, name: str) -> None:
+        """Starts a task that the job has room for."""
+        role, _, index = name.partition(":")
+        config = msgspec.structs.replace(self._job.task, role=role, index=int(index))
+        self._start(self._tasks.setdefault(name, config))
+
     def _carry_out(self, actions: Sequence[Action]) -> None:
         for action in actions:
             match action:
@@ -349,6 +431,9 @@ class Launcher:
                     self._engine.send_signal(name, signal.SIGTERM)
                 case Kill(name):
                     self._engine.send_signal(name, signal.SIGKILL)
+                case Start(name):
+                    self._start_new(name)
+                    self._record("running", None)
                 case Restart(name):
                     self._start(self._tasks[name])
                     self._record("running", None)

@@ -145,6 +145,9 @@ class HostEngine:
         for pipe in process.pipes:
             self.selector.register(pipe.stream, selectors.EVENT_READ, pipe)
 
+    def host(self, name: str) -> str:
+        return socket.gethostname()
+
     def send_signal(self, name: str, number: signal.Signals) -> None:
         process = self._processes.get(name)
         if process is not None:
@@ -212,7 +215,7 @@ def _inherited(config: TaskConfig, host: str) -> Iterator[tuple[TaskConfig, IO[b
         messages = os.fdopen(reader, "rb")  # closed by the task's process
         stack.callback(os.close, writer)
         config = msgspec.structs.replace(config, launcher_fd=writer)
-        if config.role != "worker":
+        if config.role != "worker" and not config.listen:
             scheme = "tls" if config.certificates else "tcp"
             config = msgspec.structs.replace(config, listen=f"{scheme}://{host}:0")
         if config.group is not None and config.rank == 0:

@@ -3,9 +3,12 @@
 Pure: events go in, actions come out. `launcher.py` starts, kills and waits; tests move the time.
 
 A worker that finishes leaves the job. A worker that a signal kills is started again where restarts
-are allowed; otherwise the job goes on without it. A worker that fails by itself ends the job. When
-a server or the coordinator dies, the whole job is started again where restarts are allowed;
-otherwise the job ends. A task that the coordinator has given up is killed by a signal.
+are allowed; otherwise the job goes on without it. A worker that fails by itself ends the job. A
+server that fails is started again likewise, if others hold copies of what it held; otherwise the
+job goes on with the other servers. A coordinator that keeps a journal is started again by itself.
+When a server or coordinator is lost that the job does not outlive, the whole job is started again
+where restarts are allowed; otherwise the job ends. A task that the coordinator has given up is
+killed by a signal. A task that is dismissed may end as it likes.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from trireme.launch.supervision_state import (
     JobStart,
     Notify,
     Phase,
+    Start,
     SupervisedTask,
     SupervisionLimits,
 )
@@ -47,7 +51,6 @@ class Supervision:
         self._whole_restarts = 0  # how often the whole job was started again
         self._first_request: float | None = None  # when the launcher was first asked to stop
         self._saved_early = False  # a task ended with the status of an interrupted one
-        self._ended_well = 0  # how many workers ended by themselves, finished or interrupted
         self._last_worker: Failure | None = None  # the last worker, where it was lost
         self._job_over = False  # the coordinator ended by itself
         self._start = JobStart()
@@ -75,15 +78,18 @@ class Supervision:
         if task.given_up is not None and reason.kind == "signal":
             reason = task.given_up
         sent = (-signal.SIGTERM,) * task.terminated + (-signal.SIGKILL,) * task.killed
-        ended_by_us = status in sent and reason.kind == "signal"
+        ended_by_us = status in sent and reason.kind in ("signal", "gone")
         ended_well = status in (0, INTERRUPTED)
         failure = None if ended_well or ended_by_us else Failure(name, reason)
         task.alive, task.due = False, None
         if self.phase is Phase.RESTARTING and task in self._restarting:
             return self._exited_for_restart(now, task, failure)
         actions: list[Action] = []
-        if ended_well:
-            self._ended_well += task.worker
+        if task.dismissed:
+            how = "has left" if failure is None else f"left, and {failure.reason.summary}"
+            actions = [Notify(f"{name} {how}: the job was made smaller")]
+        elif ended_well:
+            task.finished = task.worker
             self._saved_early |= status == INTERRUPTED
             self.verdict.interrupted |= status == INTERRUPTED
             self._note_absence(now, task, Failure(name, ENDED_TOO_EARLY))
@@ -93,7 +99,7 @@ class Supervision:
         elif failure is not None and task.worker:
             actions = self._worker_failed(now, task, failure)
         elif failure is not None:
-            actions = self._server_or_coordinator_failed(now, failure)
+            actions = self._server_or_coordinator_failed(now, task, failure)
         return actions + self._advance(now)
 
     def _exited_for_restart(
@@ -129,8 +135,44 @@ class Supervision:
                     task.given_up = task.due = None
             elif task.given_up is None and not task.killed:
                 task.given_up = reason
-                task.due = now + (self._limits.settle if task.worker else 0.0)
+                comes_back = task.worker or self._limits.outlives_servers
+                task.due = now + (self._limits.settle if comes_back else 0.0)
         return [*actions, *self._kill_the_given_up(now)]
+
+    def resized(
+        self, wanted: Iterable[str], dismissed: Iterable[str], *, asked: bool
+    ) -> list[Action]:
+        """The coordinator has reported which tasks the job is to have.
+
+        Args:
+            wanted: the tasks that it is to have.
+            dismissed: those that are to leave, or have left for that.
+            asked: whether somebody has just asked for this number of tasks. If so, those that were
+                lost are started too, as often as at first.
+        """
+        leaving = {*dismissed}
+        for task in self._tasks.values():
+            if task.name in leaving:
+                task.dismissed = True
+        if self.phase is not Phase.RUNNING:
+            return []
+        return [action for name in wanted for action in self._make_room(name, asked=asked)]
+
+    def _make_room(self, name: str, *, asked: bool) -> list[Action]:
+        """Starts a task that the job is to have, if it has not had it."""
+        task = self._tasks.get(name)
+        if task is not None:
+            missing = task.dismissed or (asked and not task.finished)
+            task.dismissed = False
+            if task.alive or not missing:
+                return []
+            task.restarts = 0
+        return [Notify(f"{name} is started: the job was made larger"), Start(name)]
+
+    def keep_only(self, names: Iterable[str]) -> None:
+        """The whole job is about to start with these tasks; others are forgotten."""
+        kept = {*names}
+        self._tasks = {name: task for name, task in self._tasks.items() if name in kept}
 
     def hung(self, now: float, name: str, reason: ExitReason) -> list[Action]:
         """A task does nothing any more. It is killed at once."""
@@ -204,8 +246,8 @@ class Supervision:
     def restarts_left(self, name: str) -> int:
         """Returns how often a task may still be started again."""
         task = self._tasks[name]
-        used = task.restarts if task.worker else self._whole_restarts
-        return self._limits.restarts - used
+        own = task.worker or (task.server and self._limits.outlives_servers)
+        return self._limits.restarts - (task.restarts if own else self._whole_restarts)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -291,10 +333,19 @@ class Supervision:
         self._fail(now, failure)
         return []
 
-    def _server_or_coordinator_failed(self, now: float, failure: Failure) -> list[Action]:
-        if self._may_restart_all(failure):
+    def _server_or_coordinator_failed(
+        self, now: float, task: SupervisedTask, failure: Failure
+    ) -> list[Action]:
+        # Of a job that has failed it is a victim; of one that goes on it is not.
+        by_itself = failure.reason.worth_a_restart or task.given_up is not None
+        if by_itself and self._goes_on:
+            if task.coordinator and self._may_restart_coordinator(task, failure):
+                return self._restart_coordinator(task, failure)
+            if task.server and self._limits.outlives_servers:
+                return self._server_failed(now, task, failure)
+        if self._may_restart_all(failure) and not self._job_over:
             return self._restart_all(now, failure)
-        if self.phase is Phase.ENDING:
+        if self.phase is Phase.ENDING or self._job_over:
             if self.verdict.failed:
                 return []
             # The coordinator's failure counts even if its workers seemed to end well.
@@ -302,6 +353,41 @@ class Supervision:
                 return [Notify(f"WARNING: {failure.name}, after the end: {failure.reason.summary}")]
         self._fail(now, failure)
         return []
+
+    @property
+    def _goes_on(self) -> bool:
+        """Whether the workers train, save, or are being started again."""
+        phases = (Phase.RUNNING, Phase.RESTARTING, Phase.STOPPING)
+        return self.phase in phases and not self._job_over
+
+    def _may_restart_coordinator(self, task: SupervisedTask, failure: Failure) -> bool:
+        listened = self._start.joined is not None  # else it would fail again
+        kept = failure.reason.kind != "gone"  # its journal, and its address
+        return listened and kept and task.restarts < self._limits.coordinator_restarts
+
+    def _restart_coordinator(self, task: SupervisedTask, failure: Failure) -> list[Action]:
+        """Starts the coordinator again, with its journal. Training goes on meanwhile."""
+        notice = Notify(
+            f"WARNING: {failure}; started again ({task.restarts + 1} of "
+            f"{self._limits.coordinator_restarts}), and training goes on meanwhile"
+        )
+        return [notice, task.restart()]
+
+    def _server_failed(self, now: float, task: SupervisedTask, failure: Failure) -> list[Action]:
+        """Starts a server again, which the others fill, or goes on without it."""
+        if self.restarts_left(task.name) > 0 and self.phase is not Phase.STOPPING:
+            notice = Notify(
+                f"WARNING: {failure}; started again ({task.restarts + 1} of "
+                f"{self._limits.restarts}), to be filled by the other servers"
+            )
+            return [notice, task.restart()]
+        self.verdict.lost.append(failure)
+        left = sum(other.server for other in self._alive())
+        if not left:
+            self._fail(now)
+            return [Notify(f"WARNING: {failure}, and no server is left")]
+        servers = "1 server" if left == 1 else f"{left} servers"
+        return [Notify(f"WARNING: {failure}; the job goes on with the {servers} left")]
 
     def _lose_worker(self, now: float, failure: Failure) -> list[Action]:
         """Goes on without a worker, if there is another one."""
@@ -366,7 +452,9 @@ class Supervision:
             self._phase_deadline = min(self._phase_deadline, now + self._limits.give_up)
         if alive:
             return []
-        self._phase_deadline, self._ended_well = None, 0
+        self._phase_deadline = None
+        for task in self._tasks.values():
+            task.finished = False
         causes = self._restart_causes
         if not all(task.worker for task in self._restarting):
             self.phase, self._start = Phase.STARTING, JobStart()
@@ -465,6 +553,11 @@ class Supervision:
             verdict.failures.append(Failure(first, NO_WORKER_JOINED))
         self.phase = Phase.DONE
         self._phase_deadline = None
+
+    @property
+    def _ended_well(self) -> int:
+        """How many workers ended by themselves, finished or interrupted."""
+        return sum(task.finished and not task.dismissed for task in self._tasks.values())
 
     @property
     def _achieved(self) -> bool:

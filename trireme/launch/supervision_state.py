@@ -24,8 +24,15 @@ class Kill:
 
 
 @dataclass(frozen=True, slots=True)
+class Start:
+    """Start a task that the job has room for."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
 class Restart:
-    """Start a worker again."""
+    """Start a task again."""
 
     name: str
 
@@ -37,7 +44,7 @@ class Notify:
     text: str
 
 
-Action = Terminate | Kill | Restart | Notify
+Action = Terminate | Kill | Start | Restart | Notify
 
 
 class Phase(enum.Enum):
@@ -59,8 +66,13 @@ class SupervisionLimits:
     """How long supervision lets things take, in seconds, and how often tasks are started again.
 
     Attributes:
-        restarts: how often each worker may be started again, and how often the whole job may be
-            when a server or the coordinator died.
+        restarts: how often each worker may be started again, and each server, if the job outlives
+            it; and how often the whole job may be, when a server or the coordinator died that the
+            job does not outlive.
+        outlives_servers: whether the job goes on when a server is lost: others hold copies of what
+            it held.
+        coordinator_restarts: how often the coordinator may be started again, which goes on from its
+            journal; 0 where it keeps none.
         settle: how long the other tasks may take to end by themselves after a failure. It is
             longer than the coordinator needs to notice that a task is gone.
         give_up: how long servers and coordinator may take to end by themselves after the last
@@ -84,6 +96,8 @@ class SupervisionLimits:
     """
 
     restarts: int = 0
+    outlives_servers: bool = False
+    coordinator_restarts: int = 0
     settle: float = 5.0
     give_up: float = 1.0
     stop: float = 60.0
@@ -107,6 +121,8 @@ class SupervisedTask:
         alive: whether its process runs.
         terminated: whether SIGTERM was sent to it.
         killed: whether SIGKILL was sent to it.
+        finished: whether it is a worker that ended by itself, finished or interrupted.
+        dismissed: whether it is to leave, because the job was made smaller, or has left for that.
         restarts: how often it was started again by itself or with the other workers.
         given_up: why it is killed, or was; None unless it is given up although its process lives.
         due: when it is killed for that, and after SIGKILL, when it counts as ended; None for never.
@@ -118,6 +134,8 @@ class SupervisedTask:
     alive: bool = True
     terminated: bool = False
     killed: bool = False
+    finished: bool = False
+    dismissed: bool = False
     restarts: int = 0
     given_up: ExitReason | None = None
     due: float | None = None
@@ -126,7 +144,7 @@ class SupervisedTask:
 
     def start(self) -> None:
         """Marks the task as started, for the first time or again."""
-        self.alive, self.terminated, self.killed = True, False, False
+        self.alive, self.terminated, self.killed, self.finished = True, False, False, False
         self.given_up = self.due = self.active_at = None
 
     def restart(self) -> Restart:
@@ -149,6 +167,11 @@ class SupervisedTask:
     def worker(self) -> bool:
         """Whether the task is a worker."""
         return self.name.startswith("worker:")
+
+    @property
+    def server(self) -> bool:
+        """Whether the task is a parameter server."""
+        return self.name.startswith("ps:")
 
     @property
     def coordinator(self) -> bool:

@@ -52,11 +52,18 @@ class MembershipReport(msgspec.Struct, frozen=True, tag="members"):
         joined: whether any worker ever joined.
         formed: whether all tasks joined at some time, so that the job began.
         lost: the tasks that are given up now.
+        wanted: the names of the tasks that the job is to have, and that have not left.
+        dismissed: the names of the tasks that are to leave because the job was made smaller, or
+            have left for that.
+        requests: how often somebody has asked for other numbers of tasks.
     """
 
     joined: bool = False
     formed: bool = False
     lost: tuple[LostTask, ...] = ()
+    wanted: tuple[str, ...] = ()
+    dismissed: tuple[str, ...] = ()
+    requests: int = 0
 
 
 TaskMessage = Listening | MembershipReport | ExitReason

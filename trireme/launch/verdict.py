@@ -32,7 +32,7 @@ class Verdict:
         interrupted: whether the job was stopped before its end.
         failures: the tasks that failed, by themselves or because another one did, in the order
             in which they ended.
-        lost: the workers that were killed while the others went on.
+        lost: the workers that were killed, and the servers that ended, while the others went on.
         unsaved: the workers that were killed before they could save, after a request to stop.
     """
 
@@ -128,6 +128,7 @@ _ADVICE: Mapping[Kind, str] = {
     "hung": "it was stopped, or stuck in a call that did not return (while it is stuck, `py-spy "
     f"dump --pid PID` shows where); {_AGAIN} {_BY_ITSELF}",
     "signal": f"it crashed in native code, or somebody sent it the signal; {_AGAIN}",
+    "gone": f"see whether that node lives (`ray status`), then {_AGAIN}",
     "exception": f"correct what the traceback shows, then {_AGAIN}",
     "usage": "correct the error in its message above: the same command would be refused again",
     "error": f"see its message above; then {_AGAIN}",
@@ -143,6 +144,4 @@ def _advice(culprit: Failure) -> str:
             "if nobody killed it, memory ran out: use a smaller batch or fewer tasks, then "
             f"{_AGAIN} {_BY_ITSELF}"
         )
-    if kind == "signal" and summary.startswith("lost"):
-        return f"see whether that node lives (`ray status`), then {_AGAIN}"
     return _ADVICE[kind]

@@ -13,8 +13,8 @@ from trireme.launch.launcher import tasks_of_job
 from trireme.launch.ray.agent import NodeFacts
 from trireme.launch.ray.cluster import check_process_groups, listen_hosts, plan
 
-HERE = NodeFacts(node="n1", address="10.0.0.1", host="kernel/1", version="1.0")
-THERE = NodeFacts(node="n2", address="10.0.0.2", host="kernel/2", version="1.0")
+HERE = NodeFacts(node="n1", address="10.0.0.1", host="kernel/1", hostname="h1", version="1.0")
+THERE = NodeFacts(node="n2", address="10.0.0.2", host="kernel/2", hostname="h2", version="1.0")
 
 
 @given(

@@ -32,6 +32,8 @@ class TaskConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         coordinator: the coordinator's address with its scheme; empty where there is none.
         listen: the address, with its scheme, at which a server or a coordinator listens; empty for
             a worker.
+        journal: the file in which a coordinator keeps what it knows; "" for none.
+        resumes: whether a coordinator goes on with what the journal holds; else it begins anew.
         secret: the job's secret in hexadecimal digits; empty where no task connects to another.
         certificates: the task's key, its certificate and the authority's certificate in PEM, where
             the job uses TLS; else empty.
@@ -45,7 +47,7 @@ class TaskConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         connect_timeout: seconds within which the coordinator must be reached; short where it is
             known to listen already.
         threads: BLAS threads of this process; None leaves it to PyTorch.
-        restarts_left: how often the launcher will start this worker again when it fails. While
+        restarts_left: how often the launcher will start this task again when it fails. While
             there are some, a failure ends this incarnation and not the job.
         processes: how many processes are in this process's group, which holds one model: all of a
             job without servers, or those of one worker.
@@ -68,6 +70,8 @@ class TaskConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     config: JobConfig = JobConfig()
     coordinator: str = ""
     listen: str = ""
+    journal: str = ""
+    resumes: bool = False
     secret: str = ""
     certificates: str = ""
     secret_fd: int | None = None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import sys
 import threading
 import time
@@ -34,6 +35,7 @@ class NodeFacts:
         address: its address, as the other nodes know it.
         host: an identity that two nodes share if and only if they reach each other at loopback
             addresses.
+        hostname: the name of its host, as the task's process knows it.
         version: the version of Trireme on the node.
         problem: why no task can run on the node; "" if one can.
     """
@@ -41,6 +43,7 @@ class NodeFacts:
     node: str
     address: str
     host: str
+    hostname: str
     version: str
     problem: str = ""
 
@@ -122,7 +125,8 @@ class TaskAgent:
             problem = f"there is no directory {self._directory}"
         elif not os.access(script, os.R_OK):
             problem = f"{script} cannot be read"
-        return NodeFacts(node, address, host_identity(), installed_version(), problem)
+        hostname = socket.gethostname()
+        return NodeFacts(node, address, host_identity(), hostname, installed_version(), problem)
 
     def start(
         self, task: TaskConfig, environ: Mapping[str, str], host: str, attempt: int

@@ -60,12 +60,11 @@ def plan(task: TaskConfig) -> tuple[dict[str, PlacementGroup], dict[str, Placeme
     Args:
         task: what all tasks of the job have in common.
     """
-    config, gpus = task.config, task.config.ray_gpus_per_worker
-    bundle = {"CPU": float(config.ray_cpus_per_worker)} | ({"GPU": gpus} if gpus else {})
-    strategy = "PACK" if config.ray_pack_workers else "SPREAD"
-    groups = {"workers": PlacementGroup(strategy, (bundle,) * (task.tasks - task.servers))}
+    workers = (_bundle(task, "worker"),) * (task.tasks - task.servers)
+    strategy = "PACK" if task.config.ray_pack_workers else "SPREAD"
+    groups = {"workers": PlacementGroup(strategy, workers)}
     if task.servers:
-        groups["servers"] = PlacementGroup("SPREAD", ({"CPU": 1.0},) * task.servers)
+        groups["servers"] = PlacementGroup("SPREAD", (_bundle(task, "ps"),) * task.servers)
     first_worker = 1 + task.servers
     placements = {
         each.name: ("workers", each.number - first_worker)
@@ -74,6 +73,14 @@ def plan(task: TaskConfig) -> tuple[dict[str, PlacementGroup], dict[str, Placeme
         for each in tasks_of_job(task)
     }
     return groups, placements
+
+
+def _bundle(task: TaskConfig, role: str) -> dict[str, float]:
+    """Returns the resources of a task of a role."""
+    config, gpus = task.config, task.config.ray_gpus_per_worker
+    if role == "ps":
+        return {"CPU": 1.0}
+    return {"CPU": float(config.ray_cpus_per_worker)} | ({"GPU": gpus} if gpus else {})
 
 
 def load_ray() -> Any:
@@ -137,7 +144,8 @@ def reserve_resources(job: Job, say: Callable[[str], None]) -> Iterator[Callable
     """Joins a Ray cluster and holds the resources of a job there while the block runs.
 
     Gives a function that starts an agent in the bundle of a task, by the task's name, on the node
-    where that is now.
+    where that is now. A task that was added to the job gets a bundle of its own, and its agent
+    starts as soon as a node has room for it.
 
     Args:
         job: the job, with the options of the cluster.
@@ -153,7 +161,13 @@ def reserve_resources(job: Job, say: Callable[[str], None]) -> Iterator[Callable
     held: dict[str, Any] = {}
     groups, placements = plan(task)
 
+    def reserve(name: str, group: PlacementGroup) -> None:
+        held[name] = ray.util.placement_group(list(group.bundles), strategy=group.strategy)
+
     def start_agent(name: str) -> Agent:
+        if name not in placements:
+            reserve(name, PlacementGroup("PACK", (_bundle(task, name.partition(":")[0]),)))
+            placements[name] = (name, 0)
         name_of_group, index = placements[name]
         group = held[name_of_group]
         options = {
@@ -170,7 +184,7 @@ def reserve_resources(job: Job, say: Callable[[str], None]) -> Iterator[Callable
 
     try:
         for name, group in groups.items():
-            held[name] = ray.util.placement_group(list(group.bundles), strategy=group.strategy)
+            reserve(name, group)
         _wait_for_room(ray, list(held.values()), task, say)
         yield start_agent
     finally:

@@ -149,10 +149,11 @@ class _Engine:
     ) -> None:
         self.pids: dict[str, int] = {}
         self.nodes = {name: str(task.facts) for name, task in tasks.items()}
+        self._home = next(iter(tasks.values()))  # the coordinator, or the first worker
         self._job = job
         self._outputs = outputs
         self._start_agent = start_agent
-        self._tasks = tasks
+        self._tasks = dict(tasks)
         self._wakeup_reader = wakeup_reader
         self._wakeup_writer = wakeup_writer
         self._events: list[Event] = []
@@ -171,8 +172,14 @@ class _Engine:
 
     # The interface of an engine --------------------------------------------------------------
 
+    def host(self, name: str) -> str:
+        return self._tasks[name].facts.hostname
+
     def start(self, config: TaskConfig) -> None:
-        task = self._tasks[config.name]
+        task = self._tasks.get(config.name)
+        if task is None:  # the job was made larger
+            task = _Task(config.name, None, self._home.facts, self._home.host)
+            self._tasks[config.name] = task
         task.running = True
         task.attempt += 1
         task.answer_due = time.monotonic() + self._job.task.config.join_timeout
@@ -201,7 +208,8 @@ class _Engine:
         now = time.monotonic()
         for task in self._tasks.values():
             if task.running and now > task.answer_due:
-                self._lose(task, "it does not answer")
+                placed = task.name in self.nodes
+                self._lose(task, "it does not answer" if placed else "no node has room for it")
         events, self._events = self._events, []
         return events
 
@@ -210,7 +218,7 @@ class _Engine:
     def _located(self, task: _Task, facts: NodeFacts, config: TaskConfig) -> None:
         """Starts a task on its new agent's node, if it can reach the other tasks from there."""
         problem = facts.problem
-        if not problem and task.host == LOOPBACK and facts.host != task.facts.host:
+        if not problem and self._home.host == LOOPBACK and facts.host != self._home.facts.host:
             problem = "the job began with all its tasks on one host, and this is another"
         if not problem:
             everywhere = {each.name: each.facts for each in self._tasks.values()}
@@ -303,8 +311,9 @@ class _Engine:
             task.agent.end()
             task.agent = None
         self._waiting_for_rank_0.pop(task.name, None)
-        summary = f"lost with its agent on node {task.facts}: {why}"
-        self._ended(task, -signal.SIGKILL, ExitReason(kind="signal", summary=summary))
+        where = f" on node {task.facts}" if task.name in self.nodes else ""
+        summary = f"lost with its agent{where}: {why}"
+        self._ended(task, -signal.SIGKILL, ExitReason(kind="gone", summary=summary))
 
     # Agents ----------------------------------------------------------------------------------
 
