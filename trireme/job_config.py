@@ -151,6 +151,9 @@ class JobConfig(
     ps: Annotated[Whole, Option("M",
         "how many parameter servers (default 0: the workers keep the parameters)",
         run_only=True)] = 0
+    replicas: Annotated[Positive, Option("R",
+        "how many servers hold each shard of the parameters; with 2 any one may die (default 1)"
+        )] = 1
     strategy: Annotated[StrategyName | None, Option("NAME",
         f"{', '.join(STRATEGIES)} (default async with servers, allreduce without)",
         planned=("graph",))] = None
@@ -195,8 +198,8 @@ class JobConfig(
     run_dir: Annotated[str | None, Option("DIR",
         "the directory of the job's checkpoints, records and logs")] = None
     max_restarts: Annotated[Whole, Option("N",
-        "how often each worker is started again when it fails, and the whole job when a server or "
-        "the coordinator dies (default 0)", run_only=True)] = 0
+        "how often each worker is started again when it fails, and each server where others hold "
+        "copies; else the whole job when a server dies (default 0)", run_only=True)] = 0
     join_timeout: Annotated[Seconds, Option("SECONDS",
         "how long the tasks of a job wait for each other to join (default 300)")] = 300.0
     progress_timeout: Annotated[Patience, Option("SECONDS",
@@ -284,6 +287,14 @@ class JobConfig(
             UsageError: they are not; the message says what to do.
         """
         mesh = Mesh.parse(self.mesh)
+        if self.replicas > max(1, servers):
+            there_are = f"{servers} {'server' if servers == 1 else 'servers'}"
+            less = f" or give at most --replicas {servers}" if servers else ""
+            raise UsageError(
+                f"replicas is {self.replicas} ({self.origin('replicas')}): each copy is on a "
+                f"parameter server of its own, and this job has {there_are if servers else 'none'}"
+                f"; add --ps {self.replicas}{less}"
+            )
         if self.uncommitted and servers < 2:
             raise UsageError(
                 f"uncommitted is on ({self.origin('uncommitted')}), and this job has {servers} "

@@ -90,7 +90,13 @@ def write(name: str, text: str) -> str:
         (["run", "--workers", "two", "a.py"], "workers is 'two' (command line)"),
         (["run", "--workers", "2", "--strategy", "sync", "a.py"], "or use --strategy allreduce"),
         (["run", "--strategy", "graph", "a.py"], "graph is not built yet"),
-        (["run", "--replicas", "2", "a.py"], "--replicas is not built yet"),
+        (
+            ["run", "--ps", "1", "--replicas", "2", "a.py"],
+            "replicas is 2 (command line): each copy is on a parameter server of its own, and this "
+            "job has 1 server; add --ps 2 or give at most --replicas 1",
+        ),
+        (["run", "--replicas", "2", "a.py"], "and this job has none; add --ps 2"),
+        (["run", "--replicas", "0", "a.py"], "replicas is '0' (command line): it must be a whole"),
         (["run", "--mesh", "pp=2,pp=2", "a.py"], "pp is named twice"),
         (["run", "--ps", "1", "--mesh", "dp=2", "--prefetch", "a.py"], "workers of one process"),
         (["run", "--ps", "1", "--strategy", "fsdp", "a.py"], "has no parameter servers"),
@@ -318,9 +324,10 @@ def test_a_dry_run_prints_origins_and_asks_the_program_for_the_rest(
     words = ["--strategy", "sync", "--aggregate", "2", "--dry-run", "train.py", "--x"]
     assert main(["run", *words]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split() for line in lines[:4]] == [
+    assert [line.split() for line in lines[:5]] == [
         ["workers", "3", "file", "trireme.toml"],
         ["ps", "2", "environment", "TRIREME_PS"],
+        ["replicas", "1", "default"],
         ["strategy", "sync", "command", "line"],
         ["aggregate", "2", "command", "line"],
     ]

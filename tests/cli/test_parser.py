@@ -79,4 +79,3 @@ def test_help_lists_what_is_built_and_nothing_else() -> None:
     for build, _ in COMMANDS.values():
         text = build().format_help()
         assert max(map(len, text.splitlines())) <= 100
-        assert "--replicas " not in text

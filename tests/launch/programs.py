@@ -7,14 +7,14 @@ import os
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
 
 from trireme.launch.config.task_config import TaskConfig
-from trireme.launch.launcher import Job
+from trireme.launch.launcher import Announce, Job
 from trireme.launch.local import run_local
 from trireme.launch.output import Console
 from trireme.launch.run_directory import JobRecord, claim, read_record
@@ -52,10 +52,21 @@ def run_programs(
     programs: Mapping[str, str],
     *,
     limits: SupervisionLimits | None = None,
+    announce: Announce = lambda address, lost: None,
+    later: Collection[str] = (),
 ) -> Ran:
-    """Runs a job in which each task is a program of its own, by the task's name."""
-    servers = sum(name.startswith("ps:") for name in programs)
-    workers = sum(name.startswith("worker:") for name in programs)
+    """Runs a job in which each task is a program of its own, by the task's name.
+
+    Args:
+        directory: the run directory.
+        programs: the program of each task.
+        limits: the limits of its supervision.
+        announce: is told of the processes that are lost.
+        later: the tasks that the job does not begin with.
+    """
+    first = programs.keys() - later
+    servers = sum(name.startswith("ps:") for name in first)
+    workers = sum(name.startswith("worker:") for name in first)
     started: list[TaskConfig] = []
 
     def build(config: TaskConfig, program: Sequence[str]) -> list[str]:
@@ -67,6 +78,7 @@ def run_programs(
         program=("program.py",),
         task=TaskConfig(job="job", workers=workers, servers=servers, secret="00"),
         limits=limits or SupervisionLimits(settle=0.2, stop=20.0, end=5.0, kill=5.0, echo=0.0),
+        announce=announce,
     )
     out, err = io.StringIO(), io.StringIO()
     claimed = claim(directory)

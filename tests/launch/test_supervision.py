@@ -19,12 +19,12 @@ from trireme.launch.exit_reason import ExitReason
 from trireme.launch.supervision import Supervision
 from trireme.launch.supervision_state import (
     Kill,
-    Notify,
     Phase,
     Restart,
     SupervisionLimits,
     Terminate,
 )
+
 
 def test_finishes_when_the_last_task_has_ended() -> None:
     supervision = supervise()

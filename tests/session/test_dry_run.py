@@ -39,3 +39,18 @@ def test_what_each_process_holds_and_sends(
     described = describe(setup)
     for line in lines:
         assert line in described
+
+
+def test_which_server_holds_which_copies() -> None:
+    config = JobConfig(strategy="async", workers=2, ps=3, replicas=2)
+    task = TaskConfig(job="j", workers=2, servers=3, config=config, dry_run=True)
+    setup = assemble(
+        Settings(task, Options()),
+        lambda: nn.Linear(4, 4),
+        lambda params: torch.optim.SGD(params, lr=0.1),
+    )
+    described = describe(setup)
+    assert "  ps:0  slots 0-84  " in described
+    assert "; a copy on ps:1\n" in described
+    assert "  ps:2  slots 170-255  " in described
+    assert "; a copy on ps:0\n" in described

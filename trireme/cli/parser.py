@@ -12,7 +12,6 @@ from trireme.job_config import OPTIONS, TASK_OPTIONS, Option
 from trireme.launch.config.sources import check_removed
 
 NOT_BUILT = ("scale", "plan", "bench")
-NOT_BUILT_OPTIONS = ("replicas",)
 
 
 class Parser(argparse.ArgumentParser):
@@ -132,8 +131,6 @@ def _run() -> Parser:
         action="store_true",
         help="print every option with its origin and the layout of the model; do not train",
     )
-    for name in NOT_BUILT_OPTIONS:
-        parser.add_argument(f"--{name}", help=argparse.SUPPRESS)
     return parser
 
 

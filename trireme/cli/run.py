@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from trireme.cli.live import job_watch
-from trireme.cli.parser import COMMANDS, NOT_BUILT_OPTIONS
+from trireme.cli.parser import COMMANDS
 from trireme.errors import UsageError
 from trireme.job_config import JobConfig
 from trireme.launch.config.secret import fresh_secret, read_secret
@@ -41,9 +41,6 @@ def main(arguments: Sequence[str]) -> int:
     parser = COMMANDS["run"][0]()
     options, program = parser.split(arguments)
     given = parser.parse_args(options)
-    for name in NOT_BUILT_OPTIONS:
-        if getattr(given, name) is not None:
-            raise UsageError(f"--{name} is not built yet")
     file = read_file(given.config, Path.cwd())
     config = read_config(vars(given), os.environ, file)
     config.check_engine()
@@ -130,7 +127,12 @@ def _start(task: TaskConfig, script: Path, program: Sequence[str]) -> int:
         job = Job(
             program=tuple(program),
             task=msgspec.structs.replace(task, secret=read_secret(directory.secret_file)),
-            limits=SupervisionLimits(restarts=config.max_restarts, together=task.processes > 1),
+            limits=SupervisionLimits(
+                restarts=config.max_restarts,
+                # Without copies a job that loses a server has lost values.
+                outlives_servers=config.replicas > 1,
+                together=task.processes > 1,
+            ),
         )
         with job_watch(directory.path, console.status) if watched else nullcontext():
             return run(job, directory, console)

@@ -207,6 +207,7 @@ def _policy(task: TaskConfig) -> Policy:
         servers=task.servers,
         join_timeout=task.config.join_timeout,
         progress_timeout=task.config.progress_timeout,
+        replicas=task.config.replicas,
         wait_for_restart=task.config.join_timeout if task.restarts_left else 0.0,
     )
 

@@ -376,7 +376,7 @@ class Launcher:
             case TaskEnded(name, status, reason):
                 if name == COORDINATOR:
                     self._last_report_at = self._listen_due = None
-                elif status not in (0, INTERRUPTED):
+                elif status not in (0, INTERRUPTED) and self._supervision.goes_on:
                     self._announce(name, reason)
                 self._carry_out(self._supervision.exited(now, name, status, reason))
             case MembershipReport():

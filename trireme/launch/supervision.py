@@ -224,6 +224,12 @@ class Supervision:
         return [notice, *told, *self._advance(now)]
 
     @property
+    def goes_on(self) -> bool:
+        """Whether the workers train, save, or are being started again."""
+        phases = (Phase.RUNNING, Phase.RESTARTING, Phase.STOPPING)
+        return self.phase in phases and not self._job_over
+
+    @property
     def deadline(self) -> float | None:
         """When `tick` next has something to do; None for never."""
         times = [task.due for task in self._alive()]
@@ -338,7 +344,7 @@ class Supervision:
     ) -> list[Action]:
         # Of a job that has failed it is a victim; of one that goes on it is not.
         by_itself = failure.reason.worth_a_restart or task.given_up is not None
-        if by_itself and self._goes_on:
+        if by_itself and self.goes_on:
             if task.coordinator and self._may_restart_coordinator(task, failure):
                 return self._restart_coordinator(task, failure)
             if task.server and self._limits.outlives_servers:
@@ -353,12 +359,6 @@ class Supervision:
                 return [Notify(f"WARNING: {failure.name}, after the end: {failure.reason.summary}")]
         self._fail(now, failure)
         return []
-
-    @property
-    def _goes_on(self) -> bool:
-        """Whether the workers train, save, or are being started again."""
-        phases = (Phase.RUNNING, Phase.RESTARTING, Phase.STOPPING)
-        return self.phase in phases and not self._job_over
 
     def _may_restart_coordinator(self, task: SupervisedTask, failure: Failure) -> bool:
         listened = self._start.joined is not None  # else it would fail again

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from trireme.cluster.placement import first_division
+from trireme.cluster.spec import task_name
+from trireme.cluster.view import ShardEntry
 from trireme.monitor.numbers import size
 from trireme.ps.joint_optimizer import members
 from trireme.ps.rule import Rule
@@ -36,16 +39,27 @@ def describe(setup: TrainingSetup) -> str:
         return "\n".join([*lines, f"layout: {_held(setup)}"])
     servers = "1 server" if task.servers == 1 else f"{task.servers} servers"
     lines.append(f"layout: {layout.spec.slots} slots over {servers}")
-    for server in range(task.servers):
-        slots = layout.slots_of(server)
-        held = sum(part.bytes for part in layout.parts(server))
-        lines.append(f"  ps:{server}  slots {slots.start}-{slots.stop - 1}  {size(held)}")
+    one_host = dict.fromkeys(range(task.servers), "")
+    for shard in first_division(one_host, layout.spec.slots, task.config.replicas):
+        held = sum(part.bytes for part in layout.parts(shard.primary))
+        lines.append(
+            f"  ps:{shard.primary}  slots {shard.start}-{shard.stop - 1}  {size(held)}"
+            f"{_copies(shard)}"
+        )
+    if task.config.replicas > 1:
+        lines.append("  (on several hosts, the copies of a shard are on different ones)")
     when = "a step" if rule.every is None else f"every {rule.every} steps"
     lines.append(
         f"{when}: each worker pushes {size(layout.bytes)} and pulls {size(layout.bytes)}; "
         f"{task.workers} workers"
     )
     return "\n".join(lines)
+
+
+def _copies(shard: ShardEntry) -> str:
+    """Returns which servers hold copies of a shard, besides its primary."""
+    names = ", ".join(task_name("ps", server) for server in shard.backups)
+    return f"; a copy on {names}" if names else ""
 
 
 def _held(setup: TrainingSetup) -> str:

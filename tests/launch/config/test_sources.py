@@ -89,7 +89,7 @@ def test_lines_show_value_and_origin() -> None:
     lines = read_config({"ps": "1"}, {}, None).lines()
     assert len(lines) == len(OPTIONS)
     assert lines[1].split() == ["ps", "1", "command", "line"]
-    assert lines[2].split() == ["strategy", "-", "default"]
+    assert lines[3].split() == ["strategy", "-", "default"]
 
 
 def test_several_servers_have_to_agree_one_has_not() -> None:
