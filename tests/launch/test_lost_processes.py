@@ -113,24 +113,25 @@ def test_the_coordinator_is_started_again_at_its_address_with_its_journal(tmp_pa
 
 
 def test_a_coordinator_that_comes_back_hears_what_was_lost_meanwhile(tmp_path: Path) -> None:
-    fifos(tmp_path, "dead", "again")
+    fifos(tmp_path, "away", "back", "again")
     told: list[tuple[str, ...]] = []
+    # A server dies when there is no coordinator; its next process lets the coordinator listen.
     ran = run_programs(
         tmp_path,
         {
             "coordinator:0": f"{FIRST}\nif first: {LISTEN}; tell('members', joined=True); {DIE}\n"
-            f"open(HERE + '/dead').read(); {LISTEN}\n"
+            f"open(HERE + '/away').read(); open(HERE + '/back').read(); {LISTEN}\n"
             f"tell('members', joined=True, formed=True); open(HERE + '/again', 'w').close()\n"
             f"{FOR_EVER}",
-            "ps:0": FOR_EVER,
-            "ps:1": f"held = open(HERE + '/dead', 'w'); {DIE}",
+            "ps:0": f"{FIRST}\nif first: open(HERE + '/away', 'w'); {DIE}\n"
+            f"open(HERE + '/back', 'w').close(); {FOR_EVER}",
             "worker:0": "open(HERE + '/again').read(); print('done')",
         },
-        limits=limits(coordinator_restarts=1),
+        limits=limits(restarts=1, coordinator_restarts=1),
         announce=lambda address, lost: told.append(tuple(f"{p.role}:{p.index}" for p in lost)),
     )
     assert ran.status == 0, ran.err
-    assert told == [("ps:1",), ("ps:1",)]
+    assert told == [("ps:0",), ("ps:0",)]
     assert_nobody_left(ran)
 
 
