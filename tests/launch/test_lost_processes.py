@@ -136,7 +136,7 @@ def test_a_coordinator_that_comes_back_hears_what_was_lost_meanwhile(tmp_path: P
 
 
 def test_a_job_grows_and_shrinks_as_its_coordinator_says(tmp_path: Path) -> None:
-    fifos(tmp_path, "grown", "shrunk")
+    fifos(tmp_path, "grown", "shrunk", "leave")
     names = "('ps:0', 'ps:1', 'worker:0', 'worker:1')"
     grown = f"tell('members', joined=True, formed=True, wanted={names}, requests=1)"
     less = (
@@ -147,11 +147,11 @@ def test_a_job_grows_and_shrinks_as_its_coordinator_says(tmp_path: Path) -> None
         tmp_path,
         {
             "coordinator:0": f"{LISTEN}; {grown}; open(HERE + '/grown').read(); {less}\n"
-            f"open(HERE + '/shrunk', 'w').close(); {FOR_EVER}",
+            f"open(HERE + '/leave', 'w').close(); open(HERE + '/shrunk', 'w').close(); {FOR_EVER}",
             "ps:0": FOR_EVER,
             "worker:0": "open(HERE + '/shrunk').read(); signal.sigtimedwait([], 0.3); print(1)",
             "ps:1": "print('ps:1 is here'); open(HERE + '/grown', 'w').close()",
-            "worker:1": "sys.exit('it left in a hurry')",
+            "worker:1": "open(HERE + '/leave').read(); sys.exit('it left in a hurry')",
         },
         limits=limits(),
         later=("ps:1", "worker:1"),

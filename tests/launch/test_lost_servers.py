@@ -155,6 +155,13 @@ def test_a_coordinator_that_never_listened_is_not_started_again_alone() -> None:
     assert supervision.phase is Phase.FAILING
 
 
+def test_a_coordinator_is_started_again_before_there_are_workers() -> None:
+    supervision = supervise(workers=0, services=("coordinator:0",), limits=REPLICATED)
+    supervision.membership_reported(0, False, {}, formed=False)
+    assert commands(end(supervision, 1, "coordinator:0", -9)) == [Restart("coordinator:0")]
+    assert supervision.phase is Phase.RUNNING
+
+
 def test_a_coordinator_that_dies_while_the_workers_save_is_started_again() -> None:
     supervision = replicated()
     supervision.interrupt(1)

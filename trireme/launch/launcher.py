@@ -199,6 +199,8 @@ class Launcher:
         self._listen_due: float | None = None  # when a coordinator that was started must listen
         self._lost: dict[str, LostProcess] = {}  # the newest lost process of each task
         self._dismissed: set[str] = set()  # the tasks that the job is not to have any more
+        self._report = MembershipReport()  # the newest one
+        self._complete = False  # all tasks of the job's start were started
         self._requests = 0  # how often somebody has asked for other numbers of tasks
         self._started = time.time()
         self._begin = time.monotonic()
@@ -221,6 +223,7 @@ class Launcher:
 
     def _start_all(self) -> None:
         self._last_report_at, self._coordinator, self._requests = None, "", 0
+        self._report, self._complete = MembershipReport(), False
         self._lost.clear()
         self._tasks = {config.name: config for config in tasks_of_job(self._sized())}
         self._dismissed.clear()
@@ -231,7 +234,9 @@ class Launcher:
                 self._wait_for_address()
                 if self._supervision.phase is not Phase.RUNNING:
                     return
+        self._complete = True
         self._record("running", None)
+        self._carry_out(self._resized())
 
     def _sized(self) -> TaskConfig:
         """Returns what the tasks have in common, with as many tasks as the job is to have now."""
@@ -381,8 +386,9 @@ class Launcher:
                 self._carry_out(self._supervision.exited(now, name, status, reason))
             case MembershipReport():
                 self._last_report_at = now
+                self._report = event
                 self._carry_out(self._membership_reported(now, event))
-                self._carry_out(self._resized(event))
+                self._carry_out(self._resized())
             case Listening(address):
                 self._coordinator, self._listen_due = address, None
                 self._record("running", None)
@@ -411,7 +417,11 @@ class Launcher:
         self._lost[name] = LostProcess(config.role, config.index, host, pid, reason.summary)
         self._job.announce(self._coordinator, (self._lost[name],))
 
-    def _resized(self, report: MembershipReport) -> Sequence[Action]:
+    def _resized(self) -> Sequence[Action]:
+        """Has the job the tasks that its coordinator wants."""
+        report = self._report
+        if not self._complete:
+            return ()
         self._dismissed = {*report.dismissed}
         asked, self._requests = report.requests > self._requests, report.requests
         return self._supervision.resized(report.wanted, report.dismissed, asked=asked)

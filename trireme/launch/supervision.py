@@ -529,6 +529,8 @@ class Supervision:
             return []
         if self.phase is Phase.ENDING or any(task.worker for task in alive):
             return []
+        if self.phase is Phase.RUNNING and not any(task.worker for task in self._tasks.values()):
+            return []  # they are not started yet
         self.phase = Phase.ENDING
         if any(task.killed for task in alive):
             return []
