@@ -123,10 +123,23 @@ def test_the_servers_share_the_bytes_of_a_large_model_evenly() -> None:
 # What cannot be --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("slots", "servers"), [(4, 0), (2, 3)])
-def test_more_servers_than_slots_cannot_be(slots: int, servers: int) -> None:
-    with pytest.raises(ConfigurationError, match=f"{slots} slots over {servers} servers"):
-        Layout(LayoutSpec(tuple(SMALL), slots, servers))
+@pytest.mark.parametrize("bounds", [(), (0,), (1, 4), (0, 0, 4), (0, 3, 2)])
+def test_a_shard_without_slots_cannot_be(bounds: tuple[int, ...]) -> None:
+    with pytest.raises(ConfigurationError, match="at least one slot for each"):
+        Layout(LayoutSpec(tuple(SMALL), bounds))
+
+
+def test_a_layout_over_no_server_cannot_be() -> None:
+    with pytest.raises(ConfigurationError, match="over 0 servers"):
+        Layout.of(SMALL, servers=0)
+
+
+def test_a_layout_is_divided_anew() -> None:
+    layout = Layout.of(SMALL, servers=2, slots=8)
+    other = layout.divided((0, 2, 6, 8))
+    assert [list(other.slots_of(shard)) for shard in range(3)] == [[0, 1], [2, 3, 4, 5], [6, 7]]
+    assert other.vectors == layout.vectors
+    assert layout.divided(layout.spec.bounds) is layout
 
 
 def test_what_cannot_be_trained_is_named() -> None:
@@ -154,7 +167,7 @@ def test_the_same_models_agree() -> None:
             Layout.of([*SMALL, ParameterSpec("z", (), "float64", 2)], servers=2),
             r"worker:1 has 4 parameters and worker:2 5; only worker:2 has 'z' \(scalar",
         ),
-        (Layout.of(SMALL, servers=3), "over 2 servers at worker:1, 256 over 3 at worker:2"),
+        (Layout.of(SMALL, servers=3), "in 2 shards at worker:1, 256 in 3 at worker:2"),
     ],
     ids=["shape", "one less", "one more", "servers"],
 )

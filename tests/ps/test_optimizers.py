@@ -93,7 +93,7 @@ class Servers:
         self.hyper = hyper
         self.buffers = [
             PartBuffer(layout, server, self.cut(first_values(layout), server, copy=True))
-            for server in range(layout.spec.servers)
+            for server in range(layout.spec.shards)
         ]
         spec = OptimizerSpec(name, hyper_at(0, hyper))
         self.optimizers = [

@@ -80,7 +80,7 @@ class InvariantChecker:
         self.dealing = Dealing(start.consumed)
         self.accounts = [
             Account(server, layout, schedule.momentum, self.made)
-            for server in range(layout.spec.servers)
+            for server in range(layout.spec.shards)
         ]
         self._rule = schedule.rule
         self._uncommitted = schedule.rule.uncommitted

@@ -71,7 +71,7 @@ class Model:
         self, state: ModelState
     ) -> list[tuple[tuple[TensorSpec, ...], list[tuple[TensorSpec, torch.Tensor]]]]:
         """Returns by server what its load of a state says, and what comes with it."""
-        parts = [self.parts_of(state, server) for server in range(self.layout.spec.servers)]
+        parts = [self.parts_of(state, server) for server in range(self.layout.spec.shards)]
         return [(tuple(spec for spec, _ in part), part) for part in parts]
 
     def parts_of(self, state: ModelState, server: int) -> list[tuple[TensorSpec, torch.Tensor]]:

@@ -11,12 +11,12 @@ from dataclasses import replace
 from typing import Any
 
 import msgspec
+from trireme.ps.replication.dispatcher import Dispatcher
 
 from trireme.ps.client.lanes import Lane, Lanes, Request, Transmit
 from trireme.ps.client.protocol import ClientProtocol
 from trireme.ps.flat import PartBuffer
 from trireme.ps.messages import Applied, Done, Lease, Push, Retire, Span, WorkerProgress
-from trireme.ps.server.dispatcher import Dispatcher
 from trireme.ps.server_messages import PushesStaged, RoundClose, RoundReady
 from trireme.ps.shard.answers import Answers, PushAnswer
 from trireme.ps.shard.commit import CommitFollower, CommitLeader, HalfApplied
@@ -74,7 +74,7 @@ class _WithParts(Shard):
 
     def _create(self, shown: ShownModel) -> None:
         super()._create(shown)
-        rule, servers, decider = shown.rule, shown.layout.spec.servers, self._decider
+        rule, servers, decider = shown.rule, shown.layout.spec.shards, self._decider
         decider._coordinator = self.follower(rule) if self.server else self.leader(rule, servers)
         if decider._commits is not None:
             decider._commits = (
@@ -361,7 +361,7 @@ class _Counts(Shard):
     def _create(self, shown: ShownModel) -> None:
         super()._create(shown)
         if self._decider._half_applied is not None:
-            servers = shown.layout.spec.servers
+            servers = shown.layout.spec.shards
             self._decider._half_applied = self.half_applied(self.server, servers)
 
 

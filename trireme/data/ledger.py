@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import chain
+from typing import NamedTuple
 
 from trireme.data.intervals import IntervalSet, joined
 
@@ -19,6 +20,27 @@ MOST_DEALT = 1 << 60
 
 MOST_POSITIONS = 1 << 32
 """The largest number of positions in a span."""
+
+
+class LedgerState(NamedTuple):
+    """All that a ledger knows; see the attributes of `Ledger`.
+
+    Attributes:
+        done, open: the ranges that are finished, and those that are dealt next.
+        held: the ranges that each member holds, by worker.
+        base, places, batch, first: of interleaving.
+    """
+
+    size: int
+    interleave: bool
+    frontier: int
+    done: tuple[tuple[int, int], ...]
+    open: tuple[tuple[int, int], ...]
+    held: tuple[tuple[int, tuple[tuple[int, int], ...]], ...]
+    base: int
+    places: tuple[tuple[int, int], ...]
+    batch: int
+    first: int
 
 
 class Ledger:
@@ -184,6 +206,32 @@ class Ledger:
         self.frontier = self._done.end
         self._held = {worker: IntervalSet() for worker in self._held}
         self._begin()
+
+    def export(self) -> LedgerState:
+        """Returns all that the ledger knows."""
+        return LedgerState(
+            self.size,
+            self.interleave,
+            self.frontier,
+            tuple(self._done),
+            tuple(self._open),
+            tuple((worker, tuple(held)) for worker, held in self._held.items()),
+            self._base,
+            tuple(self._next.items()),
+            self._batch,
+            self._first,
+        )
+
+    @classmethod
+    def resumed(cls, state: LedgerState) -> Ledger:
+        """Returns a ledger that goes on where another one was exported."""
+        ledger = cls(state.size, interleave=state.interleave)
+        ledger.frontier = state.frontier
+        ledger._done, ledger._open = IntervalSet(state.done), IntervalSet(state.open)
+        ledger._held = {worker: IntervalSet(held) for worker, held in state.held}
+        ledger._base, ledger._next = state.base, dict(state.places)
+        ledger._batch, ledger._first = state.batch, state.first
+        return ledger
 
     def _begin(self) -> None:
         """Opens the positions below the frontier that are neither held nor finished."""

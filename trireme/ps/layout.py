@@ -1,8 +1,8 @@
-"""Where each parameter lies: parameters -> flat vectors -> slots -> servers.
+"""Where each parameter lies: parameters -> flat vectors -> slots -> shards.
 
 Parameters lie one after the other in one flat vector per dtype, grouped by parameter group, each
-aligned to 64 bytes. A vector is cut into slots at multiples of 64 bytes; a server holds a run of
-contiguous slots, which is one contiguous *part* of each vector there. Everything here is numbers:
+aligned to 64 bytes. A vector is cut into slots at multiples of 64 bytes; a shard is a run of
+contiguous slots, which is one contiguous *part* of each vector. Everything here is numbers:
 no tensor is made or touched.
 """
 
@@ -79,7 +79,7 @@ class Vector:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """The elements [start, stop) of a vector that one server holds."""
+    """The elements [start, stop) of a vector in one shard."""
 
     vector: Vector
     start: int
@@ -108,7 +108,7 @@ class Segment(Part):
 
 @dataclass(frozen=True, slots=True)
 class Chunk(Part):
-    """The elements [start, stop) of one server's part of a vector: what is sent in one go.
+    """The elements [start, stop) of one shard's part of a vector: what is sent in one go.
 
     Chunks cover the part, and are cut only where a parameter begins.
 
@@ -123,18 +123,19 @@ class Layout:
     """The layout of a model: where each parameter lies.
 
     Args:
-        spec: the parameters, the number of slots, and the number of servers.
+        spec: the parameters, and the slots at which shards begin.
 
     Raises:
-        ConfigurationError: a dtype that cannot be trained, a count below one, or a model beyond
+        ConfigurationError: a dtype that cannot be trained, a shard without slots, or a model beyond
             any machine.
     """
 
     def __init__(self, spec: LayoutSpec) -> None:
-        if spec.servers < 1 or spec.slots < spec.servers:
+        steps = zip(spec.bounds, spec.bounds[1:], strict=False)
+        if len(spec.bounds) < 2 or spec.bounds[0] or not all(a < b for a, b in steps):
             raise ConfigurationError(
-                f"a layout of {spec.slots} slots over {spec.servers} servers: there must be at "
-                "least one server, and at least one slot for each"
+                f"a layout of shards that begin at the slots {', '.join(map(str, spec.bounds))}: "
+                "there must be at least one shard, from slot 0 on, and at least one slot for each"
             )
         self.spec = spec
         self.vectors = tuple(_vectors(spec.parameters))
@@ -143,7 +144,7 @@ class Layout:
                 f"the model has {self.bytes} bytes of parameters, and at most {MOST_BYTES} can be "
                 "laid out"
             )
-        self._parts = [self._cut(self.slots_of(server)) for server in range(spec.servers)]
+        self._parts = [self._cut(self.slots_of(shard)) for shard in range(spec.shards)]
         self._chunks: dict[int, tuple[Chunk, ...]] = {}
         self._known_ranges = lru_cache(_MOST_ANSWERS)(self._find_ranges)
 
@@ -151,9 +152,22 @@ class Layout:
     def of(
         cls, parameters: Iterable[ParameterSpec], *, servers: int, slots: int = DEFAULT_SLOTS
     ) -> Layout:
-        """Returns the layout of parameters that are given in the module's order."""
+        """Returns the layout of parameters that are given in the module's order.
+
+        Each of `servers` servers has one shard, and the shards are equal but for a slot.
+        """
         ordered = sorted(parameters, key=lambda parameter: (parameter.dtype, parameter.group))
-        return cls(LayoutSpec(tuple(ordered), max(slots, servers), servers))
+        return cls(LayoutSpec(tuple(ordered), equal_bounds(max(slots, servers), servers)))
+
+    def divided(self, bounds: tuple[int, ...]) -> Layout:
+        """Returns the layout of the same parameters with other shards.
+
+        Args:
+            bounds: the slots at which shards begin, and the number of slots.
+        """
+        if bounds == self.spec.bounds:
+            return self
+        return Layout(LayoutSpec(self.spec.parameters, bounds))
 
     @cached_property
     def bytes(self) -> int:
@@ -165,52 +179,51 @@ class Layout:
         """How many numbers the parameters hold, padding not counted."""
         return sum(math.prod(parameter.shape) for parameter in self.spec.parameters)
 
-    def slots_of(self, server: int) -> range:
-        """Returns the slots that a server holds."""
-        slots, servers = self.spec.slots, self.spec.servers
-        return range(server * slots // servers, (server + 1) * slots // servers)
+    def slots_of(self, shard: int) -> range:
+        """Returns the slots of a shard."""
+        return range(self.spec.bounds[shard], self.spec.bounds[shard + 1])
 
-    def parts(self, server: int) -> tuple[Part, ...]:
-        """Returns the server's part of each vector, in the vectors' order; a part may be empty."""
-        return self._parts[server]
+    def parts(self, shard: int) -> tuple[Part, ...]:
+        """Returns the shard's part of each vector, in the vectors' order; a part may be empty."""
+        return self._parts[shard]
 
-    def segments(self, server: int) -> tuple[Segment, ...]:
-        """Returns the server's segments: its parts, cut where a parameter group ends."""
+    def segments(self, shard: int) -> tuple[Segment, ...]:
+        """Returns the shard's segments: its parts, cut where a parameter group ends."""
         return tuple(
             Segment(part.vector, max(start, part.start), min(stop, part.stop), group)
-            for part in self.parts(server)
+            for part in self.parts(shard)
             for group, start, stop in part.vector.groups
             if max(start, part.start) < min(stop, part.stop)
         )
 
-    def chunks(self, server: int) -> tuple[Chunk, ...]:
-        """Returns the server's chunks as they lie: worker and server have the same ones."""
-        if server not in self._chunks:
-            parts = self.parts(server)
+    def chunks(self, shard: int) -> tuple[Chunk, ...]:
+        """Returns the shard's chunks as they lie: worker and server have the same ones."""
+        if shard not in self._chunks:
+            parts = self.parts(shard)
             least = max(CHUNK_BYTES, -(-sum(part.bytes for part in parts) // _MOST_CHUNKS))
             chunks: list[Chunk] = []
             first = 0
             for part in parts:
                 chunks += _chunks(part, least // part.vector.item_size, first)
                 first += len(part.vector.placed)
-            self._chunks[server] = tuple(chunks)
-        return self._chunks[server]
+            self._chunks[shard] = tuple(chunks)
+        return self._chunks[shard]
 
-    def ranges(self, positions: Sequence[int], server: int) -> tuple[Range, ...]:
-        """Returns the elements of some parameters in a server's part, in order.
+    def ranges(self, positions: Sequence[int], shard: int) -> tuple[Range, ...]:
+        """Returns the elements of some parameters in a shard's part, in order.
 
         Each parameter takes the padding behind it along, so that neighbours make one range.
 
         Args:
             positions: of the parameters, among all in the vectors' order, ascending.
-            server: whose part.
+            shard: whose part.
         """
-        return self._known_ranges(tuple(positions), server)
+        return self._known_ranges(tuple(positions), shard)
 
-    def _find_ranges(self, positions: tuple[int, ...], server: int) -> tuple[Range, ...]:
+    def _find_ranges(self, positions: tuple[int, ...], shard: int) -> tuple[Range, ...]:
         found: list[Range] = []
         wanted, first = set(positions), 0
-        for number, part in enumerate(self.parts(server)):
+        for number, part in enumerate(self.parts(shard)):
             vector, start, stop = part.vector, 0, 0
             for index in range(len(vector.placed)):
                 if first + index in wanted:
@@ -253,8 +266,8 @@ class Layout:
             )
         if self.spec != other.spec:
             raise ModelMismatchError(
-                f"the layouts differ: {self.spec.slots} slots over {self.spec.servers} servers at "
-                f"{whose}, {other.spec.slots} over {other.spec.servers} at {others}; start every "
+                f"the layouts differ: {self.spec.slots} slots in {self.spec.shards} shards at "
+                f"{whose}, {other.spec.slots} in {other.spec.shards} at {others}; start every "
                 "task with the same cluster"
             )
 
@@ -267,6 +280,17 @@ class Layout:
             start, stop = (lines * at // self.spec.slots * step for at in (slots.start, slots.stop))
             parts.append(Part(vector, start, stop))
         return tuple(parts)
+
+
+def equal_bounds(slots: int, shards: int) -> tuple[int, ...]:
+    """Returns the bounds of shards that are equal but for a slot.
+
+    Raises:
+        ConfigurationError: there is no shard.
+    """
+    if shards < 1:
+        raise ConfigurationError(f"a layout over {shards} servers: there must be at least one")
+    return tuple(shard * slots // shards for shard in range(shards + 1))
 
 
 def _chunks(part: Part, least: int, first: int) -> Iterator[Chunk]:

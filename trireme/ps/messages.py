@@ -48,13 +48,22 @@ class LayoutSpec(msgspec.Struct, frozen=True, array_like=True):
 
     Attributes:
         parameters: sorted by (dtype, group), in the module's order within.
-        slots: the number of slots that the flat vectors are cut into; fixed when the job begins.
-        servers: the number of servers that the slots are spread over.
+        bounds: the slots at which shards begin, and the number of slots that the flat vectors are
+            cut into, which is fixed when the job begins.
     """
 
     parameters: tuple[ParameterSpec, ...]
-    slots: Number
-    servers: Number
+    bounds: Annotated[tuple[Number, ...], msgspec.Meta(max_length=1 << 16)]
+
+    @property
+    def slots(self) -> int:
+        """The number of slots."""
+        return self.bounds[-1]
+
+    @property
+    def shards(self) -> int:
+        """The number of shards."""
+        return len(self.bounds) - 1
 
 
 class GroupSpec(msgspec.Struct, frozen=True, array_like=True):

@@ -85,3 +85,33 @@ class LastPushes(FromServer, frozen=True, array_like=True):
     kind: ClassVar[int] = 94
     view: int
     pushes: tuple[tuple[int, int, int, int], ...]
+
+
+class ShardFrozen(FromServer, frozen=True, array_like=True):
+    """To shard 0: this shard decides nothing any more, as the shards are divided anew.
+
+    Attributes:
+        view: the number of the view that has announced it.
+        step: the global step of the values.
+        decided: pairs (worker, sequence): the last decided push of each.
+    """
+
+    kind: ClassVar[int] = 106
+    view: Number
+    step: Number
+    decided: Pairs
+
+
+class StopAt(FromServer, frozen=True, array_like=True):
+    """From shard 0: the cut at which every shard stops; see `ShardFrozen`.
+
+    Attributes:
+        view: as there.
+        step: the largest step of all shards.
+        decided: pairs (worker, sequence): the largest of all shards.
+    """
+
+    kind: ClassVar[int] = 107
+    view: Number
+    step: Number
+    decided: Pairs

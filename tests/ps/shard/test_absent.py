@@ -96,7 +96,7 @@ class Servers:
     def __init__(self, layout: Layout, spec: OptimizerSpec, state: ModelState) -> None:
         self.layout = layout
         self.values = []
-        for server in range(layout.spec.servers):
+        for server in range(layout.spec.shards):
             self.values.append(Values(layout, server, spec, Rule()))
             self.values[-1].load(0, disassemble(layout, state, server))
 

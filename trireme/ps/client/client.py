@@ -93,7 +93,7 @@ class Client:
         self._membership = membership
         self._flat = flat
         self._layout = flat.layout
-        servers = flat.layout.spec.servers
+        servers = flat.layout.spec.shards
         self._values = [flat.part_values(server) for server in range(servers)]
         self._gradients = [flat.part_gradients(server) for server in range(servers)]
         # The payload of a push to each server where nothing is packed, and its size.

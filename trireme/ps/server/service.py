@@ -44,7 +44,7 @@ from trireme.ps.server.dispatcher import Dispatcher
 from trireme.ps.server.metrics import ShardMetrics
 from trireme.ps.server.receive_buffer import ReceiveBuffer, Staging
 from trireme.ps.server.trace import Note, Notes
-from trireme.ps.shard.instructions import Instruction, Send
+from trireme.ps.shard.instructions import Instruction, Send, Stopped
 from trireme.ps.shard.shard import Shard
 from trireme.ps.shard.values.segment_optimizer import load_optimizers
 from trireme.ps.shard.values.snapshot_tensors import tensors_from
@@ -244,6 +244,8 @@ class ShardHandler:
                     if server is not None:
                         server.offer(instruction.message)
                     continue
+                if isinstance(instruction, Stopped):
+                    continue  # no coordinator announces other shards yet
                 route = instruction.route
                 assert isinstance(route, _Route)
                 if route.staging is not None and not isinstance(instruction.message, Waiting):

@@ -78,6 +78,18 @@ class Answers:
         self.withheld[worker] = answer
         return []
 
+    def give_again(self, answer: PushAnswer) -> list[Reply]:
+        """Answers the repeat of a push that was decided before.
+
+        The answer is withheld where its worker is too far ahead: then none was given before the
+        shards were divided anew.
+        """
+        worker = answer.pending.owner.worker
+        if self._state.table.records[worker].clock <= self._highest_clock():
+            return [self.reply(answer)]
+        self.withheld[worker] = answer
+        return []
+
     def pull(self, now: float, route: object, who: Participant, pull: Pull) -> list[Reply]:
         """Answers a pull, now or when the values are of the step that it asks for.
 
@@ -106,6 +118,16 @@ class Answers:
         fenced = [each for each in self._pulls if not (state.loaded and holds(each.owner))]
         self._pulls = [each for each in self._pulls if each not in fenced]
         return [each.route for each in fenced]
+
+    def take_pulls(self) -> list[object]:
+        """Drops all pulls; returns their routes."""
+        pulls, self._pulls = self._pulls, []
+        return [each.route for each in pulls]
+
+    def take_drains(self) -> list[object]:
+        """Drops all who wait for the end; returns their routes."""
+        drains, self._drains = self._drains, []
+        return [route for route, _ in drains]
 
     def proceed(self) -> list[Reply]:
         """Gives all answers that can go out now."""

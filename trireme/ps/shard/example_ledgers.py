@@ -3,12 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
-from trireme.data.ledger import MOST_DEALT, Ledger
+from trireme.data.ledger import MOST_DEALT, Ledger, LedgerState
 from trireme.ps.messages import Lease, Span
 
 _MOST_DATASETS = 1024
 _MANY = 64  # finished spans that are brought into the ledgers at once, at the latest
+
+
+class ExamplesState(NamedTuple):
+    """All that the ledgers of a job know.
+
+    Attributes:
+        ledgers: by data set.
+        restored: the finished ranges of a checkpoint's data sets that no worker has asked for.
+        sizes: the sizes of the checkpoint's data sets.
+        answered: the last lease of each worker: its number, and the examples.
+    """
+
+    ledgers: tuple[tuple[str, LedgerState], ...] = ()
+    restored: tuple[tuple[str, tuple[tuple[int, int], ...]], ...] = ()
+    sizes: tuple[tuple[str, int], ...] = ()
+    answered: tuple[tuple[int, int, tuple[Span, ...]], ...] = ()
 
 
 class ExampleLedgers:
@@ -127,6 +144,23 @@ class ExampleLedgers:
     def sizes(self) -> dict[str, int]:
         """Returns how many examples each data set has, the checkpoint's among them."""
         return self._sizes | {name: ledger.size for name, ledger in self._ledgers.items()}
+
+    def export(self) -> ExamplesState:
+        """Returns all that the ledgers know."""
+        self._settle()
+        return ExamplesState(
+            tuple((name, ledger.export()) for name, ledger in self._ledgers.items()),
+            tuple((name, tuple(ranges)) for name, ranges in self._restored.items()),
+            tuple(self._sizes.items()),
+            tuple((worker, *answer) for worker, answer in self._answered.items()),
+        )
+
+    def resume(self, state: ExamplesState) -> None:
+        """Goes on where other ledgers were exported."""
+        self._ledgers = {name: Ledger.resumed(ledger) for name, ledger in state.ledgers}
+        self._restored = {name: list(ranges) for name, ranges in state.restored}
+        self._sizes = dict(state.sizes)
+        self._answered = {worker: (number, spans) for worker, number, spans in state.answered}
 
     def restore(self, consumed: Iterable[Span], sizes: Mapping[str, int] | None = None) -> None:
         """Goes on from a snapshot's `consumed` and `sizes`."""

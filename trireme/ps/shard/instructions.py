@@ -26,10 +26,20 @@ class Reply(msgspec.Struct, frozen=True):
 
 
 class Send(msgspec.Struct, frozen=True):
-    """Send a message to another server."""
+    """Send a message to another shard."""
 
     server: int
     message: Message
 
 
-Instruction = Reply | Send
+class Stopped(msgspec.Struct, frozen=True):
+    """Tell the coordinator that the shard has stopped at the cut of a reconfiguration.
+
+    Attributes:
+        view: the number of the view that has announced it.
+    """
+
+    view: int
+
+
+Instruction = Reply | Send | Stopped

@@ -21,13 +21,14 @@ class Participants:
         view: the newest.
         incarnations: each worker's, by index.
         live: the same of the workers that still train.
+        retired: the workers that train no more, though they stay.
     """
 
     def __init__(self) -> None:
         self.view = View(0, (), ())
         self.incarnations: dict[int, int] = {}
         self.live: dict[int, int] = {}
-        self._retired: set[int] = set()
+        self.retired: set[int] = set()
 
     def take(self, view: View) -> set[int]:
         """Takes a newer view; returns the workers that were there before and go on."""
@@ -35,13 +36,13 @@ class Participants:
         self.view = view
         self.incarnations = {entry.index: entry.incarnation for entry in view.workers}
         staying = {w for w, i in self.incarnations.items() if before.get(w) == i}
-        self._retired &= staying
+        self.retired &= staying
         self._count_live()
         return staying
 
-    def retire(self, worker: int) -> None:
-        """Notes that a worker trains no more, though it stays."""
-        self._retired.add(worker)
+    def retire(self, *workers: int) -> None:
+        """Notes that workers train no more, though they stay."""
+        self.retired.update(workers)
         self._count_live()
 
     @property
@@ -50,7 +51,7 @@ class Participants:
         return tuple(f"worker:{worker}" for worker in sorted(self.live))
 
     def _count_live(self) -> None:
-        self.live = {w: i for w, i in self.incarnations.items() if w not in self._retired}
+        self.live = {w: i for w, i in self.incarnations.items() if w not in self.retired}
 
     def holds(self, who: Participant) -> bool:
         """Returns whether a participant is in the view."""

@@ -57,7 +57,7 @@ class PushDecider:
 
     def begin(self, shown: ShownModel) -> None:
         """Chooses how pushes are decided, as the first worker has shown its model."""
-        rule, servers, index = shown.rule, shown.layout.spec.servers, self._state.server
+        rule, servers, index = shown.rule, shown.layout.spec.shards, self._state.server
         self._hyper = RoundHyperparameters(shown.optimizer.groups)
         self._coordinator = RoundFollower(rule) if index else RoundLeader(rule, servers)
         if not rule.synchronous and servers > 1 and rule.uncommitted:
@@ -85,6 +85,8 @@ class PushDecider:
         state.counters["staleness"] += staleness
         update = Total(pending.gradients, 1.0, push.absent) if push.weight > 0 else None
         state.step += push.steps
+        if push.hyper is not None:
+            state.hyper = push.hyper
         state.values.apply(update, push.hyper, state.step, push.steps)
         return self._decide(pending, Applied(state.step), staleness)
 
@@ -238,6 +240,8 @@ class PushDecider:
         hyper = self._hyper.of(members)
         self._answers.notice = self._hyper.notice
         state.step += steps
+        if hyper is not None:
+            state.hyper = hyper
         state.values.apply(update, hyper, state.step, steps)
         state.counters["rounds"] += 1
         if self._hyper.disagreements:

@@ -59,6 +59,18 @@ class WorkerRecord:
     pending: Pending | None = None
 
 
+class RecordState(msgspec.Struct, frozen=True, array_like=True):
+    """One worker's line as it is exported; see `WorkerRecord`."""
+
+    worker: int
+    incarnation: int
+    sequence: int
+    verdicts: tuple[tuple[int, Applied | Stale], ...]
+    clock: int
+    applied: int
+    stale: int
+
+
 class PushTable:
     """Every worker's record."""
 
@@ -126,6 +138,30 @@ class PushTable:
             )
             for worker, record in sorted(self.records.items())
         )
+
+    def export_records(self) -> tuple[RecordState, ...]:
+        """Returns the whole table, by worker, without the pushes that are not decided."""
+        return tuple(
+            RecordState(
+                worker,
+                record.incarnation,
+                record.sequence,
+                tuple(record.verdicts.items()),
+                record.clock,
+                record.applied,
+                record.stale,
+            )
+            for worker, record in sorted(self.records.items())
+        )
+
+    def resume(self, rows: Iterable[RecordState]) -> None:
+        """Goes on where another table was exported by `export_records`."""
+        self.records = {
+            row.worker: WorkerRecord(
+                row.incarnation, row.sequence, dict(row.verdicts), row.clock, row.applied, row.stale
+            )
+            for row in rows
+        }
 
     def restore(self, rows: Iterable[WorkerProgress]) -> None:
         """Takes the counts over from a snapshot, and nothing else.

@@ -25,7 +25,7 @@ a repeat gets the same verdict.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 
@@ -64,11 +64,13 @@ from trireme.ps.messages import (
     Stopping,
     Waiting,
 )
+from trireme.ps.server_messages import ShardFrozen, StopAt
 from trireme.ps.shard.answers import Answers, PushAnswer, Wait
-from trireme.ps.shard.instructions import Instruction, Reply
+from trireme.ps.shard.instructions import Instruction, Reply, Send, Stopped
 from trireme.ps.shard.participants import Participant
 from trireme.ps.shard.push_decider import PushDecider
 from trireme.ps.shard.push_table import Pending
+from trireme.ps.shard.quiet_state import Quiet
 from trireme.ps.shard.state import ShardState, ShownModel
 from trireme.ps.shard.values.parameters import Values, ValuesFactory
 from trireme.ps.shard.values.snapshot_tensors import Tensors
@@ -128,7 +130,11 @@ class Shard:
         for route in self._answers.take_fenced_pulls():
             out.append(self._refused(route, "fenced", "the view has changed"))
         out += self._abandon_cut("the view has changed")
-        return [*out, *self._decider.take_view(view.number), *self._proceed()]
+        state.reconfiguration.end()
+        out += self._decider.take_view(view.number)
+        if view.next_shards:
+            out += self._freeze_for(now, view)
+        return [*out, *self._proceed()]
 
     def _admit(self, clock: int) -> None:
         for worker, incarnation in self.state.participants.incarnations.items():
@@ -184,11 +190,12 @@ class Shard:
 
     def _agree(self, task: str, request: Attach) -> None:
         state, layout = self.state, Layout(request.layout)
-        servers = len(state.participants.view.servers) or layout.spec.servers
-        if not self.server < layout.spec.servers == servers:
+        view = state.participants.view
+        bounds = view.bounds if view.shards else layout.spec.bounds
+        if not self.server < layout.spec.shards or layout.spec.bounds != bounds:
             raise ConfigurationError(
-                f"{task} lays its model out over {layout.spec.servers} servers, and the job has "
-                f"{servers}"
+                f"{task} lays its model out in {layout.spec.shards} shards that begin at the slots "
+                f"{layout.spec.bounds[:-1]}, and the job has {len(bounds) - 1}, at {bounds[:-1]}"
             )
         shown = ShownModel(task, layout, request.optimizer, request.rule)
         if state.shown is None:
@@ -201,7 +208,7 @@ class Shard:
         rule.check()
         state.values = self._factory(layout, self.server, shown.optimizer, rule)
         state.shown, state.rule, state.synchronous = shown, rule, rule.synchronous
-        state.ending.go_by(rule, layout.spec.servers)
+        state.ending.go_by(rule, layout.spec.shards)
         if rule.max_steps is not None:
             state.ending.set_last(state.step, rule.max_steps)
         state.examples.interleave = rule.synchronous and rule.aggregate == 0
@@ -253,7 +260,7 @@ class Shard:
         state.table.forget_acknowledged(who.worker, push.acknowledged)
         record, pending = state.table.records[who.worker], Pending(who, push, route, gradients, now)
         if push.sequence <= record.sequence:
-            return self._repeat(pending)
+            return [*self._repeat(pending)]
         if record.pending is not None:  # the worker came back while its answer is withheld
             record.pending.route = route
             return []
@@ -265,7 +272,7 @@ class Shard:
         self._decider.consider(pending)
         return self._proceed()
 
-    def _repeat(self, pending: Pending) -> list[Instruction]:
+    def _repeat(self, pending: Pending) -> Sequence[Instruction]:
         """Answers a push that was decided before with its first verdict."""
         worker, sequence, state = pending.owner.worker, pending.push.sequence, self.state
         state.counters["duplicate"] += 1
@@ -278,7 +285,7 @@ class Shard:
             reason = f"push {sequence} was decided, and the worker said it knew how"
             rejected = PushReply(RejectedVerdict(reason), state.step, 0, False)
             return [Reply(pending.route, rejected)]
-        return [self._answers.reply(PushAnswer(pending, Duplicate(original), 0))]
+        return self._answers.give_again(PushAnswer(pending, Duplicate(original), 0))
 
     def lease(
         self, now: float, route: object, who: Participant, request: Lease
@@ -296,6 +303,10 @@ class Shard:
 
     def heard(self, now: float, server: int, message: FromServer) -> list[Instruction]:
         """Takes what another server holds or has staged, or what server 0 has decided of that."""
+        if isinstance(message, ShardFrozen):
+            return [*self._stop(server, message), *self._proceed()]
+        if isinstance(message, StopAt):
+            return [*self._stop_at(message), *self._proceed()]
         return [*self._decider.hear(server, message), *self._proceed()]
 
     def go_on(self, now: float) -> list[Instruction]:
@@ -393,6 +404,94 @@ class Shard:
             out += self._abandon_cut("it was taken back")
         return [*out, *self._proceed()]
 
+    # -- the shards are divided anew -------------------------------------------------------------
+
+    def _freeze_for(self, now: float, view: View) -> list[Instruction]:
+        """Decides nothing any more, as a view announces other shards; tells shard 0 how far it is.
+
+        Where no values are loaded, there is nothing to agree on.
+        """
+        state, reconfiguration = self.state, self.state.reconfiguration
+        reconfiguration.begin(view.number, len(view.shards))
+        state.barrier.begin(reconfiguration.token, now)
+        decided = state.table.decided(state.participants.incarnations)
+        frozen = ShardFrozen(view.number, state.step, decided)
+        return self._stop(0, frozen) if self.server == 0 else [Send(0, frozen)]
+
+    def _stop(self, shard: int, frozen: ShardFrozen) -> list[Instruction]:
+        """Takes how far a shard is; stops all once it is known of each."""
+        if self.server != 0:
+            return []
+        cut = self.state.reconfiguration.hear(shard, frozen)
+        if cut is None:
+            return []
+        others = range(1, len(self.state.participants.view.shards))
+        return [*(Send(other, cut) for other in others), *self._stop_at(cut)]
+
+    def _stop_at(self, message: StopAt) -> list[Instruction]:
+        barrier, reconfiguration = self.state.barrier, self.state.reconfiguration
+        if message.view == reconfiguration.view and not reconfiguration.stopped:
+            barrier.cut = Cut(reconfiguration.token, message.step, message.decided, False)
+            barrier.route = None
+            self._decider.replay()
+        return []
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the shard has stopped at the cut of a reconfiguration: its state is quiet."""
+        return self.state.reconfiguration.stopped
+
+    def dismiss(self, view: int) -> list[Reply]:
+        """Returns answers to all that is not answered, as other shards take over: ask them.
+
+        Args:
+            view: the number of the view that names them.
+        """
+        routes = [pending.route for pending in self._unanswered()]
+        fenced = FencedVerdict(view, "the shards were divided anew")
+        out = [Reply(route, PushReply(fenced, self.state.step, 0, False)) for route in routes]
+        others = [*self._answers.take_pulls(), *self._answers.take_drains()]
+        return out + [Reply(r, Refused("fenced", fenced.reason, view)) for r in others]
+
+    def _unanswered(self) -> Iterator[Pending]:
+        for answer in self._answers.withheld.values():
+            yield answer.pending
+        for record in self.state.table.records.values():
+            if record.pending is not None:
+                yield record.pending
+
+    def resume(self, now: float, view: View, quiet: Quiet) -> None:
+        """Goes on where other shards have stopped; call it instead of the first `view`.
+
+        Args:
+            now: the time.
+            view: the view that names this shard.
+            quiet: the quiet state of the shards before, whose tensors cover this shard.
+
+        Raises:
+            Rejected: they do not cover it.
+        """
+        state, before = self.state, quiet.state
+        state.participants.take(view)
+        here = state.participants.incarnations
+        known = {record.worker: record.incarnation for record in before.records}
+        state.participants.retire(*(w for w in before.retired if here.get(w) == known.get(w)))
+        layout = Layout(before.layout).divided(view.bounds)
+        self._create(ShownModel(before.task, layout, before.optimizer, before.rule))
+        assert state.values is not None
+        state.values.load(before.step, quiet.tensors)
+        state.step, state.loaded = before.step, True
+        self._decider.load()
+        state.table.resume(before.records)
+        self._admit(state.table.slowest(here))
+        state.counters.update(before.counters)
+        if self.server == 0:
+            state.ending.resume(before.last, before.under_way)
+            state.examples.resume(before.examples)
+            for (topic, worker, _), data in zip(before.topics, quiet.topics, strict=True):
+                state.topics.setdefault(topic, {})[worker] = data
+        state.examples.members(tuple(state.participants.incarnations))
+
     def _abandon_cut(self, reason: str) -> list[Reply]:
         """Gives up a cut under way; the worker may ask again."""
         barrier = self.state.barrier
@@ -403,14 +502,20 @@ class Shard:
         self._decider.replay()
         return [self._refused(route, "busy", f"the cut was given up: {reason}")] if asked else []
 
-    def _complete_cut(self) -> list[Reply]:
+    def _complete_cut(self) -> Sequence[Instruction]:
         """Returns the copy, once all that other servers have decided is decided here."""
         state, cut, route = self.state, self.state.barrier.cut, self.state.barrier.route
-        if cut is None or (state.step < cut.step and not self._decider.copies_any_step):
+        reconfiguration = state.reconfiguration
+        if cut is None or reconfiguration.stopped:
+            return []
+        if state.step < cut.step and not self._decider.copies_any_step:
             return []
         decided = dict(state.table.decided(state.participants.incarnations))
         if any(decided[w] < sequence for w, sequence in cut.decided if w in decided):
             return []
+        if reconfiguration.view:
+            reconfiguration.stopped = True
+            return [Stopped(reconfiguration.view)]
         assert state.values is not None
         tensors = state.values.copy(state=cut.state)
         specs = tuple(spec for spec, _ in tensors)
@@ -424,16 +529,26 @@ class Shard:
 
     def tick(self, now: float) -> list[Instruction]:
         """Sends notices to those who wait; gives up a cut that takes too long."""
-        out: list[Instruction] = []
+        out = self.expire(now) if self.overdue(now) else []
+        return [*out, *self.notices(now)]
+
+    def overdue(self, now: float) -> bool:
+        """Returns whether a cut that a worker asked for takes too long."""
         barrier = self.state.barrier
-        if barrier.token is not None and now - barrier.since > FREEZE_SECONDS:
-            out += self._abandon_cut(f"it took more than {FREEZE_SECONDS:.0f} s")
-            out += self._proceed()
-        if now - self._noticed >= NOTICE_SECONDS:
-            self._noticed = now
-            out += [Reply(route, wait.notice) for route, wait in self._waits(now)]
-            out += self._answers.waiting_for_the_end(now)
-        return out
+        asked = barrier.token is not None and not self.state.reconfiguration.view
+        return asked and now - barrier.since > FREEZE_SECONDS
+
+    def expire(self, now: float) -> list[Instruction]:
+        """Gives up a cut that takes too long."""
+        return [*self._abandon_cut(f"it took more than {FREEZE_SECONDS:.0f} s"), *self._proceed()]
+
+    def notices(self, now: float) -> list[Instruction]:
+        """Returns notices for those who wait, from time to time."""
+        if now - self._noticed < NOTICE_SECONDS:
+            return []
+        self._noticed = now
+        out: list[Instruction] = [Reply(route, wait.notice) for route, wait in self._waits(now)]
+        return [*out, *self._answers.waiting_for_the_end(now)]
 
     def waits(self, now: float) -> tuple[Wait, ...]:
         """Returns the workers whose answers are withheld, and the reasons; the longest first."""

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
 from trireme.errors import ModelMismatchError
 from trireme.ps.layout import Layout
-from trireme.ps.messages import OptimizerSpec, Push
+from trireme.ps.messages import GroupSpec, OptimizerSpec, Push
 from trireme.ps.optimizers import misfit
 from trireme.ps.rule import Rule
 from trireme.ps.shard.example_ledgers import ExampleLedgers
 from trireme.ps.shard.participants import Participants
 from trireme.ps.shard.push_table import PushTable
+from trireme.ps.shard.reconfiguration import Reconfiguration
 from trireme.ps.shard.snapshot_barrier import SnapshotBarrier
 from trireme.ps.shard.values.parameters import Values
 from trireme.ps.termination import Ending
@@ -69,6 +71,7 @@ class ShardState:
         rule: the rule of what was shown.
         synchronous: whether the rule is synchronous; read several times a push.
         values: the values; None before a worker has shown its model.
+        hyper: the optimizer's hyper-parameters, where they have changed since it was shown.
         topics: the bytes that workers share at server 0: under each topic the last of each worker.
         counters: how many pushes had each verdict, and other counts.
         participants: the workers of the newest view.
@@ -76,6 +79,7 @@ class ShardState:
         ending: decides when the job ends.
         examples: the ledgers of the data sets.
         barrier: holds decisions back during a consistent cut.
+        reconfiguration: stops the shard while the shards are divided anew.
     """
 
     def __init__(self, server: int) -> None:
@@ -86,6 +90,7 @@ class ShardState:
         self.rule = Rule()
         self.synchronous = False
         self.values: Values | None = None
+        self.hyper: Sequence[GroupSpec] | None = None
         self.topics: dict[str, dict[int, torch.Tensor]] = {}
         self.counters: Counter[str] = Counter()
         self.participants = Participants()
@@ -93,6 +98,7 @@ class ShardState:
         self.ending = Ending(decides=server == 0)
         self.examples = ExampleLedgers()
         self.barrier = SnapshotBarrier()
+        self.reconfiguration = Reconfiguration(server)
 
     @property
     def layout(self) -> Layout | None:

@@ -84,6 +84,10 @@ class Values:
 
     def copy(self, *, state: bool) -> list[tuple[TensorSpec, torch.Tensor]]:
         """Returns copies of the values and the average, with `state` of the optimizer's too."""
+        return [(spec, tensor.detach().clone()) for spec, tensor in self.live(state=state)]
+
+    def live(self, *, state: bool) -> list[tuple[TensorSpec, torch.Tensor]]:
+        """Returns what `copy` copies: the next update changes it."""
         live = ranges("values", self._parts, self.buffer)
         if self._average is not None:
             live += ranges("average", self._parts, self._average)
@@ -91,7 +95,7 @@ class Values:
             live += self.optimizer.export()
             if self._publication is not None:
                 live += ranges(PUBLISHED, self._parts, self._publication.published)
-        return [(spec, tensor.detach().clone()) for spec, tensor in live]
+        return live
 
     def load(self, step: int, tensors: Tensors) -> None:
         """Replaces the values, and the average and the optimizer's state where they are given.

@@ -1,0 +1,116 @@
+"""The quiet state of a shard: all that it knows but what is under way.
+
+A shard is quiet when it has stopped at a common cut: no decision is half made. The state of a
+generation's shards begins with the quiet state of the shards before. What was under way, pushes
+that are not decided and answers that are withheld, is asked again by its workers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+import torch
+
+from trireme.ps.messages import GroupSpec, LayoutSpec, OptimizerSpec
+from trireme.ps.rule import Rule
+from trireme.ps.shard.example_ledgers import ExamplesState
+from trireme.ps.shard.push_table import RecordState
+from trireme.ps.shard.state import ShardState, ShownModel
+from trireme.ps.shard.values.snapshot_tensors import Tensors
+
+
+class QuietState(msgspec.Struct, frozen=True, array_like=True):
+    """What is the same in every shard, but for `last` to `topics`, which are shard 0's.
+
+    Attributes:
+        task, layout, optimizer, rule: of the model that was shown, with the present
+            hyper-parameters.
+        step: the global step of the values.
+        records: the exactly-once table.
+        retired: the workers that train no more.
+        counters: the counts.
+        last: the job's last step; None for none.
+        under_way: the workers that compute an update.
+        examples: the ledgers of the data sets.
+        topics: the sizes of the bytes that workers share: (topic, worker, size).
+    """
+
+    task: str
+    layout: LayoutSpec
+    optimizer: OptimizerSpec
+    rule: Rule
+    step: int
+    records: tuple[RecordState, ...]
+    retired: tuple[int, ...]
+    counters: dict[str, int]
+    last: int | None = None
+    under_way: tuple[int, ...] = ()
+    examples: ExamplesState = ExamplesState()
+    topics: tuple[tuple[str, int, int], ...] = ()
+
+    @property
+    def shown(self) -> ShownModel:
+        """The model that was shown, with the shards of then."""
+        from trireme.ps.layout import Layout
+
+        return ShownModel(self.task, Layout(self.layout), self.optimizer, self.rule)
+
+
+class Quiet(msgspec.Struct, frozen=True):
+    """A quiet state with its tensors.
+
+    Attributes:
+        state: the state.
+        tensors: the values, and the optimizer's state: live tensors of the shard.
+        topics: the bytes of the state's topics, in their order.
+    """
+
+    state: QuietState
+    tensors: Tensors
+    topics: Sequence[torch.Tensor] = ()
+
+
+def export(state: ShardState) -> Quiet | None:
+    """Returns a shard's quiet state; None where no values are loaded."""
+    shown, values = state.shown, state.values
+    if not state.loaded or shown is None or values is None:
+        return None
+    topics = [(t, w, data) for t, left in state.topics.items() for w, data in left.items()]
+    quiet = QuietState(
+        task=shown.task,
+        layout=shown.layout.spec,
+        optimizer=with_hyper(shown.optimizer, state.hyper),
+        rule=shown.rule,
+        step=state.step,
+        records=state.table.export_records(),
+        retired=tuple(sorted(state.participants.retired)),
+        counters=dict(state.counters),
+        last=state.ending.last,
+        under_way=tuple(sorted(state.ending.under_way)),
+        examples=state.examples.export(),
+        topics=tuple((topic, worker, data.numel()) for topic, worker, data in topics),
+    )
+    return Quiet(quiet, values.live(state=True), [data for _, _, data in topics])
+
+
+def with_hyper(optimizer: OptimizerSpec, hyper: Sequence[GroupSpec] | None) -> OptimizerSpec:
+    """Returns an optimizer with its present hyper-parameters; None for those it began with."""
+    if hyper is None:
+        return optimizer
+    groups = zip(optimizer.groups, hyper, strict=True)
+    made = (GroupSpec(now.values, group.optimizer) for group, now in groups)
+    return OptimizerSpec(optimizer.name, tuple(made))
+
+
+def united(quiets: Sequence[Quiet]) -> Quiet:
+    """Returns the quiet state of one shard that takes over slots of several.
+
+    Args:
+        quiets: the shards', in the order of their slots. They have stopped at one cut, so that all
+            but the tensors, and what only shard 0 has, is the same.
+    """
+    step = max(quiet.state.step for quiet in quiets)  # they differ where servers commit nothing
+    state = msgspec.structs.replace(quiets[0].state, step=step)
+    tensors = [entry for quiet in quiets for entry in quiet.tensors]
+    return Quiet(state, tensors, quiets[0].topics)
