@@ -310,8 +310,8 @@ def train(victim: Victim, rule: Rule) -> None:
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"layout": msgspec.structs.replace(LAYOUT, servers=0)},
-        {"layout": msgspec.structs.replace(LAYOUT, servers=1000, slots=1000)},
+        {"layout": msgspec.structs.replace(LAYOUT, bounds=(0,))},
+        {"layout": msgspec.structs.replace(LAYOUT, bounds=tuple(range(1001)))},
         {"layout": msgspec.structs.replace(LAYOUT, slots=0)},
         {"rule": Rule(codec="nonsense")},
         {"rule": Rule(codec="topk:nan")},

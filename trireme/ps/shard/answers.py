@@ -84,8 +84,8 @@ class Answers:
         The answer is withheld where its worker is too far ahead: then none was given before the
         shards were divided anew.
         """
-        worker = answer.pending.owner.worker
-        if self._state.table.records[worker].clock <= self._highest_clock():
+        state, worker = self._state, answer.pending.owner.worker
+        if state.synchronous or state.table.records[worker].clock <= self._highest_clock():
             return [self.reply(answer)]
         self.withheld[worker] = answer
         return []
