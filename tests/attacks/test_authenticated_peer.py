@@ -312,7 +312,7 @@ def train(victim: Victim, rule: Rule) -> None:
     [
         {"layout": msgspec.structs.replace(LAYOUT, bounds=(0,))},
         {"layout": msgspec.structs.replace(LAYOUT, bounds=tuple(range(1001)))},
-        {"layout": msgspec.structs.replace(LAYOUT, slots=0)},
+        {"layout": msgspec.structs.replace(LAYOUT, bounds=(0, 0))},
         {"rule": Rule(codec="nonsense")},
         {"rule": Rule(codec="topk:nan")},
         {"rule": Rule(max_steps=-1)},

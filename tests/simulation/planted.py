@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 import msgspec
-from trireme.ps.replication.dispatcher import Dispatcher
+from trireme.ps.server.dispatcher import Dispatcher
 
 from trireme.ps.client.lanes import Lane, Lanes, Request, Transmit
 from trireme.ps.client.protocol import ClientProtocol

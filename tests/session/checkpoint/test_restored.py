@@ -127,7 +127,7 @@ def test_what_another_precision_saved_is_converted(tmp_path: Path, good: Checkpo
 
 @pytest.mark.parametrize("tensor", [torch.tensor(NAN), torch.tensor(-1.0), torch.zeros(2, 8)])
 def test_servers_get_no_count_that_is_none(tensor: torch.Tensor) -> None:
-    layout = Layout(LayoutSpec((ParameterSpec("w", (2, 8), "float32", 0),), 1, 1))
+    layout = Layout(LayoutSpec((ParameterSpec("w", (2, 8), "float32", 0),), (0, 1)))
     state = ModelState(1, {"w": torch.zeros(2, 8)}, optimizer={"w/step": tensor})
     with pytest.raises(CheckpointError, match="'step' of parameter 'w'"):
         disassemble(layout, state, 0)

@@ -192,7 +192,9 @@ class Shard:
         state, layout = self.state, Layout(request.layout)
         view = state.participants.view
         bounds = view.bounds if view.shards else layout.spec.bounds
-        if not self.server < layout.spec.shards or layout.spec.bounds != bounds:
+        servers = layout.spec.shards if view.shards else len(view.servers) or layout.spec.shards
+        wrong = layout.spec.bounds != bounds or layout.spec.shards != servers
+        if wrong or not self.server < layout.spec.shards:
             raise ConfigurationError(
                 f"{task} lays its model out in {layout.spec.shards} shards that begin at the slots "
                 f"{layout.spec.bounds[:-1]}, and the job has {len(bounds) - 1}, at {bounds[:-1]}"
