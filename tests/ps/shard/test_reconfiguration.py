@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -109,8 +110,9 @@ class Job:
 
 
 @pytest.fixture(autouse=True)
-def _no_gradients() -> None:
-    torch.set_grad_enabled(False)
+def _no_gradients() -> Iterator[None]:
+    with torch.no_grad():
+        yield
 
 
 @pytest.mark.parametrize("bounds", [(0, 4, 8, 12), (0, 12), (0, 2, 7, 9, 12)])
