@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import errno
-import os
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -39,12 +36,39 @@ def test_a_full_disk_keeps_the_old_checkpoint(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())  # nothing of it was on the disk below
 
 
+OPENS = """
+import errno, socket, sys
+print("up", flush=True)
+for line in sys.stdin:
+    made = []
+    try:
+        for _ in range(2):
+            made.append(socket.socket())
+        print("2", flush=True)
+    except OSError as error:
+        print(len(made), errno.errorcode[error.errno], flush=True)
+"""
+
+
+@pytest.mark.processes
 def test_no_descriptors_are_left_and_then_there_are_again() -> None:
-    with no_descriptors(os.getpid(), spare=1):
-        with socket.socket(), pytest.raises(OSError) as error:
-            socket.socket()
-        assert error.value.errno == errno.EMFILE
-    socket.socket().close()
+    # A process of its own: threads of this one may open and close descriptors meanwhile.
+    with subprocess.Popen(
+        [sys.executable, "-c", OPENS], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as child:
+        assert child.stdin is not None and child.stdout is not None
+
+        def opened() -> str:
+            assert child.stdin is not None and child.stdout is not None
+            child.stdin.write("\n")
+            child.stdin.flush()
+            return child.stdout.readline().strip()
+
+        assert child.stdout.readline() == "up\n"
+        with no_descriptors(child.pid, spare=1):
+            assert opened() == "1 EMFILE"
+        assert opened() == "2"
+        child.stdin.close()
 
 
 EATS = "import sys; sys.stdin.readline(); print(len(bytearray(256 << 20)), flush=True)"
