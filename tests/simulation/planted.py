@@ -16,7 +16,7 @@ from trireme.ps.client.lanes import Lane, Lanes, Request, Transmit
 from trireme.ps.client.protocol import ClientProtocol
 from trireme.ps.flat import PartBuffer
 from trireme.ps.messages import Applied, Done, Lease, Push, Retire, Span, WorkerProgress
-from trireme.ps.server.dispatcher import Dispatcher
+from trireme.ps.replication.dispatcher import Dispatcher
 from trireme.ps.server_messages import PushesStaged, RoundClose, RoundReady
 from trireme.ps.shard.answers import Answers, PushAnswer
 from trireme.ps.shard.commit import CommitFollower, CommitLeader, HalfApplied

@@ -13,7 +13,7 @@ from tests.simulation.network import DOWN, UP, Network, Wire
 from trireme.cluster.view import View
 from trireme.ps.flat import PartBuffer
 from trireme.ps.messages import Push, Waiting
-from trireme.ps.server.dispatcher import Dispatcher
+from trireme.ps.replication.dispatcher import Dispatcher
 from trireme.ps.shard.instructions import Instruction, Reply, Send
 from trireme.ps.shard.shard import Shard
 from trireme.wire.handshake import Identity

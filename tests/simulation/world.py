@@ -35,7 +35,7 @@ from trireme.ps.messages import (
     ServerStatus,
     Status,
 )
-from trireme.ps.server.dispatcher import Dispatcher
+from trireme.ps.replication.dispatcher import Dispatcher
 from trireme.ps.shard.instructions import Reply
 from trireme.ps.shard.participants import Participant
 from trireme.ps.shard.shard import Shard

@@ -27,7 +27,7 @@ from trireme.errors import (
 )
 from trireme.wire.connection import Connection
 from trireme.wire.handshake import Identity, authenticate
-from trireme.wire.message import Limits
+from trireme.wire.message import Limits, Message
 from trireme.wire.polling import Wakeup
 from trireme.wire.transport import connect
 
@@ -191,6 +191,12 @@ class Member(MemberState):
                 f"{self._config.coordinator} did not admit it again within {timeout:g} s"
             )
         return self.incarnation
+
+    def tell(self, reports: Sequence[Message]) -> None:
+        """Sets what this server has to say of its shards; see `MemberState.reports`."""
+        with self.change():
+            self.reports = tuple(reports)
+        self._wakeup.wake()
 
     def leave(self, outcome: Outcome, reason: str = "", *, timeout: float = 5.0) -> bool:
         """Reports that this task ends, and how; blocks until the coordinator has received it.

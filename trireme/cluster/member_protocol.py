@@ -110,6 +110,7 @@ class MemberProtocol:
         # The current connection:
         self._joined = False
         self._leave_sent = False
+        self._reported: tuple[Message, ...] = ()  # over this connection
         self._next_heartbeat = 0.0
         self._unanswered_since: float | None = None  # since when an answer is due
         self._close_deadline: float | None = None  # until when the coordinator may close
@@ -124,6 +125,7 @@ class MemberProtocol:
     def connected(self, now: float) -> Join:
         """There is a new connection; returns the message that joins."""
         self._joined = self._leave_sent = False
+        self._reported = ()
         self._close_deadline = None
         self._unanswered_since = now
         return Join(
@@ -188,7 +190,11 @@ class MemberProtocol:
         if self._state.leaving is not None and not self._leave_sent:
             self._leave_sent = True
             messages.append(self._state.leaving)
-        if now >= self._next_heartbeat:
+        beats = now >= self._next_heartbeat
+        if beats or self._state.reports != self._reported:
+            self._reported = self._state.reports
+            messages += self._reported
+        if beats:
             self._next_heartbeat = now + self._interval
             messages.append(Heartbeat(self._state.status()))
             if since is None:

@@ -10,6 +10,7 @@ from numbers import Integral, Real
 
 from trireme.cluster.messages import MAX_LINE, JobOver, Leave, StatusValue, WaitingFor
 from trireme.cluster.view import View
+from trireme.wire.message import Message
 
 Subscriber = Callable[[View | JobOver], object]
 """A function that is called with every new view and, at last, with the end of the job."""
@@ -36,6 +37,8 @@ class MemberState:
         failure: why this task could not join; None if it could, or is still trying.
         leaving: the message with which the task leaves; None while it stays.
         left: whether the coordinator has received that message.
+        reports: what a server has to say of its shards: sent when it changes, and with each
+            heartbeat, as long as it holds.
         closing: whether the member's thread is to end.
         ended: whether the thread has ended.
         extra_status: called at each heartbeat, in the thread that sends it, for a further status.
@@ -53,6 +56,7 @@ class MemberState:
         self.failure: Exception | None = None
         self.leaving: Leave | None = None
         self.left = False
+        self.reports: tuple[Message, ...] = ()
         self.closing = False
         self.ended = False
         self._changed = threading.Condition()

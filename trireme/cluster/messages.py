@@ -108,6 +108,25 @@ class CaughtUp(Message, frozen=True, array_like=True):
     incarnation: Number
 
 
+class CopyLost(Message, frozen=True, array_like=True):
+    """A shard's primary: the replica at a server cannot be brought up to date, and must be filled.
+
+    This happens where another backup was promoted that lacks entries which this replica has.
+
+    Attributes:
+        generation: the generation of the shard.
+        shard: the shard's number.
+        server: the index of the server with the replica.
+        incarnation: that server's.
+    """
+
+    kind: ClassVar[int] = 30
+    generation: Number
+    shard: Number
+    server: Index
+    incarnation: Number
+
+
 class ReadyToSwitch(Message, frozen=True, array_like=True):
     """A shard's primary: the shard has stopped at the common cut of a reconfiguration.
 

@@ -104,6 +104,13 @@ class View(msgspec.Struct, frozen=True, array_like=True):
         """The slots at which shards begin, and the number of slots."""
         return (*(shard.start for shard in self.shards), self.shards[-1].stop)
 
+    def primary(self, shard: int) -> int:
+        """Returns the index of the server with the primary of a shard.
+
+        Where no shards are named, each server has the one of its index.
+        """
+        return self.shards[shard].primary if self.shards else shard
+
     def server(self, index: int) -> ServerEntry | None:
         """Returns a server's entry; None if it is not a member."""
         return next((entry for entry in self.servers if entry.index == index), None)

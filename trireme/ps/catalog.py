@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from trireme.ps import messages, server_messages, snapshot_messages
+from trireme.ps import messages, replication_messages, server_messages, snapshot_messages
 from trireme.wire.message import Catalog, Message
 
 PS_MESSAGES: tuple[type[Message], ...] = tuple(
     kind
-    for module in (messages, snapshot_messages, server_messages)
+    for module in (messages, snapshot_messages, server_messages, replication_messages)
     for kind in vars(module).values()
     if isinstance(kind, type)
     and issubclass(kind, Message)

@@ -113,6 +113,7 @@ class Service:
         self._listeners = (listener, *beside)
         self.epoch = epoch  # set by any thread, once this process has joined
         self._new_handshake = partial(ServerHandshake, job, secret, serves=serves)
+        self.turned: Callable[[], object] | None = None  # called after each turn of the loop
         self._tick_seconds = tick_seconds
         self._links: dict[Link, None] = {}  # in the order of arrival
         self._resumed: deque[Link] = deque()
@@ -186,6 +187,8 @@ class Service:
             for _ in range(len(self._resumed)):
                 self._resumed.popleft().receive()
             self._report_closed_links()
+        if self.turned is not None:
+            self.turned()
         return happened
 
     def _report_closed_links(self) -> None:

@@ -29,6 +29,7 @@ from trireme.errors import (
     JobFailed,
     ModelMismatchError,
     Rejected,
+    RolledBack,
     TriremeError,
     UnsupportedOptimizerError,
     WaitTimeout,
@@ -70,10 +71,10 @@ class Transmit(msgspec.Struct, frozen=True):
 
 
 class Lane(msgspec.Struct, eq=False):
-    """The requests to one server.
+    """The requests to one shard.
 
     Attributes:
-        index: the server's index.
+        index: the shard's number.
         request: the request that waits for its answer.
         sequence: the sequence of the newest request.
         due: when the request is sent again; never, as long as nothing went wrong.
@@ -89,12 +90,16 @@ class Lane(msgspec.Struct, eq=False):
     fenced: tuple[int, str] | None = None
 
 
+class Divided(Exception):
+    """The shards were divided anew: requests must be laid out over the new ones."""
+
+
 class Lanes:
-    """The requests of one client to all servers, one lane for each.
+    """The requests of one client to the primaries of all shards, one lane for each.
 
     Args:
         worker, incarnation: the client's.
-        servers: the number of servers.
+        servers: the number of shards.
         view: returns the newest view.
         retry_seconds: how long a server may be out of reach.
         patience_seconds: how long an answer may be withheld.
@@ -105,7 +110,8 @@ class Lanes:
         incarnation: may be replaced while no answer is waited for.
         lanes: the lanes, by server.
         waiting: the lanes whose answers are missing.
-        answers: the answers to the last requests, by server.
+        answers: the answers to the last requests, by shard.
+        generation: the generation of the shards; None takes that of the first view.
     """
 
     def __init__(
@@ -121,6 +127,8 @@ class Lanes:
         hurries: Callable[[], bool] = lambda: False,
     ) -> None:
         self.incarnation = incarnation
+        self.generation: int | None = None
+        self._life: int | None = None
         self.lanes = [Lane(server) for server in range(servers)]
         self.waiting: list[Lane] = []
         self.answers: dict[int, Answer] = {}
@@ -154,9 +162,12 @@ class Lanes:
 
         Raises:
             WaitTimeout: there is no view of the cluster yet.
+            Divided: there are other shards now.
+            RolledBack: all copies of a shard were lost.
         """
         if self.waiting:
             self._forget()
+        self._check_generation()
         self.answers = {}
         self._again = again
         self._since, self._names = now, ()
@@ -228,9 +239,10 @@ class Lanes:
             patience = min(patience, _HURRIED_SECONDS)
         if now - lane.failing_since > patience:
             lost = type(error)(
-                f"worker:{self._worker} could not reach ps:{server} for {patience:.0f} s: {error}"
+                f"worker:{self._worker} could not reach {self._task(server)} for {patience:.0f} s: "
+                f"{error}"
             )
-            lost.server = f"ps:{server}"
+            lost.server = self._task(server)
             self._give_up(lost, error)
         lane.due = now + BACK_OFF
 
@@ -240,7 +252,10 @@ class Lanes:
         Raises:
             Fenced: this worker was replaced, or taken out of the job.
             WaitTimeout: an answer was withheld too long; names those it was withheld for.
+            Divided: there are other shards now.
+            RolledBack: all copies of a shard were lost.
         """
+        self._check_generation()
         out = [self._send_again(lane) for lane in self.waiting if lane.due <= now]
         self._check_patience(now)
         return out
@@ -250,16 +265,30 @@ class Lanes:
         """When the next request is sent again, by a `tick`."""
         return min([lane.due for lane in self.waiting], default=math.inf)
 
-    def entry(self, server: int) -> ServerEntry:
-        """Returns a server's entry in the newest view.
+    def divide(self, shards: int) -> None:
+        """Begins anew with other shards, as the newest view names them. Nothing is waited for.
+
+        Args:
+            shards: how many there are.
+        """
+        self._forget()
+        view = self.known_view()
+        self.generation, self._life = view.generation, view.life
+        self.lanes = [Lane(shard) for shard in range(shards)]
+        self.answers = {}
+
+    def entry(self, shard: int) -> ServerEntry:
+        """Returns the entry of the server with the primary of a shard, in the newest view.
 
         Raises:
             JobFailed: it is not in the newest view.
         """
-        for entry in self.known_view().servers:
-            if entry.index == server:
-                return entry
-        raise JobFailed(f"ps:{server} is not part of the job any longer")
+        view = self.known_view()
+        index = view.primary(shard)
+        entry = view.server(index)
+        if entry is None:
+            raise JobFailed(f"ps:{index} is not part of the job any longer")
+        return entry
 
     def known_view(self) -> View:
         """Returns the newest view.
@@ -272,6 +301,29 @@ class Lanes:
         return view
 
     # -- inside ----------------------------------------------------------------------------------
+
+    def _check_generation(self) -> None:
+        """Checks that the newest view has the shards that requests are laid out over."""
+        view = self.known_view()
+        if self.generation is None:
+            self.generation, self._life = view.generation, view.life
+        if view.life != self._life:
+            self._life, self.generation = view.life, view.generation
+            self._give_up(
+                RolledBack(
+                    "all copies of a part of the parameters were lost: the job goes back to its "
+                    "newest checkpoint",
+                    view.number,
+                )
+            )
+        if view.generation != self.generation:
+            self._forget()
+            raise Divided
+
+    def _task(self, shard: int) -> str:
+        """Returns the name of the server with the primary of a shard."""
+        view = self._view()
+        return f"ps:{shard if view is None else view.primary(shard)}"
 
     def _transmit(self, lane: Lane) -> Transmit:
         assert lane.request is not None

@@ -63,25 +63,9 @@ class ReceiveBuffer:
         """
         staging = link.context
         if not isinstance(staging, Staging) or staging.busy:
-            try:
-                gradients = PartBuffer(self._known(link), self._server)
-            except RuntimeError as error:
-                raise FrameError(
-                    f"no memory for a push of {link.identity.task}: {error}"
-                ) from error
-            rule = self._state.rule
-            codec, deflates = make_codec(rule.codec), rule.deflates
-            packed = None if codec is None else Packed(codec, gradients, deflates=deflates)
-            staging = link.context = Staging(gradients, (), packed)
-        packed = staging.packed
-        expected = (packed or staging.gradients).nbytes
-        if length != expected and (packed is None or not packed.fits(length)):
-            raise FrameError(
-                f"{link.identity.task} pushed {length} bytes where this server's part has "
-                f"{expected}"
-            )
-        staging.views = _in_order(staging, length, order, link.identity.task)
-        return staging.views
+            layout = self._known(link)
+            staging = link.context = _new_staging(self._state, layout, link.identity.task)
+        return _placed(staging, length, order, link.identity.task)
 
     def take(self, link: Link, payload: Sequence[memoryview]) -> Staging:
         """Returns the gradient that has come, and marks its memory as busy.
@@ -135,6 +119,91 @@ class ReceiveBuffer:
             for part in parts
         ]
         return PartBuffer(layout, self._server, vectors)
+
+
+class EntryBuffers:
+    """The receive buffers of a backup: of pushes that come from the primary, not from workers.
+
+    Args:
+        state: the shard's: its model's layout, and the codec of packed gradients.
+    """
+
+    def __init__(self, state: ShardState) -> None:
+        self._state = state
+        self._all: list[Staging] = []
+        self._next: Staging | None = None  # the one that is being received into
+
+    def place(self, length: int, order: Sequence[int] = ()) -> Sequence[memoryview]:
+        """Returns memory for the gradient of an entry, which nobody else uses.
+
+        Raises:
+            FrameError: the length is wrong, or a chunk is missing or named twice.
+        """
+        staging = next((each for each in self._all if not each.busy), None)
+        if staging is None:
+            layout = self._state.layout
+            if layout is None:
+                raise FrameError("the primary replicated a push before it had a model")
+            staging = _new_staging(self._state, layout, "the primary")
+            self._all.append(staging)
+        self._next = staging
+        return _placed(staging, length, order, "the primary")
+
+    def take(self, payload: Sequence[memoryview]) -> Staging:
+        """Returns the gradient that has come, and marks its memory as busy.
+
+        Raises:
+            FrameError: no gradient has come, or it is not of this model.
+        """
+        staging, self._next = self._next, None
+        if staging is None or staging.views is not payload:
+            if payload or staging is not None:
+                raise FrameError("the primary replicated a push without its gradient")
+            staging = self._empty()
+        staging.busy = True
+        if staging.packed is not None:
+            staging.packed.unpack()
+        return staging
+
+    def _empty(self) -> Staging:
+        """Returns the gradient of a part without elements, which has no payload.
+
+        Raises:
+            FrameError: the part has elements.
+        """
+        self.place(0)
+        staging, self._next = self._next, None
+        assert staging is not None
+        return staging
+
+
+def _new_staging(state: ShardState, layout: Layout, task: str) -> Staging:
+    """Returns new memory for the gradients of a shard.
+
+    Raises:
+        FrameError: there is no memory for them.
+    """
+    try:
+        gradients = PartBuffer(layout, state.server)
+    except RuntimeError as error:
+        raise FrameError(f"no memory for a push of {task}: {error}") from error
+    codec, deflates = make_codec(state.rule.codec), state.rule.deflates
+    packed = None if codec is None else Packed(codec, gradients, deflates=deflates)
+    return Staging(gradients, (), packed)
+
+
+def _placed(staging: Staging, length: int, order: Sequence[int], task: str) -> Sequence[memoryview]:
+    """Returns the memory that receives a gradient of a length, whose chunks come in an order.
+
+    Raises:
+        FrameError: the length is wrong, or a chunk is missing or named twice.
+    """
+    packed = staging.packed
+    expected = (packed or staging.gradients).nbytes
+    if length != expected and (packed is None or not packed.fits(length)):
+        raise FrameError(f"{task} pushed {length} bytes where this server's part has {expected}")
+    staging.views = _in_order(staging, length, order, task)
+    return staging.views
 
 
 def _in_order(

@@ -8,11 +8,12 @@ The dispatcher does not use the connections that it is given. The server and the
 and drive this same object.
 
     event      when it is called                            what it returns
-    opened     a peer has authenticated                     a message to send to it at once, if any
+    opened     a connection is about this shard             nothing
+    speaks     it is to the primary of another shard        a message to send to it at once, if any
     admit      a message has come over a connection         the connection to close for it, if any
     dispatch   an admitted message goes to the shard        the shard's instructions
-    link_for   a message is to be sent to another server    the connection to it, if there is one
-    closed     a connection is gone                         whether it was the one to server 0
+    link_for   a message is to be sent to another shard     the connection to it, if there is one
+    closed     a connection is gone                         nothing
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Generic, Protocol, TypeVar
 
+from trireme.cluster.messages import ViewChanged
 from trireme.errors import FrameError
 from trireme.ps.messages import (
     Attach,
@@ -37,6 +39,7 @@ from trireme.ps.messages import (
     Status,
     StopJob,
 )
+from trireme.ps.replication_messages import Expire
 from trireme.ps.shard.instructions import Instruction, Send
 from trireme.ps.shard.participants import Participant
 from trireme.ps.shard.shard import Shard
@@ -67,15 +70,17 @@ class Dispatcher(Generic[_S]):
         shard: the server's.
 
     Attributes:
+        shard: the same.
         epoch: the job's epoch: messages of tasks that have joined another, or none, are refused.
             None where epochs are not checked.
     """
 
     def __init__(self, shard: Shard) -> None:
         self.epoch: str | None = None
-        self._shard = shard
-        self._servers: dict[int, _S] = {}
-        self._last_sent: dict[int, Message] = {}  # the last message to each, for a new connection
+        self.shard = shard
+        # The connections to the primaries of other shards, by shard.
+        self._shards: dict[int, _S] = {}
+        self._last_sent: dict[int, FromServer] = {}  # the last message to each: for a new one
         # The connection that each process uses. They are numbered in order: a process opens another
         # one only when it has given up the one before.
         self._made = 0
@@ -104,27 +109,19 @@ class Dispatcher(Generic[_S]):
             Share: shard.share,
         }
 
-    def opened(self, link: _S) -> Message | None:
-        """Notes a new connection; returns a message to send over it at once, if there is one.
-
-        Over a new connection to another server that is the last message which was sent to it.
-        """
+    def opened(self, link: _S) -> None:
+        """Notes a new connection."""
         self._made += 1
         self._numbers[link] = self._made
-        if link.identity.role != "ps" or not self._leads(link):
-            return None
-        self._servers[link.identity.index] = link
-        return self._last_sent.get(link.identity.index)
 
-    def _leads(self, link: _S) -> bool:
-        """Returns whether a link connects server 0 with another server, which has opened it.
+    def speaks(self, link: _S, shard: int) -> Message | None:
+        """Notes that a connection is to the primary of another shard.
 
-        Server 0 opens no connection to another server: whoever calls and names itself `ps:0` is an
-        impostor. A server that calls the coordinator hosted by server 0 does not call server 0.
+        Returns:
+            The last message that was sent to that shard, if there is one, to be sent again.
         """
-        if self._shard.server:
-            return link.opened_here and link.identity.index == 0
-        return link.identity.index > 0 and link.identity.calls == "ps:0"
+        self._shards[shard] = link
+        return self._last_sent.get(shard)
 
     def admit(self, link: _S, message: Message) -> _S | None:
         """Admits a message, or not; returns the connection to close for it, if there is one.
@@ -147,24 +144,39 @@ class Dispatcher(Generic[_S]):
             self._check_server(link)
         return superseded
 
+    def sender(self, link: _S, message: Message) -> Participant:
+        """Returns the task that an admitted message is from; or the shard, as `worker`."""
+        if isinstance(message, FromServer):
+            return Participant(next(s for s, other in self._shards.items() if other is link), 0)
+        return Participant(link.identity.index, link.identity.incarnation)
+
     def dispatch(
         self, now: float, link: _S, route: object, message: Message, payload: Any = None
     ) -> list[Instruction]:
-        """Gives an admitted message to the shard; returns the shard's instructions.
+        """Gives an admitted message of a connection to the shard; see `apply`."""
+        return self.apply(now, self.sender(link, message), route, message, payload)
+
+    def apply(
+        self, now: float, who: Participant, route: object, message: Message, payload: Any = None
+    ) -> list[Instruction]:
+        """Gives a message to the shard; returns the shard's instructions.
 
         Args:
             now: the time.
-            link: the connection over which the message came.
+            who: the task that the message is from; or the shard, as `worker`.
             route: where the answer goes.
-            message: the message.
+            message: the message, or another event.
             payload: its payload, as the shard takes it: gradients, tensors, or bytes.
         """
-        kind, identity = type(message), link.identity
-        who = Participant(identity.index, identity.incarnation)
+        kind = type(message)
         if isinstance(message, Push):
-            return self._shard.push(now, route, who, message, payload)
+            return self.shard.push(now, route, who, message, payload)
         if isinstance(message, FromServer):
-            return self._shard.heard(now, identity.index, message)
+            return self.shard.heard(now, who.worker, message)
+        if isinstance(message, ViewChanged):
+            return self.shard.view(now, message.view)
+        if isinstance(message, Expire):
+            return self.shard.expire(now)
         if kind in self._requests:
             return self._requests[kind](now, route, message)
         if kind in self._of_participants:
@@ -172,34 +184,37 @@ class Dispatcher(Generic[_S]):
         return self._with_payload[kind](now, route, who, message, payload)
 
     def link_for(self, word: Send) -> _S | None:
-        """Returns the connection over which to send a message to another server, if there is one.
+        """Returns the connection over which to send a message to another shard, if there is one.
 
-        If there is none, `opened` returns the message when there is one.
+        If there is none, `speaks` returns the message when there is one.
         """
+        assert isinstance(word.message, FromServer)
         self._last_sent[word.server] = word.message
-        return self._servers.get(word.server)
+        return self._shards.get(word.server)
 
-    def closed(self, link: _S) -> bool:
-        """Forgets a connection that is gone; returns whether it was the one to server 0."""
+    def last_sent(self, shard: int) -> FromServer | None:
+        """Returns the last message to another shard; None for none."""
+        return self._last_sent.get(shard)
+
+    def closed(self, link: _S) -> None:
+        """Forgets a connection that is gone."""
         self._current.discard(link)
         self._numbers.pop(link, None)
         if self._speaking.get(link.identity) is link:
             del self._speaking[link.identity]
-        gone = [server for server, other in self._servers.items() if other is link]
-        for server in gone:
-            del self._servers[server]
-        return 0 in gone
+        for shard in [shard for shard, other in self._shards.items() if other is link]:
+            del self._shards[shard]
 
     def _check_server(self, link: _S) -> None:
-        """Checks that a link is the one between server 0 and another server.
+        """Checks that a link is the one between this shard and another.
 
         Raises:
             FrameError: the link is not.
         """
-        if self._servers.get(link.identity.index) is not link:
+        if all(other is not link for other in self._shards.values()):
             raise FrameError(
                 f"{link.identity.task} may not speak as a server over this connection: only "
-                "connections of other servers to server 0 serve for that"
+                "connections between the primaries of shards serve for that"
             )
 
     def _supersede(self, link: _S) -> _S | None:

@@ -1,0 +1,1 @@
+"""Replicas of shards: the log of a primary, its backups, all replicas of a server. Without I/O."""

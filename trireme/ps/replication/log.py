@@ -1,0 +1,317 @@
+"""The log of a shard's primary: its entries, the replicas that confirm them, and what is withheld.
+
+Every event of the shard is an entry. An entry is sent to all replicas before the primary applies
+it; what the primary has to say of it (answers, values, messages to other shards) is withheld until
+every replica that counts has confirmed it. So nobody ever sees what can be lost with the primary.
+The next entry does not wait for that: many may be under way. Source: van Renesse and Schneider,
+Chain Replication (OSDI 2004), section 2, for the promise; with a coordinator beside, as there.
+
+A joining replica does not count at first: it catches up. When little is missing, the primary begins
+to wait for it too, and when it has confirmed all that was said before, it has caught up.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import Generic, TypeVar
+
+import msgspec
+import torch
+
+from trireme.cluster.messages import ViewChanged
+from trireme.ps.catalog import PS_MESSAGES
+from trireme.ps.messages import PullReply, PushReply, Waiting
+from trireme.ps.replication_messages import Replicate
+from trireme.ps.shard.instructions import Instruction, Reply
+from trireme.ps.shard.participants import Participant
+from trireme.wire.message import Catalog, Message
+
+WINDOW_BYTES = 1 << 27
+"""How many bytes of entries are under way to one replica, at most; or one entry."""
+
+BACKLOG_BYTES = 1 << 30
+"""With so many bytes of entries that a joining replica lacks, the primary waits for it."""
+
+_CLOSE_BYTES = 1 << 24  # that are missing to a joining replica which is nearly there
+
+EVENTS = Catalog((*PS_MESSAGES, ViewChanged))
+"""The messages that entries carry."""
+
+_L = TypeVar("_L")
+
+
+class Tell(msgspec.Struct, Generic[_L], frozen=True):
+    """Send a message to another replica of the shard.
+
+    Attributes:
+        link: the connection to it.
+        message: the message.
+        payload: what follows it.
+    """
+
+    link: _L
+    message: Message
+    payload: Sequence[memoryview] = ()
+
+
+class _Entry(msgspec.Struct):
+    message: Replicate
+    payload: Sequence[memoryview]
+    nbytes: int
+
+    def own(self) -> None:
+        """Copies the payload, as its memory will change before all replicas have it."""
+        self.payload = [memoryview(bytes(view)) for view in self.payload]
+
+
+class _Follower(msgspec.Struct, Generic[_L]):
+    """A replica that the primary sends entries to.
+
+    Attributes:
+        incarnation: of its server.
+        link: the connection to it; None while there is none.
+        sent, confirmed: the positions up to which entries were sent, and confirmed.
+        bytes: those that were sent and are not confirmed.
+        waited_from: of a joining replica: the position at which the primary began to wait for it.
+    """
+
+    incarnation: int
+    link: _L | None
+    sent: int
+    confirmed: int
+    bytes: int = 0
+    waited_from: int | None = None
+
+
+class ReplicationLog(Generic[_L]):
+    """The log of one primary.
+
+    Args:
+        position: of the last entry that this replica has applied.
+
+    Attributes:
+        position: of the last entry.
+        backups: the servers whose replicas count, by the newest view.
+        joining: the servers whose replicas catch up.
+        caught_up: joining replicas that count from now on: (server, incarnation).
+        useless: replicas that this primary cannot bring up to date: (server, incarnation).
+    """
+
+    def __init__(self, position: int) -> None:
+        self.position = position
+        self.backups: frozenset[int] = frozenset()
+        self.joining: frozenset[int] = frozenset()
+        self.caught_up: list[tuple[int, int]] = []
+        self.useless: set[tuple[int, int]] = set()
+        self._followers: dict[int, _Follower[_L]] = {}
+        self._entries: deque[_Entry] = deque()  # up to `position`
+        self._bytes = 0  # of the entries
+        self._held: deque[tuple[int, list[Instruction]]] = deque()
+        self._live = False  # whether answers that are held carry live values
+
+    @property
+    def active(self) -> bool:
+        """Whether there are other replicas, so that events must be entries."""
+        return bool(self.backups or self.joining or self._held)
+
+    @property
+    def complete(self) -> bool:
+        """Whether no replica joins, and all others have the generation's first state."""
+        return not self.joining and self.backups <= self._followers.keys()
+
+    # -- the replicas ----------------------------------------------------------------------------
+
+    def members(self, backups: Sequence[int], joining: Sequence[int]) -> list[Instruction]:
+        """Takes the servers of a view that have replicas; returns what is withheld no longer."""
+        promised = {server for server, _ in self.caught_up}
+        self.backups = frozenset(backups)
+        self.joining = frozenset(joining)
+        self.caught_up = [each for each in self.caught_up if each[0] in self.joining]
+        here = self.backups | self.joining
+        self.useless = {each for each in self.useless if each[0] in here}
+        self._followers = {s: f for s, f in self._followers.items() if s in here}
+        for server in self.backups - promised:
+            if server in self._followers:
+                self._followers[server].waited_from = None
+        return self._settle()
+
+    def follow(
+        self, link: _L, server: int, incarnation: int, position: int
+    ) -> list[Instruction | Tell[_L]] | None:
+        """Begins to send entries to a replica; returns None where its entries are not at hand.
+
+        Args:
+            link: the connection to it.
+            server: the index of its server.
+            incarnation: of its server.
+            position: of the last entry that it has.
+        """
+        if server not in self.backups | self.joining or position > self.position:
+            return None
+        if position < self.position - len(self._entries):
+            return None
+        before = self._followers.get(server)
+        waited = None
+        if before is not None and before.incarnation == incarnation:
+            waited = before.waited_from
+        follower = _Follower(incarnation, link, position, position, waited_from=waited)
+        self._followers[server] = follower
+        return [*self._pump(follower), *self._settle()]
+
+    def lost(self, link: _L) -> None:
+        """Notes that a connection is gone: the replica connects again, or is lost."""
+        for follower in self._followers.values():
+            if follower.link is link:
+                follower.link = None
+
+    def confirm(self, link: _L, position: int) -> Iterator[Instruction | Tell[_L]]:
+        """Takes a replica's confirmation; yields more entries for it, and what can go out."""
+        follower = next((f for f in self._followers.values() if f.link is link), None)
+        if follower is None or not follower.confirmed <= position <= follower.sent:
+            return
+        for place in range(follower.confirmed + 1, position + 1):
+            follower.bytes -= self._at(place).nbytes
+        follower.confirmed = position
+        yield from self._pump(follower)
+        yield from self._settle()
+
+    # -- events ----------------------------------------------------------------------------------
+
+    def append(
+        self, now: float, who: Participant, message: Message, payload: Sequence[memoryview]
+    ) -> Iterator[Tell[_L]]:
+        """Appends an event; yields what is sent to the replicas.
+
+        Args:
+            now: the time.
+            who: the task that the event is of; or the shard, as worker.
+            message: the event's message.
+            payload: its payload. It stays as it is until the event is answered.
+        """
+        self._keep_values()
+        self.position += 1
+        event = Replicate(
+            self.position, now, *who, event_kind=message.kind, event=EVENTS.encode(message)
+        )
+        entry = _Entry(event, payload, sum(view.nbytes for view in payload) + 64)
+        if self._lags:
+            entry.own()  # its answer will not wait for those
+        self._entries.append(entry)
+        self._bytes += entry.nbytes
+        for follower in self._followers.values():
+            yield from self._pump(follower)
+        if self._bytes > BACKLOG_BYTES:
+            self._wait_for_all()
+
+    def hold(self, instructions: list[Instruction]) -> list[Instruction]:
+        """Returns what can be carried out now; withholds the rest until it is confirmed."""
+        if not self._held and self._confirmed >= self.position:
+            return instructions
+        at_once, later = list[Instruction](), list[Instruction]()
+        for each in instructions:
+            notice = isinstance(each, Reply) and isinstance(each.message, Waiting)
+            (at_once if notice else later).append(each)
+        if later:
+            self._held.append((self.position, later))
+            self._live = True
+        return at_once
+
+    def own(self) -> None:
+        """Copies the payloads of all entries: the memory of a worker that is out will change."""
+        for entry in self._entries:
+            entry.own()
+
+    # -- inside ----------------------------------------------------------------------------------
+
+    @property
+    def _lags(self) -> bool:
+        """Whether some joining replica is not waited for."""
+        followers = self._followers
+        return any(
+            server not in followers or followers[server].waited_from is None
+            for server in self.joining
+        )
+
+    @property
+    def _confirmed(self) -> int:
+        """The position up to which every replica that counts has confirmed."""
+        confirmed = self.position
+        for server in self.backups | self.joining:
+            follower = self._followers.get(server)
+            if server in self.backups:
+                confirmed = min(confirmed, -1 if follower is None else follower.confirmed)
+            elif follower is not None and follower.waited_from is not None:
+                confirmed = min(confirmed, follower.confirmed)
+        return confirmed
+
+    def _at(self, position: int) -> _Entry:
+        return self._entries[position - self.position - 1]
+
+    def _pump(self, follower: _Follower[_L]) -> list[Tell[_L]]:
+        out: list[Tell[_L]] = []
+        link = follower.link
+        while link is not None and follower.sent < self.position:
+            if follower.bytes > WINDOW_BYTES:
+                break
+            follower.sent += 1
+            entry = self._at(follower.sent)
+            follower.bytes += entry.nbytes
+            out.append(Tell(link, entry.message, entry.payload))
+        return out
+
+    def _settle(self) -> list[Instruction]:
+        """Forgets entries that all have; returns what is withheld no longer."""
+        for server in self.joining:
+            self._look_after(server)
+        everybody = [
+            follower.confirmed if (follower := self._followers.get(server)) else -1
+            for server in self.backups | self.joining
+        ]
+        first = min(everybody, default=self.position) + 1  # that somebody lacks
+        while self._entries and self._entries[0].message.position < first:
+            self._bytes -= self._entries.popleft().nbytes
+        out: list[Instruction] = []
+        confirmed = self._confirmed
+        while self._held and self._held[0][0] <= confirmed:
+            out += self._held.popleft()[1]
+        return out
+
+    def _look_after(self, server: int) -> None:
+        """Begins to wait for a joining replica that is nearly there, or notes that it is there."""
+        follower = self._followers.get(server)
+        if follower is None or (server, follower.incarnation) in self.caught_up:
+            return
+        near = follower.sent == self.position and follower.bytes <= _CLOSE_BYTES
+        if follower.waited_from is None and near:
+            follower.waited_from = self.position
+        if follower.waited_from is not None and follower.confirmed >= follower.waited_from:
+            self.caught_up.append((server, follower.incarnation))
+
+    def _wait_for_all(self) -> None:
+        for server in self.joining:
+            follower = self._followers.get(server)
+            if follower is not None and follower.waited_from is None:
+                follower.waited_from = self.position
+
+    def _keep_values(self) -> None:
+        """Copies the live values that withheld answers carry: the next event changes them."""
+        if not self._live:
+            return
+        self._live = False
+        copies: dict[int, Sequence[torch.Tensor]] = {}
+        for _, instructions in self._held:
+            for place, each in enumerate(instructions):
+                if not isinstance(each, Reply) or isinstance(each.payload, _Kept):
+                    continue
+                if each.payload and isinstance(each.message, (PushReply, PullReply)):
+                    if id(each.payload) not in copies:
+                        copies[id(each.payload)] = _Kept(t.clone() for t in each.payload)
+                    kept = copies[id(each.payload)]
+                    instructions[place] = msgspec.structs.replace(each, payload=kept)
+
+
+class _Kept(tuple[torch.Tensor, ...]):
+    """Copies of live values."""
+
+    __slots__ = ()

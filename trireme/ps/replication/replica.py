@@ -1,0 +1,382 @@
+"""One replica of a shard: the primary, a backup, or one that joins. Without I/O.
+
+The primary gives every event to its log before it gives it to the shard; see `log`. A backup gives
+the same events, in the same order, to a shard of the same class, which is a deterministic state
+machine: it comes to the same state bit by bit. What the backup's shard has to say is dropped. When
+a view makes a backup the primary, its shard is the one that everybody has heard of. Source:
+Schneider, Implementing Fault-Tolerant Services Using the State Machine Approach (ACM Computing
+Surveys 22(4), 1990).
+
+    event       when it is called                                   at
+    request     a task asks something, or another shard says so     the primary
+    view        there is a new view                                 every replica
+    tick        time passes                                         every replica
+    follow      another replica connects                            the primary
+    confirmed   another replica has entries                         the primary
+    fill        the state comes with which the generation began     a joining replica
+    replicate   an entry comes                                      a backup, a joining replica
+
+Events return iterators of outputs: the driver carries out each before it takes the next, so that
+other replicas and shards hear of an event before this one computes what follows from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+from trireme.cluster.messages import CaughtUp, CopyLost, ReadyToSwitch, ViewChanged
+from trireme.cluster.view import ShardEntry, View
+from trireme.errors import FrameError
+from trireme.ps.messages import (
+    Collect,
+    FencedVerdict,
+    FromServer,
+    Push,
+    PushReply,
+    Refused,
+    Status,
+)
+from trireme.ps.replication.dispatcher import AuthenticatedLink, Dispatcher
+from trireme.ps.replication.log import EVENTS, ReplicationLog, Tell
+from trireme.ps.replication_messages import Expire, Fill, Follow, Replicate, Replicated
+from trireme.ps.shard.instructions import Instruction, Reply, Stopped
+from trireme.ps.shard.participants import Participant
+from trireme.ps.shard.quiet_state import Quiet, QuietState, export
+from trireme.ps.shard.shard import Shard
+from trireme.ps.shard.values.snapshot_tensors import Tensors
+from trireme.wire.message import Message
+
+_READS = (Status, Collect)
+"""Requests that change nothing, and need not be entries."""
+
+NOBODY = Participant(0, 0)
+"""Of whom entries are that no task has sent."""
+
+_L = TypeVar("_L", bound=AuthenticatedLink)
+Output = Instruction | Tell[_L]
+"""What a replica asks its driver for."""
+
+
+class Replica(Generic[_L]):
+    """One replica of a shard.
+
+    Args:
+        server: the index of this server.
+        number: the shard's number.
+        generation: the shard's generation.
+        make: makes an empty shard, with the dispatcher that routes the messages to it.
+
+    Attributes:
+        number, generation: as given.
+        dispatcher, shard: what `make` has made.
+        primary: whether this is the primary.
+        began: the number of the view in which it has begun; 0 while it has no state to begin with.
+        position: of the last entry that it has applied.
+        source: the connection to the primary, at another replica.
+    """
+
+    def __init__(
+        self,
+        server: int,
+        number: int,
+        generation: int,
+        make: Callable[[int], Dispatcher[_L]],
+    ) -> None:
+        self.number = number
+        self.generation = generation
+        self.dispatcher: Dispatcher[_L] = make(number)
+        self.shard: Shard = self.dispatcher.shard
+        self._make = make
+        self.primary = True
+        self.began = 0
+        self.source: _L | None = None
+        self._server = server
+        self._log: ReplicationLog[_L] | None = ReplicationLog(0)
+        self._position = 0  # while it is not the primary
+        self._first: Fill | None = None  # the state it has begun with, for joining replicas
+        self._first_payload: Sequence[memoryview] = ()
+        self._view = View(0, (), ())
+        self._ready = 0  # the view that has announced the reconfiguration for which it has stopped
+
+    @property
+    def position(self) -> int:
+        """The position of the last entry that it has applied."""
+        return self._position if self._log is None else self._log.position
+
+    @property
+    def slots(self) -> tuple[int, int] | None:
+        """The slots of the shard; None before its first view."""
+        if not self._view.shards or self._view.generation != self.generation:
+            return None
+        entry = self._view.shards[self.number]
+        return entry.start, entry.stop
+
+    # -- how it begins ---------------------------------------------------------------------------
+
+    def begin(self, now: float, view: View, quiet: Quiet | None) -> Iterator[Output[_L]]:
+        """Begins with the state of the generation before; None where no values were loaded.
+
+        Args:
+            now: the time.
+            view: the first view of the generation that this server knows.
+            quiet: the state, whose tensors do not change any more.
+        """
+        self._take_role(view)
+        self.began = view.number
+        if quiet is None:
+            instructions = self.shard.view(now, view)
+        else:
+            self.shard.resume(now, view, quiet)
+            instructions = []
+        if self._log is not None and self._log.active:
+            self._first, self._first_payload = filling(view, quiet)
+        yield from instructions
+
+    def wait(self, view: View) -> None:
+        """Waits for the state with which the generation has begun; it comes from the primary."""
+        self._take_role(view)
+
+    def fill(self, now: float, message: Fill, tensors: Tensors, topics: Sequence[Any]) -> None:
+        """Takes the state with which the generation has begun.
+
+        Raises:
+            FrameError: it is not one.
+        """
+        if self.primary:
+            raise FrameError("a primary is not filled")
+        self._position = 0
+        self.dispatcher = self._make(self.number)
+        self.shard = self.dispatcher.shard
+        view = message.view
+        if not message.state:
+            self.shard.view(now, view)
+        else:
+            try:
+                state = msgspec.msgpack.decode(message.state, type=QuietState)
+            except msgspec.DecodeError as error:
+                raise FrameError(f"a shard's state is malformed: {error}") from error
+            self.shard.resume(now, view, Quiet(state, tensors, topics))
+        self.began = view.number
+
+    # -- views -----------------------------------------------------------------------------------
+
+    def view(self, now: float, view: View) -> Iterator[Output[_L]]:
+        """Takes a view of the same generation; a backup may become the primary."""
+        yield from self._take_role(view)
+        if self._log is not None and self.began:
+            self._log.own()
+            yield from self._happen(now, NOBODY, None, ViewChanged(view), None)
+
+    def _take_role(self, view: View) -> list[Instruction]:
+        entry = self._entry(view)
+        self._view = view
+        self.primary = entry.primary == self._server
+        if not self.primary:
+            self._position, self._log = self.position, None
+            return []
+        if self._log is None:
+            self._log = ReplicationLog(self._position)
+            self.source = None
+        out = self._log.members(entry.backups, entry.joining)
+        if not entry.backups and not entry.joining:
+            self._first, self._first_payload = None, ()
+        return out
+
+    def _entry(self, view: View) -> ShardEntry:
+        if not view.shards:  # the division is not known yet: each server has one shard
+            return ShardEntry(0, 1, self.number)
+        return view.shards[self.number]
+
+    # -- at the primary --------------------------------------------------------------------------
+
+    def request(
+        self,
+        now: float,
+        link: _L,
+        route: object,
+        message: Message,
+        what: Any = None,
+        raw: Sequence[memoryview] = (),
+    ) -> Iterator[Output[_L]]:
+        """Takes an admitted message.
+
+        Args:
+            now: the time.
+            link: the connection over which it has come.
+            route: where the answer goes.
+            message: the message.
+            what: its payload, as the shard takes it.
+            raw: its payload, as it has come.
+        """
+        if isinstance(message, _READS):
+            yield from self.dispatcher.dispatch(now, link, route, message, what)
+            return
+        if not isinstance(message, FromServer) and (reason := self._away()) is not None:
+            yield Reply(route, _fenced(message, reason, self._view.number))
+            return
+        who = self.dispatcher.sender(link, message)
+        yield from self._happen(now, who, route, message, what, raw)
+
+    def heard(self, now: float, shard: int, message: FromServer) -> Iterator[Output[_L]]:
+        """Takes a message of another shard whose primary is at this server too."""
+        if self._log is not None:
+            yield from self._happen(now, Participant(shard, 0), None, message, None)
+
+    def _away(self) -> str | None:
+        """Returns why workers cannot be served now; None where they can."""
+        if self._log is None:
+            return f"ps:{self._server} is not the primary of shard {self.number}"
+        return "the shards are divided anew" if self.shard.stopped else None
+
+    def _happen(
+        self,
+        now: float,
+        who: Participant,
+        route: object,
+        message: Message,
+        what: Any,
+        raw: Sequence[memoryview] = (),
+    ) -> Iterator[Output[_L]]:
+        log = self._log
+        assert log is not None
+        if not log.active:
+            for each in self._apply(now, who, route, message, what):
+                yield from self._noted(each)
+            return
+        yield from log.append(now, who, message, raw)
+        for each in log.hold([*self._apply(now, who, route, message, what)]):
+            yield from self._noted(each)
+
+    def _apply(
+        self, now: float, who: Participant, route: object, message: Message, what: Any
+    ) -> Iterator[Instruction]:
+        yield from self.dispatcher.apply(now, who, route, message, what)
+        while self.shard.due:
+            yield from self.shard.go_on(now)
+
+    def _noted(self, each: Output[_L]) -> Iterator[Output[_L]]:
+        """Yields an instruction, but for what this replica has to say to the coordinator."""
+        if isinstance(each, Stopped):
+            self._ready = each.view
+        else:
+            yield each
+
+    def tick(self, now: float) -> Iterator[Output[_L]]:
+        """Passes the time."""
+        if self._log is None:
+            return
+        if self.shard.overdue(now):
+            yield from self._happen(now, NOBODY, None, Expire(), None)
+        yield from self.shard.notices(now)
+
+    def reports(self) -> list[Message]:
+        """Returns what the coordinator should know; it is told again until its view shows it."""
+        if self._log is None:
+            return []
+        out: list[Message] = [
+            CaughtUp(self.generation, self.number, server, incarnation)
+            for server, incarnation in self._log.caught_up
+        ]
+        out += [
+            CopyLost(self.generation, self.number, server, incarnation)
+            for server, incarnation in sorted(self._log.useless)
+        ]
+        if self._ready and self._ready == self._view.number:
+            out.append(ReadyToSwitch(self._ready, self.generation, self.number))
+        return out
+
+    def follow(self, link: _L, message: Follow) -> list[Output[_L]] | None:
+        """Begins to send entries to another replica; returns None where that cannot be.
+
+        A replica that has not begun with the same state as this one is filled first.
+        """
+        if self._log is None:
+            return None
+        server, out = link.identity.index, list[Output[_L]]()
+        position = message.position
+        if message.began != self.began or position > self._log.position:
+            if self._first is None:
+                self._log.useless.add((server, message.incarnation))
+                return None
+            out.append(Tell(link, self._first, self._first_payload))
+            position = 0
+        followed = self._log.follow(link, server, message.incarnation, position)
+        if self._log.complete:
+            self._first, self._first_payload = None, ()
+        return None if followed is None else [*out, *followed]
+
+    def confirmed(self, link: _L, message: Replicated) -> Iterator[Output[_L]]:
+        """Takes another replica's confirmation."""
+        if self._log is not None:
+            for each in self._log.confirm(link, message.position):
+                yield from self._noted(each)
+
+    def dismiss(self, view: View) -> list[Reply]:
+        """Returns answers to all that is not answered, as the shards of another view take over."""
+        return self.shard.dismiss(view.number) if self.primary else []
+
+    def closed(self, link: _L) -> None:
+        """Notes that a connection is gone."""
+        self.dispatcher.closed(link)
+        if self._log is not None:
+            self._log.lost(link)
+        if self.source is link:
+            self.source = None
+
+    # -- at the other replicas -------------------------------------------------------------------
+
+    def replicate(
+        self, message: Replicate, event: Message, route: object, what: Any
+    ) -> Iterator[Instruction]:
+        """Applies an entry; yields what the shard has to say of it, which nobody hears.
+
+        Raises:
+            FrameError: it is not the next entry.
+        """
+        if self.primary or not self.began or message.position != self._position + 1:
+            raise FrameError(
+                f"entry {message.position} of shard {self.number} came where "
+                f"{self._position + 1} was due"
+            )
+        self._position += 1
+        who = Participant(message.index, message.incarnation)
+        yield from self._apply(message.now, who, route, event, what)
+
+    def follows(self, incarnation: int) -> Follow:
+        """Returns the message by which this replica asks its primary for entries."""
+        return Follow(self.number, self.generation, self._position, self.began, incarnation)
+
+    def quiet(self) -> Quiet | None:
+        """Returns the state of a shard that has stopped; None where no values are loaded."""
+        return export(self.shard.state)
+
+
+def filling(view: View, quiet: Quiet | None) -> tuple[Fill, Sequence[memoryview]]:
+    """Returns the message, and its payload, that fills another replica."""
+    from trireme.ps.flat import as_bytes
+
+    if quiet is None:
+        return Fill(view, b"", ()), ()
+    tensors = [(spec, tensor.detach()) for spec, tensor in quiet.tensors]
+    payload = [as_bytes(tensor) for _, tensor in tensors if tensor.numel()]
+    payload += [as_bytes(topic) for topic in quiet.topics if topic.numel()]
+    specs = tuple(spec for spec, _ in tensors)
+    return Fill(view, msgspec.msgpack.encode(quiet.state), specs), payload
+
+
+def decoded(message: Replicate) -> Message:
+    """Returns the message of an entry.
+
+    Raises:
+        FrameError: it is none.
+    """
+    return EVENTS.decode(message.event_kind, message.event)
+
+
+def _fenced(message: Message, reason: str, view: int) -> Message:
+    if isinstance(message, Push):
+        return PushReply(FencedVerdict(view, reason), 0, 0, False)
+    return Refused("fenced", reason, view)

@@ -1,0 +1,246 @@
+"""All replicas of one server, and what its connections are for. Without I/O.
+
+A view names the shards and the servers that hold replicas of them. A view of a new generation
+divides the slots into other shards: each server makes its new replicas from the old ones, which
+have stopped at one cut. A view of a new life follows the loss of all copies of a shard: every
+server begins anew, without values, and the workers load a checkpoint.
+
+A connection begins with a message that says what it is for: a task asks a shard (`Address`), the
+primary of another shard speaks with shard 0 (`Speak`), or a replica follows its primary (`Follow`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Generic, TypeVar
+
+import msgspec
+
+from trireme.cluster.view import ShardEntry, View
+from trireme.ps.messages import FromServer
+from trireme.ps.replication.dispatcher import AuthenticatedLink, Dispatcher
+from trireme.ps.replication.replica import Output, Replica
+from trireme.ps.replication_messages import Address, Follow, Speak
+from trireme.ps.shard.quiet_state import united
+from trireme.ps.shard.shard import Shard
+from trireme.wire.message import Message
+
+_L = TypeVar("_L", bound=AuthenticatedLink)
+
+
+class Peer(msgspec.Struct, frozen=True):
+    """A connection that this server makes to another one.
+
+    Attributes:
+        shard: of which shard of this server it is.
+        follows: whether its replica follows the primary of the same shard; else it is primary, and
+            speaks with shard 0.
+        server: the index of the server to connect to.
+    """
+
+    shard: int
+    follows: bool
+    server: int
+
+
+class Replicas(Generic[_L]):
+    """All replicas of one server.
+
+    Args:
+        server: the index of the server.
+        make: makes an empty shard with its dispatcher, by its number.
+
+    Attributes:
+        view: the newest view.
+        by_shard: the replicas, by shard.
+        incarnation: of this server.
+    """
+
+    def __init__(
+        self,
+        server: int,
+        make: Callable[[int], Dispatcher[_L]] = lambda number: Dispatcher(Shard(number)),
+    ) -> None:
+        self.view = View(0, (), ())
+        self.incarnation = 0
+        self._server = server
+        self._make = make
+        # Before the first view a server refuses what its shard is asked, as of another view.
+        self.by_shard: dict[int, Replica[_L]] = {server: Replica(server, server, 1, make)}
+
+    # -- views -----------------------------------------------------------------------------------
+
+    def take(self, now: float, view: View) -> Iterator[tuple[Replica[_L], Output[_L]]]:
+        """Takes the coordinator's newest view; yields outputs with their replicas."""
+        before, self.view = self.view, view
+        if view.number <= before.number:
+            self.view = before
+            return
+        if (view.life, view.generation) == (before.life, before.generation) and before.number:
+            for replica in [*self.by_shard.values()]:
+                for output in replica.view(now, view):
+                    yield replica, output
+            self._drop_what_is_not_held()
+        else:
+            yield from self._begin(now, view, continues=view.life == before.life)
+
+    def _begin(
+        self, now: float, view: View, *, continues: bool
+    ) -> Iterator[tuple[Replica[_L], Output[_L]]]:
+        """Begins a generation: with the states of the one before, or without values."""
+        old, self.by_shard = self.by_shard, {}
+        for replica in old.values():
+            for reply in replica.dismiss(view):
+                yield replica, reply
+        bounds = [(entry.start, entry.stop) for entry in self._entries(view).values()]
+        for number, entry in self._entries(view).items():
+            if self._server not in (*entry.copies, *entry.joining):
+                continue
+            replica = Replica(self._server, number, view.generation, self._make)
+            self.by_shard[number] = replica
+            if view.generation == 1 or not continues:
+                outputs = replica.begin(now, view, None)
+            elif self._server in entry.joining or not (
+                sources := _sources(old, view, *bounds[number])
+            ):
+                replica.wait(view)
+                continue
+            else:
+                quiets = [source.quiet() for source in sources]
+                known = [quiet for quiet in quiets if quiet is not None]
+                outputs = replica.begin(now, view, united(known) if known else None)
+            for output in outputs:
+                yield replica, output
+
+    def _entries(self, view: View) -> Mapping[int, ShardEntry]:
+        """Returns the shards of a view; each server has one where none are named."""
+        if view.shards:
+            return dict(enumerate(view.shards))
+        return {self._server: ShardEntry(0, 1, self._server)}
+
+    def _drop_what_is_not_held(self) -> None:
+        entries = self._entries(self.view)
+        for number in [*self.by_shard]:
+            entry = entries.get(number)
+            if entry is None or self._server not in (*entry.copies, *entry.joining):
+                del self.by_shard[number]
+
+    # -- connections -----------------------------------------------------------------------------
+
+    def addressed(self, link: _L, message: Address) -> Replica[_L] | None:
+        """Returns the replica that a task asks; None where this server cannot answer."""
+        replica = self.by_shard.get(message.shard)
+        if replica is None or not replica.primary or replica.generation != message.generation:
+            return None
+        replica.dispatcher.opened(link)
+        return replica
+
+    def spoken(self, link: _L, message: Speak) -> tuple[Replica[_L], FromServer | None] | None:
+        """Takes the connection of the primary of another shard to shard 0.
+
+        Returns:
+            The replica of shard 0, and a message to send at once; None where that is not so.
+        """
+        replica, entry = self.by_shard.get(0), self._entries(self.view).get(message.shard)
+        if replica is None or not replica.primary or replica.generation != message.generation:
+            return None
+        if message.shard == 0 or not self._is_primary(link.identity.index, message.shard, entry):
+            return None
+        replica.dispatcher.opened(link)
+        word = replica.dispatcher.speaks(link, message.shard)
+        assert word is None or isinstance(word, FromServer)
+        return replica, word
+
+    def _is_primary(self, server: int, shard: int, entry: ShardEntry | None) -> bool:
+        if not self.view.shards:
+            return server == shard
+        return entry is not None and entry.primary == server
+
+    def followed(self, link: _L, message: Follow) -> tuple[Replica[_L], list[Output[_L]]] | None:
+        """Takes the connection of a replica to its primary; None where that is not so."""
+        replica = self.by_shard.get(message.shard)
+        if replica is None or not replica.primary or replica.generation != message.generation:
+            return None
+        entry = self.view.server(link.identity.index)
+        if entry is None or entry.incarnation != message.incarnation:
+            return None
+        outputs = replica.follow(link, message)
+        return None if outputs is None else (replica, outputs)
+
+    def peers(self) -> list[Peer]:
+        """Returns the connections that this server should have to others."""
+        entries, out = self._entries(self.view), list[Peer]()
+        for number, replica in self.by_shard.items():
+            if not replica.primary:
+                out.append(Peer(number, True, entries[number].primary))
+            elif number and self._leader not in (None, self._server):
+                assert self._leader is not None
+                out.append(Peer(number, False, self._leader))
+        return out
+
+    @property
+    def _leader(self) -> int | None:
+        """The server with the primary of shard 0."""
+        if self.view.shards:
+            return self.view.shards[0].primary
+        return 0 if self.view.number else None
+
+    def connected(self, link: _L, peer: Peer) -> tuple[Replica[_L], list[Message]] | None:
+        """Takes a connection that this server has made; returns the messages to send at once.
+
+        Returns:
+            The replica that it is of, and the messages; None where it is not wanted any more.
+        """
+        replica = self.by_shard.get(peer.shard)
+        if replica is None or peer not in self.peers():
+            return None
+        if peer.follows:
+            replica.source = link
+            return replica, [replica.follows(self.incarnation)]
+        replica.dispatcher.opened(link)
+        word = replica.dispatcher.speaks(link, 0)
+        opener: list[Message] = [Speak(replica.number, replica.generation)]
+        return replica, opener if word is None else [*opener, word]
+
+    def local(self, shard: int) -> Replica[_L] | None:
+        """Returns the primary of a shard, where it is at this server."""
+        replica = self.by_shard.get(shard)
+        return replica if replica is not None and replica.primary else None
+
+    def missed(self) -> Iterator[tuple[int, int, FromServer]]:
+        """Yields the last messages between shards whose primaries are both here, to be heard again.
+
+        A primary that has just been promoted here may not have heard them.
+
+        Yields:
+            The shard that speaks, the one that hears, and the message.
+        """
+        leader = self.local(0)
+        if leader is None:
+            return
+        for number, replica in self.by_shard.items():
+            if number and replica.primary:
+                if (word := replica.dispatcher.last_sent(0)) is not None:
+                    yield number, 0, word
+                if (word := leader.dispatcher.last_sent(number)) is not None:
+                    yield 0, number, word
+
+
+def _sources(
+    old: Mapping[int, Replica[_L]], view: View, start: int, stop: int
+) -> list[Replica[_L]]:
+    """Returns the old replicas with the slots [start, stop), in order; none if some are missing."""
+    found = []
+    at = start
+    for _, replica in sorted(old.items()):
+        slots = replica.slots
+        if slots is None or replica.generation + 1 != view.generation or not replica.began:
+            continue
+        if not replica.shard.stopped:
+            continue
+        if slots[0] <= at < slots[1]:
+            found.append(replica)
+            at = slots[1]
+        if at >= stop:
+            return found
+    return []

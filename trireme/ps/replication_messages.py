@@ -1,0 +1,110 @@
+"""The messages that open connections to a shard's replicas, and that replicate a shard.
+
+Every connection to a parameter server begins with `Address`, `Speak` or `Follow`, after the
+handshake: a server may hold replicas of several shards.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from trireme.cluster.view import View
+from trireme.ps.messages import FromAnyone, FromServer
+from trireme.ps.snapshot_messages import TensorSpec
+from trireme.wire.message import Index, Message, Number
+
+
+class Address(FromAnyone, frozen=True, array_like=True):
+    """The first message of a task that asks something: what follows is for this shard.
+
+    The server closes the connection where it is not the primary of that shard, in that generation.
+    """
+
+    kind: ClassVar[int] = 100
+    shard: Number
+    generation: Number
+
+
+class Speak(FromServer, frozen=True, array_like=True):
+    """The first message of the primary of a shard to the primary of shard 0.
+
+    Attributes:
+        shard: the shard that speaks.
+        generation: its generation.
+    """
+
+    kind: ClassVar[int] = 101
+    shard: Number
+    generation: Number
+
+
+class Follow(FromServer, frozen=True, array_like=True):
+    """The first message of a backup, or of a joining replica, to the primary of its shard.
+
+    Attributes:
+        shard: the shard.
+        generation: its generation.
+        position: the position of the last entry that it has.
+        began: the number of the view in which it has begun; 0 where it has no state.
+        incarnation: this start of the server.
+    """
+
+    kind: ClassVar[int] = 102
+    shard: Number
+    generation: Number
+    position: Number
+    began: Number
+    incarnation: Number
+
+
+class Fill(FromServer, frozen=True, array_like=True):
+    """The state with which a generation began. Payload: its tensors, then the bytes of its topics.
+
+    Attributes:
+        view: the view in which the primary has begun.
+        state: an encoded `trireme.ps.shard.quiet_state.QuietState`; empty where the shard was.
+        tensors: the tensors of the payload.
+    """
+
+    kind: ClassVar[int] = 103
+    view: View
+    state: bytes
+    tensors: tuple[TensorSpec, ...]
+
+
+class Replicate(FromServer, frozen=True, array_like=True):
+    """One entry of a shard's log. Payload: the event's.
+
+    Attributes:
+        position: 1 for the first entry of the generation, then one more with each.
+        now: the time of the event, by the clock of the primary.
+        index: the index of the task that it is from, or the number of the shard.
+        incarnation: that task's.
+        event_kind: the kind of the event's message.
+        event: the message, encoded.
+    """
+
+    kind: ClassVar[int] = 104
+    position: Number
+    now: float
+    index: Index
+    incarnation: Number
+    event_kind: int
+    event: bytes
+
+
+class Replicated(FromServer, frozen=True, array_like=True):
+    """The answer of a replica to entries: it has all of them up to this position."""
+
+    kind: ClassVar[int] = 105
+    position: Number
+
+
+class Expire(Message, frozen=True, array_like=True):
+    """An entry that no task sends: a cut has taken too long."""
+
+    kind: ClassVar[int] = 108
+
+
+OPENERS = (Address, Speak, Follow)
+"""The messages that a connection may begin with."""

@@ -1,0 +1,533 @@
+"""Serves the replicas of one server over a `Service`: carries out what they ask for.
+
+The loop has one thread: it receives a message in place, lets a replica decide, and sends what
+follows before it handles the next message. So there are no locks.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import msgspec
+import torch
+
+from trireme.clock import clock_name
+from trireme.cluster.view import View
+from trireme.errors import FrameError, Rejected, WireError
+from trireme.ps.catalog import PS_MESSAGES
+from trireme.ps.flat import as_bytes
+from trireme.ps.layout import ITEM_SIZES
+from trireme.ps.messages import (
+    FromServer,
+    LendMemory,
+    MemoryLent,
+    Push,
+    Refused,
+    Share,
+    Trace,
+    Traced,
+    Waiting,
+)
+from trireme.ps.replication.dispatcher import Dispatcher
+from trireme.ps.replication.log import Tell
+from trireme.ps.replication.replica import Output, Replica, decoded
+from trireme.ps.replication.replicas import Peer, Replicas
+from trireme.ps.replication_messages import (
+    Address,
+    Fill,
+    Follow,
+    Replicate,
+    Replicated,
+    Speak,
+)
+from trireme.ps.server.metrics import ShardMetrics
+from trireme.ps.server.receive_buffer import EntryBuffers, ReceiveBuffer, Staging
+from trireme.ps.server.trace import Note, Notes
+from trireme.ps.shard.instructions import Reply, Send
+from trireme.ps.shard.quiet_state import QuietState
+from trireme.ps.shard.shard import Shard
+from trireme.ps.shard.values.snapshot_tensors import tensors_from
+from trireme.ps.snapshot_messages import Load, TensorSpec
+from trireme.wire.frame_reader import Incoming
+from trireme.wire.link import Link
+from trireme.wire.message import Message
+
+_SHARE_BYTES = 1 << 32
+_MOST_TENSORS = 16  # of the size of the model that a checkpoint has for a server, at most
+_SLACK_BYTES = 1 << 20  # for scalars
+
+
+class _Route(msgspec.Struct, frozen=True, eq=False):
+    """The route of an answer.
+
+    Attributes:
+        link: the link over which it is sent; None for an event that another server has received.
+        sequence: the sequence of the request.
+        staging: the receive buffer that is free again once the answer is sent.
+    """
+
+    link: Link | None
+    sequence: int = 0
+    staging: Staging | None = None
+
+
+class ShardHandler:
+    """Serves the replicas of one server over a `Service`.
+
+    Args:
+        index: this server's task index.
+        now: the service's clock.
+        metrics: measures the replicas; None for no metrics.
+
+    Attributes:
+        replicas: the replicas that are served.
+        epoch: the job's epoch; None where epochs are not checked.
+        peers_changed: called with the connections that this server should have to others.
+        peer_gone: called when one of these is lost.
+        report: called with what the coordinator should know of the replicas.
+    """
+
+    messages: tuple[type[Message], ...] = PS_MESSAGES
+
+    def __init__(
+        self,
+        index: int,
+        now: Callable[[], float] = time.monotonic,
+        metrics: ShardMetrics | None = None,
+    ) -> None:
+        self.index = index
+        self.epoch: str | None = None
+        self.replicas: Replicas[Link] = Replicas(index, self._make)
+        self.peers_changed: Callable[[Sequence[Peer], View], object] = lambda peers, view: None
+        self.peer_gone: Callable[[Link], object] = lambda link: None
+        self.report: Callable[[Sequence[Message]], object] = lambda messages: None
+        self._now = now
+        self._metrics = metrics
+        self._applied = 0  # how many updates were applied when that was looked at last
+        self._notes = Notes()
+        self._bound: dict[Link, Replica[Link]] = {}  # what each connection is about
+        self._followers: set[Link] = set()  # the connections of other replicas
+        self._confirms: set[Replica[Link]] = set()  # that have applied entries since the last turn
+        self._receive_buffers: dict[Replica[Link], ReceiveBuffer] = {}
+        self._entry_buffers: dict[Replica[Link], EntryBuffers] = {}
+        self._local: deque[tuple[int, int, FromServer]] = deque()  # between shards of this server
+        self._delivers = False
+        self._early: list[tuple[Link, Speak | Follow]] = []  # of a generation that is not here yet
+        self._reported: list[Message] = []
+        self._values: Sequence[torch.Tensor] = ()
+        self._value_bytes: tuple[memoryview, ...] = ()
+
+    def _make(self, number: int) -> Dispatcher[Link]:
+        dispatcher: Dispatcher[Link] = Dispatcher(Shard(number))
+        dispatcher.epoch = self.epoch
+        return dispatcher
+
+    @property
+    def shard(self) -> Shard:
+        """The first shard that this server is primary of; of which it has a replica, if of none."""
+        replicas = sorted(self.replicas.by_shard.values(), key=lambda r: (not r.primary, r.number))
+        return replicas[0].shard if replicas else Shard(self.index)
+
+    # -- the service's handler -------------------------------------------------------------------
+
+    def authenticated(self, link: Link) -> None:
+        """Begins to serve a peer that has authenticated: its first message says what it wants."""
+        link.connection.destination = lambda message, length: self._place(link, message, length)
+
+    def received(self, link: Link, incoming: Incoming) -> None:
+        """Gives a message to a replica, and carries out what it asks for."""
+        message, payload = incoming.message, incoming.payload
+        replica = self._bound.get(link)
+        if replica is None:
+            self._open(link, message)
+            return
+        if isinstance(message, Trace):
+            self._trace(link, incoming.sequence, message)
+            return
+        if isinstance(message, (Replicate, Replicated, Fill)):
+            self._replicate(link, replica, message, payload)
+            return
+        if isinstance(message, (Address, Speak, Follow)):
+            raise FrameError(f"{link.identity.task} has said before what its connection is for")
+        superseded = replica.dispatcher.admit(link, message)
+        if superseded is not None:
+            superseded.close()
+            if superseded is link:
+                return
+        began, staging = self._now(), None
+        what: object = None
+        if isinstance(message, LendMemory):
+            accepted = self._receive_buffer(replica).borrow(link, message)
+            link.offer(MemoryLent(accepted), sequence=incoming.sequence)
+            return
+        if isinstance(message, Push):
+            staging = self._receive_buffer(replica).take(link, payload)
+            what = staging.gradients
+        elif isinstance(message, (Load, Share)):
+            try:
+                what = _unpacked(message, payload)
+            except Rejected as error:
+                link.offer(Refused("rejected", str(error), 0), sequence=incoming.sequence)
+                return
+        route = _Route(link, incoming.sequence, staging)
+        outputs = replica.request(began, link, route, message, what, payload)
+        self._carry_out(began, replica, outputs)
+        if isinstance(message, FromServer):
+            self._tell_coordinator()
+        if self._notes.wanted_by:
+            name, task = type(message).__name__, link.identity.task
+            self._notes.add(Note(name, began, self._now(), task))
+
+    def closed(self, link: Link, error: WireError | None) -> None:
+        """Forgets a link. The coordinator decides whether its task is lost."""
+        self._notes.wanted_by.discard(link.identity.task)
+        self._early = [each for each in self._early if each[0] is not link]
+        self._followers.discard(link)
+        replica = self._bound.pop(link, None)
+        if replica is not None:
+            replica.closed(link)
+        if link.opened_here:
+            self.peer_gone(link)
+
+    def turn_over(self) -> None:
+        """Confirms the entries that were applied since the last turn of the service's loop."""
+        while self._confirms:
+            replica = self._confirms.pop()
+            if replica.source is not None:
+                replica.source.offer(Replicated(replica.position))
+
+    def tick(self, now: float) -> None:
+        """Passes the time to the replicas."""
+        for replica in [*self.replicas.by_shard.values()]:
+            self._carry_out(now, replica, replica.tick(now))
+        self._tell_coordinator()
+        if self._metrics is not None:
+            self._metrics.look(now, self.shard)
+
+    def status(self) -> Mapping[str, float | str]:
+        """Returns the shard's status, if it is measured. In the service's thread, or after it."""
+        metrics = self._metrics
+        return {} if metrics is None else metrics.status(self._now(), self.shard)
+
+    # -- from the coordinator --------------------------------------------------------------------
+
+    def view(self, view: View, incarnation: int = 0) -> None:
+        """Passes a new view to the replicas. In the service's thread.
+
+        Args:
+            view: the view.
+            incarnation: this server's.
+        """
+        now = self._now()
+        self.replicas.incarnation = incarnation
+        for replica, output in self.replicas.take(now, view):
+            self._carry_out(now, replica, (output,))
+        here = set(self.replicas.by_shard.values())
+        for table in (self._receive_buffers, self._entry_buffers):
+            for gone in table.keys() - here:
+                del table[gone]
+        for link, replica in [*self._bound.items()]:
+            if replica not in here or (link in self._followers and not replica.primary):
+                link.close()
+        self.peers_changed(self.replicas.peers(), view)
+        early, self._early = self._early, []
+        for link, message in early:
+            self._open(link, message)
+        for shard, other, word in [*self.replicas.missed()]:
+            self._local.append((shard, other, word))
+        self._deliver()
+        self._tell_coordinator()
+
+    def connected(self, link: Link, peer: Peer) -> None:
+        """Takes a connection that this server has made to another one."""
+        taken = self.replicas.connected(link, peer)
+        if taken is None:
+            link.close()
+            return
+        replica, words = taken
+        self._bound[link] = replica
+        for word in words:
+            link.offer(word)
+
+    # -- what connections are for ----------------------------------------------------------------
+
+    def _open(self, link: Link, message: Message) -> None:
+        """Takes the first message of a connection.
+
+        Raises:
+            FrameError: the peer may not say it, or says something else first.
+        """
+        role = link.identity.role
+        if isinstance(message, Address):
+            replica = self.replicas.addressed(link, message)
+            if replica is None:
+                link.close()  # both sides have the newest view within moments
+            else:
+                self._bound[link] = replica
+            return
+        if not isinstance(message, (Speak, Follow)):
+            raise FrameError(f"{link.identity.task} did not say which shard it asks")
+        if role != "ps":
+            raise FrameError(
+                f"{link.identity.task} may not say {type(message).__name__}: only a server may"
+            )
+        if self.epoch not in (None, link.identity.epoch):
+            raise FrameError(f"{link.identity.task} has not joined this start of the job")
+        if message.generation > self.replicas.view.generation:
+            self._early.append((link, message))
+        elif isinstance(message, Speak):
+            self._speak(link, message)
+        else:
+            self._follow(link, message)
+
+    def _speak(self, link: Link, message: Speak) -> None:
+        taken = self.replicas.spoken(link, message)
+        if taken is None:
+            link.close()
+            return
+        self._bound[link], word = taken
+        if word is not None:
+            link.offer(word)
+
+    def _follow(self, link: Link, message: Follow) -> None:
+        taken = self.replicas.followed(link, message)
+        if taken is None:
+            link.close()
+            return
+        replica, outputs = taken
+        self._bound[link] = replica
+        self._followers.add(link)
+        self._carry_out(self._now(), replica, outputs)
+
+    # -- replication -----------------------------------------------------------------------------
+
+    def _replicate(
+        self,
+        link: Link,
+        replica: Replica[Link],
+        message: Replicate | Replicated | Fill,
+        payload: Sequence[memoryview],
+    ) -> None:
+        """Takes a message between the replicas of a shard.
+
+        Raises:
+            FrameError: it is not due on this connection.
+        """
+        now = self._now()
+        if isinstance(message, Replicated):
+            if link not in self._followers:
+                raise FrameError(f"{link.identity.task} confirms what was not sent to it")
+            self._carry_out(now, replica, replica.confirmed(link, message))
+            self._tell_coordinator()
+            return
+        if link is not replica.source:
+            raise FrameError(f"{link.identity.task} is not the primary of shard {replica.number}")
+        if isinstance(message, Fill):
+            self._fill(replica, message, payload)
+        else:
+            event = decoded(message)
+            route, what = self._entry(replica, event, payload)
+            self._carry_out(now, replica, replica.replicate(message, event, route, what))
+        self._confirms.add(replica)
+
+    def _entry(
+        self, replica: Replica[Link], event: Message, payload: Sequence[memoryview]
+    ) -> tuple[_Route, object]:
+        """Returns the route and the payload of an entry's event."""
+        if isinstance(event, Push):
+            staging = self._entry_buffer(replica).take(payload)
+            return _Route(None, staging=staging), staging.gradients
+        if isinstance(event, (Load, Share)):
+            return _Route(None), _unpacked(event, payload)
+        return _Route(None), None
+
+    def _fill(self, replica: Replica[Link], message: Fill, payload: Sequence[memoryview]) -> None:
+        joined = memoryview(bytearray().join(payload))
+        size = sum(map(_size_of, message.tensors))
+        topics, offset = list[torch.Tensor](), size
+        for nbytes in _topic_sizes(message):
+            piece = joined[offset : offset + nbytes]
+            topics.append(torch.frombuffer(piece, dtype=torch.uint8) if nbytes else torch.empty(0))
+            offset += nbytes
+        try:
+            tensors = tensors_from(message.tensors, [joined[:size]])
+            replica.fill(self._now(), message, tensors, topics)
+        except Rejected as error:
+            raise FrameError(f"a shard's state cannot be taken over: {error}") from error
+        self._receive_buffers.pop(replica, None)
+        self._entry_buffers.pop(replica, None)
+
+    def _tell_coordinator(self) -> None:
+        """Passes on what the coordinator should know, where it has changed."""
+        reports = [each for r in self.replicas.by_shard.values() for each in r.reports()]
+        if reports != self._reported:
+            self._reported = reports
+            self.report(reports)
+
+    # -- inside ----------------------------------------------------------------------------------
+
+    def _receive_buffer(self, replica: Replica[Link]) -> ReceiveBuffer:
+        buffer = self._receive_buffers.get(replica)
+        if buffer is None:
+            buffer = self._receive_buffers[replica] = ReceiveBuffer(replica.shard.state)
+        return buffer
+
+    def _entry_buffer(self, replica: Replica[Link]) -> EntryBuffers:
+        buffer = self._entry_buffers.get(replica)
+        if buffer is None:
+            buffer = self._entry_buffers[replica] = EntryBuffers(replica.shard.state)
+        return buffer
+
+    def _place(self, link: Link, message: Message, length: int) -> Sequence[memoryview]:
+        replica = self._bound.get(link)
+        if replica is not None and isinstance(message, Push):
+            return self._receive_buffer(replica).place(link, length, message.order)
+        if replica is not None and link is replica.source:
+            if isinstance(message, Fill):
+                expected = sum(map(_size_of, message.tensors)) + sum(_topic_sizes(message))
+                if length != expected:
+                    raise FrameError(f"a state announces {length} bytes and takes {expected}")
+                return [memoryview(bytearray(length))]
+            if isinstance(message, Replicate):
+                event = decoded(message)
+                if isinstance(event, Push):
+                    return self._entry_buffer(replica).place(length, event.order)
+                message = event
+        if replica is not None and isinstance(message, Load):
+            expected = sum(map(_size_of, message.tensors))
+            if length != expected:
+                raise FrameError(f"a load announces {length} bytes and its tensors take {expected}")
+            if length > _most_loaded(replica.shard):
+                raise FrameError(f"a load announces {length} bytes, more than its model can have")
+            return [memoryview(bytearray(length))]
+        if replica is not None and isinstance(message, Share) and length <= _SHARE_BYTES:
+            return [memoryview(bytearray(length))]
+        raise FrameError(f"{type(message).__name__} has no payload of {length} bytes")
+
+    def _carry_out(
+        self, began: float, replica: Replica[Link], outputs: Iterable[Output[Link]]
+    ) -> None:
+        """Carries out what a replica asks for, and then what other shards of this server hear.
+
+        Args:
+            began: when the replica began to decide this; the steps that it has made are measured.
+            replica: the replica.
+            outputs: what it asks for.
+        """
+        state = replica.shard.state
+        for output in outputs:
+            if isinstance(output, Reply):
+                route = output.route
+                assert isinstance(route, _Route | None)
+                if route is None:
+                    continue
+                if route.staging is not None and not isinstance(output.message, Waiting):
+                    route.staging.busy = False
+                if route.link is not None:
+                    payload = self._bytes(output.payload)
+                    route.link.offer(output.message, payload, sequence=route.sequence)
+            elif isinstance(output, Send):
+                self._send(replica, output)
+            elif isinstance(output, Tell):
+                output.link.offer(output.message, output.payload)
+        if state.counters["applied"] != self._applied and replica.primary:
+            self._measure(began, replica)
+        if self._local:
+            self._deliver()
+
+    def _measure(self, began: float, replica: Replica[Link]) -> None:
+        state, ended = replica.shard.state, self._now()
+        self._applied = state.counters["applied"]
+        if self._metrics is not None:
+            self._metrics.applied(ended - began)
+        if self._notes.wanted_by:
+            self._notes.add(Note("apply", began, ended, step=state.step))
+
+    def _send(self, replica: Replica[Link], word: Send) -> None:
+        """Sends a message to another shard, which may be at this server."""
+        link = replica.dispatcher.link_for(word)
+        if not replica.primary:
+            return
+        if self.replicas.local(word.server) is not None:
+            assert isinstance(word.message, FromServer)
+            self._local.append((replica.number, word.server, word.message))
+        elif link is not None:
+            link.offer(word.message)
+
+    def _deliver(self) -> None:
+        """Lets shards of this server hear what others of it have said."""
+        if self._delivers:
+            return
+        self._delivers = True
+        try:
+            while self._local:
+                shard, other, word = self._local.popleft()
+                hearer, now = self.replicas.local(other), self._now()
+                if hearer is not None:
+                    self._carry_out(now, hearer, hearer.heard(now, shard, word))
+        finally:
+            self._delivers = False
+
+    def _bytes(self, tensors: Sequence[torch.Tensor]) -> Sequence[memoryview]:
+        """Returns the memory of tensors, which nearly always are the same values as before."""
+        if tensors is not self._values:
+            self._values = tensors
+            self._value_bytes = tuple(as_bytes(tensor) for tensor in tensors if tensor.numel())
+        return self._value_bytes
+
+    def _trace(self, link: Link, sequence: int, message: Trace) -> None:
+        """Begins or ends a trace of this server, or sends it."""
+        task, payload = link.identity.task, b""
+        if message.action == "start":
+            self._notes.wanted_by.add(task)
+        elif message.action == "stop":
+            self._notes.wanted_by.discard(task)
+        else:
+            payload = self._notes.export()
+        views = [memoryview(payload)] if payload else []
+        link.offer(Traced(time.monotonic(), clock_name()), views, sequence=sequence)
+
+
+def _unpacked(message: Load | Share, payload: Sequence[memoryview]) -> object:
+    """Returns the payload of a message, as a shard takes it.
+
+    Raises:
+        Rejected: it is not what the message says.
+    """
+    if isinstance(message, Load):
+        return tensors_from(message.tensors, payload or [memoryview(bytearray())])
+    data = bytearray().join(payload)
+    return torch.frombuffer(data, dtype=torch.uint8) if data else torch.empty(0)
+
+
+def _most_loaded(shard: Shard) -> int:
+    """Returns the most bytes of a load: values, average, and any optimizer's state."""
+    layout = shard.state.layout
+    if layout is None:
+        return 0
+    elements = sum(part.length for part in layout.parts(shard.server))
+    return _SLACK_BYTES + _MOST_TENSORS * 8 * elements
+
+
+def _topic_sizes(message: Fill) -> list[int]:
+    """Returns the sizes of what workers share, in a state.
+
+    Raises:
+        FrameError: it is no state.
+    """
+    if not message.state:
+        return []
+    try:
+        state = msgspec.msgpack.decode(message.state, type=QuietState)
+    except msgspec.DecodeError as error:
+        raise FrameError(f"a shard's state is malformed: {error}") from error
+    return [size for _, _, size in state.topics]
+
+
+def _size_of(spec: TensorSpec) -> int:
+    sizes = {**ITEM_SIZES, "int64": 8, "int32": 4, "uint8": 1, "bool": 1}
+    if spec.dtype not in sizes or spec.stop < spec.start:
+        raise FrameError(f"a tensor of a load makes no sense: {spec}")
+    return sizes[spec.dtype] * (1 if spec.group >= 0 else spec.stop - spec.start)
