@@ -163,6 +163,10 @@ class Fenced(ServerError):
         self.view = view
 
 
+class CopiesLost(Fenced):
+    """All copies of a part of the parameters were lost: the job begins again from a checkpoint."""
+
+
 class RolledBack(ServerError):
     """The job went back to a checkpoint; updates after its step are gone.
 

@@ -121,6 +121,13 @@ class Packer(Packed):
         for piece, waiting in kept:
             piece.copy_(waiting)
 
+    def take_back(self) -> None:
+        """Takes back what the last `pack` has changed in the residuals, but for rounding."""
+        for feedback, vector, packed in zip(self._feedback, self.vectors, self.packed, strict=True):
+            sent = torch.empty_like(feedback.residual)
+            self._codec.decode(packed, sent)
+            feedback.residual.add_(sent).sub_(vector)
+
 
 class Residuals:
     """The residuals of a worker's packers by parameter, whatever the number of servers.

@@ -339,6 +339,14 @@ class FlatModel:
         if targets:
             torch._foreach_copy_(targets, sources)
 
+    def divide(self, bounds: tuple[int, ...]) -> None:
+        """Divides the vectors into other shards; parts that were returned before stay as they are.
+
+        Args:
+            bounds: the slots at which shards begin, and the number of slots.
+        """
+        self.layout = self.layout.divided(bounds)
+
     def publish_values(self) -> None:
         """Copies values that were received beside the module into it."""
         if self._host_values is not self.values:

@@ -14,8 +14,8 @@ from dataclasses import replace
 from functools import wraps
 from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
 
-from trireme.errors import Fenced, FrameError
-from trireme.ps.client.lanes import Answer, Request
+from trireme.errors import CopiesLost, Fenced, FrameError
+from trireme.ps.client.lanes import Answer, Divided, Request
 from trireme.ps.client.overlap import Overlap
 from trireme.ps.client.protocol import (
     PUBLISH,
@@ -34,6 +34,8 @@ from trireme.ps.client.subscription import Subscription
 from trireme.ps.compression import Packer, Residuals
 from trireme.ps.flat import FlatModel, PartBuffer, as_bytes
 from trireme.ps.messages import (
+    Attach,
+    Attached,
     GroupSpec,
     OptimizerSpec,
     PullReply,
@@ -93,29 +95,24 @@ class Client:
         self._membership = membership
         self._flat = flat
         self._layout = flat.layout
-        servers = flat.layout.spec.shards
-        self._values = [flat.part_values(server) for server in range(servers)]
-        self._gradients = [flat.part_gradients(server) for server in range(servers)]
-        # The payload of a push to each server where nothing is packed, and its size.
-        self._carried: list[tuple[Sequence[memoryview], int]] = [
-            (part.views, part.nbytes) for part in self._gradients
-        ]
+        self._values: list[PartBuffer] = []  # the parts of each shard
+        self._gradients: list[PartBuffer] = []
+        # The payload of a push to each shard where nothing is packed, and its size.
+        self._carried: list[tuple[Sequence[memoryview], int]] = []
         self._packers: list[Packer] = []
         self._subscription: Subscription | None = None  # where values come packed too
-        self._servers = ServerLinks(options, membership, servers, self._place)
-        self._links = self._servers.links
-        if flat.memory is not None and options.share_memory:
-            self._servers.shared_buffers = [
-                SharedBuffer(flat.memory, gradients.views, values.views)
-                for gradients, values in zip(self._gradients, self._values, strict=True)
-            ]
+        self._shown: tuple[OptimizerSpec, Rule] | None = None
+        self._pushed: Push | None = None  # whose answers are missing
+        self._servers = ServerLinks(options, membership, flat.layout.spec.shards, self._place)
         self._protocol = ClientProtocol(
             options.worker,
-            servers,
+            flat.layout.spec.shards,
             patience_seconds=options.patience_seconds,
             rng=random.Random(),
         )
-        self._overlap = Overlap(flat, self._gradients, self._protocol, self._servers)
+        self._overlap = Overlap(flat, (), self._protocol, self._servers)
+        view = membership.view
+        self._lay_out(flat.layout.spec.bounds if view is None or not view.shards else view.bounds)
 
     @property
     def options(self) -> ClientOptions:
@@ -149,12 +146,18 @@ class Client:
             ModelMismatchError: another worker showed another model; names the first difference.
             UnsupportedOptimizerError: the server has no such optimizer.
         """
+        self._shown = optimizer, rule
+        if not self._packers:
+            self._pack_by(rule)
+        return self._run(self._protocol.attach(self._layout.spec, optimizer, rule))
+
+    def _pack_by(self, rule: Rule) -> None:
+        """Makes the packed form of gradients and values, where a rule wants one."""
         codec = make_codec(rule.codec)
-        if codec is not None and not self._packers:
+        if codec is not None:
             self._packers = [Packer(codec, g, deflates=rule.deflates) for g in self._gradients]
             self._subscription = Subscription(codec, self._values) if rule.publishes else None
             self._servers.shared_buffers = ()  # packed gradients lie elsewhere
-        return self._run(self._protocol.attach(self._layout.spec, optimizer, rule))
 
     def load(self, state: ModelState) -> None:
         """Gives every server its part of the first values, or of a checkpoint.
@@ -163,7 +166,7 @@ class Client:
             CheckpointError: the state is of another model.
         """
         parts = []
-        for server in range(len(self._links)):
+        for server in range(len(self._values)):
             tensors = disassemble(self._layout, state, server)
             payload = [as_bytes(tensor) for _, tensor in tensors if tensor.numel()]
             parts.append((tuple(spec for spec, _ in tensors), payload))
@@ -246,16 +249,28 @@ class Client:
             weight, hyper, examples, pull=pull, pulled=pulled, steps=steps, absent=missing
         )
         protocol.push(made)
+        self._pushed = made
         has_it = self._overlap.complete(made)
         self._flat.collect_gradients()
+        try:
+            self._servers.ask(self._requests_of(made), sent=has_it)
+        except Divided:
+            self._divide()
+            self._servers.ask(self._requests_of(made))
+        except CopiesLost:
+            self._begin_anew()
+            raise
+
+    def _requests_of(self, made: Push) -> dict[int, Request]:
+        """Returns the requests of a push, whose gradients are packed where they must be."""
         requests = {}
         for server, (payload, nbytes) in enumerate(self._carried):
             if self._packers:
                 payload = self._packed(server, made)
                 nbytes = sum(view.nbytes for view in payload)
-            requests[server] = Request(protocol.message(made, server), payload)
+            requests[server] = Request(self._protocol.message(made, server), payload)
             self.bytes_sent += nbytes
-        self._servers.ask(requests, sent=has_it)  # sent again if a connection breaks
+        return requests
 
     def _packed(self, server: int, push: Push) -> Sequence[memoryview]:
         """Returns the packed gradients that a push sends to a server.
@@ -294,10 +309,10 @@ class Client:
     def trace(self, action: Literal["start", "stop", "read"]) -> list[ServerClock]:
         """Asks each server in turn to begin or end a trace, or for the notes of its trace."""
         clocks = []
-        for link in self._links:
+        for shard in range(len(self._values)):
             self.settle()
             asked = time.monotonic()
-            message, payload = self._run(self._protocol.trace(link.index, action))
+            message, payload = self._run(self._protocol.trace(shard, action))
             assert isinstance(message, Traced)
             heard, notes = time.monotonic(), b"".join(payload)
             clocks.append(ServerClock(message.now, message.clock, asked, heard, notes))
@@ -343,8 +358,8 @@ class Client:
         result: Any = None
         try:
             while True:
-                fenced = isinstance(result, Fenced)
-                wanted = operation.throw(result) if fenced else operation.send(result)
+                failed = isinstance(result, (Fenced, Divided))
+                wanted = operation.throw(result) if failed else operation.send(result)
                 if wanted == PUBLISH:
                     self._flat.publish_values()
                     result = None
@@ -352,17 +367,102 @@ class Client:
                     time.sleep(wanted.seconds)
                     result = time.monotonic()
                 else:
-                    if isinstance(wanted, Ask):
-                        self._servers.ask(wanted.requests, again=wanted.again)
-                    try:
-                        result = self._servers.finish()
-                    except Fenced as fence:
-                        result = fence
-                    else:
-                        self._count(result)
+                    result = self._answers(wanted)
         except StopIteration as ended:
             value: _T = ended.value
             return value
+
+    def _answers(self, wanted: Ask | Literal["await"]) -> Mapping[int, Answer] | Exception:
+        """Asks, and waits for the answers; or returns why there are none."""
+        try:
+            if isinstance(wanted, Ask):
+                self._servers.ask(wanted.requests, again=wanted.again)
+            answers = self._servers.finish()
+        except CopiesLost as lost:
+            self._begin_anew()
+            return lost
+        except Fenced as fence:
+            return fence
+        except Divided:
+            return self._ask_anew(wanted)
+        self._count(answers)
+        return answers
+
+    def _ask_anew(self, wanted: Ask | Literal["await"]) -> Mapping[int, Answer] | Exception:
+        """Asks the new shards, as those before were divided; or returns why that cannot be.
+
+        What is under way is a push: each shard decides it if none has before. Other requests are
+        made anew by the protocol.
+        """
+        try:
+            self._divide()
+            if isinstance(wanted, Ask):
+                return Divided()
+            return self._ask_again(wanted)
+        except Fenced as fence:
+            return fence
+
+    def _ask_again(self, wanted: Literal["await"]) -> Mapping[int, Answer] | Exception:
+        """Pushes once more what the shards before may not have decided."""
+        assert self._pushed is not None
+        try:
+            self._servers.ask(self._requests_of(self._pushed))
+        except Divided:
+            return self._ask_anew(wanted)
+        return self._answers(wanted)
+
+    def _divide(self) -> None:
+        """Lays all out over the shards of the newest view, and shows them the model.
+
+        Raises:
+            Fenced: no values were loaded yet: the chief may be another worker now.
+        """
+        if self._pushed is not None and self._protocol.waits:
+            for packer in self._packers:
+                packer.take_back()
+        while True:
+            residuals = self.residuals.export() if self._packers else None
+            self._lay_out(self._servers.lanes.known_view().bounds)
+            if self._shown is None:
+                return
+            self._packers = []
+            self._pack_by(self._shown[1])
+            if residuals is not None:
+                self.residuals.restore(residuals)
+            attach = Attach(0, self._layout.spec, *self._shown)
+            try:
+                self._servers.ask(dict.fromkeys(range(len(self._values)), Request(attach)))
+                answers = self._servers.finish()
+            except Divided:
+                continue
+            attached = [message for message, _ in answers.values()]
+            if not all(isinstance(each, Attached) and each.loaded for each in attached):
+                raise Fenced("the shards were divided anew before values were loaded", 0)
+            return
+
+    def _begin_anew(self) -> None:
+        """Begins anew with empty shards, as all copies of one were lost."""
+        self._lay_out(self._servers.lanes.known_view().bounds)
+        self._packers, self._subscription = [], None
+        self._protocol.renew()
+
+    def _lay_out(self, bounds: tuple[int, ...]) -> None:
+        """Lays messages out over shards that begin at these slots."""
+        flat, shards = self._flat, len(bounds) - 1
+        self._overlap.abandon()
+        flat.divide(bounds)
+        self._layout = flat.layout
+        self._values = [flat.part_values(shard) for shard in range(shards)]
+        self._gradients = [flat.part_gradients(shard) for shard in range(shards)]
+        self._carried = [(part.views, part.nbytes) for part in self._gradients]
+        self._servers.divide(shards)
+        if flat.memory is not None and self.options.share_memory:
+            self._servers.shared_buffers = [
+                SharedBuffer(flat.memory, gradients.views, values.views)
+                for gradients, values in zip(self._gradients, self._values, strict=True)
+            ]
+        self._protocol.divide(shards)
+        self._overlap.lay_out(self._gradients)
 
     def _count(self, answers: Mapping[int, Answer]) -> None:
         """Counts the bytes of the values that answers have brought."""

@@ -25,11 +25,11 @@ import msgspec
 
 from trireme.cluster.view import ServerEntry, View
 from trireme.errors import (
+    CopiesLost,
     Fenced,
     JobFailed,
     ModelMismatchError,
     Rejected,
-    RolledBack,
     TriremeError,
     UnsupportedOptimizerError,
     WaitTimeout,
@@ -163,7 +163,7 @@ class Lanes:
         Raises:
             WaitTimeout: there is no view of the cluster yet.
             Divided: there are other shards now.
-            RolledBack: all copies of a shard were lost.
+            CopiesLost: all copies of a shard were lost.
         """
         if self.waiting:
             self._forget()
@@ -253,7 +253,7 @@ class Lanes:
             Fenced: this worker was replaced, or taken out of the job.
             WaitTimeout: an answer was withheld too long; names those it was withheld for.
             Divided: there are other shards now.
-            RolledBack: all copies of a shard were lost.
+            CopiesLost: all copies of a shard were lost.
         """
         self._check_generation()
         out = [self._send_again(lane) for lane in self.waiting if lane.due <= now]
@@ -272,8 +272,9 @@ class Lanes:
             shards: how many there are.
         """
         self._forget()
-        view = self.known_view()
-        self.generation, self._life = view.generation, view.life
+        view = self._view()
+        if view is not None:
+            self.generation, self._life = view.generation, view.life
         self.lanes = [Lane(shard) for shard in range(shards)]
         self.answers = {}
 
@@ -310,7 +311,7 @@ class Lanes:
         if view.life != self._life:
             self._life, self.generation = view.life, view.generation
             self._give_up(
-                RolledBack(
+                CopiesLost(
                     "all copies of a part of the parameters were lost: the job goes back to its "
                     "newest checkpoint",
                     view.number,

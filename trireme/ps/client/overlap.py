@@ -189,6 +189,17 @@ class Overlap:
         self._handles = []
         self.abandon()
 
+    def lay_out(self, gradients: Sequence[PartBuffer]) -> None:
+        """Sends other parts of the gradients from now on, as the shards were divided anew.
+
+        Args:
+            gradients: the parts, by shard.
+        """
+        self.close()
+        self._gradients, self._outlets = gradients, []
+        self._waiting = [[] for _ in self._flat.parameters]
+        self._open = []
+
     def _final(self, position: int) -> None:
         """Sends what is final, as autograd has accumulated a parameter's gradient."""
         if self._sender is None or self._invalid:

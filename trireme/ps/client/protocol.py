@@ -6,6 +6,9 @@ runs operations over real connections, the simulator in virtual time.
     yielded   what to do                                             what is sent back
     Ask       ask servers, and wait for their answers                the answers, by server
     AWAIT     wait for the answers to the push under way             the same
+              where there are other shards now, `Divided` is raised
+              at an `Ask`, and the operation asks those; a push goes
+              to them by itself
     PUBLISH   give the model the values, which have come completely  nothing
     Pause     let so many seconds pass                               the time, in seconds
 
@@ -21,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 import msgspec
 
 from trireme.errors import ConfigurationError, Fenced, FrameError, WaitTimeout
-from trireme.ps.client.lanes import BACK_OFF, Answer, Request
+from trireme.ps.client.lanes import BACK_OFF, Answer, Divided, Request
 from trireme.ps.messages import (
     Applied,
     Attach,
@@ -148,8 +151,12 @@ class ClientProtocol:
         """Shows every server the model; returns whether all have values loaded already."""
         self._rule = rule
         self._hyper = None  # the servers may use what an earlier worker has shown
-        answers = yield from self._ask_all(Attach(0, layout, optimizer, rule), Attached)
-        return all([answer.loaded for answer in answers])
+        attach = Request(Attach(0, layout, optimizer, rule))
+        try:
+            answers = yield from self._ask(dict.fromkeys(range(self._servers), attach))
+        except Divided:
+            return True  # the new shards were shown it, and have values
+        return all([answer.loaded for answer in self._all(answers, Attached)])
 
     def load(
         self, state: ModelState, parts: Sequence[tuple[tuple[TensorSpec, ...], Sequence[Any]]]
@@ -165,7 +172,18 @@ class ClientProtocol:
             consumed, sizes = (state.consumed, state.sizes) if server == 0 else ((), {})
             load = Load(0, state.step, tensors, state.workers, consumed, sizes)
             requests[server] = Request(load, payload)
-        self._all((yield from self._ask(requests)), Loaded)
+        try:
+            self._all((yield from self._ask(requests)), Loaded)
+        except Divided:
+            return  # and the new shards have values
+
+    def divide(self, servers: int) -> None:
+        """Goes on with other shards.
+
+        Args:
+            servers: how many there are.
+        """
+        self._servers = servers
 
     def renew(self) -> None:
         """Begins again as another incarnation: this worker had been taken for lost."""
@@ -192,6 +210,11 @@ class ClientProtocol:
             self.stopping = replies[0].stop
         self.step = yield from self.level([reply.step for reply in replies])
         yield PUBLISH
+
+    @property
+    def waits(self) -> bool:
+        """Whether a push is under way whose answers are missing."""
+        return self._pushed and self._settled is None and self._fence is None
 
     @property
     def may_announce(self) -> bool:
@@ -298,12 +321,22 @@ class ClientProtocol:
             target = max(steps)
             for server, step in enumerate(steps):
                 if step < target:
-                    answers = yield Ask({server: Request(Pull(0, False, target))})
+                    try:
+                        answers = yield Ask({server: Request(Pull(0, False, target))})
+                    except Divided:  # the new shards are of one step
+                        steps = yield from self._steps_anew()
+                        break
                     reply = expect(answers[server], PullReply)
                     steps[server] = reply.step
                     if server == 0:  # the job may have ended since its first answer
                         self.stopping = self.stopping or reply.stop
         return steps[0]
+
+    def _steps_anew(self) -> Operation[list[int]]:
+        """Pulls the values of all shards; returns their steps."""
+        replies = yield from self._ask_all(Pull(0, False), PullReply)
+        self.stopping = self.stopping or replies[0].stop
+        return [reply.step for reply in replies]
 
     def retire(self) -> Operation[None]:
         """Tells the servers that this worker trains no more: nobody waits for it any longer."""
@@ -354,7 +387,7 @@ class ClientProtocol:
 
     def trace(self, server: int, action: Literal["start", "stop", "read"]) -> Operation[Answer]:
         """Asks a server to begin or end a trace, or for the notes of its trace."""
-        answers = yield from self._ask({server: Request(Trace(action))})
+        answers = yield from self._ask_until({server: Request(Trace(action))})
         expect(answers[server], Traced)
         return answers[server]
 
@@ -364,7 +397,7 @@ class ClientProtocol:
 
     def collect(self, topic: str) -> Operation[dict[int, bytes]]:
         """Returns the bytes that each worker has shared under a topic."""
-        answers = yield from self._ask({0: Request(Collect(topic))})
+        answers = yield from self._ask_until({0: Request(Collect(topic))})
         message, joined = expect(answers[0], Collected), b"".join(answers[0][1])
         left: dict[int, bytes] = {}
         offset = 0
@@ -407,7 +440,10 @@ class ClientProtocol:
         step = max([answer.step for answer in frozen])
         cut = Cut(token, step, tuple(sorted(done.items())), state)
         copy: Copy = []
-        answers = yield from self._ask(dict.fromkeys(range(self._servers), Request(cut)))
+        try:
+            answers = yield from self._ask(dict.fromkeys(range(self._servers), Request(cut)))
+        except Divided:
+            return None
         for _, (message, payload) in sorted(answers.items()):
             if isinstance(message, Snapshot):
                 copy.append((message, payload))
@@ -419,7 +455,10 @@ class ClientProtocol:
         """Freezes all servers; thaws them and returns None if one is busy or has another view."""
         frozen: list[Frozen] = []
         for server in range(self._servers):  # 0 first: whoever holds it goes on, the others wait
-            answers = yield from self._ask({server: Request(Freeze(token))})
+            try:
+                answers = yield from self._ask({server: Request(Freeze(token))})
+            except Divided:
+                return None
             message = answers[server][0]
             if not isinstance(message, Frozen):
                 _refuse_unless_busy(message)
@@ -433,7 +472,11 @@ class ClientProtocol:
 
     def _thaw(self, token: int, count: int) -> Operation[None]:
         thaw = Request(Thaw(token))
-        for answer in (yield Ask(dict.fromkeys(range(count), thaw))).values():
+        try:
+            answers = yield Ask(dict.fromkeys(range(count), thaw))
+        except Divided:
+            return  # nobody knows of the cut
+        for answer in answers.values():
             expect(answer, Done)
 
     # -- inside ----------------------------------------------------------------------------------
@@ -444,16 +487,32 @@ class ClientProtocol:
         answers: _Answers = yield Ask(requests, again)
         return answers
 
+    def _ask_until(self, requests: Mapping[int, Request]) -> Operation[_Answers]:
+        """Asks these shards, also where the shards are divided meanwhile."""
+        while True:
+            try:
+                return (yield from self._ask(requests))
+            except Divided:
+                continue
+
     def _ask_all(
         self, message: Message, wanted: type[_M], *, again: bool = True
     ) -> Operation[list[_M]]:
-        requests = dict.fromkeys(range(self._servers), Request(message))
-        return self._all((yield from self._ask(requests, again=again)), wanted)
+        while True:
+            requests = dict.fromkeys(range(self._servers), Request(message))
+            try:
+                return self._all((yield from self._ask(requests, again=again)), wanted)
+            except Divided:
+                continue
 
     def _ask_first(
         self, message: Message, wanted: type[_M], payload: Sequence[Any] = ()
     ) -> Operation[_M]:
-        return expect((yield from self._ask({0: Request(message, payload)}))[0], wanted)
+        while True:
+            try:
+                return expect((yield from self._ask({0: Request(message, payload)}))[0], wanted)
+            except Divided:
+                continue
 
     def _all(self, answers: _Answers, wanted: type[_M]) -> list[_M]:
         return [expect(answers[server], wanted) for server in range(self._servers)]

@@ -19,6 +19,7 @@ from trireme.certificates import Certificates
 from trireme.cluster.view import ServerEntry, View
 from trireme.errors import (
     AuthenticationError,
+    ConnectionBroken,
     FrameError,
     StaleEpochError,
     WireError,
@@ -27,6 +28,7 @@ from trireme.errors import (
 from trireme.ps.catalog import PS_CATALOG
 from trireme.ps.client.lanes import Answer, Lane, Lanes, Request, Transmit
 from trireme.ps.messages import LendMemory, MemoryLent
+from trireme.ps.replication_messages import Address
 from trireme.wire.connection import Connection
 from trireme.wire.frame_reader import Incoming
 from trireme.wire.handshake import HANDSHAKE_TIMEOUT, Identity, authenticate
@@ -41,8 +43,8 @@ _log = logging.getLogger(__name__)
 Overlapping = Literal["auto", "on", "off"]
 """Whether pushes leave while backward runs: where possible, and with `auto` only where it pays."""
 
-SLICE = 0.5
-"""Seconds between two looks at whether the job is over."""
+SLICE = 0.1
+"""Seconds between two looks at whether the job is over, and has another view."""
 
 
 class Membership(Protocol):
@@ -138,11 +140,12 @@ class SharedBuffer:
 
 
 class ServerLink:
-    """The connection to one server, while there is one."""
+    """The connection to the primary of one shard, while there is one."""
 
     def __init__(self, index: int) -> None:
         self.index = index
         self.connection: Connection | None = None
+        self.server: ServerEntry | None = None  # at the other end
         self.trusts_memory = True  # until another process was found at the address of its socket
 
     def close(self) -> None:
@@ -153,20 +156,20 @@ class ServerLink:
 
 
 class ServerLinks:
-    """A worker's connections to all servers. Used by one thread.
+    """A worker's connections to the primaries of all shards. Used by one thread.
 
     Args:
         options: the worker's identity and timeouts.
         membership: knows the servers.
-        servers: the number of servers.
-        destination: returns the memory for a payload of so many bytes that comes from a server with
+        servers: the number of shards.
+        destination: returns the memory for a payload of so many bytes that comes from a shard with
             a message.
 
     Attributes:
         options: may be replaced while no request is under way, once the connections are closed.
         lanes: decides what is sent when.
-        links: the connections, by server.
-        shared_buffers: the memory to lend to each server of this host; empty for none.
+        links: the connections, by shard.
+        shared_buffers: the memory to lend for each shard to a server of this host; empty for none.
     """
 
     def __init__(
@@ -194,11 +197,18 @@ class ServerLinks:
         self._spin = SpinWait(least=0.0005, most=0.005, share=0.25)
         self._membership = membership
         self._destination = destination
+        self._seen: View | None = None  # the newest view that connections were compared with
 
     def close(self) -> None:
         """Closes all connections; the next request connects again. May be repeated."""
         for link in self.links:
             link.close()
+
+    def divide(self, shards: int) -> None:
+        """Begins anew with other shards; see `Lanes.divide`."""
+        self.close()
+        self.links = [ServerLink(shard) for shard in range(shards)]
+        self.lanes.divide(shards)
 
     def ask(
         self,
@@ -243,7 +253,20 @@ class ServerLinks:
                 for order in lanes.tick(time.monotonic()):
                     self._transmit(order)
                 self._membership.check()
+                self._leave_replaced()
         return lanes.answers
+
+    def _leave_replaced(self) -> None:
+        """Closes the connections to primaries that a view has replaced: they cannot answer."""
+        view = self._membership.view
+        if view is self._seen:
+            return
+        self._seen = view
+        for lane in [*self.lanes.waiting]:
+            link = self.links[lane.index]
+            if link.connection is not None and link.server != self.lanes.entry(lane.index):
+                error = ConnectionBroken(f"{link.connection.peer} is not the primary any longer")
+                self._broke(lane.index, error)
 
     def _receive(self, lane: Lane, *, sleeps: bool) -> bool:
         """Takes a message of a server, if there is one; returns whether anything has happened."""
@@ -296,6 +319,8 @@ class ServerLinks:
     def _transmit(self, order: Transmit) -> None:
         link = self.links[order.server]
         try:
+            if link.connection is not None and link.server != self.lanes.entry(link.index):
+                link.close()  # another server has the primary now
             connection = link.connection or self._connect(link)
             connection.send(
                 order.message,
@@ -324,7 +349,7 @@ class ServerLinks:
                 certificates=self.options.certificates,
             )
             connection = self._introduce(link, entry, stream)
-        link.connection = connection
+        link.connection, link.server = connection, entry
         return connection
 
     def _connect_by_memory(self, link: ServerLink, entry: ServerEntry) -> Connection | None:
@@ -344,7 +369,7 @@ class ServerLinks:
         except AuthenticationError as error:
             link.trusts_memory = False
             who = f"worker:{self.options.worker}"
-            _log.warning("%s goes on over TCP to ps:%d: %s", who, link.index, error)
+            _log.warning("%s goes on over TCP to ps:%d: %s", who, entry.index, error)
         except WireError:
             if stream is not None:
                 raise
@@ -354,13 +379,15 @@ class ServerLinks:
         """Returns a connection whose ends have authenticated each other."""
         options = self.options
         connection = Connection(stream, PS_CATALOG)
-        connection.peer = f"ps:{link.index} at {entry.address}"
+        connection.peer = f"ps:{entry.index} at {entry.address}"
         connection.destination = partial(self._destination, link.index)
         try:
-            task, server = f"worker:{options.worker}", f"ps:{link.index}"
+            task, server = f"worker:{options.worker}", f"ps:{entry.index}"
             identity = Identity(options.job, task, options.incarnation, options.epoch)
             patience = min(HANDSHAKE_TIMEOUT, options.retry_seconds)
             authenticate(connection, identity, options.secret, server=server, timeout=patience)
+            address = Address(link.index, self.lanes.generation or 0)
+            connection.send(address, timeout=options.retry_seconds)
             if isinstance(stream, ShmStream):
                 shared_buffer = self.shared_buffers[link.index]
                 if shared_buffer.offer(connection, stream, timeout=options.retry_seconds):
