@@ -5,9 +5,19 @@ from __future__ import annotations
 import itertools
 from dataclasses import replace
 
+from trireme.cluster.decision import Close, Decision, Send
 from trireme.cluster.membership import Closed, Event, Received, Tick, step
-from trireme.cluster.messages import Heartbeat, Join, Leave, Outcome, ViewChanged
-from trireme.cluster.state import Close, Decision, Policy, Send, State, initial_state
+from trireme.cluster.messages import (
+    CaughtUp,
+    Heartbeat,
+    Join,
+    Leave,
+    Outcome,
+    ReadyToSwitch,
+    Scale,
+    ViewChanged,
+)
+from trireme.cluster.state import Policy, State, initial_state
 from trireme.cluster.view import View
 from trireme.wire.message import Message
 
@@ -89,3 +99,77 @@ class Driver:
     def views_sent(self) -> list[tuple[int, int]]:
         """(connection, number) of the views that the last event sent."""
         return [(c, m.view.number) for c, m in self.sent if isinstance(m, ViewChanged)]
+
+
+class Job(Driver):
+    """A running job of two workers whose servers can be lost, join anew, and report."""
+
+    def __init__(self, servers: int = 3, replicas: int = 2, **options: float | bool) -> None:
+        super().__init__(2, servers, replicas=replicas, **options)
+        self.held = self.join_all()
+
+    def lose(self, name: str) -> None:
+        self.hang_up(self.held.pop(name))
+        self.pass_time(self.state.policy.reconnect_grace)
+
+    def pass_time(self, seconds: float) -> None:
+        """Everybody is alive meanwhile."""
+        self.now += seconds
+        for connection in self.held.values():
+            self.say(connection, Heartbeat({}))
+        self.feed(Tick())
+
+    def come(self, name: str) -> None:
+        self.held[name] = self.join(name)
+
+    def report_caught_up(self, number: int, server: int) -> None:
+        entry = self.view.server(server)
+        assert entry is not None
+        primary = self.view.shards[number].primary
+        message = CaughtUp(self.view.generation, number, server, entry.incarnation)
+        self.say(self.held[f"ps:{primary}"], message)
+
+    def fill(self) -> None:
+        """Every joining copy catches up."""
+        for number, shard in enumerate(self.view.shards):
+            for server in shard.joining:
+                self.report_caught_up(number, server)
+
+    def report_ready(self, number: int) -> None:
+        assert self.state.reconfiguration is not None
+        message = ReadyToSwitch(self.state.reconfiguration.view, self.view.generation, number)
+        self.say(self.held[f"ps:{self.view.shards[number].primary}"], message)
+
+    def switch(self) -> None:
+        """Every shard stops at the cut."""
+        for number in range(len(self.view.shards)):
+            self.report_ready(number)
+
+    def settle_once(self) -> None:
+        """Takes the next step of a reconfiguration, if one is due."""
+        if self.view.next_shards:
+            self.switch()
+        elif any(shard.joining for shard in self.view.shards):
+            self.fill()
+        else:
+            self.feed(Tick())
+
+    def settle(self) -> int:
+        """Goes on until nothing is to be done; returns how many generations that took."""
+        before = self.view.generation
+        for _ in range(50):
+            quiet = not self.view.next_shards and not any(s.joining for s in self.view.shards)
+            self.settle_once()
+            if quiet and not self.view.next_shards:
+                return self.view.generation - before
+        raise AssertionError("it does not come to rest")
+
+    def scale(self, servers: int | None = None, workers: int | None = None) -> Message:
+        """Asks for other numbers of tasks, and returns the answer."""
+        self.feed(Received(0, Scale(servers, workers), 5))
+        (answer,) = self.to(0)
+        return answer
+
+    @property
+    def placement(self) -> list[tuple[int, int, tuple[int, ...]]]:
+        return [(shard.start, shard.stop, shard.copies) for shard in self.view.shards]

@@ -8,7 +8,7 @@ import pytest
 
 from tests.clocks import VirtualClock
 from tests.cluster.harness import FAST, JOB, PATIENCE, SECRET, ByHand, Host, new_address
-from trireme.cluster.coordinator import Coordinator, query_status
+from trireme.cluster.coordinator import Coordinator
 from trireme.cluster.messages import (
     Heartbeat,
     HeartbeatHeard,
@@ -19,11 +19,20 @@ from trireme.cluster.messages import (
     Leave,
     Left,
     Refused,
+    Scale,
+    Scaled,
     StatusQuery,
+    TaskEnded,
     ViewChanged,
     WaitingFor,
 )
-from trireme.errors import AuthenticationError, ConnectionRefused, PeerClosed
+from trireme.cluster.observer import Observer
+from trireme.errors import (
+    AuthenticationError,
+    ConfigurationError,
+    ConnectionRefused,
+    PeerClosed,
+)
 from trireme.wire.frame_reader import Incoming
 from trireme.wire.handshake import Identity
 from trireme.wire.message import Message
@@ -97,10 +106,10 @@ def test_the_coordinator_is_done_when_everybody_knows(host: Host) -> None:
 def test_the_status_needs_no_membership(host: Host) -> None:
     with ByHand(host.address, "worker:0") as first, ByHand(host.address, "worker:1") as second:
         first.join("worker:0")
-        status = query_status(host.address, JOB, SECRET)
+        status = Observer(host.address, JOB, SECRET).query_status()
         assert (status.phase, status.missing) == ("forming", ("worker:1",))
         second.join("worker:1")
-        assert query_status(host.address, JOB, SECRET).view == 1
+        assert Observer(host.address, JOB, SECRET).query_status().view == 1
 
 
 def test_replies_carry_the_requests_sequence(host: Host) -> None:
@@ -109,13 +118,47 @@ def test_replies_carry_the_requests_sequence(host: Host) -> None:
         assert peer.connection.receive(timeout=PATIENCE).sequence == 41
 
 
+def test_who_knows_the_secret_may_scale_the_job_and_say_that_a_process_has_ended() -> None:
+    with (
+        Host(new_address("tcp"), elastic=True) as host,
+        ByHand(host.address, "worker:0") as first,
+        ByHand(host.address, "worker:1") as second,
+    ):
+        first.join("worker:0")
+        second.join("worker:1")
+        observer = Observer(host.address, JOB, SECRET)
+        assert observer.scale(workers=3) == Scaled(0, 3, ("worker:2",), ())
+        with pytest.raises(ConfigurationError, match="without parameter servers"):
+            observer.scale(servers=1)
+        ended = TaskEnded("worker", 1, "by-hand", 1, "killed by SIGKILL")
+        observer.report_ended(ended)
+        assert host.coordinator.state.tasks["worker:1"].state == "lost"
+        while len(first.hear(ViewChanged).view.workers) == 2:
+            pass
+
+
+@pytest.mark.parametrize(
+    "message", [Scale(workers=3), TaskEnded("worker", 1, "by-hand", 1, "killed by SIGKILL")]
+)
+def test_a_task_may_do_neither(host: Host, message: Message) -> None:
+    with ByHand(host.address, "worker:0") as first, ByHand(host.address, "worker:1") as second:
+        first.join("worker:0")
+        second.join("worker:1")
+        with ByHand(host.address, "worker:5") as third:
+            third.say(message)
+            with pytest.raises(PeerClosed):
+                third.hear(Joined)
+        assert host.coordinator.state.tasks["worker:1"].state == "live"
+        assert "worker:2" not in host.coordinator.state.tasks
+
+
 def test_strangers_learn_nothing(host: Host) -> None:
     with pytest.raises(AuthenticationError):
-        query_status(host.address, JOB, b"another secret")
+        Observer(host.address, JOB, b"another secret").query_status()
     with pytest.raises(AuthenticationError):
-        query_status(host.address, "job-2", SECRET)
+        Observer(host.address, "job-2", SECRET).query_status()
     with pytest.raises(ConnectionRefused):
-        query_status(new_address("tcp"), JOB, SECRET)
+        Observer(new_address("tcp"), JOB, SECRET).query_status()
 
 
 class FakeLink:

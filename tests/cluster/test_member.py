@@ -19,8 +19,9 @@ from tests.cluster.harness import (
     Watched,
     new_address,
 )
-from trireme.cluster.coordinator import Coordinator, query_status
+from trireme.cluster.coordinator import Coordinator
 from trireme.cluster.messages import MAX_LINE, JobOver, Leave
+from trireme.cluster.observer import Observer
 from trireme.cluster.state import Policy
 from trireme.cluster.view import ServerEntry, View, WorkerEntry
 from trireme.errors import (
@@ -263,7 +264,9 @@ class TestStatus:
         first.report({"step": 2, "loss": 0.5})
         expected = {"step": 2, "phase": "training", "loss": 0.5}
         deadline = time.monotonic() + PATIENCE
-        while (status := query_status(host.address, JOB, SECRET)).tasks[0].status != expected:
+        while (status := Observer(host.address, JOB, SECRET).query_status()).tasks[
+            0
+        ].status != expected:
             assert time.monotonic() < deadline, status
         assert status.tasks[0].pid == psutil.Process().pid
         assert 0 <= status.tasks[0].quiet_seconds < PATIENCE
@@ -277,7 +280,7 @@ class TestStatus:
         with pytest.raises(TypeError, match="'e' is a list"):
             first.report({"e": [1]})  # type: ignore[dict-item]
         deadline = time.monotonic() + PATIENCE
-        while not (status := query_status(host.address, JOB, SECRET).tasks[0].status):
+        while not (status := Observer(host.address, JOB, SECRET).query_status().tasks[0].status):
             assert time.monotonic() < deadline
         assert status == {"a": 0.5, "b": 3, "c": 1, "d": "x"}
         assert first.over is None
@@ -445,22 +448,23 @@ class TestReconnecting:
 
 
 class TestCoordinatorGone:
-    def test_the_task_goes_on_for_a_while(self, host: Host) -> None:
+    def test_the_task_goes_on_for_as_long_as_the_policy_says(self, address: str) -> None:
         with (
-            host.member("worker:0", coordinator_timeout=1.0) as first,
-            host.member("worker:1", coordinator_timeout=60.0) as second,
+            Host(address, coordinator_patience=1.0) as host,
+            host.member("worker:0") as first,
+            host.member("worker:1") as second,
         ):
             first.join()
             second.join()
             view = first.next_view()
             start = time.monotonic()
             host.stop()
-            assert first.over is None and first.view == view
+            assert (first.over, second.over) == (None, None)
+            assert first.view == second.view == view
             over = first.end()
             assert time.monotonic() - start >= 1.0
             assert (over.outcome, over.culprit) == ("failed", "coordinator:0")
             assert host.address in over.reason
-            assert second.over is None and second.view == view
             assert not first.leave("failed", "so be it")
 
     def test_it_says_so_every_few_seconds(self, host: Host) -> None:
@@ -500,8 +504,11 @@ class TestCoordinatorGone:
             heard.wait()
         assert member.over is None
 
-    def test_a_stranger_on_its_port_is_not_believed(self, host: Host) -> None:
-        with host.member("worker:0", coordinator_timeout=0.5) as member:
+    def test_a_stranger_on_its_port_is_not_believed(self, address: str) -> None:
+        with (
+            Host(address, coordinator_patience=0.5) as host,
+            host.member("worker:0") as member,
+        ):
             member.join()
             host.stop()
             listener = listen(host.address)

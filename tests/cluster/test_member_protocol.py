@@ -5,10 +5,12 @@ import pytest
 from trireme.cluster.member_protocol import MemberConfig, MemberProtocol
 from trireme.cluster.member_state import MemberState
 from trireme.cluster.messages import (
+    Dismissed,
     Heartbeat,
     HeartbeatHeard,
     JobOver,
     JobOverHeard,
+    Join,
     Joined,
     Leave,
     Left,
@@ -17,21 +19,22 @@ from trireme.cluster.messages import (
     ViewChanged,
 )
 from trireme.cluster.view import View
-from trireme.errors import FrameError, PeerClosed, TaskClaimedError, WireTimeout
+from trireme.errors import ClusterError, FrameError, PeerClosed, TaskClaimedError, WireTimeout
 
 BROKEN = PeerClosed("it broke")
+JOINED = Joined(3, 1.0, 4.0, coordinator_patience=20.0)
 
 
 def member(now: float = 100.0) -> tuple[MemberProtocol, MemberState]:
     state = MemberState()
-    config = MemberConfig("tcp://c:1", "job", "worker", 1, b"", "", 10.0, 20.0)
-    return MemberProtocol(config, state, now, "h", 7), state
+    config = MemberConfig("tcp://c:1", "job", "worker", 1, b"", "", 10.0)
+    return MemberProtocol(config, state, now, "h", 7, start=11), state
 
 
 def joined() -> tuple[MemberProtocol, MemberState]:
     protocol, state = member()
-    assert protocol.connected(100.0).incarnation == 0
-    assert protocol.heard(100.5, Joined(3, 1.0, 4.0)) is None
+    assert protocol.connected(100.0) == Join("worker", 1, 0, "h", 7, "", start=11)
+    assert protocol.heard(100.5, JOINED) is None
     return protocol, state
 
 
@@ -86,6 +89,23 @@ def test_an_older_view_is_not_believed() -> None:
         protocol.heard(101.0, ViewChanged(View(number, (), ())))
     assert state.view == View(3, (), ())
     assert seen == [View(2, (), ()), View(3, (), ())]
+
+
+def test_who_is_dismissed_hears_so_once() -> None:
+    protocol, state = joined()
+    seen: list[object] = []
+    state.subscribe(seen.append)
+    for _ in range(2):
+        assert protocol.heard(101.0, Dismissed("the job was made smaller")) is None
+    assert seen == [state.dismissed] == [Dismissed("the job was made smaller")]
+    assert not protocol.finished, "it leaves when it has finished its update"
+
+
+def test_who_comes_without_a_place_is_told_why() -> None:
+    protocol, state = member()
+    protocol.connected(100.0)
+    protocol.heard(100.1, Refused("dismissed", "the job was made smaller"))
+    assert isinstance(state.failure, ClusterError) and protocol.finished
 
 
 def test_leaving_is_said_once_on_each_connection() -> None:

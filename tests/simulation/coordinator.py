@@ -7,9 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from tests.simulation.network import DOWN, Network, Wire
+from trireme.cluster.decision import Decision, Send
 from trireme.cluster.membership import Closed, Event, Received, Tick
 from trireme.cluster.messages import Heartbeat
-from trireme.cluster.state import Decision, Policy, Send, State, everybody_told, initial_state
+from trireme.cluster.state import Policy, State, everybody_told, initial_state
 from trireme.cluster.view import View
 from trireme.wire.message import Message
 

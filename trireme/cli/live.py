@@ -27,16 +27,14 @@ def query(record: JobRecord, timeout: float = 5.0) -> ClusterStatus:
         UsageError: the job's secret or the observer's certificate cannot be read.
         WireError: no coordinator answers in time, or it is another job's.
     """
-    from trireme.cluster.coordinator import query_status
+    from trireme.cluster.observer import Observer
 
     secret = bytes.fromhex(read_secret(Path(record.secret_file)))
     certificates = None
     if record.certificate_file:
         file = Path(record.certificate_file)
         certificates = Certificates(read_private(file, "the observer's key", "run the job again"))
-    return query_status(
-        record.coordinator, record.job, secret, timeout=timeout, certificates=certificates
-    )
+    return Observer(record.coordinator, record.job, secret, certificates, timeout).query_status()
 
 
 @contextmanager

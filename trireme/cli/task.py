@@ -263,6 +263,11 @@ def _membership_report(coordinator: Coordinator) -> MembershipReport:
         lost=tuple(
             LostTask(task.name, task.pid, task.reason) for task in tasks if task.state == "lost"
         ),
+        wanted=tuple(
+            task.name for role in ("ps", "worker") for task in coordinator.state.wanted(role)
+        ),
+        dismissed=tuple(task.name for task in tasks if task.dismissed),
+        requests=coordinator.state.requests,
     )
 
 

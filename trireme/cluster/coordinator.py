@@ -9,27 +9,24 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from trireme.certificates import Certificates
 from trireme.clock import Clock, MonotonicClock
+from trireme.cluster.decision import Close
 from trireme.cluster.membership import Closed, Event, Paused, Received, Tick, step
 from trireme.cluster.messages import (
-    CLUSTER_CATALOG,
     CLUSTER_MESSAGES,
-    ClusterStatus,
     Heartbeat,
     Join,
     Leave,
+    Scale,
     StatusQuery,
+    TaskEnded,
 )
 from trireme.cluster.spec import OBSERVER, task_name
-from trireme.cluster.state import Close, Policy, cluster_status, everybody_told, initial_state
+from trireme.cluster.state import Policy, cluster_status, everybody_told, initial_state
 from trireme.errors import FrameError, WireError
-from trireme.wire.connection import Connection
 from trireme.wire.frame_reader import Incoming
-from trireme.wire.handshake import Identity, authenticate, new_epoch
+from trireme.wire.handshake import new_epoch
 from trireme.wire.link import Link
-from trireme.wire.message import Limits
-from trireme.wire.transport import connect
 
 _log = logging.getLogger(__name__)
 
@@ -87,8 +84,10 @@ class Coordinator:
         if isinstance(message, StatusQuery):
             status = cluster_status(self._clock.now(), self.state)
             link.offer(status, sequence=incoming.sequence)
-        else:
-            self._handle(Received(id(link), message))
+            return
+        if isinstance(message, Scale | TaskEnded) and link.identity.task != OBSERVER:
+            raise FrameError(f"{link.identity.task} sent {type(message).__name__}")
+        self._handle(Received(id(link), message, incoming.sequence))
 
     def closed(self, link: Link, error: WireError | None) -> None:
         del self._links[id(link)]
@@ -115,35 +114,4 @@ class Coordinator:
                 if isinstance(instruction, Close):
                     link.close()
                 else:
-                    link.offer(instruction.message)
-
-
-def query_status(
-    address: str,
-    job: str,
-    secret: bytes,
-    *,
-    timeout: float = 5.0,
-    certificates: Certificates | None = None,
-) -> ClusterStatus:
-    """Asks the coordinator for the job's status.
-
-    Args:
-        address: the coordinator's address, with its scheme.
-        job: the job's id.
-        secret: the job's secret.
-        timeout: in seconds, for the connection and for each answer.
-        certificates: an observer's, where the job uses TLS.
-
-    Raises:
-        WireError: no coordinator answers in time, or it is another job's.
-    """
-    stream = connect(address, timeout=timeout, certificates=certificates)
-    with Connection(stream, CLUSTER_CATALOG, limits=Limits(payload=0)) as connection:
-        identity = Identity(job, OBSERVER)
-        authenticate(connection, identity, secret, server="coordinator:0", timeout=timeout)
-        connection.send(StatusQuery(), timeout=timeout)
-        answer = connection.receive(timeout=timeout).message
-    if not isinstance(answer, ClusterStatus):
-        raise FrameError(f"{address} answered a question with {type(answer).__name__}")
-    return answer
+                    link.offer(instruction.message, sequence=instruction.sequence)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import secrets
 import select
 import socket
 import threading
@@ -34,6 +35,7 @@ from trireme.wire.transport import connect
 _log = logging.getLogger(__name__)
 
 _CLOSE_SECONDS = 1.0
+_START_BITS = 60
 _SLACK_SECONDS = 15.0  # an attempt to connect that began in time may take this much longer
 
 
@@ -42,8 +44,9 @@ class Member(MemberState):
 
     The thread connects, carries the messages of a `MemberProtocol`, and sleeps in `poll` between
     them. When the connection breaks, it connects again. While the coordinator is unreachable,
-    the task goes on with its newest view; after `coordinator_timeout` the job counts as failed,
-    and `over` is set. Any thread may use a member, and read what it knows from its attributes.
+    the task goes on with its newest view; after the policy's `coordinator_patience` the job counts
+    as failed, and `over` is set. Any thread may use a member, and read what it knows from its
+    attributes.
 
     Args:
         config: which task this is and where its coordinator listens.
@@ -55,7 +58,12 @@ class Member(MemberState):
         self._wakeup = Wakeup()  # woken when another thread has changed the state
         self._logged_at = time.monotonic()
         self._protocol = MemberProtocol(
-            config, self, self._logged_at, socket.gethostname(), os.getpid()
+            config,
+            self,
+            self._logged_at,
+            socket.gethostname(),
+            os.getpid(),
+            start=1 + secrets.randbits(_START_BITS),
         )
         self._thread = threading.Thread(
             target=self._run,
@@ -308,7 +316,8 @@ class Member(MemberState):
         if self.incarnation:
             _log.warning(
                 "the coordinator has been away for %.0f s (%s): training goes on with the present "
-                "members; the job is given up in %.0f s",
+                "members, and nobody joins or is replaced until it is started again; the job is "
+                "given up in %.0f s",
                 now - (self._protocol.away_since or now),
                 error,
                 left,

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from trireme.certificates import Certificates
 from trireme.cluster.member_state import MemberState
 from trireme.cluster.messages import (
+    Dismissed,
     Heartbeat,
     HeartbeatHeard,
     JobOver,
@@ -61,7 +62,6 @@ class MemberConfig:
         certificates: the task's, where the job uses TLS.
         address: the address at which this task listens, with its scheme; "" if it does not listen.
         connect_timeout: how long to try to join; the coordinator may start later than its tasks.
-        coordinator_timeout: once joined, how long to go on while the coordinator is unreachable.
         notice_interval: how often to log that it is unreachable.
     """
 
@@ -72,7 +72,6 @@ class MemberConfig:
     secret: bytes = field(repr=False)
     address: str = ""
     connect_timeout: float = 60.0
-    coordinator_timeout: float = 60.0
     notice_interval: float = 5.0
     certificates: Certificates | None = None
 
@@ -91,22 +90,32 @@ class MemberProtocol:
         now: the time.
         host: the name of this host.
         pid: the id of this process.
+        start: a random number of this process, above 0, by which the coordinator recognizes it when
+            it asks to join once more, having heard no answer; 0 for none.
 
     Attributes:
         away_since: since when there is no connection that has joined; None while there is one.
     """
 
     def __init__(
-        self, config: MemberConfig, state: MemberState, now: float, host: str, pid: int
+        self,
+        config: MemberConfig,
+        state: MemberState,
+        now: float,
+        host: str,
+        pid: int,
+        start: int = 0,
     ) -> None:
         self.away_since: float | None = now
         self._config = config
         self._state = state
         self._host = host
         self._pid = pid
+        self._start = start
         self._attempts = 0
         self._interval = 1.0
         self._answer_timeout = ATTEMPT_SECONDS
+        self._patience = config.connect_timeout
         # The current connection:
         self._joined = False
         self._leave_sent = False
@@ -136,6 +145,7 @@ class MemberProtocol:
             pid=self._pid,
             address=self._config.address,
             term=self._state.term,
+            start=self._start,
         )
 
     def heard(self, now: float, message: Message) -> Message | None:
@@ -159,6 +169,11 @@ class MemberProtocol:
         elif isinstance(message, WaitingFor):
             with state.change():
                 state.waiting = (message, now + message.deadline_seconds)
+        elif isinstance(message, Dismissed):
+            if state.dismissed is None:
+                with state.change():
+                    state.dismissed = message
+                state.publish(message)
         elif isinstance(message, Left):
             with state.change():
                 state.left = True
@@ -253,9 +268,7 @@ class MemberProtocol:
         """Until when to try to connect again; never, while a connection has joined."""
         if self.away_since is None:
             return math.inf
-        joined = self._state.incarnation > 0
-        config = self._config
-        return self.away_since + (config.coordinator_timeout if joined else config.connect_timeout)
+        return self.away_since + self._patience
 
     def served(self, now: float) -> bool:
         """Returns whether this connection is of no use any longer, so that it is to be closed.
@@ -273,6 +286,7 @@ class MemberProtocol:
         self.away_since = None
         self._interval = message.heartbeat_interval
         self._answer_timeout = message.heartbeat_timeout
+        self._patience = message.coordinator_patience
         self._next_heartbeat = now + self._interval
         with self._state.change():
             self._state.epoch, self._state.term = message.epoch, message.term
@@ -281,7 +295,11 @@ class MemberProtocol:
     def _take_refused(self, now: float, message: Refused) -> None:
         if message.code == "deposed":
             raise ConnectionRefused(message.reason)
-        kinds = {"outside": ConfigurationError, "unknown": ClusterError}
+        kinds = {
+            "outside": ConfigurationError,
+            "unknown": ClusterError,
+            "dismissed": ClusterError,
+        }
         self.fail(kinds.get(message.code, TaskClaimedError)(message.reason))
         self._close_deadline = now
 

@@ -8,12 +8,16 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from numbers import Integral, Real
 
-from trireme.cluster.messages import MAX_LINE, JobOver, Leave, StatusValue, WaitingFor
+from trireme.cluster.messages import MAX_LINE, Dismissed, JobOver, Leave, StatusValue, WaitingFor
 from trireme.cluster.view import View
 from trireme.wire.message import Message
 
-Subscriber = Callable[[View | JobOver], object]
-"""A function that is called with every new view and, at last, with the end of the job."""
+News = View | Dismissed | JobOver
+"""A new view; that this task is to leave; how the job ended."""
+
+Subscriber = Callable[[News], object]
+"""A function that is called with every new view, with the task's dismissal if it is dismissed, and,
+at last, with the end of the job."""
 
 
 class MemberState:
@@ -29,6 +33,7 @@ class MemberState:
             another epoch, even with the same id, secret and addresses.
         term: the coordinator's term; 0 before the task has joined.
         view: the newest view; None before the first.
+        dismissed: why this task is to leave; None while the job needs it.
         over: how the job ended, as far as this task knows, or why this task is not a member any
             more; None while it is.
         confirmed: whether `over` came from the coordinator; False if this task concluded it.
@@ -50,6 +55,7 @@ class MemberState:
         self.epoch = ""
         self.term = 0
         self.view: View | None = None
+        self.dismissed: Dismissed | None = None
         self.over: JobOver | None = None
         self.confirmed = False
         self.waiting: tuple[WaitingFor, float] | None = None
@@ -80,7 +86,7 @@ class MemberState:
         with self._changed:
             return self._changed.wait_for(condition, max(0.0, deadline - time.monotonic()))
 
-    def publish(self, news: View | JobOver) -> None:
+    def publish(self, news: News) -> None:
         """Calls every subscriber, in this thread."""
         with self._changed:
             subscribers = tuple(self._subscribers)
@@ -88,10 +94,11 @@ class MemberState:
             subscriber(news)
 
     def subscribe(self, subscriber: Subscriber) -> None:
-        """Registers a function to be called with every new `View`, and at last with the `JobOver`.
+        """Registers a function to be called with the news.
 
-        It is called in the member's thread and must not block. Subscribe before joining to miss no
-        view.
+        These are every new `View`, `Dismissed` if the task is to leave, and at last the `JobOver`.
+        The function is called in the member's thread and must not block. Subscribe before joining
+        to miss no view.
         """
         with self._changed:
             self._subscribers.append(subscriber)

@@ -8,14 +8,16 @@ the task that the event concerns, then `reconcile` brings the job into line.
     forming, running -- every worker has left ----> finished, or interrupted if one says so
     forming ----------- not complete in time -----> failed
     forming, running -- a task says it failed ----> failed
-    running ----------- a server or all workers
-                        are lost -----------------> failed
+    running ----------- all workers are lost, or all
+                        copies of a shard are, and
+                        the job does not survive it -> failed
 
     expected --Join--> live --Leave--> left
                        live --its connection closes--> disconnected --nothing--> lost
                        live --silence--> lost
     disconnected --Join, same incarnation--> live
     disconnected, lost, left --Join of a new process--> live, as the next incarnation
+    live, disconnected --its process has ended--> lost
 
 A connection is a number that the coordinator assigns. A task holds at most one.
 """
@@ -27,7 +29,10 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 
 from trireme.cluster import progress
+from trireme.cluster.decision import Decision, DecisionBuilder
 from trireme.cluster.messages import (
+    CaughtUp,
+    CopyLost,
     Heartbeat,
     HeartbeatHeard,
     JobOver,
@@ -37,25 +42,27 @@ from trireme.cluster.messages import (
     Leave,
     Left,
     Outcome,
+    ReadyToSwitch,
     Refused,
+    Scale,
+    TaskEnded,
+    TaskEndedHeard,
 )
-from trireme.cluster.reconcile import lose_server, reconcile
+from trireme.cluster.reconcile import lacks_copies, lose_server, lose_task, reconcile
+from trireme.cluster.reconfiguration import take_caught_up, take_copy_lost, take_ready
+from trireme.cluster.scaling import admit_further, scale
 from trireme.cluster.spec import task_name
-from trireme.cluster.state import (
-    Decision,
-    DecisionBuilder,
-    State,
-    Task,
-)
+from trireme.cluster.state import State, Task
 from trireme.wire.message import Message
 
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """A message arrived on a connection."""
+    """A message arrived on a connection; `sequence` is that of a request."""
 
     connection: int
     message: Message
+    sequence: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +87,8 @@ class Tick:
 
 Event = Received | Closed | Paused | Tick
 
+_MEMBER_MESSAGES = (Heartbeat, Leave, JobOverHeard, CaughtUp, CopyLost, ReadyToSwitch)
+
 
 def step(now: float, state: State, event: Event) -> Decision:
     """Decides how to respond to an event.
@@ -94,7 +103,7 @@ def step(now: float, state: State, event: Event) -> Decision:
     """
     builder = DecisionBuilder(now, state)
     if isinstance(event, Received):
-        _receive(builder, event.connection, event.message)
+        _receive(builder, event)
         if isinstance(event.message, Heartbeat):
             return builder.decision()  # changes nothing else, and most events are heartbeats
     elif isinstance(event, Closed):
@@ -105,26 +114,52 @@ def step(now: float, state: State, event: Event) -> Decision:
     return builder.decision()
 
 
-def _receive(builder: DecisionBuilder, connection: int, message: Message) -> None:
+def _receive(builder: DecisionBuilder, event: Received) -> None:
+    connection, message = event.connection, event.message
+    holder = builder.state.holder(connection)
     if isinstance(message, Join):
         _join(builder, connection, message)
+    elif holder is not None and isinstance(message, _MEMBER_MESSAGES):
+        _hear(builder, replace(holder, heard=builder.now), connection, message)
+    elif holder is None and isinstance(message, Scale):
+        scale(builder, connection, message, event.sequence)
+    elif holder is None and isinstance(message, TaskEnded):
+        _task_ended(builder, event, message)
     else:
-        holder = builder.state.holder(connection)
-        if holder is None or not isinstance(message, Heartbeat | Leave | JobOverHeard):
-            why = f"{type(message).__name__} was not expected"
-            builder.add_reason(f"the connection of {holder or 'no task'} is closed: {why}")
-            builder.close(connection)
-            _disconnect(builder, Closed(connection, why))
-            return
-        task = replace(holder, heard=builder.now)
-        if isinstance(message, Heartbeat):
-            builder.update_task(progress.heard(builder.now, task, message.status))
-            builder.send(connection, HeartbeatHeard())
-            builder.add_reason(f"{task.name} is alive")
-        elif isinstance(message, Leave):
-            _leave(builder, task, connection, message)
-        else:
-            _end_confirmed(builder, task, connection)
+        why = f"{type(message).__name__} was not expected"
+        builder.add_reason(f"the connection of {holder or 'no task'} is closed: {why}")
+        builder.close(connection)
+        _disconnect(builder, Closed(connection, why))
+
+
+def _hear(builder: DecisionBuilder, task: Task, connection: int, message: Message) -> None:
+    """Takes a message of a member."""
+    if isinstance(message, Heartbeat):
+        builder.update_task(progress.heard(builder.now, task, message.status))
+        builder.send(connection, HeartbeatHeard())
+        builder.add_reason(f"{task.name} is alive")
+        return
+    builder.update_task(task)
+    if isinstance(message, Leave):
+        _leave(builder, task, connection, message)
+    elif isinstance(message, CaughtUp) and task.role == "ps":
+        take_caught_up(builder, task, message)
+    elif isinstance(message, CopyLost) and task.role == "ps":
+        take_copy_lost(builder, task, message)
+    elif isinstance(message, ReadyToSwitch) and task.role == "ps":
+        take_ready(builder, task, message)
+    elif isinstance(message, JobOverHeard):
+        _end_confirmed(builder, task, connection)
+
+
+def _task_ended(builder: DecisionBuilder, event: Received, message: TaskEnded) -> None:
+    """Gives a task up whose process has ended, if that process holds it."""
+    builder.send(event.connection, TaskEndedHeard(), event.sequence)
+    name = task_name(message.role, message.index)
+    builder.add_reason(f"pid {message.pid} on {message.host} of {name} has ended: {message.reason}")
+    task = builder.state.tasks.get(name)
+    if task is not None and task.active and (task.host, task.pid) == (message.host, message.pid):
+        lose_task(builder, task, f"its process ended: {message.reason}")
 
 
 # Join ------------------------------------------------------------------------------------------
@@ -132,6 +167,8 @@ def _receive(builder: DecisionBuilder, connection: int, message: Message) -> Non
 
 def _join(builder: DecisionBuilder, connection: int, join: Join) -> None:
     name = task_name(join.role, join.index)
+    if name not in builder.state.tasks:
+        admit_further(builder, join.role, join.index)
     known = builder.state.tasks.get(name)
     refusal = _refusal(builder, connection, known, join)
     if refusal is not None:
@@ -139,7 +176,7 @@ def _join(builder: DecisionBuilder, connection: int, join: Join) -> None:
         builder.add_reason(f"{name} was refused: {refusal.reason}")
         return
     assert known is not None  # else it was refused
-    resumes = join.incarnation > 0 and known.state != "lost"
+    resumes = known.state != "lost" and (join.incarnation > 0 or _asks_again(known, join))
     if builder.state.over is not None and not resumes:
         builder.send(connection, builder.state.over)
         builder.add_reason(f"{known.name} came after the job was over")
@@ -164,6 +201,7 @@ def _admit(
             host=join.host,
             pid=join.pid,
             address=join.address,
+            start=join.start,
         )
     elif known.state == "left":
         task = known
@@ -183,9 +221,15 @@ def _admit(
             policy.heartbeat_timeout,
             builder.state.epoch,
             builder.state.term,
+            policy.coordinator_patience,
         ),
     )
     builder.newcomer = connection
+
+
+def _asks_again(known: Task, join: Join) -> bool:
+    """Returns whether a process joins that has joined already, and has not heard that it has."""
+    return join.incarnation == 0 and join.start > 0 and join.start == known.start
 
 
 def _refusal(
@@ -221,13 +265,19 @@ def _refusal(
             f"{known} is now incarnation {known.incarnation} of this task: incarnation "
             f"{join.incarnation}, of which nothing was heard, was given up; end its process",
         )
+    if known.dismissed and not known.active:
+        return Refused(
+            "dismissed",
+            f"the job was made smaller and has no place for {known.name}: make it larger first "
+            "(trireme scale)",
+        )
     if join.incarnation > 0 and known.state == "lost" and known.late:
         return Refused(
             "superseded",
             f"{known} was removed from the job: {known.reason}; end its process, or give its steps "
             "more time (--progress-timeout)",
         )
-    if join.incarnation == 0 and known.state == "live":
+    if join.incarnation == 0 and known.state == "live" and not _asks_again(known, join):
         return Refused(
             "claimed",
             f"{known.name} is held by pid {known.pid} on {known.host}, connected for "
@@ -253,7 +303,7 @@ def _leave(builder: DecisionBuilder, task: Task, connection: int, message: Leave
     )
     if outcome == "failed":
         builder.end(_failure(builder, task, message))
-    elif task.role == "ps" and builder.state.phase == "running":
+    elif task.role == "ps" and lacks_copies(builder.state):
         how: Outcome = "interrupted" if outcome == "interrupted" else "failed"
         builder.end(JobOver(how, task.name, f"{said}, while workers still needed its parameters"))
 

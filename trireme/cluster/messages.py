@@ -10,7 +10,7 @@ from typing import Annotated, ClassVar, Literal
 
 import msgspec
 
-from trireme.cluster.view import View
+from trireme.cluster.view import ShardEntry, View
 from trireme.wire.message import Catalog, Index, Message, Name, Number
 
 Outcome = Literal["finished", "interrupted", "failed"]
@@ -22,10 +22,10 @@ Phase = Literal["forming", "running", "finished", "interrupted", "failed"]
 TaskState = Literal["expected", "live", "disconnected", "lost", "left"]
 """The state of a task: not joined yet; connected; disconnected for now; given up; it has left."""
 
-Refusal = Literal["outside", "claimed", "superseded", "unknown", "deposed"]
+Refusal = Literal["outside", "claimed", "superseded", "unknown", "deposed", "dismissed", "scale"]
 """Why a task may not join: the cluster has no such task; another process holds it; another process
 has taken it over; the coordinator never assigned its incarnation; a coordinator of a later term has
-replaced this one."""
+replaced this one; the job was made smaller. Or why it is not scaled: `scale`."""
 
 MAX_LINE = 16 << 10
 """The largest number of characters of a `Line`."""
@@ -53,6 +53,8 @@ class Join(Message, frozen=True, array_like=True):
         address: the address at which it listens, with its scheme; "" if it does not listen.
         term: the coordinator's term that the process last received; 0 for one that joins for the
             first time. A coordinator of an earlier term was replaced, and admits no task.
+        start: a random number of this process, so that one that has not heard the answer to its
+            first `Join` is recognized when it asks again; 0 for none.
     """
 
     kind: ClassVar[int] = 16
@@ -63,6 +65,7 @@ class Join(Message, frozen=True, array_like=True):
     pid: Number
     address: Name
     term: Number = 0
+    start: Number = 0
 
 
 class Heartbeat(Message, frozen=True, array_like=True):
@@ -154,6 +157,8 @@ class Joined(Message, frozen=True, array_like=True):
         heartbeat_timeout: after so many seconds of silence each side gives the other up.
         epoch: the epoch of the job. Every later handshake of the task names it.
         term: the number of this start of the coordinator within the epoch.
+        coordinator_patience: the task goes on for so many seconds without a coordinator before it
+            gives the job up.
     """
 
     kind: ClassVar[int] = 17
@@ -162,10 +167,11 @@ class Joined(Message, frozen=True, array_like=True):
     heartbeat_timeout: float
     epoch: str = ""
     term: int = 1
+    coordinator_patience: float = 600.0
 
 
 class Refused(Message, frozen=True, array_like=True):
-    """The task may not join. `code` and `reason` say why."""
+    """The task may not join, or the job is not scaled so. `code` and `reason` say why."""
 
     kind: ClassVar[int] = 18
     code: Refusal
@@ -214,6 +220,16 @@ class JobOver(Message, frozen=True, array_like=True):
     reason: str
 
 
+class Dismissed(Message, frozen=True, array_like=True):
+    """The job needs the task no more: it finishes its update, and leaves. `reason` says why.
+
+    A server hears it once no shard lies on it any more.
+    """
+
+    kind: ClassVar[int] = 31
+    reason: str
+
+
 # Anybody to coordinator ------------------------------------------------------------------------
 
 
@@ -221,6 +237,64 @@ class StatusQuery(Message, frozen=True, array_like=True):
     """Asks for the job's status. Answered by `ClusterStatus`."""
 
     kind: ClassVar[int] = 32
+
+
+class Scale(Message, frozen=True, array_like=True):
+    """Asks for other numbers of tasks. Answered by `Scaled`, or by `Refused`.
+
+    Attributes:
+        servers: how many parameter servers the job shall have; None for as many as now.
+        workers: how many workers, likewise.
+    """
+
+    kind: ClassVar[int] = 34
+    servers: Index | None = None
+    workers: Index | None = None
+
+
+class Scaled(Message, frozen=True, array_like=True):
+    """The answer to `Scale`.
+
+    Attributes:
+        servers, workers: how many tasks of each role the job shall have now.
+        awaited: the names of the tasks that the job has room for and that have no process: whoever
+            starts tasks starts these.
+        dismissed: the names of the tasks that are to leave, and have not left yet.
+    """
+
+    kind: ClassVar[int] = 35
+    servers: int
+    workers: int
+    awaited: tuple[str, ...]
+    dismissed: tuple[str, ...]
+
+
+class TaskEnded(Message, frozen=True, array_like=True):
+    """Whoever has started a task: its process has ended. Answered by `TaskEndedHeard`.
+
+    The coordinator gives the task up at once, unless another process holds it by now, or it has
+    left.
+
+    Attributes:
+        role: `ps` or `worker`.
+        index: the task's index.
+        host: the name of the process's host.
+        pid: its process id there.
+        reason: how it ended, such as `killed by SIGKILL`.
+    """
+
+    kind: ClassVar[int] = 36
+    role: Name
+    index: Index
+    host: Name
+    pid: Number
+    reason: Line
+
+
+class TaskEndedHeard(Message, frozen=True, array_like=True):
+    """The answer to `TaskEnded`."""
+
+    kind: ClassVar[int] = 37
 
 
 class TaskStatus(msgspec.Struct, frozen=True, array_like=True):
@@ -235,6 +309,7 @@ class TaskStatus(msgspec.Struct, frozen=True, array_like=True):
         host, pid, address: as that process reported them when it joined.
         quiet_seconds: how long ago it was last heard; -1 if never.
         status: the status of its last heartbeat.
+        dismissed: whether it is to leave, because the job was made smaller.
     """
 
     role: str
@@ -247,6 +322,7 @@ class TaskStatus(msgspec.Struct, frozen=True, array_like=True):
     address: str
     quiet_seconds: float
     status: dict[str, StatusValue]
+    dismissed: bool = False
 
 
 class ClusterStatus(Message, frozen=True, array_like=True):
@@ -258,6 +334,12 @@ class ClusterStatus(Message, frozen=True, array_like=True):
         view: the number of the newest view; 0 before the first.
         missing: the names of the tasks that the job waits for.
         tasks: every task, servers first.
+        term: the number of this start of the coordinator within the job.
+        replicas: how many servers shall hold each shard.
+        servers, workers: how many tasks of each role the job shall have.
+        shards, generation, next_shards, life: as in the newest view.
+        whole: whether every shard has all its copies, and no reconfiguration is under way or due
+            for want of copies.
     """
 
     kind: ClassVar[int] = 33
@@ -266,6 +348,15 @@ class ClusterStatus(Message, frozen=True, array_like=True):
     view: int
     missing: tuple[str, ...]
     tasks: tuple[TaskStatus, ...]
+    term: int = 1
+    replicas: int = 1
+    servers: int = 0
+    workers: int = 0
+    shards: tuple[ShardEntry, ...] = ()
+    generation: int = 1
+    next_shards: tuple[ShardEntry, ...] = ()
+    life: int = 0
+    whole: bool = True
 
 
 CLUSTER_MESSAGES = tuple(kind for kind in Message.__subclasses__() if kind.__module__ == __name__)

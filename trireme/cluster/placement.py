@@ -74,6 +74,17 @@ def caught_up(shards: Shards, number: int, server: int) -> Shards:
     return (*shards[:number], filled, *shards[number + 1 :])
 
 
+def emptied(shards: Shards, number: int, server: int) -> Shards:
+    """Returns the shards after a server's backup of one has turned out to be of no use.
+
+    It is filled again.
+    """
+    shard = shards[number]
+    backups = tuple(each for each in shard.backups if each != server)
+    refilled = replace(shard, backups=backups, joining=(*shard.joining, server))
+    return (*shards[:number], refilled, *shards[number + 1 :])
+
+
 def is_whole(shards: Shards, servers: int, replicas: int) -> bool:
     """Returns whether every shard has its copies and none is being filled."""
     return all(

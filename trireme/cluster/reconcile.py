@@ -9,10 +9,12 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from trireme.cluster import progress
-from trireme.cluster.messages import JobOver, ViewChanged, WaitingFor
-from trireme.cluster.placement import first_division
-from trireme.cluster.state import DecisionBuilder, Task, missing
-from trireme.cluster.view import ServerEntry, View, WorkerEntry, first_view
+from trireme.cluster.decision import DecisionBuilder
+from trireme.cluster.messages import Dismissed, JobOver, ViewChanged, WaitingFor
+from trireme.cluster.placement import surviving
+from trireme.cluster.reconfiguration import renew_view
+from trireme.cluster.scaling import DISMISSAL, dismiss_those_to_leave
+from trireme.cluster.state import State, Task, missing
 
 
 def reconcile(builder: DecisionBuilder) -> None:
@@ -23,20 +25,52 @@ def reconcile(builder: DecisionBuilder) -> None:
         _form(builder)
     if builder.state.phase in ("forming", "running"):
         _end_if_due(builder)
-    renewed = builder.state.phase == "running" and _renew_view(builder)
+    renewed = builder.state.phase == "running" and renew_view(builder)
+    _inform_newcomer(builder, renewed=renewed)
+    if builder.state.over is None:
+        dismiss_those_to_leave(builder)
     _notify_waiting(builder)
-    state, newcomer = builder.state, builder.newcomer
-    if newcomer is not None:  # it may have missed the newest notice
-        if state.over is not None:
-            builder.send(newcomer, state.over)
-        elif state.view is not None and not renewed:
-            builder.send(newcomer, ViewChanged(state.view))
+
+
+def lose_task(builder: DecisionBuilder, task: Task, why: str) -> None:
+    """Gives a task up."""
+    if task.connection is not None:
+        builder.close(task.connection)
+    builder.update_task(replace(task, state="lost", reason=why, since=builder.now, connection=None))
+    builder.add_reason(f"{task} was lost: {why}")
+    if task.role == "ps":
+        lose_server(builder, task, why)
 
 
 def lose_server(builder: DecisionBuilder, server: Task, why: str) -> None:
-    """Ends a running job, which cannot go on without the parameters of a server."""
-    if builder.state.phase == "running":
+    """Ends a running job if it needs the copies of a server, and does not survive their loss."""
+    state = builder.state
+    if not state.policy.survives_loss and lacks_copies(state):
         builder.end(JobOver("failed", server.name, f"{server} was lost: {why}"))
+
+
+def lacks_copies(state: State) -> bool:
+    """Returns whether a shard of a running job has no copy left."""
+    return (
+        state.phase == "running"
+        and state.view is not None
+        and surviving(state.view.shards, state.holders) is None
+    )
+
+
+def _inform_newcomer(builder: DecisionBuilder, *, renewed: bool) -> None:
+    """Sends a task that has just joined what it may have missed."""
+    state, newcomer = builder.state, builder.newcomer
+    if newcomer is None:
+        return
+    if state.over is not None:
+        builder.send(newcomer, state.over)
+        return
+    if state.view is not None and not renewed:
+        builder.send(newcomer, ViewChanged(state.view))
+    task = state.holder(newcomer)
+    if task is not None and task.told:
+        builder.send(newcomer, Dismissed(DISMISSAL))
 
 
 def _lose_silent_tasks(builder: DecisionBuilder) -> None:
@@ -44,10 +78,13 @@ def _lose_silent_tasks(builder: DecisionBuilder) -> None:
     for task in builder.state.tasks.values():
         silence = builder.now - task.heard
         away = builder.now - task.since
+        grace = policy.reconnect_grace
+        if builder.state.resumed is not None and task.since <= builder.state.resumed:
+            grace = max(grace, policy.heartbeat_timeout)  # it pauses between its attempts
         if task.state == "live" and silence >= policy.heartbeat_timeout:
-            _lose(builder, task, f"it sent nothing for {silence:.1f} s")
-        elif task.state == "disconnected" and away >= policy.reconnect_grace:
-            _lose(builder, task, f"{task.reason}, and it did not come back within {away:.1f} s")
+            lose_task(builder, task, f"it sent nothing for {silence:.1f} s")
+        elif task.state == "disconnected" and away >= grace:
+            lose_task(builder, task, f"{task.reason}, and it did not come back within {away:.1f} s")
 
 
 def _lose_stuck_workers(builder: DecisionBuilder) -> None:
@@ -57,24 +94,15 @@ def _lose_stuck_workers(builder: DecisionBuilder) -> None:
     for task in builder.state.of("worker"):
         if progress.is_overdue(builder.now, builder.state.policy, task):
             task = replace(task, late=True)
-            _lose(builder, task, progress.standstill(builder.now, task))
+            lose_task(builder, task, progress.standstill(builder.now, task))
         elif not task.late and progress.is_late(builder.now, builder.state.policy, task):
             builder.update_task(replace(task, late=True))
             builder.add_reason(f"{task} is stuck: {progress.standstill(builder.now, task)}")
 
 
-def _lose(builder: DecisionBuilder, task: Task, why: str) -> None:
-    if task.connection is not None:
-        builder.close(task.connection)
-    builder.update_task(replace(task, state="lost", reason=why, since=builder.now, connection=None))
-    builder.add_reason(f"{task} was lost: {why}")
-    if task.role == "ps":
-        lose_server(builder, task, why)
-
-
 def _form(builder: DecisionBuilder) -> None:
     state = builder.state
-    if all(task.state == "live" for task in state.tasks.values()):
+    if not missing(state):
         reason = "every task has come"
         builder.state = replace(state, phase="running", reason=reason)
         builder.add_reason(reason)
@@ -89,15 +117,26 @@ def _form(builder: DecisionBuilder) -> None:
 
 
 def _end_if_due(builder: DecisionBuilder) -> None:
+    _end_without_servers(builder)
     workers = builder.state.of("worker")
-    left = [worker for worker in workers if worker.state == "left"]
+    # Those who left because the job was made smaller have not finished it.
+    left = [worker for worker in workers if worker.state == "left" and not worker.dismissed]
     lost = [worker for worker in workers if worker.state == "lost"]
     if any(worker.active for worker in workers):
         return
     if left:
         _end_by_leaving(builder, left, lost)
-    elif builder.state.phase == "running":
-        _end_by_loss(builder, lost)
+    elif builder.state.phase == "running" and lost:
+        _end_by_loss(builder, [worker for worker in lost if not worker.dismissed] or lost)
+
+
+def _end_without_servers(builder: DecisionBuilder) -> None:
+    """Ends a running job of which all servers are lost, unless one may be started anew."""
+    servers = builder.state.of("ps")
+    if builder.state.phase == "running" and servers:
+        lost = [server for server in servers if server.state == "lost"]
+        if lost and not builder.state.left_to_go_on("ps"):
+            _end_by_loss(builder, lost)
 
 
 def _end_by_leaving(builder: DecisionBuilder, left: list[Task], lost: list[Task]) -> None:
@@ -130,37 +169,13 @@ def _chief_lost_at_the_end(left: list[Task], lost: list[Task]) -> Task | None:
 
 
 def _end_by_loss(builder: DecisionBuilder, lost: list[Task]) -> None:
-    first = min(lost, key=lambda worker: (worker.since, worker.heard))
-    last = max(worker.since for worker in lost)
+    first = min(lost, key=lambda task: (task.since, task.heard))
+    last = max(task.since for task in lost)
     if builder.now - last >= builder.state.policy.wait_for_restart:
-        who = "the only worker" if len(lost) == 1 else f"all {len(lost)} workers were lost, first"
+        kind = "server" if first.role == "ps" else "worker"
+        who = f"the only {kind}" if len(lost) == 1 else f"all {len(lost)} {kind}s were lost, first"
         reason = f"{who} {first}: {first.reason}"
         builder.end(JobOver("failed", first.name, reason))
-
-
-def _renew_view(builder: DecisionBuilder) -> bool:
-    """Issues a new view if the members differ from the newest one; returns whether it did."""
-    state = builder.state
-    servers = tuple(
-        ServerEntry(task.index, task.incarnation, task.address) for task in state.of("ps")
-    )
-    workers = tuple(
-        WorkerEntry(task.index, task.incarnation) for task in state.of("worker") if task.active
-    )
-    if state.view is None:
-        hosts = {task.index: task.host for task in state.of("ps")}
-        shards = first_division(hosts, state.policy.slots, state.policy.replicas)
-        view = View(first_view(state.term), servers, workers, shards)
-    elif (state.view.servers, state.view.workers) == (servers, workers):
-        return False
-    else:
-        number = state.view.number + 1
-        view = replace(state.view, number=number, servers=servers, workers=workers)
-    builder.state = replace(state, view=view)
-    indices = ", ".join(str(worker.index) for worker in workers)
-    builder.add_reason(f"view {view.number}: workers {indices or 'none'}, {len(servers)} servers")
-    builder.broadcast(ViewChanged(view))
-    return True
 
 
 def _notify_waiting(builder: DecisionBuilder) -> None:

@@ -1,16 +1,11 @@
-"""The coordinator's state, as values: a job's policy, its tasks, its phase; and how it is changed.
-
-A decision is a new state, and instructions with a reason.
-"""
+"""The coordinator's state, as values: a job's policy, its tasks, its phase."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import msgspec
-from msgspec.structs import replace
 
 from trireme.cluster.messages import (
     ClusterStatus,
@@ -21,10 +16,10 @@ from trireme.cluster.messages import (
     TaskState,
     TaskStatus,
 )
+from trireme.cluster.placement import is_whole
 from trireme.cluster.spec import task_name
 from trireme.cluster.view import View
 from trireme.errors import ConfigurationError
-from trireme.wire.message import Message
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +42,11 @@ class Policy:
             it is lost; 0 for ever. See `trireme.cluster.progress`.
         replicas: how many servers hold each shard of the parameters.
         slots: into how many slots the parameters are cut, at least one for each server.
+        survives_loss: whether the job goes on from its newest checkpoint when all copies of a shard
+            are lost; else it fails.
+        elastic: whether the job may be scaled, and further tasks may join it while it runs.
+        coordinator_patience: how long a task goes on without a coordinator before it gives the job
+            up. A coordinator that is started again on the same journal ends the wait.
 
     Raises:
         ConfigurationError: a count or a time is out of range.
@@ -64,6 +64,9 @@ class Policy:
     progress_timeout: float = 600.0
     replicas: int = 1
     slots: int = 256
+    survives_loss: bool = False
+    elastic: bool = False
+    coordinator_patience: float = 600.0
 
     def __post_init__(self) -> None:
         if self.workers < 1 or self.servers < 0:
@@ -84,7 +87,13 @@ class Policy:
         for name in ("join_timeout", "heartbeat_interval", "notice_interval"):
             if not getattr(self, name) > 0:
                 raise ConfigurationError(f"{name} is {getattr(self, name)}: it must be above 0")
-        for name in ("reconnect_grace", "end_grace", "wait_for_restart", "progress_timeout"):
+        for name in (
+            "reconnect_grace",
+            "end_grace",
+            "wait_for_restart",
+            "progress_timeout",
+            "coordinator_patience",
+        ):
             if not getattr(self, name) >= 0:
                 raise ConfigurationError(f"{name} is {getattr(self, name)}: it must be 0 or more")
         if not self.heartbeat_timeout > self.heartbeat_interval:
@@ -111,6 +120,9 @@ class Task(msgspec.Struct, frozen=True):
         usual: how many seconds its steps take; 0 where that is not known.
         late: whether it has made no step for several times as long; of a lost task, whether that
             is the reason.
+        start: the random number of its process; 0 if it has given none.
+        dismissed: whether it is to leave, because the job was made smaller.
+        told: whether it was informed that it is.
     """
 
     role: str
@@ -130,6 +142,9 @@ class Task(msgspec.Struct, frozen=True):
     moved: float = 0.0
     usual: float = 0.0
     late: bool = False
+    start: int = 0
+    dismissed: bool = False
+    told: bool = False
 
     @property
     def name(self) -> str:
@@ -147,6 +162,20 @@ class Task(msgspec.Struct, frozen=True):
         return f"{self.name} (pid {self.pid} on {self.host})"
 
 
+class Reconfiguration(msgspec.Struct, frozen=True):
+    """A reconfiguration under way: the view has `next_shards`.
+
+    Attributes:
+        view: the number of the view that has announced it.
+        since: when that was.
+        ready: the shards that have stopped at the common cut.
+    """
+
+    view: int
+    since: float
+    ready: tuple[int, ...] = ()
+
+
 class State(msgspec.Struct, frozen=True):
     """Everything that the coordinator knows. `initial_state` makes the first one.
 
@@ -162,6 +191,10 @@ class State(msgspec.Struct, frozen=True):
         over: the message that informs every task of the job's end; None before it.
         over_since: when the job ended.
         noticed: when the tasks were last informed which ones the job waits for.
+        reconfiguration: the one under way; None for none.
+        plan_after: no reconfiguration is planned before this time.
+        requests: how often somebody has asked for other numbers of tasks.
+        resumed: when this coordinator took the job over from an earlier one; None for the first.
     """
 
     policy: Policy
@@ -175,10 +208,29 @@ class State(msgspec.Struct, frozen=True):
     over: JobOver | None = None
     over_since: float = 0.0
     noticed: float = 0.0
+    reconfiguration: Reconfiguration | None = None
+    plan_after: float = 0.0
+    requests: int = 0
+    resumed: float | None = None
 
     def of(self, role: str) -> list[Task]:
         """Returns the tasks of a role, by index."""
         return [task for task in self.tasks.values() if task.role == role]
+
+    def wanted(self, role: str) -> list[Task]:
+        """Returns the tasks of a role that the job shall have, and that have not left, by index."""
+        return [task for task in self.of(role) if not task.dismissed and task.state != "left"]
+
+    def left_to_go_on(self, role: str) -> list[Task]:
+        """Returns the tasks of a role that are members and were not told to leave, by index."""
+        return [task for task in self.of(role) if task.active and not task.told]
+
+    @property
+    def holders(self) -> set[int]:
+        """The servers that still hold what the newest view says they do."""
+        entries = self.view.servers if self.view else ()
+        servers = {(task.index, task.incarnation) for task in self.of("ps") if task.active}
+        return {each.index for each in entries if (each.index, each.incarnation) in servers}
 
     def holder(self, connection: int) -> Task | None:
         """Returns the task that holds a connection; None if none does."""
@@ -196,15 +248,19 @@ def initial_state(now: float, policy: Policy, epoch: str = "", term: int = 1) ->
 def missing(state: State) -> list[Task]:
     """Returns the tasks that the job waits for.
 
-    While it forms, these are all tasks that are not live. Later they are the lost workers, if no
-    worker is left.
+    While it forms, these are all tasks that are not live. Later they are the lost tasks of a role
+    of which none is left.
     """
     if state.phase == "forming":
-        return [task for task in state.tasks.values() if task.state != "live"]
-    workers = state.of("worker")
-    if state.phase != "running" or any(worker.active for worker in workers):
+        tasks = state.tasks.values()
+        return [task for task in tasks if task.state != "live" and not task.dismissed]
+    if state.phase != "running":
         return []
-    return [worker for worker in workers if worker.state == "lost"]
+    lost = list[Task]()
+    for role in ("ps", "worker"):
+        if not state.left_to_go_on(role):
+            lost += [task for task in state.wanted(role) if task.state == "lost"]
+    return lost
 
 
 def everybody_told(now: float, state: State) -> bool:
@@ -220,12 +276,23 @@ def everybody_told(now: float, state: State) -> bool:
 
 def cluster_status(now: float, state: State) -> ClusterStatus:
     """Returns the status that `trireme status` shows."""
+    view = state.view or View(0, (), ())
+    servers = len(state.wanted("ps"))
     return ClusterStatus(
         phase=state.phase,
         reason=state.reason,
-        view=state.view.number if state.view else 0,
+        view=view.number,
         missing=tuple(task.name for task in missing(state)),
         tasks=tuple(_task_status(now, task) for task in state.tasks.values()),
+        term=state.term,
+        replicas=state.policy.replicas,
+        servers=servers,
+        workers=len(state.wanted("worker")),
+        shards=view.shards,
+        generation=view.generation,
+        next_shards=view.next_shards,
+        life=view.life,
+        whole=not view.next_shards and is_whole(view.shards, servers, state.policy.replicas),
     )
 
 
@@ -241,90 +308,5 @@ def _task_status(now: float, task: Task) -> TaskStatus:
         address=task.address,
         quiet_seconds=now - task.heard if task.incarnation else -1.0,
         status=dict(task.status),
+        dismissed=task.dismissed,
     )
-
-
-@dataclass(frozen=True, slots=True)
-class Send:
-    """Send a message on a connection."""
-
-    connection: int
-    message: Message
-
-
-@dataclass(frozen=True, slots=True)
-class Close:
-    """Close a connection after earlier messages are sent. No `Closed` event needs to follow."""
-
-    connection: int
-
-
-Instruction = Send | Close
-
-
-class Decision(NamedTuple):
-    """The result of an event.
-
-    Attributes:
-        state: the new state.
-        instructions: what to do, in this order.
-        reason: why, for the log; not empty where there are instructions.
-    """
-
-    state: State
-    instructions: tuple[Instruction, ...]
-    reason: str
-
-
-class DecisionBuilder:
-    """Builds one decision. It exists only during one `step`, and is the only mutable object.
-
-    Attributes:
-        now: the time of the event.
-        state: the state so far.
-        newcomer: the connection of a task that has just joined and must be informed.
-    """
-
-    def __init__(self, now: float, state: State) -> None:
-        self.now = now
-        self.state = state
-        self.newcomer: int | None = None
-        self._instructions: list[Instruction] = []
-        self._reasons: list[str] = []
-
-    def decision(self) -> Decision:
-        """Returns the decision."""
-        return Decision(self.state, tuple(self._instructions), "; ".join(self._reasons))
-
-    def update_task(self, task: Task) -> None:
-        """Replaces a task in the state."""
-        self.state = replace(self.state, tasks={**self.state.tasks, task.name: task})
-
-    def add_reason(self, reason: str) -> None:
-        """Adds to the decision's reason."""
-        self._reasons.append(reason)
-
-    def send(self, connection: int, message: Message) -> None:
-        """Adds an instruction to send."""
-        self._instructions.append(Send(connection, message))
-
-    def close(self, connection: int) -> None:
-        """Adds an instruction to close."""
-        self._instructions.append(Close(connection))
-
-    def broadcast(self, message: Message) -> None:
-        """Adds instructions to send to every connected task."""
-        for task in self.state.tasks.values():
-            if task.connection is not None:
-                self.send(task.connection, message)
-
-    def end(self, over: JobOver) -> None:
-        """Ends the job and informs every task. Does nothing if the job has ended already."""
-        if self.state.over is not None:
-            return
-        self.state = replace(
-            self.state, phase=over.outcome, reason=over.reason, over=over, over_since=self.now
-        )
-        self.newcomer = None
-        self.add_reason(f"the job is over, {over.outcome}: {over.reason}")
-        self.broadcast(over)

@@ -14,7 +14,8 @@ from trireme.certificates import Certificates
 from trireme.cluster.coordinator import Coordinator
 from trireme.cluster.member import Member
 from trireme.cluster.member_protocol import MemberConfig
-from trireme.cluster.messages import JobOver
+from trireme.cluster.member_state import News
+from trireme.cluster.messages import Dismissed, JobOver
 from trireme.cluster.state import Policy
 from trireme.cluster.view import View
 from trireme.errors import (
@@ -161,6 +162,8 @@ class _Server:
         try:
             self._service.run()
             self._record(self._handler.status(), True)
+            if self._member.dismissed is not None:
+                self._member.leave("finished", self._member.dismissed.reason)
         finally:
             self._peers.close()
             self._member.close()
@@ -177,8 +180,11 @@ class _Server:
             self._failure = error
             self._service.stop()
 
-    def _heard(self, news: View | JobOver) -> None:
-        """Takes a new view, or the end of the job. In the member's thread."""
+    def _heard(self, news: News) -> None:
+        """Takes a new view, its dismissal, or the end of the job. In the member's thread."""
+        if isinstance(news, Dismissed):
+            self._service.stop()
+            return
         if isinstance(news, View):
             self._service.epoch = self._handler.epoch = self._member.epoch
             self._service.call_soon(partial(self._handler.view, news, self._member.incarnation))

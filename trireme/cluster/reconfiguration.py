@@ -1,0 +1,246 @@
+"""The views of a running job: who is a member, and where the copies of each shard lie.
+
+A view that is made because somebody was lost promotes backups. Where all copies of a shard were
+lost, the job begins another life: fresh shards, which are filled from the newest checkpoint.
+When all is quiet, the placement is improved by reconfigurations, one at a time: a view announces
+the next shards, their primaries stop at a common cut and say that they are ready, another view
+switches.
+"""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from trireme.cluster.decision import DecisionBuilder
+from trireme.cluster.messages import CaughtUp, CopyLost, ReadyToSwitch, ViewChanged
+from trireme.cluster.placement import (
+    Shards,
+    balanced,
+    caught_up,
+    completed,
+    emptied,
+    first_division,
+    step_towards,
+    surviving,
+)
+from trireme.cluster.spec import task_name
+from trireme.cluster.state import Reconfiguration, State, Task
+from trireme.cluster.view import ServerEntry, ShardEntry, View, WorkerEntry, first_view
+
+REBALANCE_SECONDS = 30.0
+"""The slots of a lost server stay with those that were promoted for so long, at most, if its
+process is started anew. So they do not move twice."""
+
+SWITCH_SECONDS = 30.0
+"""A reconfiguration that takes longer is given up, and planned again after as long."""
+
+
+def renew_view(builder: DecisionBuilder) -> bool:
+    """Issues a new view if the members or their shards have changed; returns whether it did.
+
+    A further reconfiguration is only announced by a view of its own.
+    """
+    state = builder.state
+    before = state.view
+    if before is None:
+        view = _first_view(state)
+    elif before.servers and not state.left_to_go_on("ps"):
+        return False  # it waits for a server; a view without one would be of no use
+    else:
+        view = _with_shards(builder, _with_members(before, state))
+        if view == before:
+            view = _with_plan(builder, view)
+        if view == before:
+            return False
+        view = replace(view, number=max(before.number + 1, first_view(state.term)))
+    announces = bool(view.next_shards) and (before is None or not before.next_shards)
+    if announces:
+        under_way: Reconfiguration | None = Reconfiguration(view.number, builder.now)
+    else:
+        under_way = builder.state.reconfiguration if view.next_shards else None
+    builder.state = replace(builder.state, view=view, reconfiguration=under_way)
+    builder.add_reason(_describe(view))
+    builder.broadcast(ViewChanged(view))
+    return True
+
+
+def take_caught_up(builder: DecisionBuilder, task: Task, message: CaughtUp) -> None:
+    """A primary says that a joining copy is complete. What comes too late is ignored."""
+    shard = _shard_of(builder.state, task, message)
+    if shard is not None and message.server in shard.joining:
+        builder.shards = caught_up(_shards(builder.state), message.shard, message.server)
+        server = task_name("ps", message.server)
+        builder.add_reason(f"{server} holds all of shard {message.shard} now")
+
+
+def take_copy_lost(builder: DecisionBuilder, task: Task, message: CopyLost) -> None:
+    """A primary says that a backup is of no use as it is. What comes too late is ignored."""
+    shard = _shard_of(builder.state, task, message)
+    if shard is not None and message.server in shard.backups:
+        builder.shards = emptied(_shards(builder.state), message.shard, message.server)
+        server = task_name("ps", message.server)
+        builder.add_reason(f"the copy of shard {message.shard} at {server} is to be filled again")
+
+
+def take_ready(builder: DecisionBuilder, task: Task, message: ReadyToSwitch) -> None:
+    """A primary says that its shard has stopped. What comes too late is ignored."""
+    under_way = builder.state.reconfiguration
+    if under_way is None or message.view < under_way.view:
+        return
+    if not _is_primary(builder.state, task, message.generation, message.shard):
+        return
+    ready = tuple(sorted({*under_way.ready, message.shard}))
+    builder.state = replace(builder.state, reconfiguration=replace(under_way, ready=ready))
+
+
+def is_needed(state: State, server: int) -> bool:
+    """Returns whether a shard of the newest view, or of the next ones, lies on a server."""
+    view = state.view
+    return view is not None and any(
+        server in (*shard.copies, *shard.joining) for shard in (*view.shards, *view.next_shards)
+    )
+
+
+# The parts of a view -----------------------------------------------------------------------------
+
+
+def _first_view(state: State) -> View:
+    hosts = {task.index: task.host for task in state.of("ps") if task.active}
+    shards = first_division(hosts, state.policy.slots, state.policy.replicas)
+    return _with_members(View(first_view(state.term), (), (), shards), state)
+
+
+def _with_members(view: View, state: State) -> View:
+    return replace(
+        view,
+        servers=tuple(
+            ServerEntry(task.index, task.incarnation, task.address)
+            for task in state.of("ps")
+            if task.active
+        ),
+        workers=tuple(
+            WorkerEntry(task.index, task.incarnation) for task in state.of("worker") if task.active
+        ),
+    )
+
+
+def _with_shards(builder: DecisionBuilder, view: View) -> View:
+    """Returns a view whose shards lie on live servers; or those after the switch."""
+    state = builder.state
+    shards = surviving(builder.shards or view.shards, state.holders)
+    if shards is None:
+        return _another_life(builder, view)
+    under_way = state.reconfiguration
+    if under_way is None:
+        return replace(view, shards=shards)
+    if (shards, surviving(view.next_shards, state.holders)) != (view.shards, view.next_shards):
+        builder.add_reason("the reconfiguration is given up")
+        return replace(view, shards=shards, next_shards=())
+    if len(under_way.ready) == len(shards):
+        return replace(
+            view, shards=view.next_shards, next_shards=(), generation=view.generation + 1
+        )
+    if builder.now - under_way.since >= SWITCH_SECONDS:
+        waited = [shard for shard in range(len(shards)) if shard not in under_way.ready]
+        names = ", ".join(f"{at} on {task_name('ps', shards[at].primary)}" for at in waited)
+        builder.add_reason(f"the reconfiguration is given up: it waited for shard {names}")
+        builder.state = replace(state, plan_after=builder.now + SWITCH_SECONDS)
+        return replace(view, shards=shards, next_shards=())
+    return replace(view, shards=shards)
+
+
+def _another_life(builder: DecisionBuilder, view: View) -> View:
+    hosts = _hosts(builder.state)
+    lost = [
+        f"{shard.start}-{shard.stop - 1}"
+        for shard in view.shards
+        if not any(server in builder.state.holders for server in shard.copies)
+    ]
+    builder.add_reason(
+        f"all copies of the slots {', '.join(lost)} are lost: the job goes back to its newest "
+        "checkpoint"
+    )
+    return replace(
+        view,
+        shards=first_division(hosts, builder.state.policy.slots, builder.state.policy.replicas),
+        next_shards=(),
+        generation=view.generation + 1,
+        life=view.life + 1,
+    )
+
+
+def _with_plan(builder: DecisionBuilder, view: View) -> View:
+    """Returns a view that announces the next reconfiguration, if one is due."""
+    state = builder.state
+    busy = view.next_shards or any(shard.joining for shard in view.shards)
+    away = any(task.state == "disconnected" for task in state.of("ps"))
+    if not view.shards or busy or away or builder.now < state.plan_after:
+        return view
+    hosts, replicas = _hosts(state), state.policy.replicas
+    stays = all(shard.primary in hosts for shard in view.shards)
+    wanted = completed if stays and _awaits_server(builder) else balanced
+    return replace(
+        view, next_shards=step_towards(view.shards, wanted(view.shards, hosts, replicas))
+    )
+
+
+def _hosts(state: State) -> dict[int, str]:
+    """Returns the servers that are to stay, with their hosts; without any, those that drain."""
+    live = state.left_to_go_on("ps")
+    staying = [task for task in live if not task.dismissed]
+    return {task.index: task.host for task in staying or live}
+
+
+def _awaits_server(builder: DecisionBuilder) -> bool:
+    """Returns whether a server was lost a short while ago, and may be started anew."""
+    patience = min(REBALANCE_SECONDS, builder.state.policy.wait_for_restart)
+    return any(
+        task.state == "lost" and builder.now - task.since < patience
+        for task in builder.state.wanted("ps")
+    )
+
+
+def _shards(state: State) -> Shards:
+    return state.view.shards if state.view else ()
+
+
+def _shard_of(state: State, task: Task, message: CaughtUp | CopyLost) -> ShardEntry | None:
+    """Returns the shard of which a message speaks; None if it speaks of what is no more."""
+    if not _is_primary(state, task, message.generation, message.shard):
+        return None
+    server = state.tasks.get(task_name("ps", message.server))
+    live = message.server in state.holders
+    if not live or server is None or server.incarnation != message.incarnation:
+        return None
+    return _shards(state)[message.shard]
+
+
+def _is_primary(state: State, task: Task, generation: int, shard: int) -> bool:
+    """Returns whether a task is primary of a shard in the newest view, as what it is now."""
+    view = state.view
+    return (
+        view is not None
+        and view.generation == generation
+        and shard < len(view.shards)
+        and view.shards[shard].primary == task.index
+        and task.index in state.holders
+    )
+
+
+def _describe(view: View) -> str:
+    workers = ", ".join(str(worker.index) for worker in view.workers)
+    text = f"view {view.number}: workers {workers or 'none'}, {len(view.servers)} servers"
+    if view.generation > 1 or any(shard.backups or shard.joining for shard in view.shards):
+        text += f", generation {view.generation}: {_placement(view.shards)}"
+    if view.next_shards:
+        text += f"; to be {_placement(view.next_shards)}"
+    return text
+
+
+def _placement(shards: Shards) -> str:
+    """Returns a text such as `0-127 on ps:0+1, 128-255 on ps:1 (joining: ps:2)`."""
+    return ", ".join(
+        f"{shard.start}-{shard.stop - 1} on ps:{'+'.join(map(str, shard.copies))}"
+        + (f" (joining: ps:{'+'.join(map(str, shard.joining))})" if shard.joining else "")
+        for shard in shards
+    )

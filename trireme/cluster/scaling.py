@@ -1,0 +1,142 @@
+"""A job that grows and shrinks while it runs.
+
+A task that is not needed any more is *dismissed*: a worker is told at once, finishes its update and
+leaves. A server keeps its copies until others hold them, and is told then. The last task of a role
+is never dismissed.
+"""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from trireme.cluster.decision import DecisionBuilder
+from trireme.cluster.messages import Dismissed, Refused, Scale, Scaled
+from trireme.cluster.reconfiguration import is_needed
+from trireme.cluster.spec import task_name
+from trireme.cluster.state import Policy, State, Task
+
+DISMISSAL = "the job was made smaller and needs this task no more"
+"""The reason that a dismissed task hears."""
+
+
+def scale(builder: DecisionBuilder, connection: int, message: Scale, sequence: int) -> None:
+    """Changes how many tasks the job shall have, and answers."""
+    wanted = {"ps": message.servers, "worker": message.workers}
+    why = _objection(builder.state, message)
+    if why:
+        builder.send(connection, Refused("scale", why), sequence)
+        builder.add_reason(f"the job is not scaled: {why}")
+        return
+    builder.state = replace(builder.state, requests=builder.state.requests + 1)
+    for role, count in wanted.items():
+        if count is not None:
+            _resize(builder, role, count)
+    builder.send(connection, _answer(builder.state), sequence)
+    servers, workers = (len(builder.state.wanted(role)) for role in wanted)
+    builder.add_reason(f"the job shall have {servers} servers and {workers} workers")
+
+
+def admit_further(builder: DecisionBuilder, role: str, index: int) -> bool:
+    """Makes room for a task that joins a running job by itself; returns whether there is room.
+
+    It must be the next one, so that a mistyped index is found.
+    """
+    state = builder.state
+    if role not in ("ps", "worker") or state.phase != "running" or not state.policy.elastic:
+        return False
+    if index != len(state.of(role)) or _too_many(state.policy, role, len(state.wanted(role)) + 1):
+        return False
+    _add(builder, Task(role, index))
+    builder.add_reason(f"{task_name(role, index)} makes the job larger")
+    return True
+
+
+def dismiss_those_to_leave(builder: DecisionBuilder) -> None:
+    """Informs the dismissed tasks on which nothing depends any more."""
+    for task in builder.state.tasks.values():
+        if not task.dismissed or task.told or task.connection is None or not task.active:
+            continue
+        if task.role == "ps" and is_needed(builder.state, task.index):
+            continue
+        builder.update_task(replace(task, told=True))
+        builder.send(task.connection, Dismissed(DISMISSAL))
+        builder.add_reason(f"{task} is dismissed")
+
+
+def _objection(state: State, message: Scale) -> str:
+    """Returns why the job cannot be scaled so; "" if it can."""
+    policy = state.policy
+    if state.over is not None:
+        return "the job is over"
+    if not policy.elastic:
+        return "this job keeps the number of tasks that it began with: its strategy needs that"
+    if message.workers is not None and message.workers < 1:
+        return "a job needs at least 1 worker"
+    if message.servers is None:
+        return ""
+    if not policy.servers:
+        return "the job began without parameter servers, and its values are at its workers"
+    if message.servers < policy.replicas:
+        return (
+            f"each shard has {policy.replicas} copies, on different servers: the job needs at "
+            f"least {policy.replicas}"
+        )
+    if _too_many(policy, "ps", message.servers):
+        return f"the parameters are cut into {policy.slots} slots: that is the most servers"
+    return ""
+
+
+def _too_many(policy: Policy, role: str, count: int) -> bool:
+    return role == "ps" and (not policy.servers or count > policy.slots)
+
+
+def _resize(builder: DecisionBuilder, role: str, count: int) -> None:
+    """Dismisses the highest tasks, but those first that are not there; or makes room for more."""
+    wanted = builder.state.wanted(role)
+    leaving = sorted(wanted, key=lambda task: (task.state == "live", -task.index))
+    for task in leaving[: max(0, len(wanted) - count)]:
+        builder.update_task(replace(task, dismissed=True))
+    for _ in range(count - len(wanted)):
+        _make_room(builder, role)
+
+
+def _make_room(builder: DecisionBuilder, role: str) -> None:
+    """Keeps a task that was to leave and does not know it yet; else takes a free index."""
+    tasks = builder.state.of(role)
+    kept = next((task for task in tasks if task.dismissed and not _leaves(task)), None)
+    if kept is None:
+        _add(builder, Task(role, len(tasks)))
+        return
+    if not kept.active and kept.incarnation:
+        if kept.connection is not None:  # it has left, and stays to learn how the job ends
+            builder.close(kept.connection)
+        reason = "its process has ended, and there is room for another one"
+        kept = replace(kept, state="lost", reason=reason, since=builder.now, connection=None)
+    builder.update_task(replace(kept, dismissed=False, told=False))
+
+
+def _leaves(task: Task) -> bool:
+    """Returns whether a task was told to leave, and is there still."""
+    return task.active and task.told
+
+
+def _add(builder: DecisionBuilder, task: Task) -> None:
+    """Adds a task to the state, which has the servers first."""
+    tasks = {**builder.state.tasks, task.name: replace(task, since=builder.now)}
+    roles = ("ps", "worker")
+    ordered = sorted(tasks.values(), key=lambda each: (roles.index(each.role), each.index))
+    builder.state = replace(builder.state, tasks={each.name: each for each in ordered})
+
+
+def _answer(state: State) -> Scaled:
+    servers, workers = state.wanted("ps"), state.wanted("worker")
+    return Scaled(
+        servers=len(servers),
+        workers=len(workers),
+        awaited=tuple(
+            task.name for task in (*servers, *workers) if task.state in ("expected", "lost")
+        ),
+        dismissed=tuple(
+            task.name for task in state.tasks.values() if task.dismissed and task.active
+        ),
+    )
