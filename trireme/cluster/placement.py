@@ -61,7 +61,9 @@ def surviving(shards: Shards, live: Collection[int]) -> Shards | None:
         copies = [server for server in shard.copies if server in live]
         if not copies:
             return None
-        joining = tuple(server for server in shard.joining if server in live)
+        # A backup that becomes the primary has no state with which to fill others.
+        stays = copies[0] == shard.primary
+        joining = tuple(server for server in shard.joining if stays and server in live)
         rest.append(replace(shard, primary=copies[0], backups=tuple(copies[1:]), joining=joining))
     return tuple(rest)
 
@@ -75,14 +77,15 @@ def caught_up(shards: Shards, number: int, server: int) -> Shards:
 
 
 def emptied(shards: Shards, number: int, server: int) -> Shards:
-    """Returns the shards after a server's backup of one has turned out to be of no use.
+    """Returns the shards without a server's copy of one, which has turned out to be of no use.
 
-    It is filled again.
+    The next generation fills it again.
     """
     shard = shards[number]
     backups = tuple(each for each in shard.backups if each != server)
-    refilled = replace(shard, backups=backups, joining=(*shard.joining, server))
-    return (*shards[:number], refilled, *shards[number + 1 :])
+    joining = tuple(each for each in shard.joining if each != server)
+    rest = replace(shard, backups=backups, joining=joining)
+    return (*shards[:number], rest, *shards[number + 1 :])
 
 
 def is_whole(shards: Shards, servers: int, replicas: int) -> bool:

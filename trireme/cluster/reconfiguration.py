@@ -74,9 +74,9 @@ def take_caught_up(builder: DecisionBuilder, task: Task, message: CaughtUp) -> N
 
 
 def take_copy_lost(builder: DecisionBuilder, task: Task, message: CopyLost) -> None:
-    """A primary says that a backup is of no use as it is. What comes too late is ignored."""
+    """A primary says that a copy is of no use as it is. What comes too late is ignored."""
     shard = _shard_of(builder.state, task, message)
-    if shard is not None and message.server in shard.backups:
+    if shard is not None and message.server in (*shard.backups, *shard.joining):
         builder.shards = emptied(_shards(builder.state), message.shard, message.server)
         server = task_name("ps", message.server)
         builder.add_reason(f"the copy of shard {message.shard} at {server} is to be filled again")
