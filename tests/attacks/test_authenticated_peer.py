@@ -60,9 +60,25 @@ from trireme.ps.messages import (
     Trace,
     WorkerProgress,
 )
+from trireme.ps.replication.replicas import Peer
+from trireme.ps.replication_messages import (
+    Address,
+    Fill,
+    Follow,
+    Replicate,
+    Replicated,
+    Speak,
+)
 from trireme.ps.rule import Average, Rule
-from trireme.ps.server.service import ShardHandler
-from trireme.ps.server_messages import PushesCommitted, PushesStaged, RoundClose, RoundReady
+from trireme.ps.server.handler import ShardHandler
+from trireme.ps.server_messages import (
+    PushesCommitted,
+    PushesStaged,
+    RoundClose,
+    RoundReady,
+    ShardFrozen,
+    StopAt,
+)
 from trireme.ps.snapshot_messages import Cut, Freeze, Load, Loaded, TensorSpec, Thaw
 from trireme.wire.frame_reader import Incoming
 from trireme.wire.handshake import Denied, Hello, Identity, ServerHandshake
@@ -115,7 +131,20 @@ class Victim:
         link = FakeLink(Identity("job", task, incarnation, calls="ps:0"), opened_here)
         self._links.append(link)
         self.handler.authenticated(cast(Link, link))
+        if isinstance(self.handler, ShardHandler):
+            self._open(link)
         return link
+
+    def _open(self, link: FakeLink) -> None:
+        """Says what the connection is for, as whoever behaves does first."""
+        index, role = link.identity.index, link.identity.role
+        if link.opened_here:
+            self.handler.connected(cast(Link, link), Peer(self.handler.index, False, index))
+            link.sent.clear()
+            return
+        speaks = role == "ps" and index and self.handler.index == 0
+        opener = Speak(index, 1) if speaks else Address(self.handler.index, 1)
+        self.handler.received(cast(Link, link), Incoming(opener, 0, (), 0))
 
     def hang_up(self, link: FakeLink) -> None:
         """The peer is gone."""
@@ -242,6 +271,10 @@ def server_templates(rule: Rule) -> list[Message]:
         RoundClose(0, ((1, 1),), 1.0),
         PushesStaged(0, ((1, 1, 1),)),
         PushesCommitted(0, ((1, 1, 1, True),), 1),
+        *(ShardFrozen(1, 0, ((1, 1),)), StopAt(1, 0, ((1, 1),))),
+        *(Address(0, 1), Speak(1, 1), Follow(0, 1, 0, 1, 1), Replicated(1)),
+        Replicate(1, 0.0, 0, 1, push.kind, PS_CATALOG.encode(push)),
+        Fill(view(1, 0), b"", (VALUES,)),
         msgspec.structs.replace(push, absent=(0,)),
         *(Status(), Trace("read"), Trace("start"), Trace("stop")),
         *(Attached(True, 0), PushReply(Applied(1), 1, 0, False), Leased(())),  # said by servers
@@ -405,7 +438,10 @@ def test_an_update_counts_as_that_of_the_task_that_the_handshake_has_proven() ->
     assert status.workers == (WorkerProgress(0, 1, 0, 0, 0), WorkerProgress(1, 1, 1, 1, 0))
     named = {"worker", "incarnation", "server"}
     said = [kind for kind in PS_MESSAGES if issubclass(kind, (FromWorker, FromServer))]
-    assert not [kind.__name__ for kind in said if named & set(kind.__struct_fields__)]
+    # A primary names the tasks whose events it replicates, and a replica says which start it is.
+    between_replicas = {Follow, Replicate}
+    claims = [kind for kind in said if named & set(kind.__struct_fields__)]
+    assert set(claims) == between_replicas
 
 
 def test_only_a_server_that_was_called_leads() -> None:

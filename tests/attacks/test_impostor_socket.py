@@ -20,7 +20,8 @@ import torch
 from tests.ps.server.test_service import JOB, SECRET, joined, plain, train
 from trireme.cluster.view import ServerEntry, View, WorkerEntry
 from trireme.ps.rule import Rule
-from trireme.ps.server.service import ShardHandler, beside
+from trireme.ps.server.handler import ShardHandler
+from trireme.ps.server.service import beside
 from trireme.wire.service import Service
 from trireme.wire.transport import Listener, listen
 from trireme.wire.transports.shm import shm_address

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -15,7 +14,7 @@ import msgspec
 from trireme.ps.client.lanes import Lane, Lanes, Request, Transmit
 from trireme.ps.client.protocol import ClientProtocol
 from trireme.ps.flat import PartBuffer
-from trireme.ps.messages import Applied, Done, Lease, Push, Retire, Span, WorkerProgress
+from trireme.ps.messages import Applied, Done, FromServer, Lease, Push, Retire, Span, WorkerProgress
 from trireme.ps.replication.dispatcher import Dispatcher
 from trireme.ps.server_messages import PushesStaged, RoundClose, RoundReady
 from trireme.ps.shard.answers import Answers, PushAnswer
@@ -34,7 +33,6 @@ from trireme.ps.shard.values.parameters import Values, ValuesFactory
 from trireme.ps.shard.values.snapshot_tensors import Tensors
 from trireme.ps.snapshot_messages import Cut, Load
 from trireme.ps.termination import Ending
-from trireme.wire.handshake import Identity
 
 
 class AppliesRepeats(Shard):
@@ -438,21 +436,26 @@ class LateCopyTakesTheAnswer(Dispatcher[Any]):
 class NeverRepeats(Dispatcher[Any]):
     """What was said to another server over a connection that broke is not said again."""
 
-    def opened(self, link: Any) -> None:
-        super().opened(link)
+    def speaks(self, link: Any, shard: int) -> None:
+        super().speaks(link, shard)
 
 
 class LeadsOverTheFirst(Dispatcher[Any]):
     """A server is talked to over the first connection that it has made."""
 
-    def opened(self, link: Any) -> Any:
-        before = dict(self._servers)
-        word = super().opened(link)
-        self._servers.update(before)
+    def speaks(self, link: Any, shard: int) -> Any:
+        before = dict(self._shards)
+        word = super().speaks(link, shard)
+        self._shards.update(before)
         return word
 
-    def closed(self, link: Any) -> bool:
-        return False
+    def closed(self, link: Any) -> None:
+        pass
+
+    def sender(self, link: Any, message: Any) -> Participant:
+        if isinstance(message, FromServer):
+            return Participant(link.identity.index, 0)
+        return super().sender(link, message)
 
     def _check_server(self, link: Any) -> None:
         pass
@@ -461,12 +464,10 @@ class LeadsOverTheFirst(Dispatcher[Any]):
 class TakesReadyForClose(Dispatcher[Any]):
     """A late word of one server is led to where those of another belong."""
 
-    def dispatch(
-        self, now: float, link: Any, route: object, message: Any, payload: Any = None
-    ) -> Any:
+    def sender(self, link: Any, message: Any) -> Participant:
         if isinstance(message, (RoundReady, PushesStaged)):
-            link = replace(link, identity=Identity("", "ps:1"))
-        return super().dispatch(now, link, route, message, payload)
+            return Participant(1, 0)
+        return super().sender(link, message)
 
 
 class WaitsInOrder(Lanes):

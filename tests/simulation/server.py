@@ -114,9 +114,11 @@ class Server:
 
     def opened(self, link: Link) -> None:
         """Somebody has connected, and has proven who it is."""
-        word = self._dispatcher.opened(link)
-        if word is not None:
-            self._tell(link, word)
+        self._dispatcher.opened(link)
+        if link.identity.role == "ps":
+            word = self._dispatcher.speaks(link, link.identity.index)
+            if word is not None:
+                self._tell(link, word)
 
     def closed(self, link: Link) -> None:
         """A connection is gone, and all has come that it still brought."""

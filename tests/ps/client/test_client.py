@@ -16,6 +16,7 @@ import pytest
 import torch
 from torch import nn
 
+from tests.ps.peers import peer_links
 from trireme.cluster.view import ServerEntry, View, WorkerEntry
 from trireme.errors import ConfigurationError, Fenced, FrameError, WaitTimeout, WireTimeout
 from trireme.ps.client.client import Client
@@ -38,12 +39,12 @@ from trireme.ps.messages import (
 )
 from trireme.ps.optimizers import groups_of, spec_of
 from trireme.ps.rule import Rule
-from trireme.ps.server.service import LeaderLink, ShardHandler
+from trireme.ps.server.handler import ShardHandler
+from trireme.ps.server.peer_links import PeerLinks
 from trireme.ps.shard.participants import Participant
 from trireme.ps.shard.shard import Shard
 from trireme.ps.snapshot import ModelState
 from trireme.ps.snapshot_messages import Cut, Freeze, Loaded, Thaw
-from trireme.wire.handshake import Identity
 from trireme.wire.message import Message
 from trireme.wire.service import Service
 from trireme.wire.transport import listen
@@ -74,15 +75,12 @@ class Servers:
             Service(listener, [handler], job=JOB, secret=SECRET)
             for listener, handler in zip(listeners, self.handlers, strict=True)
         ]
-        self.links: list[LeaderLink] = []
+        self.links: list[PeerLinks] = []
         self.running = False
         for index in range(count):
+            links = peer_links(self.handlers[index], self.services[index], JOB, SECRET)
+            self.links.append(links)
             self.take(index, self.first_view)
-            if index:
-                link = LeaderLink(self.services[index], Identity(JOB, f"ps:{index}"), SECRET)
-                self.handlers[index].leader_gone = link.lost
-                link.follow(entries[0])
-                self.links.append(link)
 
     def take(self, server: int, view: View) -> None:
         """Gives one server a view; once it runs, waits until it has it."""
@@ -181,7 +179,7 @@ def test_a_connection_that_breaks_is_made_again_while_another_server_waits() -> 
     with servers(2) as made:
         worker = Worker(made, 0, SYNC)
         worker.begin()
-        link = worker.client._links[1]
+        link = worker.client._servers.links[1]
         assert link.connection is not None
         link.connection.close()
         worker.push()
@@ -278,7 +276,7 @@ def test_a_server_that_accepts_and_says_nothing_is_out_of_reach() -> None:
         worker.begin()
         address = f"tcp://127.0.0.1:{silent.getsockname()[1]}"
         worker.membership.view = View(1, (ServerEntry(0, 2, address),), made.first_view.workers)
-        worker.client._links[0].close()
+        worker.client._servers.links[0].close()
         worker.push()
         began = time.monotonic()
         with pytest.raises(WireTimeout, match="worker:0 could not reach ps:0 for 0 s"):

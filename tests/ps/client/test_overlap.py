@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -19,11 +20,14 @@ from trireme.ps.client.server_links import ClientOptions
 from trireme.ps.flat import FlatModel
 from trireme.ps.messages import Applied, GroupSpec, Push, Span
 from trireme.ps.optimizers import spec_of
+from trireme.ps.replication_messages import Address
 from trireme.ps.rule import Rule
-from trireme.ps.server.service import ShardHandler
+from trireme.ps.server.handler import ShardHandler
 from trireme.ps.shard.shard import Shard
 from trireme.ps.shard.state import ShownModel
 from trireme.ps.snapshot import ModelState
+from trireme.wire.frame_reader import Incoming
+from trireme.wire.handshake import Identity
 
 LAYERS, WIDTH = 6, 32
 
@@ -117,7 +121,7 @@ def test_early_pushes_are_applied_like_others(worker: Worker) -> None:
 
 def test_no_server_has_the_whole_of_a_push_before_it_is_made(worker: Worker, made: Servers) -> None:
     worker.begin().backward()  # type: ignore[no-untyped-call]
-    links = worker.client._links
+    links = worker.client._servers.links
     assert all(link.connection is not None and link.connection.in_frame for link in links)
     assert decided(made) == [0] * len(links)
     assert worker.push() == Applied(1)
@@ -394,7 +398,17 @@ class StandIn:
 
     def __init__(self) -> None:
         self.context: Any = None
-        self.identity = mock.Mock(task="worker:0")
+        self.identity = Identity("job", "worker:0", 1)
+        self.connection = SimpleNamespace(destination=None, lending=None)
+        self.opened_here = False
+
+
+def asked(handler: ShardHandler) -> Any:
+    """A link that asks the handler's shard."""
+    link: Any = StandIn()
+    handler.authenticated(link)
+    handler.received(link, Incoming(Address(0, 1), 0, (), 0))
+    return link
 
 
 def shown(flat: FlatModel) -> ShownModel:
@@ -403,11 +417,8 @@ def shown(flat: FlatModel) -> ShownModel:
 
 
 def test_a_server_receives_chunks_in_the_order_that_the_push_names() -> None:
-    handler, link, flat = (
-        ShardHandler(0),
-        StandIn(),
-        FlatModel([list(Layers().named_parameters())], servers=1),
-    )
+    handler, flat = ShardHandler(0), FlatModel([list(Layers().named_parameters())], servers=1)
+    link = asked(handler)
     handler.shard.state.shown = shown(flat)
     order = (2, 0, 5, 1, 4, 3)
     length = flat.layout.bytes
@@ -426,7 +437,7 @@ def test_a_server_refuses_what_is_no_order_of_its_chunks(order: tuple[int, ...])
     handler.shard.state.shown = shown(flat)
     message = Push(1, 1, 0, 0, 1.0, order=order)
     with pytest.raises(FrameError, match="not each once"):
-        handler._place(StandIn(), message, flat.layout.bytes)
+        handler._place(asked(handler), message, flat.layout.bytes)
 
 
 def test_a_server_refuses_packed_gradients_in_chunks() -> None:
@@ -435,4 +446,4 @@ def test_a_server_refuses_packed_gradients_in_chunks() -> None:
     handler.shard.state.rule = Rule(codec="fp16")
     message = Push(1, 1, 0, 0, 1.0, order=tuple(range(LAYERS)))
     with pytest.raises(FrameError, match="packed"):
-        handler._place(StandIn(), message, flat.layout.bytes // 2)
+        handler._place(asked(handler), message, flat.layout.bytes // 2)

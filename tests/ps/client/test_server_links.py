@@ -39,6 +39,7 @@ from trireme.ps.messages import (
     Stopping,
     Waiting,
 )
+from trireme.ps.replication_messages import Address
 from trireme.wire.frame_reader import Incoming
 from trireme.wire.link import Link
 from trireme.wire.message import Message
@@ -95,6 +96,8 @@ class Scripted:
         self.tasks.append((link.identity.task, link.identity.incarnation))
 
     def received(self, link: Link, incoming: Incoming) -> None:
+        if isinstance(incoming.message, Address):
+            return  # it says which shard is asked; each server here has one
         self.heard.append((incoming.sequence, incoming.message))
         turn = self.script.popleft() if self.script else says(Stopping(self.index))
         turn(link, incoming)

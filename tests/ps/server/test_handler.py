@@ -18,8 +18,10 @@ from trireme.errors import FrameError
 from trireme.metrics import Registry
 from trireme.ps.flat import as_bytes
 from trireme.ps.messages import Attach, Pull, Push, Share, Status, Trace
+from trireme.ps.replication.replicas import Peer
+from trireme.ps.replication_messages import Address, Speak
+from trireme.ps.server.handler import ShardHandler
 from trireme.ps.server.metrics import ShardMetrics
-from trireme.ps.server.service import ShardHandler
 from trireme.ps.server.trace import Note
 from trireme.ps.server_messages import RoundClose, RoundReady
 from trireme.ps.snapshot_messages import Load, TensorSpec
@@ -63,6 +65,15 @@ class Server:
     def link(self, task: str, incarnation: int = 0, calls: str = "ps:0") -> FakeLink:
         link = FakeLink(Identity("job", task, incarnation, calls=calls))
         self.handler.authenticated(cast(Link, link))
+        index, role = link.identity.index, link.identity.role
+        if role != "ps":
+            self.hear(link, Address(self.handler.index, 1))
+        elif index == 0:  # this server has connected to server 0
+            self.handler.connected(cast(Link, link), Peer(self.handler.index, False, 0))
+            assert link.sent.pop(0) == Speak(self.handler.index, 1)
+        elif calls == "ps:0":
+            link.opened_here = False
+            self.hear(link, Speak(index, 1))
         return link
 
     def hear(self, link: FakeLink, message: Message, payload: Sequence[memoryview] = ()) -> None:
@@ -147,8 +158,10 @@ def test_a_server_that_calls_the_coordinator_is_not_talked_to_as_a_server() -> N
 
 def test_a_server_takes_words_of_others_only_over_its_link_to_server_0() -> None:
     server = Server(1)
-    with pytest.raises(FrameError, match="ps:2 may not speak as a server"):
-        server.hear(server.link("ps:2"), RoundReady(0, (), (), 0.0))
+    link = server.link("ps:2")
+    assert link.closed, "only shard 0 is spoken with"
+    with pytest.raises(FrameError, match="ps:2 did not say which shard it asks"):
+        server.hear(link, RoundReady(0, (), (), 0.0))
 
 
 def test_only_messages_that_have_a_payload_bring_one() -> None:

@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import nn
 
+from tests.ps.peers import peer_links
 from trireme.cluster.member import Member
 from trireme.cluster.member_protocol import MemberConfig
 from trireme.cluster.messages import JobOver
@@ -27,16 +28,14 @@ from trireme.ps.flat import FlatModel
 from trireme.ps.messages import Applied, Push
 from trireme.ps.optimizers import spec_of
 from trireme.ps.rule import Rule
+from trireme.ps.server.handler import ShardHandler
 from trireme.ps.server.service import (
-    LeaderLink,
     Recording,
     ServerConfig,
-    ShardHandler,
     beside,
     serve,
 )
 from trireme.ps.snapshot import ModelState
-from trireme.wire.handshake import Identity
 from trireme.wire.service import Service
 from trireme.wire.shared_memory import available
 from trireme.wire.transport import connect, listen
@@ -68,11 +67,8 @@ def servers(count: int, workers: int = 1) -> Iterator[View]:
         service = Service(
             listener, [handler], job=JOB, secret=SECRET, beside=beside(listener.address)
         )
+        links.append(peer_links(handler, service, JOB, SECRET))
         service.call_soon(lambda handler=handler: handler.view(view))
-        if index:
-            links.append(LeaderLink(service, Identity(JOB, f"ps:{index}"), SECRET))
-            handler.leader_gone = links[-1].lost
-            links[-1].follow(entries[0])
         thread = threading.Thread(target=service.run, daemon=True)
         thread.start()
         running.append((service, thread))
@@ -139,7 +135,7 @@ def test_the_values_are_those_of_one_process(count: int, shared: bool) -> None:
     with servers(count) as view:
         client, flat = joined(view, shared=shared, rule=Rule())
         values = train(client, flat, 20)
-        connections = [link.connection for link in client._links]
+        connections = [link.connection for link in client._servers.links]
         assert all((c is not None and c.lending is not None) == shared for c in connections)
         client.close()
     for name, expected in plain(20).items():
@@ -150,7 +146,7 @@ def test_the_values_are_those_of_one_process(count: int, shared: bool) -> None:
 def test_over_lent_memory_a_step_sends_a_few_bytes() -> None:
     with servers(1) as view:
         client, flat = joined(view, shared=True, rule=Rule())
-        connection = client._links[0].connection
+        connection = client._servers.links[0].connection
         assert connection is not None
         before = connection.bytes_sent, connection.bytes_received
         train(client, flat, 10)
@@ -190,7 +186,7 @@ def test_a_broken_connection_is_made_again_and_nothing_applied_twice() -> None:
         train(client, flat, 3)
         before = {name: p.detach().clone() for name, p in flat.parameters.items()}
         client.push(1.0)
-        connection = client._links[0].connection
+        connection = client._servers.links[0].connection
         assert connection is not None
         connection.stream.close()  # the answer is lost with it
         result = client.wait()
@@ -211,7 +207,7 @@ def test_published_values_are_the_same_after_an_answer_was_lost() -> None:
         train(client, flat, 3)
         assert 0 < client.bytes_received - before < 3 * flat.layout.bytes / 3.5
         client.push(1.0)
-        connection = client._links[0].connection
+        connection = client._servers.links[0].connection
         assert connection is not None
         connection.stream.close()  # the answer is lost with it
         assert client.wait().step == 4
@@ -236,7 +232,7 @@ def test_a_push_that_nobody_packed_ends_its_connection_with_one_clear_error(
 ) -> None:
     with servers(1) as view:
         client, _ = joined(view, shared=False, rule=PACKED)
-        connection = client._links[0].connection
+        connection = client._servers.links[0].connection
         assert connection is not None
         push = Push(view.number, 1, 0, 0, 1.0)
         connection.send(push, [payload], sequence=77, timeout=5.0)

@@ -432,7 +432,8 @@ class Shard:
 
     def _stop_at(self, message: StopAt) -> list[Instruction]:
         barrier, reconfiguration = self.state.barrier, self.state.reconfiguration
-        if message.view == reconfiguration.view and not reconfiguration.stopped:
+        under_way = 0 < reconfiguration.view == message.view
+        if under_way and not reconfiguration.stopped:
             barrier.cut = Cut(reconfiguration.token, message.step, message.decided, False)
             barrier.route = None
             self._decider.replay()
