@@ -128,8 +128,8 @@ class Proxy:
         """Resets all connections."""
         with self._lock:
             pairs, self._open = self._open, set()
+            self.cuts += len(pairs)
         for pair in pairs:
-            self.cuts += 1
             pair.reset()
 
     def close(self) -> None:
@@ -179,7 +179,8 @@ class Proxy:
                 sink.shutdown(socket.SHUT_WR)
             return
         except Break:
-            self.cuts += 1
+            with self._lock:
+                self.cuts += 1
             pair.reset()
         except OSError:
             pass
