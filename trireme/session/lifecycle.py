@@ -199,6 +199,12 @@ class Lifecycle:
         return None if self.member is None else self.member.view
 
     @property
+    def life(self) -> int:
+        """How many times the job was rolled back, by the newest view."""
+        view = self.view
+        return 0 if view is None else view.life
+
+    @property
     def view_number(self) -> int:
         """The number of the newest view; 0 for none."""
         view = self.view

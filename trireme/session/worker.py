@@ -9,7 +9,14 @@ from collections.abc import Callable, Sequence
 import msgspec
 from torch import nn
 
-from trireme.errors import ConfigurationError, Fenced, JobFailed, TriremeError, WaitTimeout
+from trireme.errors import (
+    ConfigurationError,
+    Fenced,
+    JobFailed,
+    RolledBack,
+    TriremeError,
+    WaitTimeout,
+)
 from trireme.ps.messages import OptimizerSpec, Span, Stale
 from trireme.ps.optimizers import name_of, spec_of
 from trireme.ps.results import PushResult
@@ -119,6 +126,7 @@ class Worker:
         ]
         self._prefetches = settings.prefetches and setup.process_group is None
         self._under_way = False  # an exchange whose result is not received yet
+        self._life = 0  # how often the job was rolled back, as far as this worker knows
         self._stop_sent = False
 
     # -- joining --------------------------------------------------------------------------------
@@ -154,6 +162,7 @@ class Worker:
         lifecycle, checkpoints = self.lifecycle, self.checkpoints
         while not self._start(lambda: checkpoints.first_state() if lifecycle.is_chief else None):
             lifecycle.come_back()
+        self._life = lifecycle.life
         checkpoints.follow_view()
         checkpoints.take_first()
         if self.backend.stopping:
@@ -357,12 +366,19 @@ class Worker:
             WaitTimeout: the coordinator did not accept the worker again.
         """
         self._under_way = False
-        backend = self.backend
-        self.lifecycle.come_back()
+        backend, lifecycle, before = self.backend, self.lifecycle, self.backend.global_step
+        lifecycle.come_back()
         steps = backend.pending_steps  # `start` resets it
-        while not self._start(lambda: None):  # the job has given it up again
-            self.lifecycle.come_back()
-        self.progress.warn("this worker was taken for lost and comes back")
+        checkpoints = self.checkpoints
+        # Where all copies of a shard were lost, no values are loaded any more.
+        while not self._start(lambda: checkpoints.state_again() if lifecycle.is_chief else None):
+            lifecycle.come_back()  # the job has given it up again
+        if self._life == lifecycle.life:
+            self.progress.warn("this worker was taken for lost and comes back")
+        else:
+            self._life = lifecycle.life
+            checkpoints.take_first()
+            self.progress.warn(str(RolledBack(_rolled_back(before, backend.step), backend.step)))
         self.rejoined += 1
         return PushResult(Stale(backend.step), backend.step, 0, backend.stopping, steps)
 
@@ -416,3 +432,11 @@ class Worker:
         if self.lifecycle.state in ("training", "saving"):
             self.checkpoints.rescue(error)
         self.lifecycle.fail(error)
+
+
+def _rolled_back(before: int, step: int) -> str:
+    """Returns what a worker says whose job went back to a checkpoint."""
+    return (
+        f"all copies of a part of the parameters were lost: the job goes back from step {before} "
+        f"to step {step}, and what was learned since is lost; more --replicas make that less likely"
+    )

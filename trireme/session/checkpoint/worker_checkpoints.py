@@ -86,6 +86,29 @@ class WorkerCheckpoints:
         self.buffers.hand_out()
         return state
 
+    def state_again(self) -> ModelState:
+        """Returns the values from which the job goes on, as the servers have lost theirs.
+
+        These are the newest undamaged checkpoint's; without any, the chief's own values, with
+        which the servers' optimizer begins anew.
+        """
+        run_dir = self._setup.settings.run_dir
+        self._storage.settle()
+        warn = self._progress.warn
+        checkpoint = None
+        if run_dir is not None:
+            checkpoint = latest(
+                run_dir, lambda path, why: warn(f"passing over the checkpoint {path}: {why}")
+            )
+        if checkpoint is not None:
+            state = self._restore(checkpoint)
+        else:
+            flat, step = self._setup.flat, self._backend.global_step
+            flat.collect_values()
+            state = ModelState(step, {n: p.detach().cpu() for n, p in flat.parameters.items()})
+        self.buffers.hand_out()
+        return state
+
     def take_first(self) -> None:
         """Takes over the constants and optimizer state that the chief has shared."""
         if not self._lifecycle.is_chief:
