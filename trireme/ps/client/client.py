@@ -103,6 +103,7 @@ class Client:
         self._subscription: Subscription | None = None  # where values come packed too
         self._shown: tuple[OptimizerSpec, Rule] | None = None
         self._pushed: Push | None = None  # whose answers are missing
+        self._lost = False  # whether all copies of a shard were lost since
         self._servers = ServerLinks(options, membership, flat.layout.spec.shards, self._place)
         self._protocol = ClientProtocol(
             options.worker,
@@ -147,6 +148,8 @@ class Client:
             UnsupportedOptimizerError: the server has no such optimizer.
         """
         self._shown = optimizer, rule
+        if self._lost:
+            self._begin_anew()
         if not self._packers:
             self._pack_by(rule)
         return self._run(self._protocol.attach(self._layout.spec, optimizer, rule))
@@ -258,7 +261,7 @@ class Client:
             self._divide()
             self._servers.ask(self._requests_of(made))
         except CopiesLost:
-            self._begin_anew()
+            self._lost = True
             raise
 
     def _requests_of(self, made: Push) -> dict[int, Request]:
@@ -378,10 +381,8 @@ class Client:
             if isinstance(wanted, Ask):
                 self._servers.ask(wanted.requests, again=wanted.again)
             answers = self._servers.finish()
-        except CopiesLost as lost:
-            self._begin_anew()
-            return lost
         except Fenced as fence:
+            self._lost = self._lost or isinstance(fence, CopiesLost)
             return fence
         except Divided:
             return self._ask_anew(wanted)
@@ -400,6 +401,7 @@ class Client:
                 return Divided()
             return self._ask_again(wanted)
         except Fenced as fence:
+            self._lost = self._lost or isinstance(fence, CopiesLost)
             return fence
 
     def _ask_again(self, wanted: Literal["await"]) -> Mapping[int, Answer] | Exception:
@@ -442,6 +444,7 @@ class Client:
 
     def _begin_anew(self) -> None:
         """Begins anew with empty shards, as all copies of one were lost."""
+        self._lost = False
         self._lay_out(self._servers.lanes.known_view().bounds)
         self._packers, self._subscription = [], None
         self._protocol.renew()
