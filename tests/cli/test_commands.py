@@ -82,7 +82,7 @@ def write(name: str, text: str) -> str:
     [
         (["rum"], "no command rum (did you mean run?)"),
         (["--hepl"], "no option --hepl (did you mean --help?)"),
-        (["scale", "runs/x"], "`trireme scale` is not built yet"),
+        (["plan", "runs/x"], "`trireme plan` is not built yet"),
         (["bench"], "`trireme bench` is not built yet"),
         (["run"], "name the program to run"),
         (["run", "missing.py"], "no program missing.py"),

@@ -15,6 +15,7 @@ from trireme.launch.run_directory import JobRecord, read_record
 
 if TYPE_CHECKING:
     from trireme.cluster.messages import ClusterStatus, TaskStatus
+    from trireme.cluster.observer import Observer
 
 _SECONDS = 0.5
 _BAR = 24
@@ -27,6 +28,15 @@ def query(record: JobRecord, timeout: float = 5.0) -> ClusterStatus:
         UsageError: the job's secret or the observer's certificate cannot be read.
         WireError: no coordinator answers in time, or it is another job's.
     """
+    return observer(record, timeout).query_status()
+
+
+def observer(record: JobRecord, timeout: float = 5.0) -> Observer:
+    """Returns an observer of a running job, which asks its coordinator.
+
+    Raises:
+        UsageError: the job's secret or the observer's certificate cannot be read.
+    """
     from trireme.cluster.observer import Observer
 
     secret = bytes.fromhex(read_secret(Path(record.secret_file)))
@@ -34,7 +44,7 @@ def query(record: JobRecord, timeout: float = 5.0) -> ClusterStatus:
     if record.certificate_file:
         file = Path(record.certificate_file)
         certificates = Certificates(read_private(file, "the observer's key", "run the job again"))
-    return Observer(record.coordinator, record.job, secret, certificates, timeout).query_status()
+    return Observer(record.coordinator, record.job, secret, certificates, timeout)
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from trireme.errors import UsageError, suggestion
 from trireme.job_config import OPTIONS, TASK_OPTIONS, Option
 from trireme.launch.config.sources import check_removed
 
-NOT_BUILT = ("scale", "plan", "bench")
+NOT_BUILT = ("plan", "bench")
 
 
 class Parser(argparse.ArgumentParser):
@@ -233,6 +233,22 @@ def _stop() -> Parser:
     return parser
 
 
+def _scale() -> Parser:
+    parser = Parser(
+        "scale",
+        "[--ps N] [--workers M] [--timeout SECONDS] RUN",
+        "Makes the running job in the run directory RUN larger or smaller, and waits until it has "
+        "these numbers of tasks and every part of the parameters is where it belongs.",
+    )
+    parser.add_argument("run", metavar="RUN", help="a run directory")
+    parser.add_argument("--ps", metavar="N", help="how many parameter servers there shall be")
+    parser.add_argument("--workers", metavar="M", help="how many workers there shall be")
+    parser.add_argument(
+        "--timeout", metavar="SECONDS", default="120", help="how long to wait (default 120)"
+    )
+    return parser
+
+
 def _checkpoint() -> Parser:
     parser = Parser(
         "checkpoint",
@@ -326,6 +342,7 @@ COMMANDS: dict[str, tuple[Callable[[], Parser], str]] = {
     "top": (_top, "watch a running job, or replay one that has ended"),
     "report": (_report, "write a report on a run as one page of HTML"),
     "stop": (_stop, "ask a job to save and end"),
+    "scale": (_scale, "make a running job larger or smaller"),
     "certs": (_certs, "make certificates for the tasks of a job on several hosts"),
     "checkpoint": (_checkpoint, "list, show, verify or export checkpoints"),
     "doctor": (_doctor, "check this host and what it reaches, and say what to do"),

@@ -208,6 +208,7 @@ def _policy(task: TaskConfig) -> Policy:
         join_timeout=task.config.join_timeout,
         progress_timeout=task.config.progress_timeout,
         replicas=task.config.replicas,
+        elastic=task.servers > 0 and task.processes == 1,
         survives_loss=task.config.replicas > 1,
         wait_for_restart=task.config.join_timeout if task.restarts_left else 0.0,
     )

@@ -199,6 +199,12 @@ class Lifecycle:
         return None if self.member is None else self.member.view
 
     @property
+    def dismissed(self) -> str | None:
+        """Why this worker is to leave the job, which goes on without it; None where it stays."""
+        told = None if self.member is None else self.member.dismissed
+        return None if told is None else told.reason
+
+    @property
     def life(self) -> int:
         """How many times the job was rolled back, by the newest view."""
         view = self.view

@@ -291,6 +291,10 @@ class Worker:
             if reason is not None:
                 self.stop(reason)
         self.checkpoints.step_made(exchanged=result is not None)
+        if self.lifecycle.dismissed is not None and not backend.stopping:
+            backend.end()
+            if not self._under_way:  # else with the answer to the push under way
+                self._retire()
         return result
 
     def _push_ahead(self, weight: float, examples: Sequence[Span]) -> PushResult | None:
@@ -392,6 +396,9 @@ class Worker:
         if not backend.stopping:
             checkpoints.buffers.publish()
         checkpoints.last_step = backend.global_step
+        if lifecycle.dismissed is not None:
+            self.progress.message(f"this worker leaves: {lifecycle.dismissed}")
+            return
         if backend.stopping or backend.together:
             self._drain()
         checkpoints.last_step = backend.global_step

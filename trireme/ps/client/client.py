@@ -296,6 +296,10 @@ class Client:
         """
         return self._run(self._protocol.wait())
 
+    def end(self) -> None:
+        """Makes no further update: this worker is to leave, and the job goes on without it."""
+        self._protocol.stopping = True
+
     settle = _carried_out(ClientProtocol.settle)
     retire = _carried_out(ClientProtocol.retire)
 

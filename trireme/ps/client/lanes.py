@@ -283,7 +283,10 @@ class Lanes:
 
         Raises:
             JobFailed: it is not in the newest view.
+            Divided: there are other shards now.
+            CopiesLost: all copies of a shard were lost.
         """
+        self._check_generation()
         view = self.known_view()
         index = view.primary(shard)
         entry = view.server(index)

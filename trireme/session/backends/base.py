@@ -240,6 +240,10 @@ class Backend(ABC):
             WaitTimeout: no consistent copy could be completed in time.
         """
 
+    def end(self) -> None:
+        """Makes `stopping` true for this worker alone: the job goes on without it."""
+        raise NotImplementedError(f"{type(self).__name__} keeps its workers")
+
     # -- leaving ----------------------------------------------------------------------------------
 
     def retire(self) -> None:
