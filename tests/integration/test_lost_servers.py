@@ -1,0 +1,134 @@
+"""Servers are killed, come and go: each acknowledged update is in the values, once.
+
+The program is `programs/counting.py`: the values count the updates of each worker.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.faults.processes import Tasks
+from tests.integration.shell import PROGRAMS, Ended, Running, Shell
+from tests.integration.test_counting import consumed, notes, saved, table, updates
+from trireme.session.checkpoint import latest
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
+
+BATCH = 4
+PAUSE = 0.01
+
+
+def counting(shell: Shell, steps: int, *words: object) -> Running:
+    """Starts the counting program."""
+    program = (PROGRAMS / "counting.py", "--out", "out", "--max-steps", steps)
+    return shell.start(
+        "run", *words, "--run-dir", "run", *program, "--batch-size", BATCH, "--pause", PAUSE
+    )
+
+
+def until(shell: Shell, attempts: int) -> None:
+    """Waits until worker 0 has attempted so many updates."""
+    path, deadline = shell.directory / "out" / "notes-0", time.monotonic() + 120
+    while not path.exists() or path.read_bytes().count(b"attempted") < attempts:
+        assert time.monotonic() < deadline, f"worker 0 did not attempt {attempts} updates"
+        time.sleep(0.01)
+
+
+def counts(shell: Shell, ended: Ended, steps: int, workers: int = 2) -> None:
+    """Every update that a worker knows to be applied is in the values, and nothing else is."""
+    assert ended.status == 0, ended.text
+    data, known = saved(shell, steps), [notes(shell, worker) for worker in range(workers)]
+    rows = updates(data)
+    assert rows == [table(data)[worker] for worker in range(workers)]
+    assert rows == [one["applied"] for one in known] == [one["attempted"] for one in known]
+    assert sum(rows) == steps
+    assert sum(stop - start for start, stop in consumed(data)) == steps * BATCH
+
+
+@pytest.mark.thorough(but=("0-shared memory",))
+@pytest.mark.parametrize("transport", [(), ("--transport", "tcp")], ids=["shared memory", "tcp"])
+@pytest.mark.parametrize("server", [0, 1])
+def test_a_killed_server_costs_no_update(
+    shell: Shell, server: int, transport: tuple[str, ...]
+) -> None:
+    """Server 0 deals the examples and decides when the job ends."""
+    steps = 400
+    words = ("--ps", 2, "--replicas", 2, "--workers", 2, "--strategy", "async", *transport)
+    running = counting(shell, steps, *words)
+    until(shell, 30)
+    assert Tasks(shell.directory / "run").kill(f"ps:{server}")
+    counts(shell, running.ended(), steps)
+
+
+@pytest.mark.thorough
+def test_servers_are_killed_one_after_the_other_as_they_are_filled_again(shell: Shell) -> None:
+    steps = 1500
+    words = ("--ps", 3, "--replicas", 2, "--workers", 2, "--strategy", "async")
+    running = counting(shell, steps, *words, "--max-restarts", 5)
+    tasks = Tasks(shell.directory / "run")
+    for turn, attempts in enumerate((40, 300, 520)):
+        until(shell, attempts)
+        assert tasks.kill(f"ps:{turn}")
+    ended = running.ended()
+    counts(shell, ended, steps)
+    assert len(re.findall(r"ps:\d was killed by SIGKILL; started again", ended.err)) == 3
+
+
+@pytest.mark.thorough
+def test_synchronous_rounds_go_on_as_if_no_server_had_died(shell: Shell) -> None:
+    steps = 200
+    words = ("--ps", 2, "--replicas", 2, "--workers", 2, "--strategy", "sync")
+    running = counting(shell, steps, *words)
+    until(shell, 30)
+    assert Tasks(shell.directory / "run").kill("ps:0")
+    ended = running.ended()
+    assert ended.status == 0, ended.text
+    data, known = saved(shell, steps), [notes(shell, worker) for worker in range(2)]
+    assert updates(data) == [steps / 2, steps / 2]
+    assert [one["applied"] for one in known] == [one["attempted"] for one in known] == [steps] * 2
+    assert consumed(data) == [[0, 2 * steps * BATCH]]
+
+
+@pytest.mark.thorough
+def test_where_all_copies_are_lost_the_job_goes_back_to_its_newest_checkpoint(
+    shell: Shell,
+) -> None:
+    steps = 400
+    words = ("--ps", 2, "--replicas", 2, "--workers", 2, "--strategy", "async")
+    running = counting(shell, steps, *words, "--max-restarts", 2)
+    until(shell, 30)
+    tasks = Tasks(shell.directory / "run")
+    for server in range(2):
+        assert tasks.send(f"ps:{server}", 9)
+    ended = running.ended()
+    assert ended.status == 0, ended.text
+    assert "all copies of a part of the parameters were lost: the job goes back from" in ended.text
+    data = latest(Path(shell.directory / "run"), lambda path, error: pytest.fail(f"{path}"))
+    assert data is not None and data.step == steps
+
+
+@pytest.mark.thorough(but=("async",))
+@pytest.mark.parametrize("strategy", ["async", "sync"])
+def test_a_job_grows_and_shrinks_while_it_trains(shell: Shell, strategy: str) -> None:
+    steps = 1200
+    running = counting(shell, steps, "--ps", 2, "--workers", 2, "--strategy", strategy)
+    until(shell, 30)
+    grown = shell.run("scale", "--ps", 3, "run")
+    assert grown.status == 0, grown.text
+    assert "the job has 3 parameter servers and 2 workers" in grown.text
+    shrunk = shell.run("scale", "--ps", 1, "run")
+    assert shrunk.status == 0, shrunk.text
+    assert running.process.poll() is None, "the job had ended before it was made smaller"
+    ended = running.ended()
+    assert "ps:2 has left: the job was made smaller" in ended.text
+    if strategy == "async":
+        counts(shell, ended, steps)
+    else:
+        assert ended.status == 0, ended.text
+        rows = saved(shell, steps).model["rows"]
+        assert torch.equal(rows, torch.full_like(rows, steps / 2))
