@@ -6,11 +6,12 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 
 import msgspec
 
-from trireme.cli.live import job_watch
+from trireme.cli.live import announce, job_watch
 from trireme.cli.parser import COMMANDS
 from trireme.errors import UsageError
 from trireme.job_config import JobConfig
@@ -133,6 +134,7 @@ def _start(task: TaskConfig, script: Path, program: Sequence[str]) -> int:
                 outlives_servers=config.replicas > 1,
                 together=task.processes > 1,
             ),
+            announce=partial(announce, directory.path),
         )
         with job_watch(directory.path, console.status) if watched else nullcontext():
             return run(job, directory, console)
