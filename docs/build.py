@@ -29,7 +29,7 @@ from trireme.cluster import view as cluster_view
 from trireme.job_config import OPTIONS
 from trireme.ps import messages as ps_messages
 from trireme.ps import rule as ps_rule
-from trireme.ps import server_messages, snapshot_messages
+from trireme.ps import replication_messages, server_messages, snapshot_messages
 from trireme.wire import handshake
 from trireme.wire.message import Message
 
@@ -220,7 +220,10 @@ def first_sentence(path: Path) -> str:
 CONVERSATIONS = (
     ("The handshake", (handshake,)),
     ("Tasks and the coordinator", (cluster_messages,)),
-    ("Workers and parameter servers", (ps_messages, snapshot_messages, server_messages)),
+    (
+        "Workers and parameter servers",
+        (ps_messages, snapshot_messages, server_messages, replication_messages),
+    ),
 )
 VALUE_MODULES = (cluster_view, cluster_messages, ps_rule, ps_messages, snapshot_messages)
 CHOICES = ("Outcome", "Phase", "TaskState", "Refusal")

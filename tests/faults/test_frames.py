@@ -125,5 +125,5 @@ def test_a_push_that_breaks_off_is_not_applied_and_is_sent_again(keep: int) -> N
 
     with Proxies(prepare=prepare) as proxies:
         counts = run_job(cluster, lambda _: session_for(cluster, STEPS), count).values
-        assert proxies.cuts == len(broken) == 4
+        assert 1 <= proxies.cuts <= len(broken) == 4  # a connection may bring no push
     each_counts_once(cluster, STEPS, counts)
