@@ -28,8 +28,8 @@ from trireme.cluster import messages as cluster_messages
 from trireme.cluster import view as cluster_view
 from trireme.job_config import OPTIONS
 from trireme.ps import messages as ps_messages
-from trireme.ps import rule as ps_rule
 from trireme.ps import replication_messages, server_messages, snapshot_messages
+from trireme.ps import rule as ps_rule
 from trireme.wire import handshake
 from trireme.wire.message import Message
 
