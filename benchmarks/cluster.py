@@ -7,8 +7,8 @@ servers, the membership and the client are those of a session.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import Literal
 
@@ -17,12 +17,14 @@ from torch import nn
 
 from benchmarks.forked import Forked, fork
 from benchmarks.paced import pace
+from trireme.certificates import Certificates
 from trireme.cluster.member import Member
 from trireme.cluster.member_protocol import MemberConfig
 from trireme.cluster.state import Policy
 from trireme.cluster.view import View
 from trireme.errors import JobFailed
 from trireme.job_config import JobConfig
+from trireme.launch.config.authority import Authority
 from trireme.ps.client.client import Client
 from trireme.ps.client.server_links import ClientOptions, Overlapping
 from trireme.ps.flat import FlatModel
@@ -31,7 +33,7 @@ from trireme.ps.rule import Rule
 from trireme.ps.server.service import ServerConfig, serve
 from trireme.ps.snapshot import ModelState
 
-Transport = Literal["tcp", "shm"]
+Transport = Literal["tcp", "tls", "shm"]
 
 _JOB = "benchmark"
 _SECONDS = 120.0
@@ -45,16 +47,18 @@ class Address:
         coordinator: the coordinator's address.
         secret: the job's.
         workers, servers: how many.
+        certificates: the tasks', by name, where they connect by TLS.
     """
 
     coordinator: str
     secret: bytes
     workers: int
     servers: int
+    certificates: Mapping[str, Certificates] = field(default_factory=dict)
 
 
 def start_servers(
-    *, workers: int, servers: int, shared: bool, bits: float = 0.0
+    *, workers: int, servers: int, shared: bool, bits: float = 0.0, tls: bool = False
 ) -> tuple[Address, list[Forked]]:
     """Starts servers, the first of which hosts the coordinator.
 
@@ -63,40 +67,36 @@ def start_servers(
         servers: how many to start.
         shared: whether workers may lend them memory.
         bits: how many a second each of their connections sends at most; 0 for no limit.
+        tls: whether the tasks connect by TLS.
     """
     secret = secrets.token_bytes(32)
     started: list[Forked] = []
     coordinator: str | None = None
+    names = [f"ps:{index}" for index in range(servers)]
+    names += [f"worker:{index}" for index in range(workers)]
+    authority = Authority.make() if tls else None
+    certificates = {name: Certificates(authority.issue(name)) for name in names if authority}
     for index in range(servers):
-        arguments = (secret, index, coordinator, workers, servers, shared, bits)
-        process = fork(f"ps:{index}", _serve, *arguments)
+        config = ServerConfig(
+            job=_JOB,
+            secret=secret,
+            index=index,
+            listen=f"{'tls' if tls else 'tcp'}://127.0.0.1:0",
+            coordinator=coordinator,
+            policy=Policy(workers, servers, join_timeout=_SECONDS),
+            config=JobConfig(transport="auto" if shared else "tcp"),
+            certificates=certificates.get(f"ps:{index}"),
+        )
+        process = fork(f"ps:{index}", _serve, config, bits)
         started.append(process)
         address = process.receive(_SECONDS)
         coordinator = coordinator or address
     assert coordinator is not None
-    return Address(coordinator, secret, workers, servers), started
+    return Address(coordinator, secret, workers, servers, certificates), started
 
 
-def _serve(
-    pipe: Connection,
-    secret: bytes,
-    index: int,
-    coordinator: str | None,
-    workers: int,
-    servers: int,
-    shared: bool,
-    bits: float,
-) -> None:
+def _serve(pipe: Connection, config: ServerConfig, bits: float) -> None:
     pace(bits)
-    config = ServerConfig(
-        job=_JOB,
-        secret=secret,
-        index=index,
-        listen="tcp://127.0.0.1:0",
-        coordinator=coordinator,
-        policy=Policy(workers, servers, join_timeout=_SECONDS),
-        config=JobConfig(transport="auto" if shared else "tcp"),
-    )
     serve(config, pipe.send)
 
 
@@ -149,6 +149,7 @@ def join(
     overlap: Overlapping = "auto",
 ) -> Replica:
     """Joins a job as one of its workers, and has the first values."""
+    certificates = address.certificates.get(f"worker:{index}")
     named = [[(name, parameter) for name, parameter in model.named_parameters()]]
     flat = FlatModel(named, servers=address.servers, shared=transport == "shm")
     member = Member(
@@ -158,6 +159,7 @@ def join(
             role="worker",
             index=index,
             secret=address.secret,
+            certificates=certificates,
             connect_timeout=_SECONDS,
         )
     )
@@ -171,6 +173,7 @@ def join(
         epoch=member.epoch,
         share_memory=transport == "shm",
         overlap=overlap,
+        certificates=certificates,
     )
     client = Client(options, _Watch(member), flat)
     loaded = client.attach(spec_of(optimizer), rule)

@@ -52,6 +52,7 @@ BENCHMARKS = (
     Benchmark("g", "gpu", "benchmarks.bench_gpu", 40, trains=True),
     Benchmark("h", "overlap", "benchmarks.bench_overlap", 30),
     Benchmark("i", "summaries", "benchmarks.bench_summaries", 32, trains=True),
+    Benchmark("j", "tls", "benchmarks.bench_tls", 20),
 )
 """All of them, in order."""
 

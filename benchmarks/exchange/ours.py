@@ -15,7 +15,9 @@ def trireme_exchange(
     name: str, nbytes: int, burst: float, *, servers: int, transport: Transport
 ) -> Exchange:
     """Starts a job of one worker whose model is one vector of so many bytes."""
-    address, started = start_servers(workers=1, servers=servers, shared=transport == "shm")
+    address, started = start_servers(
+        workers=1, servers=servers, shared=transport == "shm", tls=transport == "tls"
+    )
     return fork_client(name, burst, _client, address, nbytes, transport, servers=started)
 
 

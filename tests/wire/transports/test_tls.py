@@ -358,12 +358,13 @@ def test_what_was_decrypted_and_does_not_fit_is_pending() -> None:
 
 
 def test_messages_that_came_together_are_all_received() -> None:
+    payload = pattern(100)
     with connected() as (ours, theirs):
         ours.write([b""] + [b"x" * 20] * 10)
         sender, receiver = Connection(ours, CATALOG), Connection(theirs, CATALOG)
         assert read_exactly(theirs, 200) == b"x" * 200
         for number in range(200):
-            sender.offer(Note(f"{number}"), [pattern(100)])
+            sender.offer(Note(f"{number}"), [payload])
         for number in range(200):
             assert receiver.receive(timeout=PATIENCE).message == Note(f"{number}")
 
