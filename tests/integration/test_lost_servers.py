@@ -120,7 +120,7 @@ def test_a_job_grows_and_shrinks_while_it_trains(shell: Shell, strategy: str) ->
     until(shell, 30)
     grown = shell.run("scale", "--ps", 3, "run")
     assert grown.status == 0, grown.text
-    assert "the job has 3 parameter servers and 2 workers" in grown.text
+    assert "the job has 3 servers and 2 workers" in grown.text
     shrunk = shell.run("scale", "--ps", 1, "run")
     assert shrunk.status == 0, shrunk.text
     assert running.process.poll() is None, "the job had ended before it was made smaller"

@@ -244,6 +244,22 @@ def test_a_task_that_was_dismissed_is_started_when_the_job_grows_again() -> None
     assert commands(supervision.resized(everybody, (), asked=True)) == [Start("ps:1")]
 
 
+def test_a_task_that_has_left_and_not_ended_is_started_when_it_has() -> None:
+    supervision = replicated()
+    left = ("ps:0", "ps:1", "worker:0")
+    supervision.resized(left, ("worker:1",), asked=True)
+    ended = ExitReason(kind="hung", summary="given up and killed: its process has ended")
+    for now in (1, 2):  # the coordinator's reports are repeated
+        supervision.membership_reported(now, True, {"worker:1": ended})
+        assert supervision.resized((*left, "worker:1"), (), asked=now == 1) == []
+    assert commands(end(supervision, 3, "worker:1", 0)) == [Start("worker:1")]
+    supervision.started("worker:1")
+    end(supervision, 4, "worker:1", 0)
+    assert supervision.resized((*left, "worker:1"), (), asked=False) == []
+    end(supervision, 5, "worker:0", -9)
+    assert not supervision.verdict.failed
+
+
 def test_who_asks_for_the_number_again_gets_what_was_lost() -> None:
     supervision = replicated(restarts=0)
     everybody = ("ps:0", "ps:1", "worker:0", "worker:1")

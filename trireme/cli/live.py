@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,10 +16,6 @@ from trireme.launch.run_directory import JobRecord, read_record
 if TYPE_CHECKING:
     from trireme.cluster.messages import ClusterStatus, TaskStatus
     from trireme.cluster.observer import Observer
-    from trireme.launch.launcher import LostProcess
-
-MOST_CHARACTERS = 1000
-"""Of a reason that is told: longer ones are of use in a log only."""
 
 _SECONDS = 0.5
 _BAR = 24
@@ -37,7 +32,7 @@ def query(record: JobRecord, timeout: float = 5.0) -> ClusterStatus:
 
 
 def observer(record: JobRecord, timeout: float = 5.0) -> Observer:
-    """Returns an observer of a running job, which asks its coordinator.
+    """Returns an observer of a running job, which may ask its coordinator.
 
     Raises:
         UsageError: the job's secret or the observer's certificate cannot be read.
@@ -50,30 +45,6 @@ def observer(record: JobRecord, timeout: float = 5.0) -> Observer:
         file = Path(record.certificate_file)
         certificates = Certificates(read_private(file, "the observer's key", "run the job again"))
     return Observer(record.coordinator, record.job, secret, certificates, timeout)
-
-
-def announce(run: Path, address: str, lost: Sequence[LostProcess]) -> None:
-    """Tells a job's coordinator which processes have ended, on a thread of its own.
-
-    The coordinator need not wait for their silence then. Where it is out of reach, it learns of
-    them as it does without a launcher.
-
-    Args:
-        run: the job's run directory.
-        address: the coordinator's address.
-        lost: the processes.
-    """
-
-    def tell() -> None:
-        from trireme.cluster.messages import TaskEnded
-
-        with suppress(UsageError, WireError):
-            asks = replace(observer(read_record(run)), coordinator=address)
-            for each in lost:
-                reason = each.reason[:MOST_CHARACTERS]
-                asks.report_ended(TaskEnded(each.role, each.index, each.host, each.pid, reason))
-
-    threading.Thread(target=tell, name="announce", daemon=True).start()
 
 
 @contextmanager

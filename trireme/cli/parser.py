@@ -236,15 +236,27 @@ def _stop() -> Parser:
 def _scale() -> Parser:
     parser = Parser(
         "scale",
-        "[--ps N] [--workers M] [--timeout SECONDS] RUN",
+        "[--ps N] [--workers M] [--timeout SECONDS] RUN\n"
+        "                     [--ps N] [--workers M] --coordinator HOST:PORT",
         "Makes the running job in the run directory RUN larger or smaller, and waits until it has "
-        "these numbers of tasks and every part of the parameters is where it belongs.",
+        "so many tasks, every shard of the parameters has all its copies, and every server its "
+        "share. The job's launcher starts new tasks, and tasks that are not needed finish their "
+        "update and leave. Of a job that was started by hand it prints which tasks to start.",
     )
-    parser.add_argument("run", metavar="RUN", help="a run directory")
-    parser.add_argument("--ps", metavar="N", help="how many parameter servers there shall be")
-    parser.add_argument("--workers", metavar="M", help="how many workers there shall be")
+    parser.add_argument("run", metavar="RUN", nargs="?", help="a run directory")
+    parser.add_argument("--ps", metavar="N", help="how many parameter servers the job shall have")
+    parser.add_argument("--workers", metavar="M", help="how many workers it shall have")
     parser.add_argument(
         "--timeout", metavar="SECONDS", default="120", help="how long to wait (default 120)"
+    )
+    parser.add_argument(
+        "--coordinator", metavar="HOST:PORT", help="the coordinator of a job started by hand"
+    )
+    parser.add_argument(
+        "--secret-file", type=Path, metavar="FILE", help="by hand: the file with the job's secret"
+    )
+    parser.add_argument(
+        "--certs", type=Path, metavar="PATH", help="by hand: the certificate of observer:0"
     )
     return parser
 
@@ -342,8 +354,8 @@ COMMANDS: dict[str, tuple[Callable[[], Parser], str]] = {
     "top": (_top, "watch a running job, or replay one that has ended"),
     "report": (_report, "write a report on a run as one page of HTML"),
     "stop": (_stop, "ask a job to save and end"),
-    "scale": (_scale, "make a running job larger or smaller"),
     "certs": (_certs, "make certificates for the tasks of a job on several hosts"),
+    "scale": (_scale, "change the number of servers and workers of a running job"),
     "checkpoint": (_checkpoint, "list, show, verify or export checkpoints"),
     "doctor": (_doctor, "check this host and what it reaches, and say what to do"),
 }

@@ -6,12 +6,13 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 
-from trireme.cli.live import announce, job_watch
+from trireme.cli.announcer import Announcer
+from trireme.cli.live import job_watch
 from trireme.cli.parser import COMMANDS
 from trireme.errors import UsageError
 from trireme.job_config import JobConfig
@@ -134,9 +135,13 @@ def _start(task: TaskConfig, script: Path, program: Sequence[str]) -> int:
                 outlives_servers=config.replicas > 1,
                 together=task.processes > 1,
             ),
-            announce=partial(announce, directory.path),
         )
-        with job_watch(directory.path, console.status) if watched else nullcontext():
+        with (
+            job_watch(directory.path, console.status) if watched else nullcontext(),
+            Announcer(directory.path) if task.servers else nullcontext() as announcer,
+        ):
+            if announcer is not None:
+                job = replace(job, announce=announcer.announce)
             return run(job, directory, console)
     finally:
         directory.release()

@@ -1,7 +1,9 @@
-"""`trireme scale RUN --ps N --workers M`: makes a running job larger or smaller."""
+"""`trireme scale RUN`: changes the number of tasks of a running job."""
 
 from __future__ import annotations
 
+import argparse
+import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,103 +11,193 @@ from typing import TYPE_CHECKING
 
 from trireme.cli.live import observer
 from trireme.cli.parser import COMMANDS
-from trireme.errors import UsageError, WaitTimeout, WireError
-from trireme.launch.run_directory import is_running, read_record
+from trireme.cluster.spec import OBSERVER, check_address, is_loopback, task_name
+from trireme.errors import JobFailed, UsageError, WaitTimeout, WireError
+from trireme.launch.config.secret import find_secret
+from trireme.launch.environment.detect import JOB
+from trireme.launch.run_directory import JobRecord, is_running, read_record
 
 if TYPE_CHECKING:
-    from trireme.cluster.messages import ClusterStatus
+    from trireme.cluster.messages import ClusterStatus, Scaled
+    from trireme.cluster.observer import Observer
 
-_PAUSE = 0.2  # seconds between two looks at the job
+_POLL_SECONDS = 0.1
+_NOTICE_SECONDS = 5.0
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Asks a job's coordinator for other numbers of tasks, and waits until the job has them.
-
-    Whoever has started the job starts the new tasks: its launcher does so by itself.
+    """Asks for other numbers of tasks, and waits until the job has them.
 
     Returns:
-        0 when the job has the numbers and every shard has its copies.
+        0 when the job has as many tasks as asked for, each shard has all its copies, and each
+        server has its share.
 
     Raises:
-        ConfigurationError: no job was started in that directory, or it cannot be scaled so.
-        UsageError: the job does not run, or no number is given.
-        WaitTimeout: the job did not get there in time; names what is missing.
+        UsageError: an option is wrong, or the job cannot be scaled so; the message says why.
+        WaitTimeout: the job did not have them in time; the message says what it waits for.
+        JobFailed: the job ended first.
+        WireError: no coordinator answers.
     """
     given = COMMANDS["scale"][0]().read(arguments)
-    servers, workers = _count("--ps", given.ps), _count("--workers", given.workers)
+    servers, workers = _count(given.ps, "--ps"), _count(given.workers, "--workers")
     if servers is None and workers is None:
-        raise UsageError("give --ps, --workers or both: how many there shall be")
-    path, timeout = Path(given.run), _seconds(given.timeout)
-    record = read_record(path)
-    if not is_running(path) or not record.coordinator:
-        raise UsageError(f"the job in {path} does not run: {record.state}")
-    scaled = observer(record).scale(servers, workers)
-    print(f"the job shall have {_tasks(scaled.servers, scaled.workers)}")
-    for names, what in ((scaled.awaited, "to start"), (scaled.dismissed, "to leave")):
-        if names:
-            print(f"{what}: {', '.join(names)}")
-    status = _wait(path, time.monotonic() + timeout, timeout)
-    print(f"the job has {_tasks(status.servers, status.workers)}")
+        raise UsageError("say how many tasks the job shall have: --ps N, --workers M, or both")
+    timeout = _seconds(given.timeout)
+    record = None if given.run is None else _running(Path(given.run))
+    coordinator = _coordinator_by_hand(given) if record is None else observer(record)
+    began = time.monotonic()
+    scaled = coordinator.scale(servers, workers)
+    _tell(scaled, coordinator.query_status(), by_hand=record is None)
+    _wait(coordinator, began + timeout, timeout)
+    seconds = time.monotonic() - began
+    print(f"the job has {_numbers(scaled.servers, scaled.workers)} after {seconds:.1f} s")
     return 0
 
 
-def _wait(path: Path, deadline: float, timeout: float) -> ClusterStatus:
-    """Waits until a job has the tasks that it shall have; returns its status.
-
-    Raises:
-        WaitTimeout: it has not in time; names what is missing.
-    """
-    missing = "the coordinator's answer"
-    while time.monotonic() < deadline:
-        try:
-            status = observer(read_record(path)).query_status()
-        except WireError as error:
-            missing = f"the coordinator: {error}"
-        else:
-            missing = _missing(status)
-            if not missing:
-                return status
-        time.sleep(_PAUSE)
-    raise WaitTimeout(
-        f"the job in {path} was not there within {timeout:g} s: it still waits for {missing}; "
-        f"`trireme status {path}` shows how it is"
-    )
+# The options -------------------------------------------------------------------------------------
 
 
-def _missing(status: ClusterStatus) -> str:
-    """Returns what a job still waits for; "" if it is as it shall be."""
-    if status.phase not in ("forming", "running"):
-        return ""  # the job has ended meanwhile
-    for role, count in (("ps", status.servers), ("worker", status.workers)):
-        tasks = [task for task in status.tasks if task.role == role]
-        live = [task for task in tasks if task.state == "live"]
-        if len(live) < count:
-            absent = [f"{role}:{t.index}" for t in tasks if t.state in ("expected", "lost")]
-            return f"{', '.join(absent) or role} to come"
-        if len(live) > count:
-            return f"{len(live) - count} of role {role} to leave"
-    if not status.whole or status.next_shards:
-        return "the parameters to move"
-    return ""
-
-
-def _tasks(servers: int, workers: int) -> str:
-    return (
-        f"{servers} parameter server{'' if servers == 1 else 's'} and "
-        f"{workers} worker{'' if workers == 1 else 's'}"
-    )
-
-
-def _count(option: str, text: str | None) -> int | None:
+def _count(text: str | None, option: str) -> int | None:
     if text is None:
         return None
-    if not text.isdecimal():
-        raise UsageError(f"{option} is {text!r}: it must be a number of tasks")
+    if not (text.isascii() and text.isdigit()):
+        raise UsageError(f"{option} is {text!r}: it must be a whole number from 0")
     return int(text)
 
 
 def _seconds(text: str) -> float:
     try:
-        return float(text)
+        seconds = float(text)
     except ValueError:
-        raise UsageError(f"--timeout is {text!r}: it must be a number of seconds") from None
+        seconds = -1.0
+    if not 0 <= seconds < float("inf"):
+        raise UsageError(f"--timeout is {text!r}: it must be a number of seconds")
+    return seconds
+
+
+def _running(run: Path) -> JobRecord:
+    """Returns the record of a running job that has a coordinator.
+
+    Raises:
+        UsageError: no job runs there, or it has none.
+    """
+    record = read_record(run)
+    if not is_running(run):
+        raise UsageError(f"the job in {run} is over ({record.state}): it cannot be scaled")
+    if not record.options.get("ps"):
+        raise UsageError(
+            f"the job in {run} has no parameter servers: its workers hold the model together, and "
+            "keep their number until it is started again"
+        )
+    if not record.coordinator:
+        raise UsageError(f"the job in {run} has only just been started: try again in a second")
+    return record
+
+
+def _coordinator_by_hand(given: argparse.Namespace) -> Observer:
+    """Returns an observer of a job that was started by hand."""
+    from trireme.certificates import Certificates
+    from trireme.cluster.observer import Observer
+    from trireme.launch.config.certificates import read_certificate
+
+    if given.coordinator is None:
+        raise UsageError(
+            "name the job: trireme scale RUN, or --coordinator HOST:PORT for one started by hand"
+        )
+    check_address("the coordinator", given.coordinator)
+    certificates, scheme = None, "tcp"
+    if given.certs is not None:
+        certificates, scheme = Certificates(read_certificate(given.certs, OBSERVER)), "tls"
+    secret = find_secret(
+        given.secret_file,
+        os.environ,
+        loopback=is_loopback(given.coordinator),
+        certificates=given.certs,
+    )
+    address = f"{scheme}://{given.coordinator}"
+    return Observer(address, JOB, bytes.fromhex(secret), certificates)
+
+
+# What is done ------------------------------------------------------------------------------------
+
+
+def _numbers(servers: int, workers: int) -> str:
+    return (
+        f"{servers} {'server' if servers == 1 else 'servers'} and "
+        f"{workers} {'worker' if workers == 1 else 'workers'}"
+    )
+
+
+def _tell(scaled: Scaled, status: ClusterStatus, *, by_hand: bool) -> None:
+    """Prints what is going to happen, and what the user has to do for it."""
+    print(f"the job shall have {_numbers(scaled.servers, scaled.workers)}")
+    if scaled.awaited and not by_hand:
+        print(f"  its launcher starts {', '.join(scaled.awaited)}")
+    for name in scaled.awaited if by_hand else ():
+        print(f"  start {name} on its machine: {_command(name, status)}")
+    if scaled.dismissed:
+        verb = "is" if len(scaled.dismissed) == 1 else "are"
+        print(f"  {', '.join(scaled.dismissed)} {verb} to leave")
+
+
+def _command(name: str, status: ClusterStatus) -> str:
+    """Returns the command that starts a further task of a job by hand."""
+    role, _, index = name.partition(":")
+    servers = [t.address.rpartition("/")[2] for t in status.tasks if t.role == "ps" and t.address]
+    more = {"ps": ",HOST:PORT", "worker": ""}[role]
+    workers = "the same, and HOST:PORT" if role == "worker" else "the same"
+    return (
+        f"trireme task --job-name {role} --task-index {index} --ps-hosts "
+        f"{','.join(servers)}{more} --worker-hosts ({workers}) ..."
+    )
+
+
+# Waiting -----------------------------------------------------------------------------------------
+
+
+def _wait(coordinator: Observer, deadline: float, timeout: float) -> None:
+    noticed = time.monotonic()
+    while True:
+        try:
+            status = coordinator.query_status()
+            what = pending(status)
+        except WireError as error:  # it is being started again, or the job has ended
+            status, what = None, [f"the coordinator, which does not answer ({error})"]
+        if status is not None and status.phase not in ("forming", "running"):
+            raise JobFailed(f"the job has ended meanwhile, {status.phase}: {status.reason}")
+        if not what:
+            return
+        now = time.monotonic()
+        if now >= deadline:
+            raise WaitTimeout(
+                f"after {timeout:g} s the job still waits for {'; '.join(what)}. It goes on: "
+                "`trireme status` shows it"
+            )
+        if now >= noticed + _NOTICE_SECONDS:
+            noticed = now
+            print(f"  waiting for {'; '.join(what)}", flush=True)
+        time.sleep(_POLL_SECONDS)
+
+
+def pending(status: ClusterStatus) -> list[str]:
+    """Returns what has to happen until a job is as large as it is to be; empty when it is."""
+    wanted = [t for t in status.tasks if not t.dismissed and t.state != "left"]
+    what = [
+        f"{task_name(task.role, task.index)} ({task.reason})"
+        for task in wanted
+        if task.state != "live"
+    ]
+    what += [
+        f"{task_name(task.role, task.index)} to leave"
+        for task in status.tasks
+        if task.dismissed and task.state in ("live", "disconnected")
+    ]
+    if what or not status.shards:
+        return what
+    if not status.whole:
+        return ["the copies of every shard"]
+    primaries = {shard.primary for shard in status.shards}
+    idle = [t.index for t in wanted if t.role == "ps" and t.index not in primaries]
+    if status.next_shards or idle:
+        return [f"the shares of {', '.join(task_name('ps', i) for i in idle) or 'the servers'}"]
+    return []

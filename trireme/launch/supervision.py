@@ -88,6 +88,9 @@ class Supervision:
         if task.dismissed:
             how = "has left" if failure is None else f"left, and {failure.reason.summary}"
             actions = [Notify(f"{name} {how}: the job was made smaller")]
+            if task.awaited:
+                task.awaited = False
+                actions += self._make_room(name, asked=True)
         elif ended_well:
             task.finished = task.worker
             self._saved_early |= status == INTERRUPTED
@@ -162,11 +165,13 @@ class Supervision:
         """Starts a task that the job is to have, if it has not had it."""
         task = self._tasks.get(name)
         if task is not None:
-            missing = task.dismissed or (asked and not task.finished)
-            task.dismissed = False
-            if task.alive or not missing:
+            if task.alive:  # it stays after all, unless it has left, and is about to end
+                task.awaited = task.dismissed and task.given_up is not None
+                task.dismissed = task.awaited
                 return []
-            task.restarts = 0
+            if not task.dismissed and (task.finished or not asked):
+                return []
+            task.dismissed, task.restarts = False, 0
         return [Notify(f"{name} is started: the job was made larger"), Start(name)]
 
     def keep_only(self, names: Iterable[str]) -> None:

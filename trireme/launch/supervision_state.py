@@ -123,6 +123,8 @@ class SupervisedTask:
         killed: whether SIGKILL was sent to it.
         finished: whether it is a worker that ended by itself, finished or interrupted.
         dismissed: whether it is to leave, because the job was made smaller, or has left for that.
+        awaited: whether another process is to take its place as soon as it has ended, because the
+            job was made smaller and then larger again.
         restarts: how often it was started again by itself or with the other workers.
         given_up: why it is killed, or was; None unless it is given up although its process lives.
         due: when it is killed for that, and after SIGKILL, when it counts as ended; None for never.
@@ -136,6 +138,7 @@ class SupervisedTask:
     killed: bool = False
     finished: bool = False
     dismissed: bool = False
+    awaited: bool = False
     restarts: int = 0
     given_up: ExitReason | None = None
     due: float | None = None
