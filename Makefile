@@ -6,6 +6,8 @@
 #   make test-all all tests: every case of every strategy, more random schedules and examples
 #   make parity   a table: how far every way to spread a model is from one plain process
 #   make mutants  changes the program in 400 small ways: do its tests notice?   MUTANTS_ARGS=--help
+#   make fuzz     damaged frames, handshakes and checkpoints: a million, and ten thousand
+#                                                make fuzz FUZZ_ARGS='--seed 7 --frames 5000000'
 #   make random-faults SECONDS=1200 SEED=1   workers killed and stopped at random; exact counts
 #   make chaos SEED=1      servers, workers, hosts and the coordinator killed, stopped, cut off, added
 #   make test-ray the tests that need a Ray cluster, which they start on this host
@@ -30,6 +32,7 @@ PYTEST_ARGS ?=
 # beside pytest's own, as a debugger wants it.
 TEST_PROCESSES ?= $(shell expr $$(nproc 2>/dev/null || getconf _NPROCESSORS_ONLN) + 1)
 MUTANTS_ARGS ?=
+FUZZ_ARGS ?=
 MUTANTS_STAMP := .venv/.mutants-installed
 RAY_STAMP := .venv/.ray-installed
 SECONDS ?= 1200
@@ -49,7 +52,7 @@ NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
 PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3; do \
     if "$$p" -c '$(NEW_ENOUGH)' >/dev/null 2>&1; then echo "$$p"; exit; fi; done)
 
-.PHONY: venv demo test test-all random-faults chaos test-ray browser-test parity mutants wheel wheel-test lint bench \
+.PHONY: venv demo test test-all fuzz random-faults chaos test-ray browser-test parity mutants wheel wheel-test lint bench \
 	bench-peers docs clean
 
 venv: $(STAMP)
@@ -81,6 +84,9 @@ random-faults: $(STAMP)
 
 chaos: $(STAMP)
 	$(BIN)/python -m tests.chaos $(if $(filter command% env%,$(origin SEED)),--seed $(SEED)) $(CHAOS_ARGS)
+
+fuzz: $(STAMP)
+	$(BIN)/python -m tests.fuzz $(FUZZ_ARGS)
 
 parity: $(TRANSFORMERS_STAMP)
 	$(BIN)/python -m tests.parity.table

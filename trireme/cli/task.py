@@ -219,6 +219,7 @@ def _serve_coordinator(task: TaskConfig, audience: _Audience) -> JobOver | None:
     from trireme.cluster.coordinator import Coordinator
     from trireme.cluster.state import cluster_status
     from trireme.monitor.prometheus import MembershipMetrics
+    from trireme.wire.message import Limits
     from trireme.wire.service import Service
     from trireme.wire.transport import listen
 
@@ -235,6 +236,7 @@ def _serve_coordinator(task: TaskConfig, audience: _Audience) -> JobOver | None:
         secret=bytes.fromhex(task.secret),
         epoch=coordinator.state.epoch,
         serves=("coordinator:0",),
+        limits=Limits(payload=0),
     )
     _write_address(audience, listener.address)
     membership = MembershipMetrics()

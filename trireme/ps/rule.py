@@ -7,7 +7,7 @@ import msgspec
 from trireme.errors import ConfigurationError
 
 
-class Average(msgspec.Struct, frozen=True):
+class Average(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """An exponential moving average of the parameters, kept by the server.
 
     Attributes:
@@ -24,8 +24,10 @@ class Average(msgspec.Struct, frozen=True):
         return min(self.decay, (1 + step) / (10 + step)) if self.warm_up else self.decay
 
 
-class Rule(msgspec.Struct, frozen=True):
+class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How a shard turns pushes into steps.
+
+    A field that this version does not know is refused: to ignore it would be another rule.
 
     Attributes:
         aggregate: how many updates make a round; 0 means one of every live worker.
