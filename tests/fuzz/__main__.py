@@ -3,9 +3,9 @@
     python -m tests.fuzz                                     make fuzz does this
     python -m tests.fuzz --seed 7 --frames 1000000 --handshakes 0 --checkpoints 0
 
-Nothing may crash, hang, grow, or be accepted that should not be. What each fuzzer checks stands at
-the top of its module. The seed is printed; the same seed and counts give the same cases, but for the
-random numbers that handshakes draw themselves.
+Nothing may crash, hang, grow, or be accepted that should not be. What each fuzzer checks stands
+at the top of its module. The seed is printed; the same seed and counts give the same cases, but
+for the random numbers that handshakes draw themselves.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Damaged checkpoints, read by everything that reads them.
 
-Half of the cases are accidents: bytes that change, files that are cut, lost, mixed up or are no files
-any more. Checksums find all of them: what is loaded is, to the last bit, a checkpoint that was saved.
-The other half are forgeries, whose checksums are right: state, index or header are changed as somebody
-would who also knows about checksums. They are refused, or mean something: what is loaded can be saved
-and loaded again, and is the same.
+Half of the cases are accidents: bytes that change, files that are cut, lost, mixed up or are no
+files any more. Checksums find all of them: what is loaded is, to the last bit, a checkpoint
+that was saved. The other half are forgeries, whose checksums are right: state, index or header
+are changed as somebody would who also knows about checksums. They are refused, or mean
+something: what is loaded can be saved and loaded again, and is the same.
 """
 
 from __future__ import annotations
@@ -169,6 +169,7 @@ class CheckpointFuzzer:
         verify(path)
         described = describe(path)
         assert described.step == data.step
+        assert path.name.endswith(f"{data.step:09d}"), "it is of another step than its name says"
         for group in ("model", "optimizer", "average", "local"):
             shapes = {name: tuple(t.shape) for name, t in getattr(data, group).items()}
             assert {name: shape for name, (_, shape) in getattr(described, group).items()} == shapes

@@ -1,9 +1,9 @@
 """Damaged frames of every kind of message, read as every connection reads them.
 
-A stream has a good frame, one that is damaged, and another good one. Whatever the damage, the reader
-returns what a second, independent reading of the header finds, or ends with one of the project's own
-errors, after which it reads no more. What it returns means what was sent: encoded again and decoded
-by no type at all, it is the same value.
+A stream has a good frame, one that is damaged, and another good one. Whatever the damage, the
+reader returns what a second, independent reading of the header finds, or ends with one of the
+project's own errors, after which it reads no more. What it returns means what was sent: encoded
+again and decoded by no type at all, it is the same value.
 """
 
 from __future__ import annotations
