@@ -9,6 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from tests.cluster.driver import Driver
 from trireme.cluster.decision import Decision, Send
+from trireme.cluster.journal import resumed
 from trireme.cluster.membership import Closed, Event, Paused, Received, Tick
 from trireme.cluster.messages import (
     CaughtUp,
@@ -30,7 +31,7 @@ from trireme.cluster.messages import (
 )
 from trireme.cluster.reconfiguration import is_needed
 from trireme.cluster.state import State, everybody_told
-from trireme.cluster.view import View
+from trireme.cluster.view import View, first_view
 
 CHOICE = st.integers(0, 1_000)
 OUTCOMES: st.SearchStrategy[Outcome] = st.sampled_from(
@@ -250,6 +251,33 @@ class Membership(RuleBasedStateMachine):
         self.feed(Paused(seconds))
         assert before == {name: task.state for name, task in self.job.state.tasks.items()}
 
+    @rule(now=st.sampled_from((0.0, 1000.0)), back=st.integers(0, 31))
+    def start_the_coordinator_anew(self, now: float, back: int) -> None:
+        """It goes on from its journal, on another clock; some of its tasks come back at once."""
+        before = self.job.state
+        written = msgspec.msgpack.encode(before)
+        self.job.now = now
+        self.job.state = resumed(now, msgspec.msgpack.decode(written, type=State))
+        self.open.clear()
+        after = self.job.state
+        assert (after.view, after.over, after.phase) == (before.view, before.over, before.phase)
+        members = [task for task in before.tasks.values() if task.active]
+        for bit, task in enumerate(members):
+            if back >> (bit % 5) & 1:
+                connection = self.connect()
+                join = Join(
+                    task.role,
+                    task.index,
+                    task.incarnation,
+                    task.host,
+                    task.pid,
+                    task.address,
+                    before.term,
+                    task.start,
+                )
+                self.feed(Received(connection, join))
+                assert self.job.state.tasks[task.name].incarnation == task.incarnation
+
     def pick(self, which: int) -> int:
         return self.open[which % len(self.open)]
 
@@ -270,7 +298,8 @@ class Membership(RuleBasedStateMachine):
         if after.view == before.view:
             return
         assert after.view is not None
-        assert after.view.number == (before.view.number if before.view else 0) + 1
+        number = before.view.number if before.view else 0
+        assert after.view.number == max(number + 1, first_view(after.term))
         if before.view is not None:
             old, new = before.view, after.view
             assert msgspec.structs.replace(old, number=new.number) != new

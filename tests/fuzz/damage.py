@@ -1,4 +1,4 @@
-"""Ways to damage bytes, plain values and JSON, as random bytes would not: most of it stays right."""
+"""Damage: to values, and to bytes. What may be said instead, and what could come of a mistake."""
 
 from __future__ import annotations
 

@@ -34,6 +34,10 @@ CONNECT_TIMEOUT = 30.0
 for long."""
 
 
+_COORDINATOR_RESTARTS = 10
+"""How often a job's coordinator is started again: one that dies more often does not get better."""
+
+
 def main(arguments: Sequence[str]) -> int:
     """Runs the command and returns the job's exit status.
 
@@ -133,6 +137,7 @@ def _start(task: TaskConfig, script: Path, program: Sequence[str]) -> int:
                 restarts=config.max_restarts,
                 # Without copies a job that loses a server has lost values.
                 outlives_servers=config.replicas > 1,
+                coordinator_restarts=_COORDINATOR_RESTARTS if task.servers else 0,
                 together=task.processes > 1,
             ),
         )

@@ -217,6 +217,7 @@ def _policy(task: TaskConfig) -> Policy:
 def _serve_coordinator(task: TaskConfig, audience: _Audience) -> JobOver | None:
     """Serves the coordinator alone until the job is over and every task was informed."""
     from trireme.cluster.coordinator import Coordinator
+    from trireme.cluster.journal import Journal
     from trireme.cluster.state import cluster_status
     from trireme.monitor.prometheus import MembershipMetrics
     from trireme.wire.message import Limits
@@ -228,7 +229,8 @@ def _serve_coordinator(task: TaskConfig, audience: _Audience) -> JobOver | None:
         allow_plaintext=task.config.allow_plaintext,
         certificates=task.own_certificates,
     )
-    coordinator = Coordinator(_policy(task), on_done=lambda: service.stop())
+    journal = Journal(Path(task.journal), resumes=task.resumes) if task.journal else None
+    coordinator = Coordinator(_policy(task), journal=journal, on_done=lambda: service.stop())
     service = Service(
         listener,
         [coordinator],
@@ -255,6 +257,8 @@ def _serve_coordinator(task: TaskConfig, audience: _Audience) -> JobOver | None:
         else membership_reports(launcher, lambda: _membership_report(coordinator)),
     ):
         service.run()
+    if journal is not None:
+        journal.close()
     return coordinator.state.over
 
 

@@ -1,7 +1,7 @@
 """Serves the membership of a job: feeds it messages and time, and carries out its instructions.
 
-The coordinator keeps no journal yet: when its process dies, the tasks go on training with their
-newest view, and give the job up after a while.
+With a journal its decisions outlive its process: it writes each before anybody hears of it, and
+one that is started again goes on. Meanwhile the tasks go on training with their newest view.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 from trireme.clock import Clock, MonotonicClock
 from trireme.cluster.decision import Close
+from trireme.cluster.journal import Journal, resumed
 from trireme.cluster.membership import Closed, Event, Paused, Received, Tick, step
 from trireme.cluster.messages import (
     CLUSTER_MESSAGES,
@@ -44,6 +45,8 @@ class Coordinator:
         epoch: the epoch of the job; a new one by default.
         term: the number of this start of the coordinator within the epoch, from 1.
         clock: the service's clock.
+        journal: keeps what is decided. Where it holds a state, the job goes on with that, and
+            `policy`, `epoch` and `term` do not count. None keeps nothing.
         on_done: called once, in the service's thread, when the job is over and every task was
             informed, or `policy.end_grace` has passed since. The service may stop then.
 
@@ -61,11 +64,20 @@ class Coordinator:
         epoch: str | None = None,
         term: int = 1,
         clock: Clock | None = None,
+        journal: Journal | None = None,
         on_done: Callable[[], None] | None = None,
     ) -> None:
         self._clock = clock or MonotonicClock()
         self._on_done = on_done
-        self.state = initial_state(self._clock.now(), policy, epoch or new_epoch(), term)
+        self._journal = journal
+        now, kept = self._clock.now(), None if journal is None else journal.state
+        if kept is None:
+            self.state = initial_state(now, policy, epoch or new_epoch(), term)
+        else:
+            self.state = resumed(now, kept)
+            _log.info("goes on as term %d of the job's coordinator", self.state.term)
+        if journal is not None:
+            journal.write(self.state)
         self._links: dict[int, Link] = {}  # by id, which is the number of the connection
         self._last_fed: float | None = None
         self.done = False
@@ -106,8 +118,10 @@ class Coordinator:
         self._last_fed = now
         for each in (Paused(paused), event) if paused > 0 else (event,):
             self.state, instructions, reason = step(now, self.state, each)
+            routine = isinstance(each, Received) and isinstance(each.message, Heartbeat)
+            if self._journal is not None and (instructions or reason) and not routine:
+                self._journal.write(self.state)
             if reason:
-                routine = isinstance(each, Received) and isinstance(each.message, Heartbeat)
                 _log.log(logging.DEBUG if routine else logging.INFO, "%s", reason)
             for instruction in instructions:
                 link = self._links[instruction.connection]

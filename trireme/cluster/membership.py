@@ -357,4 +357,7 @@ def _extend_deadlines(builder: DecisionBuilder, seconds: float) -> None:
                 moved=task.moved + seconds,
             )
         )
+    resumed = builder.state.resumed
+    if resumed is not None:
+        builder.state = replace(builder.state, resumed=resumed + seconds)
     builder.add_reason(f"the coordinator was stalled for {seconds:.1f} s: no task is given up")

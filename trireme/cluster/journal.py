@@ -1,0 +1,175 @@
+"""The coordinator's journal: what it has decided, in one SQLite file, before anybody hears of it.
+
+A coordinator that is started again with the journal goes on where the last one stopped: with the
+same epoch, the next term, and views whose numbers are above all earlier ones. Meanwhile training
+goes on, and membership is frozen.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from pathlib import Path
+from typing import Self
+
+import msgspec
+from msgspec.structs import replace
+
+from trireme.cluster.state import State
+from trireme.errors import ConfigurationError
+
+_APPLICATION = 0x54524952  # "TRIR": SQLite keeps it in the file's header
+_VERSION = 1
+
+
+class Journal:
+    """The journal of one job's coordinator. A context manager, which closes it.
+
+    Only one process can have it open.
+
+    Args:
+        path: the file. It is made where there is none, for this user alone.
+        resumes: whether to go on with what it holds; else it begins anew.
+
+    Attributes:
+        state: the state that was written last; None for none.
+
+    Raises:
+        ConfigurationError: another process has it open, or it is no journal, or damaged, or cannot
+            be written.
+    """
+
+    def __init__(self, path: Path, *, resumes: bool = True) -> None:
+        self._path = path
+        self._encoder = msgspec.msgpack.Encoder()
+        self.state: State | None = None
+        try:
+            os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+            self._database = sqlite3.connect(
+                path, isolation_level=None, timeout=0.0, check_same_thread=False
+            )
+        except (OSError, sqlite3.Error) as error:
+            raise self._failure(error) from error
+        try:
+            self._begin(resumes=resumes)
+        except (OSError, sqlite3.Error) as error:
+            self.close()
+            raise self._failure(error) from error
+        except ConfigurationError:
+            self.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def write(self, state: State) -> None:
+        """Writes a state. It is on the disk when this returns.
+
+        Raises:
+            ConfigurationError: it cannot be written.
+        """
+        try:
+            self._database.execute(
+                "INSERT OR REPLACE INTO state (id, content) VALUES (1, ?)",
+                (self._encoder.encode(state),),
+            )
+        except sqlite3.Error as error:
+            raise self._failure(error) from error
+
+    def close(self) -> None:
+        """Closes the file. May be repeated."""
+        self._database.close()
+
+    def _begin(self, *, resumes: bool) -> None:
+        execute = self._database.execute
+        execute("PRAGMA locking_mode = EXCLUSIVE")
+        execute("PRAGMA journal_mode = WAL")
+        execute("PRAGMA synchronous = FULL")
+        application = execute("PRAGMA application_id").fetchone()[0]
+        tables = [name for (name,) in execute("SELECT name FROM sqlite_master")]
+        if tables and application != _APPLICATION:
+            raise ConfigurationError(
+                f"{self._path} is a database of another program: name another file for the "
+                "coordinator's journal"
+            )
+        version = execute("PRAGMA user_version").fetchone()[0]
+        if tables and version != _VERSION:
+            raise ConfigurationError(
+                f"{self._path} is a journal of version {version}, and this release reads version "
+                f"{_VERSION}: continue the job with the release that began it"
+            )
+        execute("BEGIN EXCLUSIVE")
+        execute(f"PRAGMA application_id = {_APPLICATION}")
+        execute(f"PRAGMA user_version = {_VERSION}")
+        execute("CREATE TABLE IF NOT EXISTS state (id INTEGER PRIMARY KEY, content BLOB NOT NULL)")
+        if not resumes:
+            execute("DELETE FROM state")
+        row = execute("SELECT content FROM state WHERE id = 1").fetchone()
+        execute("COMMIT")
+        if row is not None:
+            self.state = self._decoded(row[0])
+
+    def _decoded(self, content: bytes) -> State:
+        try:
+            return msgspec.msgpack.decode(content, type=State)
+        except (msgspec.DecodeError, TypeError) as error:
+            raise ConfigurationError(
+                f"{self._path} is damaged ({error}): remove it and start the whole job again"
+            ) from error
+
+    def _failure(self, error: Exception) -> ConfigurationError:
+        if "locked" in str(error):
+            return ConfigurationError(
+                f"another process has the coordinator's journal {self._path} open: the job has a "
+                "coordinator already; end that one first"
+            )
+        if isinstance(error, sqlite3.DatabaseError) and not isinstance(
+            error, sqlite3.OperationalError
+        ):
+            return ConfigurationError(
+                f"{self._path} is no journal of a coordinator, or damaged ({error}): remove it and "
+                "start the whole job again, or name another file"
+            )
+        return ConfigurationError(
+            f"the coordinator's journal {self._path} cannot be used: {error}; check the directory, "
+            "its permissions, and the space on the disk"
+        )
+
+
+def resumed(now: float, state: State) -> State:
+    """Returns the state with which another coordinator goes on.
+
+    Times of the last coordinator's clock mean nothing on this one's: all deadlines begin anew.
+    Every task that was connected is disconnected until it comes back, which it does by itself.
+
+    Args:
+        now: the time on this coordinator's clock.
+        state: what the last one has written.
+    """
+    tasks = {}
+    for name, task in state.tasks.items():
+        away = task.state in ("live", "disconnected")
+        tasks[name] = replace(
+            task,
+            state="disconnected" if away else task.state,
+            reason="the coordinator was started again" if away else task.reason,
+            connection=None,
+            since=now,
+            heard=now,
+            moved=now,
+        )
+    under_way = state.reconfiguration
+    return replace(
+        state,
+        term=state.term + 1,
+        tasks=tasks,
+        started=now,
+        over_since=now,
+        noticed=now,
+        plan_after=now,
+        resumed=now,
+        reconfiguration=None if under_way is None else replace(under_way, since=now),
+    )
