@@ -178,6 +178,13 @@ def _task() -> Parser:
         metavar="FILE",
         help="write the address at which a server or coordinator listens into FILE",
     )
+    parser.add_argument(
+        "--journal",
+        type=Path,
+        metavar="FILE",
+        help="of the coordinator, or of ps:0 where it hosts that: keep in FILE what is decided; "
+        "started again with it, the coordinator goes on, and training goes on meanwhile",
+    )
     parser.add_argument("--tied-to", help=argparse.SUPPRESS)
     return parser
 

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from trireme.atomic_file import write_atomically
 from trireme.cli.parser import COMMANDS
 from trireme.cluster.spec import ROLES, ClusterSpec, ClusterTask
@@ -38,6 +40,7 @@ from trireme.strategies import choose
 
 if TYPE_CHECKING:
     from trireme.cluster.coordinator import Coordinator
+    from trireme.cluster.journal import Journal
     from trireme.cluster.messages import JobOver
     from trireme.cluster.state import Policy
 
@@ -82,6 +85,14 @@ def _by_hand(given: argparse.Namespace, program: Sequence[str]) -> int:
     named = _tf_task(given) or _flagged_task(given)
     task = manual_task(named, config, os.environ, given.secret_file)
     choose(task.config, workers=task.workers, servers=task.servers)
+    if given.journal is not None:
+        if task.role != "coordinator" and not task.hosts_coordinator:
+            raise UsageError(
+                f"--journal is for the task with the coordinator, and {task.name} has none: leave "
+                "it out here"
+            )
+        path = str(given.journal.resolve())
+        task = replace(task, journal=path, resumes=True)
     audience = _Audience(name=f"{task.name} ", address_file=given.address_file)
     with secret_descriptor(task) as inherited:
         _export(os.environ, inherited)
@@ -214,10 +225,28 @@ def _policy(task: TaskConfig) -> Policy:
     )
 
 
+def _journal(task: TaskConfig, audience: _Audience) -> Journal | None:
+    """Returns the journal of a task's coordinator; None where it keeps none.
+
+    By hand, a job that has ended begins anew with the same command.
+
+    Raises:
+        ConfigurationError: another process has it open, or it cannot be used.
+    """
+    from trireme.cluster.journal import Journal
+
+    if not task.journal:
+        return None
+    journal = Journal(Path(task.journal), resumes=task.resumes)
+    ended = journal.state is not None and journal.state.over is not None
+    if ended and audience.launcher is None:
+        journal.state = None
+    return journal
+
+
 def _serve_coordinator(task: TaskConfig, audience: _Audience) -> JobOver | None:
     """Serves the coordinator alone until the job is over and every task was informed."""
     from trireme.cluster.coordinator import Coordinator
-    from trireme.cluster.journal import Journal
     from trireme.cluster.state import cluster_status
     from trireme.monitor.prometheus import MembershipMetrics
     from trireme.wire.message import Limits
@@ -229,7 +258,7 @@ def _serve_coordinator(task: TaskConfig, audience: _Audience) -> JobOver | None:
         allow_plaintext=task.config.allow_plaintext,
         certificates=task.own_certificates,
     )
-    journal = Journal(Path(task.journal), resumes=task.resumes) if task.journal else None
+    journal = _journal(task, audience)
     coordinator = Coordinator(_policy(task), journal=journal, on_done=lambda: service.stop())
     service = Service(
         listener,
@@ -292,6 +321,7 @@ def _serve_parameters(task: TaskConfig, audience: _Audience) -> JobOver | None:
         policy=_policy(task),
         config=task.config,
         certificates=task.own_certificates,
+        journal=_journal(task, audience) if task.hosts_coordinator else None,
     )
     registry, record = Registry(), _recorder(task)
     with _serve_metrics(task, registry, audience):

@@ -12,6 +12,7 @@ import torch
 
 from trireme.certificates import Certificates
 from trireme.cluster.coordinator import Coordinator
+from trireme.cluster.journal import Journal
 from trireme.cluster.member import Member
 from trireme.cluster.member_protocol import MemberConfig
 from trireme.cluster.member_state import News
@@ -54,6 +55,7 @@ class ServerConfig:
         policy: the policy of a coordinator that is hosted here.
         config: the job's configuration.
         certificates: this server's, where the job uses TLS.
+        journal: of a coordinator that is hosted here; None where it keeps none.
     """
 
     job: str
@@ -64,6 +66,7 @@ class ServerConfig:
     policy: Policy
     config: JobConfig = field(default_factory=JobConfig)
     certificates: Certificates | None = None
+    journal: Journal | None = None
 
 
 def serve(
@@ -114,7 +117,9 @@ class _Server:
         handlers: list[Handler] = [self._handler]
         epoch = ""  # until this server has joined
         if server.coordinator is None:
-            coordinator = Coordinator(server.policy, on_done=lambda: self._service.stop())
+            coordinator = Coordinator(
+                server.policy, journal=server.journal, on_done=lambda: self._service.stop()
+            )
             handlers.append(coordinator)
             epoch = coordinator.state.epoch
         self._service = Service(
