@@ -13,6 +13,7 @@ from torch import nn
 
 from tests.faults import Proxies
 from tests.ps.client.test_client import JOB, SECRET, Membership, Servers, servers
+from trireme.cluster.view import View
 from trireme.errors import FrameError
 from trireme.ps.client.client import OVERLAP_BYTES, Client
 from trireme.ps.client.overlap import Overlap
@@ -418,8 +419,9 @@ def shown(flat: FlatModel) -> ShownModel:
 
 def test_a_server_receives_chunks_in_the_order_that_the_push_names() -> None:
     handler, flat = ShardHandler(0), FlatModel([list(Layers().named_parameters())], servers=1)
-    link = asked(handler)
+    handler.view(View(1, (), ()))
     handler.shard.state.shown = shown(flat)
+    link = asked(handler)
     order = (2, 0, 5, 1, 4, 3)
     length = flat.layout.bytes
     message = Push(1, 1, 0, 0, 1.0, order=order)
@@ -434,6 +436,7 @@ def test_a_server_receives_chunks_in_the_order_that_the_push_names() -> None:
 @pytest.mark.parametrize("order", [(0,), (0, 1, 2, 3, 4, 4), (1, 2, 3, 4, 5, 6), (0,) * 7, (-1,)])
 def test_a_server_refuses_what_is_no_order_of_its_chunks(order: tuple[int, ...]) -> None:
     handler, flat = ShardHandler(0), FlatModel([list(Layers().named_parameters())], servers=1)
+    handler.view(View(1, (), ()))
     handler.shard.state.shown = shown(flat)
     message = Push(1, 1, 0, 0, 1.0, order=order)
     with pytest.raises(FrameError, match="not each once"):
@@ -442,6 +445,7 @@ def test_a_server_refuses_what_is_no_order_of_its_chunks(order: tuple[int, ...])
 
 def test_a_server_refuses_packed_gradients_in_chunks() -> None:
     handler, flat = ShardHandler(0), FlatModel([list(Layers().named_parameters())], servers=1)
+    handler.view(View(1, (), ()))
     handler.shard.state.shown = shown(flat)
     handler.shard.state.rule = Rule(codec="fp16")
     message = Push(1, 1, 0, 0, 1.0, order=tuple(range(LAYERS)))

@@ -129,6 +129,8 @@ class Replicas(Generic[_L]):
 
     def addressed(self, link: _L, message: Address) -> Replica[_L] | None:
         """Returns the replica that a task asks; None where this server cannot answer."""
+        if not self.view.number:  # another process of this server's name may have had a replica
+            return None
         replica = self.by_shard.get(message.shard)
         if replica is None or not replica.primary or replica.generation != message.generation:
             return None
