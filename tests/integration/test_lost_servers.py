@@ -107,7 +107,7 @@ def test_where_all_copies_are_lost_the_job_goes_back_to_its_newest_checkpoint(
         assert tasks.send(f"ps:{server}", 9)
     ended = running.ended()
     assert ended.status == 0, ended.text
-    assert "all copies of a part of the parameters were lost: the job goes back from" in ended.text
+    assert "all copies of a part of the parameters were lost: the job goes" in ended.text
     data = latest(Path(shell.directory / "run"), lambda path, error: pytest.fail(f"{path}"))
     assert data is not None and data.step == steps
 

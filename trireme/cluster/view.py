@@ -111,6 +111,10 @@ class View(msgspec.Struct, frozen=True, array_like=True):
         """
         return self.shards[shard].primary if self.shards else shard
 
+    def primary_name(self, shard: int) -> str:
+        """Returns the name of the server with the primary of a shard; see `primary`."""
+        return f"ps:{self.primary(shard)}"
+
     def server(self, index: int) -> ServerEntry | None:
         """Returns a server's entry; None if it is not a member."""
         return next((entry for entry in self.servers if entry.index == index), None)

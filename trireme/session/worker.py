@@ -382,7 +382,7 @@ class Worker:
         else:
             self._life = lifecycle.life
             checkpoints.take_first()
-            self.progress.warn(str(RolledBack(_rolled_back(before, backend.step), backend.step)))
+            self.progress.warn(str(RolledBack(rolled_back(before, backend.step), backend.step)))
         self.rejoined += 1
         return PushResult(Stale(backend.step), backend.step, 0, backend.stopping, steps)
 
@@ -441,9 +441,17 @@ class Worker:
         self.lifecycle.fail(error)
 
 
-def _rolled_back(before: int, step: int) -> str:
-    """Returns what a worker says whose job went back to a checkpoint."""
-    return (
-        f"all copies of a part of the parameters were lost: the job goes back from step {before} "
-        f"to step {step}, and what was learned since is lost; more --replicas make that less likely"
+def rolled_back(before: int, step: int) -> str:
+    """Returns what a worker says whose job lost all copies of a part of the parameters.
+
+    Args:
+        before: the step that the worker had reached.
+        step: the step from which the job goes on.
+    """
+    lost = "all copies of a part of the parameters were lost: the job goes "
+    lost += (
+        f"back from step {before} to step {step}, and what was learned since is lost"
+        if step < before
+        else f"on from step {step}"
     )
+    return f"{lost}; more --replicas make such a loss less likely"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from trireme.cluster.view import ShardEntry, View
 from trireme.ps.flat import PartBuffer
 from trireme.ps.layout import Layout
 from trireme.ps.messages import ParameterSpec, Push
@@ -14,6 +15,8 @@ from trireme.ps.shard.participants import Participant
 from trireme.ps.shard.push_table import Pending
 
 LAYOUT = Layout.of([ParameterSpec("a", (16,), "float32", 0)], servers=1)
+MOVED = View(3, (), (), (ShardEntry(0, 1, 4), ShardEntry(1, 2, 1), ShardEntry(2, 3, 0)))
+"""The primaries of the three shards are not at the servers of their numbers."""
 
 
 def pending(worker: int = 0, sequence: int = 1, incarnation: int = 1) -> Pending:
@@ -39,9 +42,9 @@ def decided(leader: CommitLeader) -> Pending | None:
 def test_a_push_is_ready_once_every_server_has_it() -> None:
     leader, mine = CommitLeader(3), pending()
     leader.add(mine)
-    assert leader.missing(mine) == ("ps:1", "ps:2")
+    assert leader.missing(mine, MOVED) == ("ps:1", "ps:0")
     leader.hear(1, PushesStaged(0, ((0, 1, 1),)))
-    assert (leader.ready, leader.missing(mine)) == (None, ("ps:2",))
+    assert (leader.ready, leader.missing(mine, MOVED)) == (None, ("ps:0",))
     leader.hear(2, PushesStaged(0, ((0, 1, 1),)))
     assert decided(leader) is mine
     assert decided(leader) is None

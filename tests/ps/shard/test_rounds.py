@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 
+from trireme.cluster.view import ShardEntry, View
 from trireme.ps.flat import PartBuffer
 from trireme.ps.layout import Layout
 from trireme.ps.messages import ParameterSpec, Push
@@ -25,6 +26,8 @@ CLIP = Rule(aggregate=0, staleness=0, clip_norm=6.0)
 A, B, C = Participant(0, 1), Participant(1, 1), Participant(2, 1)
 D = Participant(2, 2)
 LIVE = {0: 1, 1: 1, 2: 1}
+MOVED = View(3, (), (), (ShardEntry(0, 1, 4), ShardEntry(1, 2, 1), ShardEntry(2, 3, 0)))
+"""The primaries of the three shards are not at the servers of their numbers."""
 
 
 def buffer(value: float) -> PartBuffer:
@@ -182,7 +185,7 @@ def test_the_leader_waits_until_every_server_holds_the_updates() -> None:
     leader.hear(5, 1, ready(A, B, C))
     leader.hear(5, 2, ready(A, B))
     assert leader.decide(current, LIVE) == ([], None)
-    assert leader.missing(current, LIVE) == ()
+    assert leader.missing(current, LIVE, MOVED) == ()
     leader.hear(5, 2, ready(A, B, C))
     told = close(A, B, C)
     assert leader.decide(current, LIVE) == (
@@ -226,9 +229,9 @@ def test_a_server_that_missed_the_decision_is_told_again() -> None:
 
 def test_the_leader_names_whom_it_waits_for() -> None:
     leader = RoundLeader(ALL, 3)
-    assert leader.missing(round_of(B), LIVE) == ("worker:0", "worker:2")
+    assert leader.missing(round_of(B), LIVE, MOVED) == ("worker:0", "worker:2")
     leader.hear(5, 1, ready(A, B, C))
-    assert leader.missing(round_of(A, B, C), LIVE) == ("ps:2",)
+    assert leader.missing(round_of(A, B, C), LIVE, MOVED) == ("ps:0",)
 
 
 def test_clipping_alone_needs_nobody() -> None:
@@ -291,7 +294,7 @@ def test_a_follower_says_what_it_holds_once_it_is_enough() -> None:
     current = round_of(A, B, C)
     assert follower.decide(current, LIVE) == ([Send(0, ready(A, B, C))], None)
     assert follower.decide(current, LIVE) == ([], None), "nothing new"
-    assert follower.missing(current, LIVE) == ("ps:0",)
+    assert follower.missing(current, LIVE, MOVED) == ("ps:4",)
 
 
 def test_a_follower_says_so_when_it_holds_more() -> None:

@@ -159,7 +159,8 @@ class Client:
         codec = make_codec(rule.codec)
         if codec is not None:
             self._packers = [Packer(codec, g, deflates=rule.deflates) for g in self._gradients]
-            self._subscription = Subscription(codec, self._values) if rule.publishes else None
+            task = self._servers.lanes.task
+            self._subscription = Subscription(codec, self._values, task) if rule.publishes else None
             self._servers.shared_buffers = ()  # packed gradients lie elsewhere
 
     def load(self, state: ModelState) -> None:
@@ -490,7 +491,8 @@ class Client:
             buffer: PartBuffer = self._values[server]
             if length != buffer.nbytes:
                 raise FrameError(
-                    f"ps:{server} sent {length} bytes of values where its part has {buffer.nbytes}"
+                    f"{self._servers.lanes.task(server)} sent {length} bytes of values where its "
+                    f"part has {buffer.nbytes}"
                 )
             return buffer.views
         return [memoryview(bytearray(length))]

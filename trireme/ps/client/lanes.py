@@ -239,10 +239,10 @@ class Lanes:
             patience = min(patience, _HURRIED_SECONDS)
         if now - lane.failing_since > patience:
             lost = type(error)(
-                f"worker:{self._worker} could not reach {self._task(server)} for {patience:.0f} s: "
+                f"worker:{self._worker} could not reach {self.task(server)} for {patience:.0f} s: "
                 f"{error}"
             )
-            lost.server = self._task(server)
+            lost.server = self.task(server)
             self._give_up(lost, error)
         lane.due = now + BACK_OFF
 
@@ -294,6 +294,11 @@ class Lanes:
             raise JobFailed(f"ps:{index} is not part of the job any longer")
         return entry
 
+    def task(self, shard: int) -> str:
+        """Returns the name of the server with the primary of a shard, in the newest view."""
+        view = self._view()
+        return f"ps:{shard}" if view is None else view.primary_name(shard)
+
     def known_view(self) -> View:
         """Returns the newest view.
 
@@ -323,11 +328,6 @@ class Lanes:
         if view.generation != self.generation:
             self._forget()
             raise Divided
-
-    def _task(self, shard: int) -> str:
-        """Returns the name of the server with the primary of a shard."""
-        view = self._view()
-        return f"ps:{shard if view is None else view.primary(shard)}"
 
     def _transmit(self, lane: Lane) -> Transmit:
         assert lane.request is not None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from trireme.errors import FrameError
 from trireme.ps.compression import Packed
@@ -21,10 +21,17 @@ class Subscription:
     Args:
         codec: the codec of packed changes.
         values: the memory of each server's values.
+        task: returns the name of a server, for errors.
     """
 
-    def __init__(self, codec: Codec, values: Sequence[PartBuffer]) -> None:
+    def __init__(
+        self,
+        codec: Codec,
+        values: Sequence[PartBuffer],
+        task: Callable[[int], str] = lambda server: f"ps:{server}",
+    ) -> None:
         self._codec = codec
+        self._task = task
         self._values = values
         self._packed = [Packed(codec, part, deflates=True) for part in values]
         self._steps: list[int | None] = [None] * len(values)
@@ -38,8 +45,8 @@ class Subscription:
         packed = self._packed[server]
         if not packed.fits(length):
             raise FrameError(
-                f"ps:{server} sent {length} bytes of packed values where its part packs into "
-                f"{packed.nbytes}"
+                f"{self._task(server)} sent {length} bytes of packed values where its part packs "
+                f"into {packed.nbytes}"
             )
         return packed.place(length)
 
@@ -61,13 +68,13 @@ class Subscription:
         packed = self._packed[server]
         if since != self._steps[server]:
             raise FrameError(
-                f"ps:{server} sent what has changed since step {since}, and the values at hand are "
-                f"of step {self._steps[server]}"
+                f"{self._task(server)} sent what has changed since step {since}, and the values at "
+                f"hand are of step {self._steps[server]}"
             )
         try:
             packed.open()
             for vector, change in zip(packed.vectors, packed.packed, strict=True):
                 add_packed(self._codec, change, vector)
         except ValueError as error:
-            raise FrameError(f"what ps:{server} sent of its values: {error}") from error
+            raise FrameError(f"what {self._task(server)} sent of its values: {error}") from error
         return sum(view.nbytes for view in packed.views)

@@ -27,6 +27,7 @@ from itertools import islice
 
 import msgspec
 
+from trireme.cluster.view import View
 from trireme.ps.server_messages import LastPushes, PushesCommitted, PushesStaged
 from trireme.ps.shard.instructions import Send
 from trireme.ps.shard.participants import Participant
@@ -144,9 +145,9 @@ class CommitLeader:
                 self._first += 1
         return out
 
-    def missing(self, pending: Pending) -> tuple[str, ...]:
-        """Returns the tasks that a staged push waits for."""
-        return tuple(f"ps:{server}" for server in self._lacking(pending))
+    def missing(self, pending: Pending, view: View) -> tuple[str, ...]:
+        """Returns the tasks that a staged push waits for; the view knows where each shard is."""
+        return tuple(map(view.primary_name, self._lacking(pending)))
 
     def _lacking(self, pending: Pending) -> list[int]:
         """Returns the servers that have not said that they have staged a push."""
@@ -236,8 +237,8 @@ class CommitFollower:
         pushes = tuple((*who, pending.push.sequence) for who, pending in self._staged.items())
         return [Send(0, PushesStaged(self._known, pushes))]
 
-    def missing(self, pending: Pending) -> tuple[str, ...]:
-        return ("ps:0",)
+    def missing(self, pending: Pending, view: View) -> tuple[str, ...]:
+        return (view.primary_name(0),)
 
 
 class HalfApplied:

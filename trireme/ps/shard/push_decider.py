@@ -175,12 +175,14 @@ class PushDecider:
     def waiting(self) -> Iterator[tuple[Pending, str, tuple[str, ...]]]:
         """Yields the pushes that are not decided, each with the reason and the tasks waited for."""
         reason = f"round {self._round.step + 1}"
-        missing = self._coordinator.missing(self._round, self._state.participants.live)
+        participants = self._state.participants
+        view = participants.view
+        missing = self._coordinator.missing(self._round, participants.live, view)
         for pending in self._round.pending.values():
             yield pending, reason, missing
         if self._commits is not None:
             for pending in self._commits.staged:
-                yield pending, "a push to reach every server", self._commits.missing(pending)
+                yield pending, "a push to reach every server", self._commits.missing(pending, view)
 
     # -- deciding --------------------------------------------------------------------------------
 

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from trireme.cluster.view import View
 from trireme.ps.flat import PartBuffer
 from trireme.ps.messages import GroupSpec, Push
 from trireme.ps.rule import Rule
@@ -191,11 +192,10 @@ class RoundLeader:
         """Takes the update of a worker that is out from the round."""
         current.pending.pop(member, None)
 
-    def missing(self, current: Round, live: Live) -> tuple[str, ...]:
-        """Returns the tasks that the round waits for."""
-        workers = _absent(current, live)
-        servers = (f"ps:{s}" for s in range(1, self._servers) if s not in self._heard)
-        return workers or tuple(servers)
+    def missing(self, current: Round, live: Live, view: View) -> tuple[str, ...]:
+        """Returns the tasks that the round waits for; the view knows where each shard is."""
+        silent = (shard for shard in range(1, self._servers) if shard not in self._heard)
+        return _absent(current, live) or tuple(map(view.primary_name, silent))
 
     def _common(self, current: Round, live: Live) -> tuple[Participant, ...]:
         """Returns the participants whose updates every server holds, once all have reported."""
@@ -269,8 +269,8 @@ class RoundFollower:
         else:
             current.pending.pop(member, None)
 
-    def missing(self, current: Round, live: Live) -> tuple[str, ...]:
-        return _absent(current, live) or ("ps:0",)
+    def missing(self, current: Round, live: Live, view: View) -> tuple[str, ...]:
+        return _absent(current, live) or (view.primary_name(0),)
 
 
 def _needed(rule: Rule, live: Collection[int]) -> int:

@@ -105,6 +105,11 @@ class ShardState:
         """The model's layout; None before the first worker has shown it."""
         return None if self.shown is None else self.shown.layout
 
+    @property
+    def _primary(self) -> str:
+        """The name of the server with the primary of this shard."""
+        return self.participants.view.primary_name(self.server)
+
     def senseless(self, worker: int, push: Push) -> str | None:
         """Returns why a push of a worker makes no sense; None when it does."""
         last, period = self.table.records[worker].sequence, self.ending.period
@@ -121,7 +126,7 @@ class ShardState:
             return f"a push is of {push.steps} steps, and may be of 1 to {period}"
         if self.synchronous and push.pulled > self.step:
             return (
-                f"a push for step {push.pulled}, and ps:{self.server} is at {self.step}: pull the "
+                f"a push for step {push.pulled}, and {self._primary} is at {self.step}: pull the "
                 "values of one step from all servers"
             )
         if push.absent and (reason := _nowhere(self.shown.layout, push.absent)) is not None:

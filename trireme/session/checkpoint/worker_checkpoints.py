@@ -104,6 +104,11 @@ class WorkerCheckpoints:
             state = self._restore(checkpoint)
         else:
             flat, step = self._setup.flat, self._backend.global_step
+            warn(
+                f"there is no checkpoint: the job goes on from this worker's values of step "
+                f"{step}, and the servers' optimizer, the moving average and the record of "
+                "examples begin anew"
+            )
             flat.collect_values()
             state = ModelState(step, {n: p.detach().cpu() for n, p in flat.parameters.items()})
         self.buffers.hand_out()

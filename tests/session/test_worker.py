@@ -1,0 +1,21 @@
+"""What a worker says."""
+
+from __future__ import annotations
+
+from trireme.session.worker import rolled_back
+
+MORE = "; more --replicas make such a loss less likely"
+
+
+def test_a_worker_says_how_far_its_job_goes_back() -> None:
+    assert rolled_back(12, 5) == (
+        "all copies of a part of the parameters were lost: the job goes back from step 12 to step "
+        f"5, and what was learned since is lost{MORE}"
+    )
+
+
+def test_a_job_that_goes_on_from_a_worker_s_last_values_does_not_go_back() -> None:
+    for before in (4, 5):
+        assert rolled_back(before, 5) == (
+            "all copies of a part of the parameters were lost: the job goes on from step 5" + MORE
+        )
