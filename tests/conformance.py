@@ -492,6 +492,21 @@ class TransportConformance:
             ours.offer(Note())
         assert ours.receive(timeout=PATIENCE).message == Note("said before")
 
+    def test_a_send_that_waits_is_given_up_for_a_reason_of_its_callers(
+        self, connections: tuple[Connection, Connection]
+    ) -> None:
+        ours, _ = connections
+        checks = iter([None, None, LookupError("there is no use in it")])
+
+        def check() -> None:
+            if (error := next(checks)) is not None:
+                raise error
+
+        with pytest.raises(LookupError, match="no use"):
+            ours.send(Note(), [bytes(LARGE)], timeout=PATIENCE, check=check)
+        with pytest.raises(ConnectionBroken, match="earlier send was given up: there is no use"):
+            ours.send(Note(), timeout=PATIENCE)
+
     def test_closed_by_me(self, connections: tuple[Connection, Connection]) -> None:
         ours, _ = connections
         assert not ours.offer(Note(), [bytes(LARGE)])

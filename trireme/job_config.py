@@ -129,6 +129,7 @@ Whole = Annotated[int, Meta(ge=0)]
 Positive = Annotated[int, Meta(ge=1)]
 Seconds = Annotated[float, Meta(gt=0, le=_LONGEST)]
 Patience = Annotated[float, Meta(ge=0, le=_LONGEST)]
+Silence = Annotated[float, Meta(ge=0.5, le=_LONGEST)]
 Gpus = Annotated[float, Meta(ge=0, le=65536)]
 Port = Annotated[int, Meta(ge=0, le=65535)]
 Steps = Annotated[str, Meta(pattern="^[0-9]+:[0-9]+$")]
@@ -202,6 +203,9 @@ class JobConfig(
         "copies; else the whole job when a server dies (default 0)", run_only=True)] = 0
     join_timeout: Annotated[Seconds, Option("SECONDS",
         "how long the tasks of a job wait for each other to join (default 300)")] = 300.0
+    heartbeat_timeout: Annotated[Silence, Option("SECONDS",
+        "go on without a task that is silent for so long; less recovers sooner, and takes a slow "
+        "machine for a lost one sooner (default 10)")] = 10.0
     progress_timeout: Annotated[Patience, Option("SECONDS",
         "go on without a worker that makes no step for so long; 0: never (default 600)"
         )] = 600.0

@@ -41,12 +41,11 @@ from tests.chaos.accounts import (
     goodput,
     unanswered,
 )
-from tests.chaos.faults import FAULTS, Fault
+from tests.chaos.faults import FAULTS, Bag, Fault
 from tests.chaos.job import Job, Size, counted
 from tests.chaos.program import Counted
 from tests.faults.hosts import Network, NoHosts, network
 from tests.integration.conftest import clean_shell
-from trireme.cluster.state import Policy
 from trireme.data import mnist
 from trireme.ps.messages import WorkerProgress
 from trireme.session.checkpoint import CheckpointData
@@ -100,7 +99,8 @@ def run(
         shell = stack.enter_context(clean_shell(Path(directory)))
         job = Job(shell, hosts, size, options.deadline)
         try:
-            job.start(options.data, options.options.split())
+            tls = ["--tls"] if options.tls else []
+            job.start(options.data, [*options.options.split(), *tls])
             before = sum(job.server_starts.values())
             start = time.monotonic()
             struck = disturb(job, faults, seconds, options)
@@ -119,7 +119,7 @@ def disturb(
     job: Job, faults: list[Fault], seconds: float, options: argparse.Namespace
 ) -> list[Struck]:
     """Lets the time pass; makes faults meanwhile, each when the job is whole again."""
-    dice, begin, struck = random.Random(options.seed), time.monotonic(), list[Struck]()
+    bag, begin, struck = Bag(faults, options.seed), time.monotonic(), list[Struck]()
     due = begin + options.interval
     while (now := time.monotonic()) < begin + seconds:
         if not faults or now < due or due + options.interval > begin + seconds:
@@ -127,10 +127,9 @@ def disturb(
             continue
         job.wait_until_whole()
         status = job.status()
-        able = [] if status is None else [(f, t) for f in faults if (t := f.targets(job, status))]
-        if able:
-            fault, targets = dice.choice(able)
-            struck.append(strike(job, fault, dice.choice(targets), begin))
+        drawn = None if status is None else bag.draw(job, status)
+        if drawn is not None:
+            struck.append(strike(job, *drawn, begin))
         due = max(due + options.interval, time.monotonic())
     return struck
 
@@ -263,7 +262,10 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--servers", type=int, default=3)
     parser.add_argument("--workers", type=int, default=3)
     parser.add_argument("--replicas", type=int, default=2)
-    parser.add_argument("--deadline", type=float, default=Policy(1, 0).heartbeat_timeout)
+    parser.add_argument(
+        "--deadline", type=float, default=3.0, help="silent seconds after which a task is lost"
+    )
+    parser.add_argument("--tls", action="store_true", help="encrypt all connections")
     parser.add_argument("--hosts", choices=("auto", "none"), default="auto")
     parser.add_argument(
         "--options", default="--strategy async", help='of trireme run, such as "--strategy ssp"'

@@ -6,6 +6,7 @@ made; the next one waits until the job is whole again.
 
 from __future__ import annotations
 
+import random
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -105,10 +106,13 @@ class CutHost(Fault):
     def _spare(self, job: Job, name: str, status: ClusterStatus) -> bool:
         host = next(each for each in job.network.hosts if each.name == name)  # type: ignore[union-attr]
         there = [task.split(":") for task in job.tasks_on(host)]
-        servers = {int(index) for role, index in there if role == "ps"}
-        workers = {int(index) for role, index in there if role == "worker"}
+        servers, workers = (
+            {int(index) for role, index in there if role == wanted} & set(live(status, wanted))
+            for wanted in ("ps", "worker")
+        )
         others = set(live(status, "worker")) - workers
-        return bool(there and others) and (not servers or can_do_without(status, servers))
+        hit = bool(servers or workers) and bool(others)
+        return hit and (not servers or can_do_without(status, servers))
 
     def strike(self, job: Job, target: str) -> None:
         assert job.network is not None
@@ -194,3 +198,27 @@ _CLASSES: tuple[type[Fault], ...] = (
 )
 FAULTS: dict[str, Fault] = {fault.name: fault() for fault in _CLASSES}
 """All faults by their names."""
+
+
+class Bag:
+    """Draws faults, each kind once before any comes again, as far as they may be made.
+
+    Args:
+        faults: the kinds.
+        seed: decides the order, and whom each hits.
+    """
+
+    def __init__(self, faults: Sequence[Fault], seed: int) -> None:
+        self._faults = faults
+        self._left: list[Fault] = []
+        self._dice = random.Random(seed)
+
+    def draw(self, job: Job, status: ClusterStatus) -> tuple[Fault, str] | None:
+        """Returns a fault and whom it hits; None if none may be made now."""
+        for kinds in (self._left, list(self._faults)):
+            able = [(fault, there) for fault in kinds if (there := fault.targets(job, status))]
+            if able:
+                fault, targets = self._dice.choice(able)
+                self._left = [each for each in kinds if each is not fault]
+                return fault, self._dice.choice(targets)
+        return None

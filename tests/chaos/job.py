@@ -74,6 +74,7 @@ class Job:
         words = [*("run", "--ps", self.size.servers, "--workers", self.size.workers)]
         if self.size.replicas > 1:
             words += ["--replicas", self.size.replicas]
+        words += ["--heartbeat-timeout", self.deadline]
         words += ["--max-restarts", 1000, "--run-dir", "run", *options]
         command: Sequence[str] = TRIREME
         if self.network is not None:

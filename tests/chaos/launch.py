@@ -1,7 +1,8 @@
 """`trireme` with its tasks on several hosts: `python -m tests.chaos.launch HOSTS.json run ...`.
 
 Everything is as in `trireme run` on one host, but that each task is a process of a host of the
-file, which are network namespaces of this machine, and listens at that host's address.
+file, which are network namespaces of this machine, and listens at that host's address. Connections
+between the hosts are encrypted with `--tls`, and plain without it.
 """
 
 from __future__ import annotations
@@ -50,8 +51,13 @@ def engine_on(hosts: Hosts) -> Callable[..., HostEngine]:
             self._build_command = command
             if host is not None:
                 self.nodes[config.name] = host.name
-            options = config.config.replaced("hosts of a test", allow_plaintext=True)
-            super().start(msgspec.structs.replace(config, config=options))
+            if not config.config.tls:
+                options = config.config.replaced("hosts of a test", allow_plaintext=True)
+                config = msgspec.structs.replace(config, config=options)
+            super().start(config)
+
+        def host(self, name: str) -> str:
+            return self.nodes.get(name) or super().host(name)
 
     return SeveralHosts
 

@@ -121,6 +121,27 @@ def test_a_peer_that_takes_nothing_has_failed_at_the_deadline(pairs: list[Pair])
     assert "within 0.05 s" in str(failure)
 
 
+def test_a_peer_that_is_gone_is_not_waited_for_and_the_others_are(pairs: list[Pair]) -> None:
+    for near, _ in pairs:
+        near.begin(Note("n"), LARGE)
+    sender = BackgroundSender([near for near, _ in pairs], clock=VirtualClock())
+    for index in range(2):
+        sender.give(index, [memoryview(bytes(LARGE))])
+    got: list[bytes] = []
+    threads: list[threading.Thread] = []
+
+    def gone(index: int) -> bool:
+        if index == 0 and not threads:
+            threads.append(receive_all([pairs[1][1]], got))
+        return index == 0
+
+    failures = sender.finish(PATIENCE, gone)
+    assert isinstance(failures[0], ConnectionBroken) and "near is gone" in str(failures[0])
+    assert failures[1] is None
+    threads[0].join(PATIENCE)
+    assert got == [bytes(LARGE)]
+
+
 def test_stopping_does_not_wait_for_the_peer(pairs: list[Pair]) -> None:
     near, _ = pairs[0]
     near.begin(Note("n"), LARGE)

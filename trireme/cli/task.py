@@ -210,13 +210,23 @@ def _export(environ: MutableMapping[str, str], task: TaskConfig) -> None:
 # Servers and the coordinator ---------------------------------------------------------------------
 
 
+_HEARTBEATS = 5
+"""How many heartbeats a task sends in the time after which it is lost, so that one that is late, as
+on a machine that is busy, is no loss."""
+_HEARTBEAT_SECONDS, _RECONNECT_SECONDS = 1.0, 2.0  # at most
+
+
 def _policy(task: TaskConfig) -> Policy:
     from trireme.cluster.state import Policy
 
+    silence = task.config.heartbeat_timeout
     return Policy(
         workers=task.workers,
         servers=task.servers,
         join_timeout=task.config.join_timeout,
+        heartbeat_timeout=silence,
+        heartbeat_interval=min(_HEARTBEAT_SECONDS, silence / _HEARTBEATS),
+        reconnect_grace=min(_RECONNECT_SECONDS, silence),
         progress_timeout=task.config.progress_timeout,
         replicas=task.config.replicas,
         elastic=task.servers > 0 and task.processes == 1,

@@ -9,14 +9,15 @@ import math
 import select
 import threading
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from trireme.clock import Clock, MonotonicClock
-from trireme.errors import WireError, WireTimeout
+from trireme.errors import ConnectionBroken, WireError, WireTimeout
 from trireme.wire.connection import Connection
 from trireme.wire.polling import Wakeup
 
 _SLICE = 1.0  # seconds between two checks of the deadline while nothing happens
+_CHECK_SECONDS = 0.1  # between two looks at whether a peer is gone
 
 
 class BackgroundSender:
@@ -52,17 +53,26 @@ class BackgroundSender:
         self._pieces.append((index, payload))
         self._wakeup.wake()
 
-    def finish(self, timeout: float) -> list[WireError | None]:
+    def finish(
+        self, timeout: float, gone: Callable[[int], bool] = lambda index: False
+    ) -> list[WireError | None]:
         """Waits until all pieces have been sent, and gives the connections back to the caller.
 
         Args:
             timeout: in seconds. A frame that is not sent by then has failed.
+            gone: returns whether a connection's frame is of no use any longer. It has failed then.
+                Called in this thread, about ten times a second.
 
         Returns:
             For each connection the error that kept its frame from being sent; None if it was sent.
         """
         self._seconds = timeout
         self._deadline = self._clock.now() + timeout
+        self._wakeup.wake()
+        self._thread.join(_CHECK_SECONDS)
+        while self._thread.is_alive():
+            self._give_up(gone)
+            self._thread.join(_CHECK_SECONDS)
         self._end()
         if self._bug is not None:
             raise self._bug
@@ -72,6 +82,13 @@ class BackgroundSender:
         """Stops sending and gives the connections back to the caller, who can only close them."""
         self._stopped = True
         self._end()
+
+    def _give_up(self, gone: Callable[[int], bool]) -> None:
+        """Fails the frames that are of no use any longer."""
+        for index, connection in enumerate(self._connections):
+            if self._failures[index] is None and gone(index):
+                self._failures[index] = ConnectionBroken(f"{connection.peer} is gone")
+                self._wakeup.wake()
 
     def _end(self) -> None:
         self._wakeup.wake()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import select
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, suppress
 from itertools import islice
 from typing import TYPE_CHECKING
@@ -33,6 +33,7 @@ _DEFAULT_LIMITS = Limits()
 _NOTHING = memoryview(b"")
 _REUSED_BYTES = 1 << 20  # copies of at least this size use one memory, one after the other
 _FRONT_PIECES = 64  # how many queued copies are written at once
+_CHECK_SECONDS = 0.1  # at most, between two checks while a send waits
 
 
 class Connection(FrameReader, AbstractContextManager["Connection", None]):
@@ -101,6 +102,7 @@ class Connection(FrameReader, AbstractContextManager["Connection", None]):
         *,
         sequence: int = 0,
         timeout: float,
+        check: Callable[[], object] = lambda: None,
     ) -> None:
         """Sends a message and its payload, and blocks until the stream has taken all of it.
 
@@ -112,6 +114,8 @@ class Connection(FrameReader, AbstractContextManager["Connection", None]):
             payload: buffers of any shape that are C-contiguous, sent one after the other.
             sequence: for the peer's reply, or of the request that this replies to.
             timeout: in seconds, for all of it.
+            check: called about ten times a second while the stream has no room. What it raises ends
+                the send, and nothing more can be sent.
 
         Raises:
             ValueError: the message is not in the catalog. Nothing was sent.
@@ -125,11 +129,11 @@ class Connection(FrameReader, AbstractContextManager["Connection", None]):
         if rest or self.stream.unsent:
             deadline = self.clock.now() + timeout
             while not self.flush():
-                self._wait_to_send(deadline, timeout)
+                self._wait_to_send(deadline, timeout, check)
             while rest and (rest := self._write(rest)):
-                self._wait_to_send(deadline, timeout)
+                self._wait_to_send(deadline, timeout, check)
             while not self.flush():
-                self._wait_to_send(deadline, timeout)
+                self._wait_to_send(deadline, timeout, check)
 
     def offer(self, message: Message, payload: Iterable[Buffer] = (), *, sequence: int = 0) -> bool:
         """Sends what the stream takes now and keeps a copy of the rest for `flush`. Never blocks.
@@ -287,11 +291,20 @@ class Connection(FrameReader, AbstractContextManager["Connection", None]):
             self._send_failed(error)
             raise
 
-    def _wait_to_send(self, deadline: float, timeout: float) -> None:
-        if not self._wait(select.POLLOUT, deadline - self.clock.now()):
-            error = f"{self.peer} did not take what was sent to it within {timeout:g} s: it hangs"
+    def _wait_to_send(self, deadline: float, timeout: float, check: Callable[[], object]) -> None:
+        left = deadline - self.clock.now()
+        try:
+            while not self._wait(select.POLLOUT, min(_CHECK_SECONDS, left)):
+                check()
+                left = min(left - _CHECK_SECONDS, deadline - self.clock.now())
+                if left <= 0:
+                    raise WireTimeout(
+                        f"{self.peer} did not take what was sent to it within {timeout:g} s: it "
+                        "hangs"
+                    )
+        except BaseException as error:
             self._send_failed(ConnectionBroken(f"an earlier send was given up: {error}"))
-            raise WireTimeout(error)
+            raise
 
     def _send_failed(self, failure: WireError) -> None:
         self._send_failure = failure

@@ -14,7 +14,7 @@ from unittest import mock
 
 import pytest
 
-from trireme.cluster.view import ServerEntry, View, WorkerEntry
+from trireme.cluster.view import ServerEntry, ShardEntry, View, WorkerEntry
 from trireme.errors import (
     AuthenticationError,
     Fenced,
@@ -324,6 +324,20 @@ def test_who_is_fenced_off_asks_again_after_a_moment(one: Rig) -> None:
         began = time.monotonic()
         assert one.ask() == Stopping(0)
     assert time.monotonic() - began >= 0.2
+
+
+def test_what_a_stopped_server_does_not_take_goes_to_the_one_that_has_its_place(two: Rig) -> None:
+    goes_on = threading.Event()
+    two.made(retry_seconds=30.0)
+    two.servers[0].script.append(lambda *_: goes_on.wait(10) and None)
+    two.links.ask({0: Request(Pull(0))})  # it hangs over this
+    shards = (ShardEntry(0, 1, 1), ShardEntry(1, 2, 1))
+    two.membership.views.append(View(2, two.entries, (ME,), shards))
+    try:
+        two.links.ask({0: Request(Pull(0), [bytes(32 << 20)])})
+        assert two.finish() == [Stopping(1)]
+    finally:
+        goes_on.set()
 
 
 def test_who_is_asked_once_is_told_of_the_fence(one: Rig) -> None:

@@ -139,7 +139,10 @@ class Overlap:
         for link in self._open:
             outlet = self._outlets[link.index]
             sender.give(outlet.place, outlet.rest())
-        failures = sender.finish(self._servers.options.retry_seconds)
+        failures = sender.finish(
+            self._servers.options.retry_seconds,
+            lambda place: self._servers.is_replaced(self._open[place]),
+        )
         self._sender = None
         sent: list[int] = []
         for link, failure in zip(self._open, failures, strict=True):

@@ -256,6 +256,16 @@ class ServerLinks:
                 self._leave_replaced()
         return lanes.answers
 
+    def is_replaced(self, link: ServerLink) -> bool:
+        """Returns whether the server at the other end is not the primary of its shard any longer.
+
+        Any thread may ask.
+        """
+        view = self._membership.view
+        if view is None or view.generation != self.lanes.generation:
+            return view is not None
+        return view.server(view.primary(link.index)) != link.server
+
     def _leave_replaced(self) -> None:
         """Closes the connections to primaries that a view has replaced: they cannot answer."""
         view = self._membership.view
@@ -327,11 +337,22 @@ class ServerLinks:
                 order.payload,
                 sequence=order.sequence,
                 timeout=self.options.retry_seconds,
+                check=partial(self._check_primary, link),
             )
         except (AuthenticationError, FrameError):
             raise
         except WireError as error:
             self._broke(order.server, error)
+
+    def _check_primary(self, link: ServerLink) -> None:
+        """Checks that what is being sent over a connection still has somewhere to arrive.
+
+        A server that was stopped takes nothing, and need not be waited for once another one has its
+        place.
+        """
+        self._membership.check()
+        if self.is_replaced(link):
+            raise ConnectionBroken("it is not the primary any longer")
 
     def _broke(self, server: int, error: WireError) -> None:
         """Closes a connection that failed: its request is sent again, or given up."""
