@@ -23,12 +23,16 @@ BATCH = 4
 PAUSE = 0.01
 
 
-def counting(shell: Shell, steps: int, *words: object) -> Running:
-    """Starts the counting program."""
+def counting(shell: Shell, steps: int, *words: object, pause: float = PAUSE) -> Running:
+    """Starts the counting program, which makes no pauses any more once it is released."""
     program = (PROGRAMS / "counting.py", "--out", "out", "--max-steps", steps)
-    return shell.start(
-        "run", *words, "--run-dir", "run", *program, "--batch-size", BATCH, "--pause", PAUSE
-    )
+    paces = ("--batch-size", BATCH, "--pause", pause, "--pause-until", "released")
+    return shell.start("run", *words, "--run-dir", "run", *program, *paces)
+
+
+def release(shell: Shell) -> None:
+    """Lets the counting program run to its end as fast as it can."""
+    (shell.directory / "released").touch()
 
 
 def until(shell: Shell, attempts: int) -> None:
@@ -115,8 +119,9 @@ def test_where_all_copies_are_lost_the_job_goes_back_to_its_newest_checkpoint(
 @pytest.mark.thorough(but=("async",))
 @pytest.mark.parametrize("strategy", ["async", "sync"])
 def test_a_job_grows_and_shrinks_while_it_trains(shell: Shell, strategy: str) -> None:
-    steps = 1200
-    running = counting(shell, steps, "--ps", 2, "--workers", 2, "--strategy", strategy)
+    steps = 3000
+    words = ("--ps", 2, "--workers", 2, "--strategy", strategy)
+    running = counting(shell, steps, *words, pause=0.05)
     until(shell, 30)
     grown = shell.run("scale", "--ps", 3, "run")
     assert grown.status == 0, grown.text
@@ -124,6 +129,7 @@ def test_a_job_grows_and_shrinks_while_it_trains(shell: Shell, strategy: str) ->
     shrunk = shell.run("scale", "--ps", 1, "run")
     assert shrunk.status == 0, shrunk.text
     assert running.process.poll() is None, "the job had ended before it was made smaller"
+    release(shell)
     ended = running.ended()
     assert "ps:2 has left: the job was made smaller" in ended.text
     if strategy == "async":

@@ -436,8 +436,9 @@ class LateCopyTakesTheAnswer(Dispatcher[Any]):
 class NeverRepeats(Dispatcher[Any]):
     """What was said to another server over a connection that broke is not said again."""
 
-    def speaks(self, link: Any, shard: int) -> None:
+    def speaks(self, link: Any, shard: int) -> list[FromServer]:
         super().speaks(link, shard)
+        return []
 
 
 class LeadsOverTheFirst(Dispatcher[Any]):

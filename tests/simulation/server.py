@@ -116,8 +116,7 @@ class Server:
         """Somebody has connected, and has proven who it is."""
         self._dispatcher.opened(link)
         if link.identity.role == "ps":
-            word = self._dispatcher.speaks(link, link.identity.index)
-            if word is not None:
+            for word in self._dispatcher.speaks(link, link.identity.index):
                 self._tell(link, word)
 
     def closed(self, link: Link) -> None:

@@ -48,7 +48,7 @@ def main(arguments: Sequence[str]) -> int:
     began = time.monotonic()
     scaled = coordinator.scale(servers, workers)
     _tell(scaled, coordinator.query_status(), by_hand=record is None)
-    _wait(coordinator, began + timeout, timeout)
+    _wait(coordinator, began + timeout, timeout, None if record is None else Path(given.run))
     seconds = time.monotonic() - began
     print(f"the job has {_numbers(scaled.servers, scaled.workers)} after {seconds:.1f} s")
     return 0
@@ -155,7 +155,7 @@ def _command(name: str, status: ClusterStatus) -> str:
 # Waiting -----------------------------------------------------------------------------------------
 
 
-def _wait(coordinator: Observer, deadline: float, timeout: float) -> None:
+def _wait(coordinator: Observer, deadline: float, timeout: float, run: Path | None) -> None:
     noticed = time.monotonic()
     while True:
         try:
@@ -163,6 +163,8 @@ def _wait(coordinator: Observer, deadline: float, timeout: float) -> None:
             what = pending(status)
         except WireError as error:  # it is being started again, or the job has ended
             status, what = None, [f"the coordinator, which does not answer ({error})"]
+            if run is not None and not is_running(run):
+                raise JobFailed(f"the job has ended meanwhile, {read_record(run).state}") from None
         if status is not None and status.phase not in ("forming", "running"):
             raise JobFailed(f"the job has ended meanwhile, {status.phase}: {status.reason}")
         if not what:

@@ -76,6 +76,7 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=4)
     parser.add_argument("--fault", type=Fault.parse, action="append", default=[])
     parser.add_argument("--pause", type=float, default=0.0, help="seconds before each step")
+    parser.add_argument("--pause-until", type=Path, help="no pauses once this file exists")
     parser.add_argument("--wait-for", type=int, default=0, help="attempts of worker 1")
     options = parser.parse_args()
 
@@ -95,7 +96,7 @@ def main() -> None:
     with session:
         data = TensorDataset(torch.zeros(1000, 1), torch.zeros(1000))
         for batch in session.loader(data, options.batch_size):
-            if options.pause:
+            if options.pause and not (options.pause_until and options.pause_until.exists()):
                 time.sleep(options.pause)
             session.step(batch)
 

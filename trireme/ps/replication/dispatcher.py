@@ -9,7 +9,7 @@ and drive this same object.
 
     event      when it is called                            what it returns
     opened     a connection is about this shard             nothing
-    speaks     it is to the primary of another shard        a message to send to it at once, if any
+    speaks     it is to the primary of another shard        the messages to send to it at once
     admit      a message has come over a connection         the connection to close for it, if any
     dispatch   an admitted message goes to the shard        the shard's instructions
     link_for   a message is to be sent to another shard     the connection to it, if there is one
@@ -18,6 +18,7 @@ and drive this same object.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -80,7 +81,9 @@ class Dispatcher(Generic[_S]):
         self.shard = shard
         # The connections to the primaries of other shards, by shard.
         self._shards: dict[int, _S] = {}
-        self._last_sent: dict[int, FromServer] = {}  # the last message to each: for a new one
+        # The last message of each kind to each, for a new connection. A message tells all that
+        # those of its kind have told before.
+        self._last_sent: defaultdict[int, dict[type[FromServer], FromServer]] = defaultdict(dict)
         # The connection that each process uses. They are numbered in order: a process opens another
         # one only when it has given up the one before.
         self._made = 0
@@ -114,14 +117,14 @@ class Dispatcher(Generic[_S]):
         self._made += 1
         self._numbers[link] = self._made
 
-    def speaks(self, link: _S, shard: int) -> Message | None:
+    def speaks(self, link: _S, shard: int) -> list[FromServer]:
         """Notes that a connection is to the primary of another shard.
 
         Returns:
-            The last message that was sent to that shard, if there is one, to be sent again.
+            The messages to send again; see `last_sent`.
         """
         self._shards[shard] = link
-        return self._last_sent.get(shard)
+        return self.last_sent(shard)
 
     def admit(self, link: _S, message: Message) -> _S | None:
         """Admits a message, or not; returns the connection to close for it, if there is one.
@@ -189,12 +192,14 @@ class Dispatcher(Generic[_S]):
         If there is none, `speaks` returns the message when there is one.
         """
         assert isinstance(word.message, FromServer)
-        self._last_sent[word.server] = word.message
+        last = self._last_sent[word.server]
+        last.pop(type(word.message), None)  # it is the newest of all now
+        last[type(word.message)] = word.message
         return self._shards.get(word.server)
 
-    def last_sent(self, shard: int) -> FromServer | None:
-        """Returns the last message to another shard; None for none."""
-        return self._last_sent.get(shard)
+    def last_sent(self, shard: int) -> list[FromServer]:
+        """Returns the last message of each kind to another shard, in the order of sending."""
+        return [*self._last_sent[shard].values()]
 
     def closed(self, link: _S) -> None:
         """Forgets a connection that is gone."""

@@ -137,11 +137,11 @@ class Replicas(Generic[_L]):
         replica.dispatcher.opened(link)
         return replica
 
-    def spoken(self, link: _L, message: Speak) -> tuple[Replica[_L], FromServer | None] | None:
+    def spoken(self, link: _L, message: Speak) -> tuple[Replica[_L], list[FromServer]] | None:
         """Takes the connection of the primary of another shard to shard 0.
 
         Returns:
-            The replica of shard 0, and a message to send at once; None where that is not so.
+            The replica of shard 0, and the messages to send at once; None where that is not so.
         """
         replica, entry = self.by_shard.get(0), self._entries(self.view).get(message.shard)
         if replica is None or not replica.primary or replica.generation != message.generation:
@@ -149,9 +149,7 @@ class Replicas(Generic[_L]):
         if message.shard == 0 or not self._is_primary(link.identity.index, message.shard, entry):
             return None
         replica.dispatcher.opened(link)
-        word = replica.dispatcher.speaks(link, message.shard)
-        assert word is None or isinstance(word, FromServer)
-        return replica, word
+        return replica, replica.dispatcher.speaks(link, message.shard)
 
     def _is_primary(self, server: int, shard: int, entry: ShardEntry | None) -> bool:
         if not self.view.shards:
@@ -200,9 +198,8 @@ class Replicas(Generic[_L]):
             replica.source = link
             return replica, [replica.follows(self.incarnation)]
         replica.dispatcher.opened(link)
-        word = replica.dispatcher.speaks(link, 0)
-        opener: list[Message] = [Speak(replica.number, replica.generation)]
-        return replica, opener if word is None else [*opener, word]
+        words = replica.dispatcher.speaks(link, 0)
+        return replica, [Speak(replica.number, replica.generation), *words]
 
     def local(self, shard: int) -> Replica[_L] | None:
         """Returns the primary of a shard, where it is at this server."""
@@ -222,9 +219,9 @@ class Replicas(Generic[_L]):
             return
         for number, replica in self.by_shard.items():
             if number and replica.primary:
-                if (word := replica.dispatcher.last_sent(0)) is not None:
+                for word in replica.dispatcher.last_sent(0):
                     yield number, 0, word
-                if (word := leader.dispatcher.last_sent(number)) is not None:
+                for word in leader.dispatcher.last_sent(number):
                     yield 0, number, word
 
 

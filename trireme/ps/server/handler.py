@@ -287,8 +287,8 @@ class ShardHandler:
         if taken is None:
             link.close()
             return
-        self._bound[link], word = taken
-        if word is not None:
+        self._bound[link], words = taken
+        for word in words:
             link.offer(word)
 
     def _follow(self, link: Link, message: Follow) -> None:
