@@ -41,7 +41,7 @@ from tests.chaos.accounts import (
     goodput,
     unanswered,
 )
-from tests.chaos.faults import FAULTS, Bag, Fault
+from tests.chaos.faults import FAULTS, SHOWN, Bag, Fault
 from tests.chaos.job import Job, Size, counted
 from tests.chaos.program import Counted
 from tests.faults.hosts import Network, NoHosts, network
@@ -256,7 +256,7 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--quiet", type=float, default=90.0, help="seconds of the quiet run")
     parser.add_argument("--seed", type=int, default=random.randrange(10**6))
     parser.add_argument("--interval", type=float, default=10.0, help="seconds between two faults")
-    parser.add_argument("--faults", default=",".join(FAULTS), help=f"some of: {', '.join(FAULTS)}")
+    parser.add_argument("--faults", default=",".join(SHOWN), help=f"some of: {', '.join(FAULTS)}")
     default = Path(os.environ.get("TRIREME_DATA", "../shared/data")) / "mnist"
     parser.add_argument("--data", type=Path, default=default, help="the folder of MNIST's files")
     parser.add_argument("--servers", type=int, default=3)

@@ -24,7 +24,7 @@ class Note:
     """Something that a worker's process has noted.
 
     Attributes:
-        what: `joined`, `attempted`, `retried`, `acknowledged`, `stale` or `ended`.
+        what: `joined`, `attempted`, `retried`, `acknowledged`, `stale`, `unknown` or `ended`.
         worker, incarnation: who.
         at: when, by the monotonic clock, in seconds.
         figure: of `joined`: the processor time that the process had used by then, in seconds.

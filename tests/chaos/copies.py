@@ -57,3 +57,12 @@ def can_do_without(status: ClusterStatus, servers: Collection[int]) -> bool:
 def spare_servers(status: ClusterStatus) -> Sequence[int]:
     """The servers without each of which no copy is the last one."""
     return [index for index in live(status, "ps") if can_do_without(status, [index])]
+
+
+def moved_share(before: Sequence[ShardEntry], after: Sequence[ShardEntry]) -> float:
+    """Returns which share of the slots has another primary than before."""
+    old, new = (
+        [shard.primary for shard in shards for _ in range(shard.start, shard.stop)]
+        for shards in (before, after)
+    )
+    return sum(a != b for a, b in zip(old, new, strict=True)) / max(len(old), 1)

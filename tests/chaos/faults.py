@@ -14,11 +14,18 @@ from typing import ClassVar
 
 from tests.chaos.copies import can_do_without, live, shards_of, spare_servers
 from tests.chaos.job import Job
+from tests.faults.hosts import Host, Network
+from tests.faults.limits import memory_group
 from trireme.cluster.messages import ClusterStatus
+from trireme.cluster.spec import task_name
 
 MOST_SERVERS, MOST_WORKERS = 4, 4
 MARGIN_SECONDS = 1.5
 """How much longer than the deadline a stopped task or a host that is cut off stays so."""
+SLOW_BYTES = 1_250_000
+"""Bytes a second that a slow cable carries: a hundredth of a gigabit, a few steps of the job."""
+STARVING_BYTES = 1 << 20
+STARVING_SECONDS = 30.0
 
 
 class Fault(ABC):
@@ -83,6 +90,19 @@ class KillServer(Fault):
         job.tasks.kill(target)
 
 
+class StarveServer(KillServer):
+    """A server wants more memory than there is: the system kills it."""
+
+    name = "starve server"
+
+    def strike(self, job: Job, target: str) -> None:
+        process = job.tasks.process(target)
+        assert process is not None, f"{target} is gone"
+        with memory_group(STARVING_BYTES) as group:
+            group.add(process.pid)
+            process.wait(STARVING_SECONDS)
+
+
 class StopServer(KillServer):
     """SIGSTOP to a server for longer than the deadline, and SIGCONT."""
 
@@ -117,11 +137,72 @@ class CutHost(Fault):
     def strike(self, job: Job, target: str) -> None:
         assert job.network is not None
         host = next(each for each in job.network.hosts if each.name == target)
-        job.network.cut(host)
+        self.disturb(job.network, host)
         try:
-            time.sleep(job.deadline + MARGIN_SECONDS)
+            time.sleep(self.seconds(job))
         finally:
             job.network.heal(host)
+
+    def disturb(self, hosts: Network, host: Host) -> None:
+        """Does to a host's cable what this fault is."""
+        hosts.cut(host)
+
+    def seconds(self, job: Job) -> float:
+        """Returns how long that lasts."""
+        return job.deadline + MARGIN_SECONDS
+
+
+class MuteHost(CutHost):
+    """What a host sends is lost, and what is sent to it arrives."""
+
+    name = "mute host"
+
+    def disturb(self, hosts: Network, host: Host) -> None:
+        hosts.mute(host)
+
+
+class DeafenHost(CutHost):
+    """What is sent to a host is lost, and what it sends arrives.
+
+    Its tasks notice first, as nobody answers them, and break off; so it takes a deadline more until
+    the coordinator has given them up.
+    """
+
+    name = "deafen host"
+
+    def disturb(self, hosts: Network, host: Host) -> None:
+        hosts.deafen(host)
+
+    def seconds(self, job: Job) -> float:
+        return 2 * job.deadline + MARGIN_SECONDS
+
+
+class SlowHost(CutHost):
+    """A host's cable becomes slow for several deadlines: nobody may be given up for that."""
+
+    name = "slow host"
+
+    def disturb(self, hosts: Network, host: Host) -> None:
+        hosts.slow(host, SLOW_BYTES)
+
+    def seconds(self, job: Job) -> float:
+        return 3 * job.deadline
+
+    def strike(self, job: Job, target: str) -> None:
+        before = incarnations(job)
+        super().strike(job, target)
+        assert incarnations(job) == before, "a task was given up because its network is slow"
+
+
+def incarnations(job: Job) -> dict[str, int]:
+    """The incarnation of each task that lives."""
+    status = job.status()
+    assert status is not None, "the coordinator does not answer"
+    return {
+        task_name(task.role, task.index): task.incarnation
+        for task in status.tasks
+        if task.state == "live"
+    }
 
 
 class KillCoordinator(Fault):
@@ -184,7 +265,7 @@ class RemoveWorker(Fault):
         job.scale(workers=job.size.workers - 1)
 
 
-_CLASSES: tuple[type[Fault], ...] = (
+_SHOWN: tuple[type[Fault], ...] = (
     KillServer,
     KillWorker,
     StopServer,
@@ -196,8 +277,11 @@ _CLASSES: tuple[type[Fault], ...] = (
     AddWorker,
     RemoveWorker,
 )
-FAULTS: dict[str, Fault] = {fault.name: fault() for fault in _CLASSES}
+_FURTHER: tuple[type[Fault], ...] = (MuteHost, DeafenHost, SlowHost, StarveServer)
+FAULTS: dict[str, Fault] = {fault.name: fault() for fault in (*_SHOWN, *_FURTHER)}
 """All faults by their names."""
+SHOWN = [fault.name for fault in _SHOWN]
+"""Those that are made where none are named."""
 
 
 class Bag:

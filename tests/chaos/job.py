@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import sys
 import time
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -14,7 +15,7 @@ import msgspec
 import psutil
 
 from tests.chaos.accounts import COUNTERS, Incarnation, Note
-from tests.chaos.copies import incomplete
+from tests.chaos.copies import incomplete, live
 from tests.chaos.launch import Hosts
 from tests.faults.hosts import Host, Network
 from tests.faults.processes import Tasks
@@ -69,8 +70,14 @@ class Job:
         """Its processes, by name."""
         return Tasks(self.run_dir)
 
-    def start(self, data: Path, options: Sequence[str]) -> None:
-        """Starts the job, and returns when every worker trains."""
+    def start(self, data: Path, options: Sequence[str], program: Sequence[object] = ()) -> None:
+        """Starts the job, and returns when every worker trains.
+
+        Args:
+            data: the folder of MNIST's files.
+            options: of `trireme run`.
+            program: further options of the program.
+        """
         words = [*("run", "--ps", self.size.servers, "--workers", self.size.workers)]
         if self.size.replicas > 1:
             words += ["--replicas", self.size.replicas]
@@ -82,7 +89,7 @@ class Job:
             hosts = Hosts(self.network.own, self.network.hosts)
             file.write_bytes(msgspec.json.encode(hosts))
             command = (*LAUNCH, str(file))
-        words += [PROGRAM, "--data-dir", data.resolve(), "--notes", "out"]
+        words += [PROGRAM, "--data-dir", data.resolve(), "--notes", "out", *program]
         self._running = self.shell.start(*words, command=command)
         for index in range(self.size.workers):
             self._running.until(rf"worker:{index} \| training", START_SECONDS)
@@ -162,6 +169,28 @@ class Job:
             assert time.monotonic() < deadline, f"not whole after {WHOLE_SECONDS:.0f} s: {missing}"
             time.sleep(0.1)
         return time.monotonic()
+
+    def wait_for_updates(self, count: int) -> None:
+        """Waits until each live worker has had so many more updates acknowledged.
+
+        Raises:
+            AssertionError: that takes too long.
+        """
+        status = self.status()
+        assert status is not None, "the coordinator does not answer"
+        there = live(status, "worker")
+        before, deadline = self._acknowledged(), time.monotonic() + WHOLE_SECONDS
+        while any(self._acknowledged()[index] < before[index] + count for index in there):
+            assert self._running.process.poll() is None, "the job has ended"
+            assert time.monotonic() < deadline, f"no {count} updates in {WHOLE_SECONDS:.0f} s"
+            time.sleep(0.05)
+
+    def _acknowledged(self) -> Counter[int]:
+        """How many updates of each worker are acknowledged, whatever process made them."""
+        found: Counter[int] = Counter()
+        for file in (self.shell.directory / "out").glob("notes-*"):
+            found[int(file.name.split("-")[1])] += file.read_bytes().count(b"acknowledged")
+        return found
 
     def host_of(self, task: str) -> Host | None:
         """The host of a task; None where all are on one."""

@@ -40,9 +40,11 @@ SAVE_EVERY = 2500
 class Counted(nn.Module):
     """A network between counters."""
 
-    def __init__(self) -> None:
+    def __init__(self, ballast: int = 0) -> None:
         super().__init__()
         network = MLP(784, HIDDEN, 10)
+        # Bytes to push and pull, in the sum of the loss, so that each has a gradient.
+        self.ballast = nn.Parameter(torch.zeros(ballast // 4)) if ballast else None
         self.before = counters()
         self.hidden = network.hidden1
         self.between = counters()
@@ -55,13 +57,15 @@ class Counted(nn.Module):
 
     def count(self) -> torch.Tensor:
         """What is added to the loss, to count one update."""
-        return -sum((getattr(self, name)[self.row].sum() for name in COUNTERS), torch.zeros(()))
+        heavy = torch.zeros(()) if self.ballast is None else self.ballast.sum()
+        return heavy - sum(getattr(self, name)[self.row].sum() for name in COUNTERS)
 
     def groups(self, learning_rate: float) -> list[dict[str, Any]]:
         """The groups of parameters, for an optimizer."""
         own = [getattr(self, name) for name in COUNTERS]
         network = [*self.hidden.parameters(), *self.output.parameters()]
-        return [{"params": network, "lr": learning_rate}, {"params": own, "lr": 1.0}]
+        heavy = [] if self.ballast is None else [{"params": [self.ballast], "lr": 1e-3}]
+        return [{"params": network, "lr": learning_rate}, {"params": own, "lr": 1.0}, *heavy]
 
 
 def counters() -> nn.Parameter:
@@ -76,6 +80,7 @@ class Notes(Hook):
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         self._model = model
         self._tick = Lanes.tick
+        self._rejoined = 0
 
     def note_retries(self) -> AbstractContextManager[object]:
         """Notes the pushes that are sent again while the block runs."""
@@ -95,12 +100,19 @@ class Notes(Hook):
 
     def before_step(self, session: trireme.Session, batch: Any) -> None:
         self._choose(session)
+        self._rejoined = session.worker.rejoined
         self._note("attempted")
 
     def after_step(self, session: trireme.Session, result: trireme.StepResult) -> None:
-        self._note("acknowledged" if isinstance(result.verdict, Applied) else "stale")
+        if isinstance(result.verdict, Applied):
+            self._note("acknowledged")
+        elif session.worker.rejoined == self._rejoined:
+            self._note("stale")
+        else:  # it was taken for lost meanwhile: nobody has told it what became of the push
+            self._note("unknown")
 
     def on_stop(self, session: trireme.Session, reason: str) -> None:
+        self._choose(session)
         self._note("ended")
 
     def _choose(self, session: trireme.Session) -> None:
@@ -117,10 +129,11 @@ def main() -> None:
     parser.add_argument("--data-dir", required=True)
     parser.add_argument("--notes", type=Path, required=True)
     parser.add_argument("--batch-size", type=int, default=50)
+    parser.add_argument("--ballast", type=int, default=0, help="MB of values more")
     parser.add_argument("--learning-rate", type=float, default=0.1)
     options = parser.parse_args()
     train, _, _ = mnist.load(options.data_dir)
-    model = Counted()
+    model = Counted(options.ballast << 20)
     entropy, notes = nn.CrossEntropyLoss(), Notes(options.notes, model)
     session = trireme.Session(
         model,

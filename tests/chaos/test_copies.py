@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from tests.chaos.copies import can_do_without, incomplete, spare_servers
+from tests.chaos.copies import can_do_without, incomplete, moved_share, spare_servers
 from trireme.cluster.messages import TaskStatus
 from trireme.cluster.view import ShardEntry
 
@@ -42,3 +42,10 @@ def test_the_last_copy_is_never_spared() -> None:
     assert spare_servers(status(*WHOLE, lost=(2,))) == [0]  # shard 1 is on server 1 alone
     assert spare_servers(status(ShardEntry(0, 1, 0))) == [1, 2]
     assert spare_servers(status()) == []  # where the coordinator names no shards
+
+
+def test_the_share_of_the_slots_that_have_another_primary() -> None:
+    two = (ShardEntry(0, 3, 0), ShardEntry(3, 6, 1))
+    three = (ShardEntry(0, 2, 0), ShardEntry(2, 4, 2), ShardEntry(4, 6, 1))
+    assert moved_share(two, two) == 0
+    assert moved_share(two, three) == moved_share(three, two) == 2 / 6

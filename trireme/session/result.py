@@ -42,7 +42,8 @@ class StepResult:
         verdict: `trireme.Applied` or `trireme.Stale`: whether the update is in the parameters. With
             prefetch, the verdict of the previous update, and None for the first. Where workers
             train locally, the verdict of all steps since the last exchange, and None between
-            exchanges.
+            exchanges. A worker that was taken for lost while an update was under way never hears
+            of it: that one counts as stale, and may be in the parameters, once.
         staleness: the number of updates that were applied between the pull of the values that the
             update was computed from, and its push; with prefetch, of the previous update.
         steps: the number of this worker's steps that the verdict is of; 0 where there is no
