@@ -10,6 +10,7 @@
 #                                                make fuzz FUZZ_ARGS='--seed 7 --frames 5000000'
 #   make random-faults SECONDS=1200 SEED=1   workers killed and stopped at random; exact counts
 #   make chaos SEED=1      servers, workers, hosts and the coordinator killed, stopped, cut off, added
+#   make recovery          how long training pauses when a task dies, is stopped, or joins
 #   make test-ray the tests that need a Ray cluster, which they start on this host
 #   make browser-test   TensorBoard's dashboards in Chromium; screenshots in build/browser/
 #   make wheel    a wheel of the distribution trireme-train, in dist/
@@ -38,6 +39,7 @@ RAY_STAMP := .venv/.ray-installed
 SECONDS ?= 1200
 SEED ?= 1
 CHAOS_ARGS ?=
+RECOVERY_ARGS ?=
 BENCH_STAMP := .venv/.bench-installed
 BENCH_ARGS ?=
 TRANSFORMERS_STAMP := .venv/.transformers-installed
@@ -52,7 +54,7 @@ NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
 PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3; do \
     if "$$p" -c '$(NEW_ENOUGH)' >/dev/null 2>&1; then echo "$$p"; exit; fi; done)
 
-.PHONY: venv demo test test-all fuzz random-faults chaos test-ray browser-test parity mutants wheel wheel-test lint bench \
+.PHONY: venv demo test test-all fuzz random-faults chaos recovery test-ray browser-test parity mutants wheel wheel-test lint bench \
 	bench-peers docs clean
 
 venv: $(STAMP)
@@ -84,6 +86,9 @@ random-faults: $(STAMP)
 
 chaos: $(STAMP)
 	$(BIN)/python -m tests.chaos $(if $(filter command% env%,$(origin SEED)),--seed $(SEED)) $(CHAOS_ARGS)
+
+recovery: $(STAMP)
+	$(BIN)/python -m tests.chaos.recovery $(RECOVERY_ARGS)
 
 fuzz: $(STAMP)
 	$(BIN)/python -m tests.fuzz $(FUZZ_ARGS)

@@ -9,6 +9,7 @@ import pytest
 from tests.chaos.__main__ import arguments, compare_accuracy, run
 from tests.chaos.faults import FAULTS
 from tests.faults.hosts import NoHosts, network
+from tests.faults.limits import CannotLimit
 
 pytestmark = pytest.mark.processes
 
@@ -32,6 +33,34 @@ def test_workers_are_killed_on_hosts_of_their_own_and_every_update_counts_once(
     assert incarnations == 2 + len(outcome.struck)
     assert sum(account.ended for account in outcome.accounts.values()) == 2
     assert sum(account.applied[0] for account in outcome.accounts.values()) > 100
+
+
+@pytest.mark.thorough
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    ("names", "words"),
+    [
+        (("kill server", "stop server", "starve server"), ()),
+        (("cut host", "mute host", "deafen host", "slow host"), ()),
+        (("kill server", "cut host", "deafen host"), ("--tls",)),
+    ],
+    ids=["servers", "hosts", "tls"],
+)
+def test_servers_and_hosts_are_lost_and_every_update_counts_once(
+    names: tuple[str, ...], words: tuple[str, ...], mnist_dir: Path
+) -> None:
+    sizes = ["--servers", "2", "--workers", "2", "--replicas", "2", "--deadline", "2"]
+    options = arguments(
+        ["--data", str(mnist_dir), "--interval", "3", "--seed", "3", *sizes, *words]
+    )
+    faults = [FAULTS[name] for name in names]
+    try:
+        with network(["alder", "birch"]) as hosts:
+            outcome = run(options, 12.0 * len(faults), faults, hosts)
+    except (NoHosts, CannotLimit) as error:
+        pytest.skip(f"NO HOSTS ARE TESTED: {error}")
+    assert outcome.problems == []
+    assert {each.fault for each in outcome.struck} == set(names)
 
 
 def test_accuracies_are_compared_after_as_many_updates() -> None:
