@@ -15,6 +15,8 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
+import signal
 import sys
 import tempfile
 import time
@@ -26,9 +28,10 @@ from statistics import median
 
 from tests.chaos.__main__ import HOSTS, say, show_logs
 from tests.chaos.accounts import accounts, longest_gap
-from tests.chaos.copies import moved_share, shards_of, spare_servers
-from tests.chaos.faults import FAULTS
+from tests.chaos.copies import moved_share, shards_of
+from tests.chaos.faults import FAULTS, Fault
 from tests.chaos.job import Job, Size, counted
+from tests.chaos.program import SAVE_EVERY
 from tests.faults.hosts import Network, NoHosts, network
 from tests.integration.conftest import clean_shell
 from trireme.cluster.messages import ClusterStatus
@@ -36,7 +39,9 @@ from trireme.cluster.spec import task_name
 
 MEDIAN_SECONDS, WORST_SECONDS = 1.0, 2.0
 OTHERS_SECONDS = 0.5
+START_SECONDS = 30.0  # where all copies are lost, until new servers have started
 FEWEST_MOVED, MOST_MOVED = 0.25, 0.42
+MOST_LOST = 1.2  # of what comes between two checkpoints, as it goes on while one is saved
 SETTLE_UPDATES = 20
 
 
@@ -52,6 +57,7 @@ class Scene:
         median, worst: how long the pause may be, in seconds.
         waits: whether the deadline of a silent task may pass before that.
         often: whether it is done as often as `--kills` says, and not as `--times` says.
+        loses: whether updates may be lost, as all copies of a shard are.
     """
 
     faults: tuple[str, ...]
@@ -62,6 +68,7 @@ class Scene:
     worst: float
     waits: bool = False
     often: bool = False
+    loses: bool = False
 
 
 SCENES = {
@@ -78,16 +85,26 @@ SCENES = {
     "add server": Scene(
         ("add server", "remove server"), "", 2, "async", OTHERS_SECONDS, OTHERS_SECONDS
     ),
+    "kill all copies": Scene(
+        ("kill all copies",), "ps", 3, "async", START_SECONDS, START_SECONDS, loses=True
+    ),
 }
 """What is measured, by its name."""
 
 
 @dataclass
 class Pauses:
-    """The pauses that a fault has caused, in seconds, and the shares of the slots that it moved."""
+    """What a fault has caused.
+
+    Attributes:
+        seconds: the pauses.
+        moved: the shares of the slots that have moved.
+        lost: how many steps were lost, each time that the job went back to a checkpoint.
+    """
 
     seconds: list[float] = field(default_factory=list)
     moved: list[float] = field(default_factory=list)
+    lost: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -125,7 +142,7 @@ def play(options: argparse.Namespace, scene: Scene, hosts: Network | None) -> di
             ended = job.end()
             assert ended.status in (0, 130), f"status {ended.status}: {ended.text[-3000:]}"
             check_counts(job, scene)
-            return pauses(job, hits)
+            return pauses(job, hits, ended.text)
         except BaseException:
             show_logs(job)
             raise
@@ -138,7 +155,7 @@ def strike(job: Job, scene: Scene, turn: int) -> list[Hit]:
         before = whole(job)
         target = choose(before, scene.role, turn)
         at, pid = time.monotonic(), job.pid(target)
-        FAULTS[name].strike(job, target)
+        (KillAllCopies() if scene.loses else FAULTS[name]).strike(job, target)
         over = job.wait_until_whole(None if pid is None else (target, pid))
         after = whole(job)
         hits.append(Hit(name, target, at, over, moved_share(shards_of(before), shards_of(after))))
@@ -161,13 +178,36 @@ def choose(status: ClusterStatus, role: str, turn: int) -> str:
     indices = [task.index for task in status.tasks if task.role == role and task.state == "live"]
     if role == "ps":
         primaries = {shard.primary for shard in shards_of(status)}
-        indices = [index for index in spare_servers(status) if index in primaries]
-    assert indices, f"no {role} can be spared"
+        indices = [index for index in indices if index in primaries]
+    assert indices, f"there is no {role} to be hit"
     return task_name(role, indices[turn % len(indices)])
 
 
-def pauses(job: Job, hits: Sequence[Hit]) -> dict[str, Pauses]:
-    """Returns what each fault has caused to those that it did not hit."""
+class KillAllCopies(Fault):
+    """SIGKILL to all servers that have a copy of the shards of one of them."""
+
+    name = "kill all copies"
+
+    def targets(self, job: Job, status: ClusterStatus) -> Sequence[str]:
+        return [task_name("ps", shard.primary) for shard in shards_of(status)]
+
+    def strike(self, job: Job, target: str) -> None:
+        status = job.status()
+        assert status is not None, "the coordinator does not answer"
+        shard = next(s for s in shards_of(status) if task_name("ps", s.primary) == target)
+        for index in shard.copies:
+            assert job.tasks.send(task_name("ps", index), signal.SIGKILL)
+
+
+def pauses(job: Job, hits: Sequence[Hit], said: str) -> dict[str, Pauses]:
+    """Returns what each fault has caused to those that it did not hit.
+
+    Args:
+        job: the job, which has ended.
+        hits: the faults.
+        said: what the job has printed.
+    """
+    lost = [int(a) - int(b) for a, b in re.findall(r"back from step (\d+) to step (\d+)", said)]
     times: dict[str, list[float]] = {}
     for note in job.notes():
         if note.what == "acknowledged":
@@ -180,12 +220,13 @@ def pauses(job: Job, hits: Sequence[Hit]) -> dict[str, Pauses]:
         of_fault = found.setdefault(hit.fault, Pauses())
         of_fault.seconds.append(max(gaps))
         of_fault.moved.append(hit.moved)
+        of_fault.lost = lost
     return found
 
 
 def check_counts(job: Job, scene: Scene) -> None:
     """Checks that each update is counted once, where a step is an update of one worker."""
-    if scene.strategy != "async":
+    if scene.strategy != "async" or scene.loses:
         return
     for who, account in accounts(job.notes(), counted(job.saved()[-1])).items():
         assert not account.problem(), f"worker:{who[0]}, start {who[1]}: {account.problem()}"
@@ -198,13 +239,17 @@ def report(name: str, scene: Scene, found: dict[str, Pauses], deadline: float) -
     most, worst = more + scene.median, more + scene.worst
     for fault, each in found.items():
         middle, longest = median(each.seconds), max(each.seconds)
-        moved = f"{median(each.moved):.0%}" if not scene.role else ""
+        moved = f"{median(each.moved):.0%} of the slots moved" if not scene.role else ""
+        if scene.loses:
+            moved = f"at most {max(each.lost, default=0)} steps lost; saved every {SAVE_EVERY}"
         say(
             f"{fault:<14} {scene.strategy:<8} {len(each.seconds):5} {middle:8.2f} {longest:8.2f}"
             f"   {most:g} / {worst:g}   {moved}"
         )
         if middle > most or longest > worst:
             problems.append(f"{name}: {fault}: {middle:.2f} s, at worst {longest:.2f} s")
+        if max(each.lost, default=0) > MOST_LOST * SAVE_EVERY:
+            problems.append(f"{name}: {max(each.lost)} steps lost")
         bad = [share for share in each.moved if not FEWEST_MOVED <= share <= MOST_MOVED]
         if not scene.role and bad:
             problems.append(f"{name}: {fault}: {bad[0]:.0%} of the slots moved")
@@ -246,7 +291,7 @@ def main() -> int:
             except NoHosts as error:
                 say(f"ALL TASKS ARE ON ONE HOST: {error}")
         say(f"a silent task is lost after {options.deadline:g} s")
-        say("fault          strategy count   median    worst   promised      slots moved")
+        say("fault          strategy count   median    worst   promised")
         for name in options.names:
             found = play(options, SCENES[name], hosts)
             problems += report(name, SCENES[name], found, options.deadline)
