@@ -1,4 +1,4 @@
-"""Draws the path of a push as an SVG: the worker on the left, the server on the right."""
+"""Draws the path of a push as an SVG: a column each for the worker, the primary and its backup."""
 
 from __future__ import annotations
 
@@ -7,11 +7,19 @@ from itertools import pairwise
 
 from push_path import Hop, PushPath, Station
 
-WIDTH, MARGIN, BOX, GAP = 1060, 20, 440, 26
+WIDTH, MARGIN, BOX, GAP = 1380, 20, 430, 26
 LINE, HEAD, PADDING = 18, 26, 10
-COLUMNS = {"worker:0": MARGIN, "ps:0": WIDTH - MARGIN - BOX}
-TITLES = {"worker:0": "worker", "ps:0": "parameter server"}
-COLOURS = {"worker:0": ("#e8f0fb", "#2f5f9e"), "ps:0": ("#eaf5ea", "#3a7a3a")}
+COLUMNS = {"worker:0": MARGIN, "ps:0": (WIDTH - BOX) // 2, "ps:1": WIDTH - MARGIN - BOX}
+TITLES = {
+    "worker:0": "worker",
+    "ps:0": "a server: primary of the shard",
+    "ps:1": "another server: its backup",
+}
+COLOURS = {
+    "worker:0": ("#e8f0fb", "#2f5f9e"),
+    "ps:0": ("#eaf5ea", "#3a7a3a"),
+    "ps:1": ("#faf1e4", "#9a6a1f"),
+}
 STYLE = """
 text { font-family: ui-monospace, Menlo, Consolas, monospace; font-size: 12px; fill: #1f2328 }
 .title { font-family: system-ui, sans-serif; font-weight: 600; font-size: 13px }

@@ -2,11 +2,14 @@
 
     python docs/push_path.py    print the functions that a push passes through, and their number
 
-A whole job runs in threads of this process: one server and one asynchronous worker over TCP. After
-some steps one is traced. The path of the push is every function that was being executed when the
-push reached one of its stations (`STATIONS`): they hand it on from one to the next. What these
-functions consult on the way, such as a clock or a counter, is not on the path; the number of all
-functions that were entered is printed too.
+A whole job runs in threads of this process: two servers with two copies of each shard, and one
+asynchronous worker, over TCP. After some steps one is traced. The path of the push is every
+function that was being executed when the push reached one of its stations (`STATIONS`): they hand
+it on from one to the next. What these functions consult on the way, such as a clock or a counter,
+is not on the path; the number of all functions that were entered is printed too.
+
+The path is that of the push to shard 0, whose primary is at ps:0 and whose backup is at ps:1. With
+`--uncommitted` each shard decides by itself; otherwise the shards would agree on the push first.
 
 docs/build.py writes the list and the drawing of docs/architecture.md from this.
 """
@@ -33,6 +36,7 @@ from tests.harness import Cluster, run_job  # noqa: E402
 from trireme import Session  # noqa: E402
 
 STEPS, TRACED = 12, 8
+CLUSTER = Cluster(1, 2, strategy="async", uncommitted=True, scheme="tcp", policy={"replicas": 2})
 
 
 @dataclass(frozen=True)
@@ -56,13 +60,24 @@ STATIONS = (
     Station("the push is given its sequence number", "worker:0", "ClientProtocol.push"),
     Station("the gradient is sent", "worker:0", "SocketStream.write"),
     Station("the gradient arrives", "ps:0", "SocketStream.read_into", "FrameReader.poll"),
-    Station("the update is applied", "ps:0", "SegmentOptimizer.step"),
-    Station("the verdict is remembered", "ps:0", "PushTable.decide"),
-    Station("the new values are sent", "ps:0", "SocketStream.write"),
+    Station("the push becomes an entry of the log", "ps:0", "ReplicationLog.append"),
+    Station("the entry is sent to the backup", "ps:0", "SocketStream.write"),
+    Station("the update is applied", "ps:0", "SegmentOptimizer.step", "Replica.request"),
+    Station("the verdict is remembered", "ps:0", "PushTable.decide", "Replica.request"),
+    Station("the answer is withheld", "ps:0", "ReplicationLog.hold"),
+    Station("the entry arrives", "ps:1", "SocketStream.read_into", "FrameReader.poll"),
+    Station("the backup applies the update", "ps:1", "SegmentOptimizer.step", "Replica.replicate"),
+    Station(
+        "the backup confirms the entry", "ps:1", "SocketStream.write", "ShardHandler.turn_over"
+    ),
+    Station("the confirmation releases the answer", "ps:0", "ReplicationLog.confirm"),
+    Station("the new values are sent", "ps:0", "SocketStream.write", "ShardHandler._replicate"),
     Station("the values arrive", "worker:0", "SocketStream.read_into", "FrameReader.poll"),
     Station("the model has the new values", "worker:0", "FlatModel.publish_values"),
 )
-STARTS = {"worker:0": "Session.step", "ps:0": "Service._run_once"}
+"""In the order of time, within each task: the primary and its backup work at the same time."""
+
+STARTS = {"worker:0": "Session.step", "ps:0": "Service._serve", "ps:1": "Service._serve"}
 """The functions at which the path begins in each task."""
 
 
@@ -121,16 +136,17 @@ class _Tracer:
             return
         with self._lock:
             self.path.entered.add(hop)
-            station = self._next()
-            if station is None or (station.task, station.function) != (task, hop.function):
+            station = self._next(task)
+            if station is None or station.function != hop.function:
                 return
             calls = list(_calls(task, frame))
             if not station.below or any(call.function == station.below for call in calls):
                 known = set(self.path.hops)
                 self.path.legs[station] = [call for call in calls if call not in known]
 
-    def _next(self) -> Station | None:
-        return next((station for station in STATIONS if station not in self.path.legs), None)
+    def _next(self, task: str) -> Station | None:
+        mine = (station for station in STATIONS if station.task == task)
+        return next((station for station in mine if station not in self.path.legs), None)
 
 
 def _hop(task: str, code: CodeType) -> Hop | None:
@@ -177,7 +193,7 @@ def follow() -> PushPath:
 
     threading.setprofile(tracer)
     try:
-        ran = run_job(Cluster(1, 1, strategy="async", scheme="tcp"), make, program)
+        ran = run_job(CLUSTER, make, program)
     finally:
         threading.setprofile(None)
     if ran.raised:
@@ -185,7 +201,9 @@ def follow() -> PushPath:
     missing = [station for station in STATIONS if station not in tracer.path.legs]
     if missing:
         raise RuntimeError(f"the push did not come by {missing[0].function}: {missing[0].title}")
-    return tracer.path
+    path = tracer.path
+    path.legs = {station: path.legs[station] for station in STATIONS}
+    return path
 
 
 def first_line(hop: Hop) -> str:
@@ -204,12 +222,16 @@ def first_line(hop: Hop) -> str:
     return (ast.get_docstring(tree) or "").partition("\n")[0]
 
 
+WHERE = {"worker:0": "worker", "ps:0": "primary", "ps:1": "backup"}
+"""What each task is on the path."""
+
+
 def count(path: PushPath) -> str:
     """Returns one sentence with the number of functions and files."""
     functions = {(hop.file, hop.function) for hop in path.hops}
     return (
         f"These are {len(functions)} functions in {len(path.files)} files: asynchronous training "
-        "over TCP with one server."
+        "over TCP with two copies of each shard."
     )
 
 
@@ -217,8 +239,10 @@ def listing(path: PushPath) -> str:
     """Returns the path as a list in Markdown: the stations, and under each its hops."""
     lines = []
     for number, (station, leg) in enumerate(path.legs.items(), 1):
-        where = station.task.partition(":")[0].replace("ps", "server")
+        where = WHERE[station.task]
         lines += [f"{number}. **{station.title[0].upper()}{station.title[1:]}** ({where})"]
+        if not leg:
+            lines += ["   - by functions that stand above"]
         for hop in leg:
             says = first_line(hop)
             lines += [f"   - `{hop.function}` ({hop.file}){': ' if says else ''}{says}"]

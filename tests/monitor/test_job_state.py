@@ -8,6 +8,7 @@ import pytest
 from rich.console import Console
 
 from trireme.cluster.messages import ClusterStatus, TaskStatus
+from trireme.cluster.view import ShardEntry
 from trireme.monitor.job_state import (
     UNSAVED,
     JobSnapshot,
@@ -113,6 +114,38 @@ def test_a_terminal_shows_tasks_phases_and_lags(width: int) -> None:
     assert f" {bar[width]}" in row
     assert (" 3 " in row) == (width >= 84)  # the lag
     assert all(len(each) <= width for each in text.splitlines())
+
+
+SHARDS = (ShardEntry(0, 64, 0, (1,)), ShardEntry(64, 256, 0, (), (1,)))
+
+
+def replicated(*tasks: TaskStatus) -> JobSnapshot:
+    status = ClusterStatus(
+        *("running", "", 4, (), tasks), replicas=2, servers=2, shards=SHARDS, generation=3
+    )
+    return from_cluster("digits.py", status, 12.5)
+
+
+def test_missing_copies_and_takeovers_are_found_after_the_lost_tasks() -> None:
+    took = {"took_over": "shard 1 from ps:1", "took_over_seconds": 4.0}
+    lost = TaskStatus("ps", 1, "lost", "killed", 1, "here", 7, "", 11.0, took)
+    assert findings(replicated(task("ps", 0, **took), lost)) == [
+        "ps:1 is lost: killed",
+        "shard 1 has 1 of 2 copies (ps:0): ps:1 is being filled",
+        "ps:0 took over shard 1 from ps:1, 4 s ago",
+    ]
+
+
+@pytest.mark.parametrize("width", [80, 130])
+def test_a_terminal_shows_who_holds_which_shards(width: int) -> None:
+    holds = {"primary_of": "0, 1", "share": 1.0}
+    seen = replicated(task("ps", 0, **holds), task("ps", 1, backup_of="0", joining_of="1"))
+    console = Console(file=io.StringIO(), width=width, height=40, no_color=True)
+    console.print(render(seen, width))
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "generation 3: 2 shards, 2 copies of each" in text
+    assert ("0, 1 100%" in text) == ("(0) [1]" in text) == (width >= 116)
+    assert ("[being filled with]" in text) == (width >= 116)
 
 
 def begin(name: str, job: str, time: float) -> Begin:

@@ -12,6 +12,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from trireme.cluster.messages import ClusterStatus, TaskStatus
+from trireme.cluster.view import ShardEntry
 from trireme.metrics import COUNT_BUCKETS, Registry
 from trireme.monitor.prometheus import MembershipMetrics, expose
 from trireme.ps.server.metrics import ShardMetrics
@@ -91,8 +92,20 @@ def test_the_coordinator_counts_its_tasks_by_state() -> None:
         TaskStatus("worker", 0, "lost", "", 1, "here", 2, "", 12.0, {}),
         TaskStatus("worker", 1, "expected", "", 0, "", 0, "", -1.0, {}),
     )
-    metrics.take(ClusterStatus("running", "", 3, (), tasks))
+    shards = (ShardEntry(0, 128, 0, (1,)), ShardEntry(128, 256, 1, (), (0,)))
+    metrics.take(
+        ClusterStatus(
+            *("running", "", 3, (), tasks),
+            replicas=2,
+            servers=2,
+            shards=shards,
+            generation=4,
+            life=1,
+        )
+    )
     registry = metrics.registry
+    assert registry.value("trireme_missing_copies") == 1
+    assert (registry.value("trireme_generation"), registry.value("trireme_life")) == (4, 1)
     assert registry.value("trireme_view") == 3
     assert registry.value("trireme_tasks", state="live") == 1
     assert registry.value("trireme_tasks", state="left") == 0

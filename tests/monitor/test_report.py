@@ -133,6 +133,20 @@ def test_checkpoints_that_are_not_saved_are_on_the_page() -> None:
     assert "not saved" not in page(ReportData("run", starts=STARTS))
 
 
+def test_servers_and_failovers_are_on_the_page() -> None:
+    begin = Begin(task="ps:1", job="abc", time=1000.0, host="here", pid=1)
+    status = {
+        **{"primary_of": "0, 1", "share": 1.0, "log_entries": 4321, "log_bytes": 3.0 * 2**20},
+        **{"takeovers": 1, "took_over": "shard 0 from ps:0", "took_over_seconds": 0.5},
+    }
+    server = Start(begin, [Record(time=1090.5, status=status)])
+    tree = parsed(page(ReportData("run", starts=[server, *STARTS])))
+    shown = " ".join("".join(each.itertext()) for each in tree.iter("body"))
+    for words in ("0, 1 100%", "4,321", "3.0 MiB", "1 min 30 s", "ps:1 took over shard 0"):
+        assert words in shown
+    assert "Failovers" not in page(ReportData("run", starts=STARTS))
+
+
 def test_a_page_of_nothing_is_valid_too() -> None:
     assert self_contained(page(ReportData("empty")))
     assert [each.text for each in parsed(page(ReportData("empty"))).iter("h1")] == ["empty"]

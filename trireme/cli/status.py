@@ -16,6 +16,7 @@ from trireme.cluster.spec import task_name
 from trireme.errors import TriremeError
 from trireme.launch.run_directory import JobRecord, is_running, read_record
 from trireme.monitor.job_state import UNSAVED, findings, from_cluster
+from trireme.monitor.placement import Placement
 from trireme.monitor.records import read_starts
 
 _RECORDED = ("state", "status", "job", "command", "host", "launcher", "coordinator", "started")
@@ -66,13 +67,40 @@ def _ask_coordinator(record: JobRecord) -> dict[str, Any]:
         {"name": task_name(task.role, task.index)} | msgspec.structs.asdict(task)
         for task in cluster.tasks
     ]
+    picture = from_cluster("", cluster, 0.0)
     return {
-        "findings": findings(from_cluster("", cluster, 0.0)),
+        "findings": findings(picture),
+        "placement": _placement(picture.placement),
         "phase": cluster.phase,
         "reason": cluster.reason,
         "view": cluster.view,
         "missing": list(cluster.missing),
         "tasks": tasks,
+    }
+
+
+def _placement(placement: Placement | None) -> dict[str, Any] | None:
+    """Returns where the copies of the parameters are, as JSON."""
+    if placement is None:
+        return None
+    shards = [
+        {
+            "slots": [entry.start, entry.stop],
+            "share": placement.share(number),
+            "primary": task_name("ps", entry.primary),
+            "backups": [task_name("ps", server) for server in entry.backups],
+            "joining": [task_name("ps", server) for server in entry.joining],
+            "missing": placement.missing[number],
+        }
+        for number, entry in enumerate(placement.shards)
+    ]
+    return {
+        "text": [str(placement), *placement.lines()],
+        "generation": placement.generation,
+        "life": placement.life,
+        "replicas": placement.replicas,
+        "moving": bool(placement.next_shards),
+        "shards": shards,
     }
 
 
@@ -88,6 +116,10 @@ def _lines(status: dict[str, Any]) -> list[str]:
         missing = ", ".join(status["missing"])
         waiting = f", waiting for {missing}" if missing else ""
         lines.append(f"  {status['phase']}, view {status['view']}{waiting}: {status['reason']}")
+    placement = status.get("placement")
+    if placement and (len(placement["shards"]) > 1 or placement["replicas"] > 1):
+        first, *others = placement["text"]
+        lines += [f"  {first}", *(f"    {text}" for text in others)]
     lines += [f"  {text}" for text in status.get("findings", ())]
     if "coordinator_error" in status:
         lines.append(f"  the coordinator does not answer: {status['coordinator_error']}")

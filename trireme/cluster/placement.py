@@ -90,9 +90,20 @@ def emptied(shards: Shards, number: int, server: int) -> Shards:
 
 def is_whole(shards: Shards, servers: int, replicas: int) -> bool:
     """Returns whether every shard has its copies and none is being filled."""
-    return all(
-        not shard.joining and len(shard.copies) >= min(replicas, servers) for shard in shards
-    )
+    filled = not any(shard.joining for shard in shards)
+    return filled and not any(missing_copies(shards, servers, replicas))
+
+
+def missing_copies(shards: Shards, servers: int, replicas: int) -> tuple[int, ...]:
+    """Returns how many copies each shard lacks; those that are being filled are lacking.
+
+    Args:
+        shards: the shards of a view.
+        servers: how many servers the job shall have.
+        replicas: how many servers shall hold each shard.
+    """
+    wanted = min(replicas, servers)
+    return tuple(max(0, wanted - len(shard.copies)) for shard in shards)
 
 
 def completed(shards: Shards, hosts: Hosts, replicas: int) -> Shards:

@@ -10,6 +10,7 @@ from trireme.cluster.messages import ClusterStatus, StatusValue
 from trireme.cluster.progress import STUCK
 from trireme.cluster.spec import task_name
 from trireme.monitor.numbers import number_of
+from trireme.monitor.placement import Placement, events, placement_of
 from trireme.monitor.records import Start
 
 PHASES = ("data", "compute", "push", "wait", "apply")
@@ -76,6 +77,7 @@ class JobSnapshot:
         missing: the tasks that it waits for before it can continue.
         tasks: the tasks, servers first.
         note: a further remark, such as why nothing newer is known.
+        placement: where the copies of the parameters are; None where that is not known.
     """
 
     title: str
@@ -84,6 +86,7 @@ class JobSnapshot:
     tasks: Sequence[TaskSnapshot]
     missing: Sequence[str] = ()
     note: str = ""
+    placement: Placement | None = None
 
     def of(self, role: str) -> list[TaskSnapshot]:
         """Returns the tasks of a role."""
@@ -124,7 +127,9 @@ def from_cluster(title: str, status: ClusterStatus, seconds: float) -> JobSnapsh
         )
         for task in status.tasks
     )
-    return JobSnapshot(title, status.phase, seconds, tasks, status.missing)
+    return JobSnapshot(
+        title, status.phase, seconds, tasks, status.missing, placement=placement_of(status)
+    )
 
 
 def from_records(title: str, phase: str, starts: Sequence[Start], time: float) -> JobSnapshot:
@@ -150,7 +155,8 @@ def span_of(starts: Sequence[Start]) -> tuple[float, float]:
 def findings(picture: JobSnapshot) -> list[str]:
     """Returns what is wrong with a job, gravest first.
 
-    These are checkpoints that are not saved, lost, stuck and silent tasks, waits, and slow tasks.
+    These are checkpoints that are not saved, lost tasks, missing copies, recent takeovers and
+    rollbacks, stuck and silent tasks, waits, and slow tasks.
     """
     unsaved = [
         f"{task.name}: {alarm}"
@@ -169,6 +175,9 @@ def findings(picture: JobSnapshot) -> list[str]:
         for task in picture.tasks
         if task.live and (standstill := task.status.get(STUCK))
     ]
+    short = [] if picture.placement is None else [*picture.placement.shortages()]
+    happened = events({task.name: task.status for task in picture.of("ps") if task.live})
+    gone += [*short, *happened]
     return [*unsaved, *gone, *stuck, *_held_up(picture), *_slow(picture)]
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, NamedTuple, Self, get_args
 
 from trireme.cluster.messages import ClusterStatus, TaskState
+from trireme.cluster.placement import missing_copies
 from trireme.cluster.spec import task_name
 from trireme.metrics import Registry
 
@@ -121,6 +122,15 @@ class MembershipMetrics:
     def __init__(self) -> None:
         self.registry = Registry()
         self._view = self.registry.gauge("trireme_view", "The number of the newest view")
+        self._generation = self.registry.gauge(
+            "trireme_generation", "How the parameters are divided"
+        )
+        self._life = self.registry.gauge(
+            "trireme_life", "How often all copies of a shard were lost"
+        )
+        self._missing = self.registry.gauge(
+            "trireme_missing_copies", "Copies of shards that are missing or being filled"
+        )
         self._states = {
             state: self.registry.gauge("trireme_tasks", "Tasks by their state", state=state)
             for state in get_args(TaskState)
@@ -129,6 +139,8 @@ class MembershipMetrics:
     def take(self, status: ClusterStatus) -> None:
         """Updates the gauges from the coordinator's status."""
         self._view.value = status.view
+        self._generation.value, self._life.value = status.generation, status.life
+        self._missing.value = sum(missing_copies(status.shards, status.servers, status.replicas))
         counts = Counter(task.state for task in status.tasks)
         for state, gauge in self._states.items():
             gauge.value = counts[state]

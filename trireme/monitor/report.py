@@ -12,6 +12,7 @@ from trireme.monitor.curves import Curves
 from trireme.monitor.job_state import PHASES, SHOWN_PHASES, UNSAVED
 from trireme.monitor.numbers import number, number_of, size
 from trireme.monitor.records import Start
+from trireme.monitor.server_totals import ServerTotals, failovers, server_totals
 from trireme.monitor.worker_totals import WorkerTotals, paces, slowest, staleness_of, worker_totals
 
 _COUNTS = ("speed/", "updates/", "bytes/")
@@ -70,6 +71,8 @@ def page(material: ReportData) -> str:
         curves=list(_curves(material.curves)),
         times=list(_times(material.starts, workers)),
         workers=list(_rows(workers)),
+        servers=list(_server_rows(server_totals(material.starts))),
+        failovers=[(_duration(at), text) for at, text in failovers(material.starts)],
         chosen=[row for row in options if row[2] != "default"],
         defaults=[row for row in options if row[2] == "default"],
         checkpoints=[
@@ -156,6 +159,19 @@ def _rows(workers: Sequence[WorkerTotals]) -> Iterator[tuple[str, ...]]:
             *map(number, counts),
             f"{worker.own:.3g}",
             size(worker.memory),
+        )
+
+
+def _server_rows(servers: Sequence[ServerTotals]) -> Iterator[tuple[str, ...]]:
+    """Yields a row of the table of servers for each."""
+    for server in servers:
+        yield (
+            server.name,
+            server.host,
+            server.held,
+            *map(number, (server.starts, server.takeovers, server.entries)),
+            size(server.nbytes),
+            size(server.memory),
         )
 
 

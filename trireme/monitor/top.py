@@ -17,6 +17,7 @@ from trireme.monitor.job_state import (
     findings,
 )
 from trireme.monitor.numbers import size
+from trireme.monitor.placement import held
 
 _COLOURS = {
     "data": "blue",
@@ -25,12 +26,13 @@ _COLOURS = {
     "wait": "red",
     "apply": "magenta",
 }
-_LEFT = ("task", "state", "phases")
+_LEFT = ("task", "state", "phases", "shards")
 _WIDE = {
     84: ("staleness", "lag"),
     100: ("applied", "stale"),
-    112: ("memory",),
-    132: ("pushed", "pulled"),
+    116: ("shards",),
+    132: ("memory",),
+    156: ("pushed", "pulled"),
 }
 """The columns that only terminals of some width show, by the least width."""
 
@@ -51,9 +53,12 @@ def line(picture: JobSnapshot) -> str:
 
 def render(picture: JobSnapshot, width: int) -> RenderableType:
     """Returns a job for a terminal of `width` columns."""
-    parts: list[RenderableType] = [_head(picture, width), Text()]
+    parts: list[RenderableType] = [_head(picture, width)]
+    if picture.placement is not None and len(picture.of("ps")) > 1:
+        parts.append(Text(str(picture.placement), style="dim"))
+    parts.append(Text())
     if picture.tasks:
-        parts += [_table(picture, width), Text(), _legend()]
+        parts += [_table(picture, width), Text(), _legend(), *_key_of_shards(picture, width)]
     for text in findings(picture):
         parts.append(Text(f"! {text}", style="bold red"))
     if picture.note:
@@ -78,6 +83,8 @@ def _table(picture: JobSnapshot, width: int) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     rows = [_cells(picture, task, width) for task in picture.tasks]
     hidden = {title for least, titles in _WIDE.items() if width < least for title in titles}
+    if len(picture.of("ps")) < 2:
+        hidden.add("shards")
     shown = [title for title in rows[0] if title not in hidden]
     for title in shown:
         justify: Literal["left", "right"] = "left" if title in _LEFT else "right"
@@ -99,6 +106,7 @@ def _cells(picture: JobSnapshot, task: TaskSnapshot, width: int) -> dict[str, Re
         "phases": _bar(task, width),
         "staleness": f"{task.number('staleness'):.1f}" if worker else "",
         "lag": str(picture.lag(task)) if worker else "",
+        "shards": held(task.status) if task.live else "",
         "applied": _whole(task, "applied"),
         "stale": _whole(task, "stale"),
         "memory": _size(task, "memory_bytes"),
@@ -120,7 +128,7 @@ def _bar(task: TaskSnapshot, width: int) -> Text:
     phases = task.phases()
     if task.role != "worker":
         return Text("apply" if phases else "", style="dim")
-    length = 8 if width < 72 else 12 if width < 120 else 24
+    length = 8 if width < 72 else 12 if width < 132 else 24
     bar, edge, total = Text(), 0.0, sum(phases.values())
     for name, seconds in phases.items():
         before = round(edge)
@@ -136,6 +144,13 @@ def _legend() -> Text:
         text.append(f" {name[0]} ", style=f"{colour} reverse")
         text.append(f" {SHOWN_PHASES.get(name, name)}  ", style="dim")
     return text
+
+
+def _key_of_shards(picture: JobSnapshot, width: int) -> list[RenderableType]:
+    if len(picture.of("ps")) < 2 or width < 116:
+        return []
+    text = "shards: primary of, with the share of all parameters (backup of) [being filled with]"
+    return [Text(text, style="dim")]
 
 
 def _whole(task: TaskSnapshot, name: str) -> str:

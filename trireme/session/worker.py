@@ -291,7 +291,8 @@ class Worker:
             if reason is not None:
                 self.stop(reason)
         self.checkpoints.step_made(exchanged=result is not None)
-        if self.lifecycle.dismissed is not None and not backend.stopping:
+        dismissed = self.lifecycle.dismissed is not None
+        if dismissed and result is not None and not backend.stopping:  # nothing is left to push
             backend.end()
             if not self._under_way:  # else with the answer to the push under way
                 self._retire()

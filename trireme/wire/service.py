@@ -165,6 +165,7 @@ class Service:
             self._wakeup.close()
 
     def _serve(self) -> None:
+        """Handles events until the service is stopped."""
         next_tick = self.clock.now()
         while not self._stopping:
             now = self.clock.now()

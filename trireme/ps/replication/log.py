@@ -92,6 +92,7 @@ class ReplicationLog(Generic[_L]):
 
     Attributes:
         position: of the last entry.
+        appended, appended_bytes: the entries that were appended here, and their bytes.
         backups: the servers whose replicas count, by the newest view.
         joining: the servers whose replicas catch up.
         caught_up: joining replicas that count from now on: (server, incarnation).
@@ -100,6 +101,7 @@ class ReplicationLog(Generic[_L]):
 
     def __init__(self, position: int) -> None:
         self.position = position
+        self.appended = self.appended_bytes = 0
         self.backups: frozenset[int] = frozenset()
         self.joining: frozenset[int] = frozenset()
         self.caught_up: list[tuple[int, int]] = []
@@ -119,6 +121,11 @@ class ReplicationLog(Generic[_L]):
     def complete(self) -> bool:
         """Whether no replica joins, and all others have the generation's first state."""
         return not self.joining and self.backups <= self._followers.keys()
+
+    @property
+    def unconfirmed(self) -> int:
+        """How many entries not every replica that counts has confirmed."""
+        return self.position - max(self._confirmed, 0)
 
     # -- the replicas ----------------------------------------------------------------------------
 
@@ -199,6 +206,8 @@ class ReplicationLog(Generic[_L]):
             entry.own()  # its answer will not wait for those
         self._entries.append(entry)
         self._bytes += entry.nbytes
+        self.appended += 1
+        self.appended_bytes += entry.nbytes
         for follower in self._followers.values():
             yield from self._pump(follower)
         if self._bytes > BACKLOG_BYTES:

@@ -107,6 +107,11 @@ class Replica(Generic[_L]):
         return self._position if self._log is None else self._log.position
 
     @property
+    def log(self) -> ReplicationLog[_L] | None:
+        """The log of the primary; None at another replica."""
+        return self._log
+
+    @property
     def slots(self) -> tuple[int, int] | None:
         """The slots of the shard; None before its first view."""
         if not self._view.shards or self._view.generation != self.generation:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 import torch
@@ -31,7 +31,7 @@ from trireme.ps.messages import (
     Waiting,
 )
 from trireme.ps.replication.dispatcher import Dispatcher
-from trireme.ps.replication.log import Tell
+from trireme.ps.replication.log import ReplicationLog, Tell
 from trireme.ps.replication.replica import Output, Replica, decoded
 from trireme.ps.replication.replicas import Peer, Replicas
 from trireme.ps.replication_messages import (
@@ -204,12 +204,16 @@ class ShardHandler:
             self._carry_out(now, replica, replica.tick(now))
         self._tell_coordinator()
         if self._metrics is not None:
-            self._metrics.look(now, self.shard)
+            self._metrics.look(now, self.shard, self._logs())
 
     def status(self) -> Mapping[str, float | str]:
         """Returns the shard's status, if it is measured. In the service's thread, or after it."""
         metrics = self._metrics
-        return {} if metrics is None else metrics.status(self._now(), self.shard)
+        return {} if metrics is None else metrics.status(self._now(), self.shard, self._logs())
+
+    def _logs(self) -> Iterator[ReplicationLog[Link]]:
+        logs = (replica.log for replica in self.replicas.by_shard.values())
+        return (log for log in logs if log is not None)
 
     # -- from the coordinator --------------------------------------------------------------------
 
@@ -222,6 +226,8 @@ class ShardHandler:
         """
         now = self._now()
         self.replicas.incarnation = incarnation
+        if self._metrics is not None:
+            self._metrics.replication.view(now, view)
         for replica, output in self.replicas.take(now, view):
             self._carry_out(now, replica, (output,))
         here = set(self.replicas.by_shard.values())

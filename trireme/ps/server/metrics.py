@@ -6,12 +6,15 @@ They are read from the shard between two messages: the shard itself reads no clo
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
+from typing import Any
 
 import psutil
 
 from trireme.metrics import Histogram, Registry
+from trireme.ps.replication.log import ReplicationLog
+from trireme.ps.server.replication_metrics import ReplicationMetrics
 from trireme.ps.shard.shard import Shard
 
 _log = logging.getLogger(__name__)
@@ -30,9 +33,14 @@ class ShardMetrics:
     Args:
         registry: holds the counters and gauges.
         report: takes a status report every half second.
+        server: the index of the server.
+
+    Attributes:
+        replication: measures the replicas of the server.
     """
 
-    def __init__(self, registry: Registry, report: Report) -> None:
+    def __init__(self, registry: Registry, report: Report, server: int = 0) -> None:
+        self.replication = ReplicationMetrics(server, registry)
         self._report = report
         self._process = psutil.Process()
         self._due = 0.0
@@ -66,17 +74,18 @@ class ShardMetrics:
         self._times += 1
         self._histogram.observe(seconds)
 
-    def look(self, now: float, shard: Shard) -> None:
-        """Reports the shard's status, if a report is due.
+    def look(self, now: float, shard: Shard, logs: Iterable[ReplicationLog[Any]] = ()) -> None:
+        """Reports the server's status, if a report is due.
 
         Args:
             now: the time, on the clock by which the shard is driven.
             shard: the shard.
+            logs: the logs of the shards that the server is primary of.
         """
         if now < self._due:
             return
         self._due = now + _SECONDS
-        self._report(self.status(now, shard))
+        self._report(self.status(now, shard, logs))
 
     def _note_half_applied(self, count: int) -> None:
         if count > self._half_applied.value:
@@ -87,8 +96,10 @@ class ShardMetrics:
                 count,
             )
 
-    def status(self, now: float, shard: Shard) -> dict[str, float | str]:
-        """Returns the shard's status, and updates the counters; see `look`."""
+    def status(
+        self, now: float, shard: Shard, logs: Iterable[ReplicationLog[Any]] = ()
+    ) -> dict[str, float | str]:
+        """Returns the server's status, and updates the counters; see `look`."""
         waits, lags, memory = shard.waits(now), shard.lags(), self._process.memory_info().rss
         for verdict, counter in self._pushes.items():
             counter.value = shard.state.counters[verdict]
@@ -107,6 +118,7 @@ class ShardMetrics:
             "half_applied": shard.state.counters["half_applied"],
             "apply_seconds": self._seconds / max(self._times, 1),
             "memory_bytes": memory,
+            **self.replication.status(now, logs),
         }
         if waits:
             workers, longest = sorted(wait.worker for wait in waits)[:_NAMES], waits[0].notice

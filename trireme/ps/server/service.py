@@ -113,7 +113,9 @@ class _Server:
         self._server = server
         self._record = record
         identity = Identity(server.job, f"ps:{server.index}")
-        self._handler = ShardHandler(server.index, metrics=ShardMetrics(registry, self._report))
+        self._handler = ShardHandler(
+            server.index, metrics=ShardMetrics(registry, self._report, server.index)
+        )
         handlers: list[Handler] = [self._handler]
         epoch = ""  # until this server has joined
         if server.coordinator is None:

@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+from trireme.monitor.records import Begin, Record, Start
+from trireme.monitor.server_totals import failovers, server_totals
+
+
+def start(name: str, time: float, *statuses: dict[str, float | str]) -> Start:
+    begin = Begin(task=name, job="abc", time=time, host="here", pid=1)
+    records = [Record(time=time + 1 + at, status=status) for at, status in enumerate(statuses)]
+    return Start(begin, records)
+
+
+def held(primary: str, backup: str = "", **more: float | str) -> dict[str, float | str]:
+    return {"primary_of": primary, "share": 0.5, "backup_of": backup, "life": 0, **more}
+
+
+TOOK = {"takeovers": 1, "took_over": "shard 0 from ps:0"}
+STARTS = [
+    start("ps:0", 100.0, held("0", "1", log_entries=10, log_bytes=1000.0, memory_bytes=5.0)),
+    start("ps:0", 110.0, held("", "0, 1", log_entries=4, log_bytes=400.0, memory_bytes=3.0)),
+    start(
+        "ps:1",
+        100.5,
+        held("1", "0"),
+        held("0, 1", took_over_seconds=0.25, **TOOK),
+        held("0, 1", took_over_seconds=1.25, **TOOK, log_entries=7),
+    ),
+    start("worker:0", 99.5, {"global_step": 5}),
+]
+
+
+def test_the_starts_of_a_server_are_added() -> None:
+    first, second = server_totals(STARTS)
+    assert (first.name, first.starts, first.held) == ("ps:0", 2, "(0, 1)")
+    assert (first.entries, first.nbytes, first.memory, first.takeovers) == (14, 1400.0, 5.0, 0)
+    assert (second.held, second.entries, second.takeovers) == ("0, 1 50%", 7, 1)
+
+
+def test_each_takeover_is_told_once_when_it_was() -> None:
+    assert failovers(STARTS) == [(2.75, "ps:1 took over shard 0 from ps:0")]
+
+
+def test_each_rollback_is_told_once_by_whoever_notes_it_first() -> None:
+    lives = [{"life": 0.0}, {"life": 1.0}, {"life": 2.0}]
+    starts = [start("ps:0", 50.0, *lives), start("ps:1", 50.5, *lives)]
+    text = "all copies of a shard were lost: the job went back"
+    assert failovers(starts) == [(2.0, text), (3.0, text)]
+
+
+def test_a_run_without_servers_has_none() -> None:
+    assert server_totals(STARTS[3:]) == []
+    assert failovers(STARTS[3:]) == failovers([]) == []
