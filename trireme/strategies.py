@@ -74,7 +74,7 @@ class Async(Strategy):
         uncommitted: whether each of several servers applies an update when it arrives, without
             waiting until all servers have it. It saves a message each way between servers. The
             update of a worker that is lost during a push may then stay on some servers only;
-            server 0 counts such updates.
+            shard 0 counts such updates.
     """
 
     name: ClassVar[str] = "async"

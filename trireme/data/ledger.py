@@ -1,6 +1,6 @@
 """The ledger deals the positions of a data set to workers: each example is used once per epoch.
 
-It is pure: it has no tensors and no clock. It lives in server 0. Finished positions are part of the
+It is pure: it has no tensors and no clock. It lives in shard 0. Finished positions are part of the
 checkpoint, and a resumed job continues with exactly the open positions.
 """
 

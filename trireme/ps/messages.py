@@ -194,7 +194,7 @@ class Push(FromWorker, frozen=True, array_like=True):
         pulled: the global step of the values that the gradient was computed from.
         weight: how many examples the gradient is the mean of; 0 leaves the gradient out.
         hyper: the optimizer's hyper-parameters by group, where they changed since the last push.
-        examples: the examples that it was computed from; only for server 0.
+        examples: the examples that it was computed from; only for shard 0.
         pull: whether the answer carries the new values.
         order: the order in which the payload brings the chunks of this server's part, each of them
             once; empty where it brings the part as it lies.
@@ -246,9 +246,9 @@ class PushReply(Message, frozen=True, array_like=True):
 class Pull(FromWorker, frozen=True, array_like=True):
     """Asks for this server's part of the values. Withheld until values are loaded.
 
-    If `train`, the worker will compute an update from them: server 0 counts it among the updates
+    If `train`, the worker will compute an update from them: shard 0 counts it among the updates
     under way, so that the job ends at exactly its last step. The answer is withheld until the step
-    is at least `at_least`: a server that learns of a round a little later than server 0 answers
+    is at least `at_least`: a server that learns of a round a little later than shard 0 answers
     with values of the same step.
     """
 
@@ -295,7 +295,7 @@ class Done(Message, frozen=True, array_like=True):
 
 
 class Lease(FromWorker, frozen=True, array_like=True):
-    """Asks server 0 for the next examples of a data set: `count` batches of `batch` examples.
+    """Asks shard 0 for the next examples of a data set: `count` batches of `batch` examples.
 
     `size` is the data set's; all workers must give the same. `number` is 1 for the first lease of
     this incarnation, then one more with each: a repeat with the same number gets the same
@@ -321,7 +321,7 @@ class Leased(Message, frozen=True, array_like=True):
 
 
 class StopJob(FromWorker, frozen=True, array_like=True):
-    """Asks server 0 to end the job at the next step at which every worker can."""
+    """Asks shard 0 to end the job at the next step at which every worker can."""
 
     kind: ClassVar[int] = 74
     reason: str
@@ -335,14 +335,14 @@ class Stopping(Message, frozen=True, array_like=True):
 
 
 class SetEnd(FromWorker, frozen=True, array_like=True):
-    """Sets server 0's `max_steps`, where it was not known at `Attach`. Answered by `Stopping`."""
+    """Sets shard 0's `max_steps`, where it was not known at `Attach`. Answered by `Stopping`."""
 
     kind: ClassVar[int] = 76
     max_steps: Number
 
 
 class Drain(FromWorker, frozen=True, array_like=True):
-    """Asks server 0 to answer once every worker has retired. Answered by `Stopping`."""
+    """Asks shard 0 to answer once every worker has retired. Answered by `Stopping`."""
 
     kind: ClassVar[int] = 77
 
@@ -356,7 +356,7 @@ class Retire(FromWorker, frozen=True, array_like=True):
     kind: ClassVar[int] = 78
 
 
-# What workers share through server 0 ------------------------------------------------------------
+# What workers share through shard 0 ------------------------------------------------------------
 
 
 class Share(FromWorker, frozen=True, array_like=True):

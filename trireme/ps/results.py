@@ -13,7 +13,7 @@ class PushResult(msgspec.Struct, frozen=True):
     """The result of a push.
 
     Attributes:
-        verdict: server 0's; all servers decide alike.
+        verdict: shard 0's; all servers decide alike.
         step: the global step of the values that came back.
         staleness: how many updates were applied between this worker's pull and its push.
         stop: whether this worker should stop training.

@@ -1,4 +1,4 @@
-"""The messages between parameter servers: server 0 decides, and the others report what they hold.
+"""The messages between the primaries of shards: shard 0 decides, the others report what they hold.
 
 The sender of a message is known from the handshake of its connection.
 """
@@ -12,13 +12,13 @@ from trireme.wire.message import Number
 
 
 class RoundReady(FromServer, frozen=True, array_like=True):
-    """To server 0: the updates for a round that this server holds, and keeps until it is closed.
+    """To shard 0: the updates for a round that this shard holds, and keeps until it is closed.
 
     Attributes:
         step: the global step on top of which the round is.
         members: pairs (worker, incarnation).
         measured: the members whose mean gradient `square` is of; none where nothing is clipped.
-        square: the squared L2 norm of this server's part of that mean.
+        square: the squared L2 norm of this shard's part of that mean.
     """
 
     kind: ClassVar[int] = 96
@@ -29,9 +29,9 @@ class RoundReady(FromServer, frozen=True, array_like=True):
 
 
 class RoundClose(FromServer, frozen=True, array_like=True):
-    """From server 0: the members whose updates make the round, and the factor for their mean.
+    """From shard 0: the members whose updates make the round, and the factor for their mean.
 
-    `members` are pairs (worker, incarnation). A `scale` of -1 only proposes them: each server
+    `members` are pairs (worker, incarnation). A `scale` of -1 only proposes them: each shard
     answers with the squared norm of its part of their mean.
     """
 
@@ -42,10 +42,10 @@ class RoundClose(FromServer, frozen=True, array_like=True):
 
 
 class PushesStaged(FromServer, frozen=True, array_like=True):
-    """To server 0: the asynchronous pushes that this server has staged, and keeps until decided.
+    """To shard 0: the asynchronous pushes that this shard has staged, and keeps until decided.
 
     Attributes:
-        known: how many decisions of server 0 it has received.
+        known: how many decisions of shard 0 it has received.
         pushes: triples (worker, incarnation, sequence).
     """
 
@@ -55,14 +55,14 @@ class PushesStaged(FromServer, frozen=True, array_like=True):
 
 
 class PushesCommitted(FromServer, frozen=True, array_like=True):
-    """From server 0: its decisions about asynchronous pushes, which all follow in this order.
+    """From shard 0: its decisions about asynchronous pushes, which all follow in this order.
 
     It never decides other pushes of workers that are not in its view.
 
     Attributes:
         first: the number of the first of these decisions, counted from 0.
         pushes: worker, incarnation, sequence, and whether the push is applied; else it is stale.
-        view: the number of the view that server 0 has taken.
+        view: the number of the view that shard 0 has taken.
     """
 
     kind: ClassVar[int] = 99
@@ -72,9 +72,9 @@ class PushesCommitted(FromServer, frozen=True, array_like=True):
 
 
 class LastPushes(FromServer, frozen=True, array_like=True):
-    """To server 0: the last push that this server has applied of each worker that is out.
+    """To shard 0: the last push that this shard has applied of each worker that is out.
 
-    Where servers commit no pushes, server 0 finds by it those that are on some servers only.
+    Where shards commit no pushes, shard 0 finds by it those that are in some shards only.
 
     Attributes:
         view: the number of the view that it has taken.

@@ -27,7 +27,7 @@ class ModelState:
         values: each parameter's value, in its shape.
         average: each parameter's moving average; empty where none is kept.
         optimizer: `PARAMETER/STATE` -> the optimizer's state, in the parameter's shape, or 0-dim.
-        workers: the exactly-once table, of server 0.
+        workers: the exactly-once table, of shard 0.
         consumed: the examples that are in the values.
         sizes: how many examples each data set has, by name, where that is known.
         lacks: what is missing, in words, each with the reason.

@@ -80,8 +80,8 @@ class Snapshot(Message, frozen=True, array_like=True):
         step: the global step.
         tensors: the tensors of the payload.
         workers: the exactly-once table.
-        consumed: the examples that are in the parameters (server 0).
-        sizes: how many examples each data set has (server 0).
+        consumed: the examples that are in the parameters (shard 0).
+        sizes: how many examples each data set has (shard 0).
     """
 
     kind: ClassVar[int] = 83

@@ -1,4 +1,4 @@
-"""Decides when a job ends, and which workers may begin another update. Server 0 decides for all."""
+"""Decides when a job ends, and which workers may begin another update. Shard 0 decides for all."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Ending:
     bring. Asynchronous, the last may then go beyond the last step, by less than one delta's.
 
     Args:
-        decides: whether this is server 0's.
+        decides: whether this is shard 0's.
 
     Attributes:
         last: the job's last step; None where it has none yet.

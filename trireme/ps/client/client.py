@@ -304,7 +304,7 @@ class Client:
     settle = _carried_out(ClientProtocol.settle)
     retire = _carried_out(ClientProtocol.retire)
 
-    # -- requests to server 0, and to all --------------------------------------------------------
+    # -- requests to shard 0, and to all --------------------------------------------------------
 
     lease = _carried_out(ClientProtocol.lease)
     stop = _carried_out(ClientProtocol.stop)

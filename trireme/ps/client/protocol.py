@@ -342,7 +342,7 @@ class ClientProtocol:
         """Tells the servers that this worker trains no more: nobody waits for it any longer."""
         yield from self._ask_all(Retire(), Done)
 
-    # -- requests to server 0 --------------------------------------------------------------------
+    # -- requests to shard 0 --------------------------------------------------------------------
 
     def lease(
         self, dataset: str, size: int, batch: int, count: int, *, resized: bool = False

@@ -59,7 +59,7 @@ class ShardMetrics:
         )
         self._half_applied = registry.counter(
             "trireme_half_applied_pushes_total",
-            "Pushes of lost workers that are on some servers only, as server 0 counts them",
+            "Pushes of lost workers that are on some servers only, as shard 0 counts them",
         )
         self._step = registry.gauge("trireme_global_step", "The global step of the values")
         self._memory = registry.gauge("trireme_memory_bytes", "Resident memory of the process")

@@ -2,21 +2,21 @@
 
 A worker may die when its push has reached some servers and not others, and an update that was
 applied cannot be taken back from an optimizer with momentum. So no server applies a push by itself,
-unless it is the only one. Each of the others tells server 0 which pushes it has staged. Server 0
+unless it is the only one. Each of the others tells shard 0 which pushes it has staged. Shard 0
 commits a push as soon as every server has staged it, and all servers apply what is committed, in
-its order: the parts of the values are always of one sequence of updates. Server 0 tells the others
+its order: the parts of the values are always of one sequence of updates. Shard 0 tells the others
 before it applies a push itself, so that all do so at the same time.
 
-When a worker is out of the job, server 0 drops what it has not committed. What another server has
-said that it has staged, it keeps until server 0 has taken that view too: by then the push is
-committed, or never will be. This is the two-phase commit of databases with server 0 as its
+When a worker is out of the job, shard 0 drops what it has not committed. What another server has
+said that it has staged, it keeps until shard 0 has taken that view too: by then the push is
+committed, or never will be. This is the two-phase commit of databases with shard 0 as its
 coordinator. Source: Bernstein, Hadzilacos, Goodman, Concurrency Control and Recovery in Database
 Systems (1987), section 7.4.
 
 Where servers commit none, `HalfApplied` counts the pushes that are on some of them only. A worker
 has one push under way at most: when it is lost, the servers have the same last push of it, or some
 have one more. A server takes no more pushes of a worker that is out, so it notes the last one then.
-The other servers report theirs to server 0, which compares.
+The other servers report theirs to shard 0, which compares.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Entry = tuple[int, int, int, bool]
 
 
 class _OtherServer(msgspec.Struct):
-    """What server 0 knows of another server.
+    """What shard 0 knows of another server.
 
     Attributes:
         staged: the newest push of each worker that it has staged: (incarnation, sequence).
@@ -54,7 +54,7 @@ class _OtherServer(msgspec.Struct):
 
 
 class CommitLeader:
-    """Commits at server 0, which decides.
+    """Commits at shard 0, which decides.
 
     Args:
         servers: how many there are.
@@ -160,15 +160,15 @@ class CommitLeader:
 
 
 class CommitFollower:
-    """Commits at each other server: it reports the pushes that it has staged, and follows server 0.
+    """Commits at each other server: it reports the pushes that it has staged, and follows shard 0.
 
     Its methods are those of `CommitLeader`.
     """
 
     def __init__(self) -> None:
         self._staged: dict[Participant, Pending] = {}
-        self._decided: deque[Entry] = deque()  # by server 0, and not yet here
-        self._known = 0  # how many decisions of server 0 were heard of
+        self._decided: deque[Entry] = deque()  # by shard 0, and not yet here
+        self._known = 0  # how many decisions of shard 0 were heard of
         self._leader_view = 0
         self._out: dict[Participant, int] = {}  # whose worker is out, since which view
         self._news = False
@@ -179,10 +179,10 @@ class CommitFollower:
         return list(self._staged.values())
 
     def hear(self, message: PushesCommitted) -> None:
-        """Takes server 0's decisions. A late or repeated message changes nothing."""
+        """Takes shard 0's decisions. A late or repeated message changes nothing."""
         new = message.pushes[max(self._known - message.first, 0) :]
         if message.first > self._known or not all(map(self._has, new)):
-            return  # server 0 decides in order, and only pushes that were reported to it
+            return  # shard 0 decides in order, and only pushes that were reported to it
         self._decided.extend(new)
         self._known += len(new)
         self._leader_view = max(self._leader_view, message.view)
@@ -199,7 +199,7 @@ class CommitFollower:
         self._news = True
 
     def drop(self, pending: Pending, view: int) -> None:
-        """As `CommitLeader.drop`, unless server 0 may commit the push."""
+        """As `CommitLeader.drop`, unless shard 0 may commit the push."""
         owner = pending.owner
         self._out[owner] = view
         if not self._forget(owner, view):  # a copy: its worker may write to the memory again
@@ -208,7 +208,7 @@ class CommitFollower:
             self._staged[owner] = kept
 
     def _forget(self, owner: Participant, view: int) -> bool:
-        """Drops a push whose worker is out, if server 0 will never commit it."""
+        """Drops a push whose worker is out, if shard 0 will never commit it."""
         committed = any(entry[:2] == owner for entry in self._decided)
         if self._leader_view < view or committed:
             return False
@@ -267,7 +267,7 @@ class HalfApplied:
         self._since.setdefault(who, view)
 
     def taken(self, view: int) -> Sequence[Send]:
-        """Notes that this server has taken a view; returns the message to server 0."""
+        """Notes that this server has taken a view; returns the message to shard 0."""
         self._views[self._server] = view
         if self._server == 0:
             return ()

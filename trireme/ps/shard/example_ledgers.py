@@ -1,4 +1,4 @@
-"""The ledgers of all data sets: the examples that server 0 leases, and those in the parameters."""
+"""The ledgers of all data sets: the examples that shard 0 leases, and those in the parameters."""
 
 from __future__ import annotations
 

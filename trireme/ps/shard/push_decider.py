@@ -138,15 +138,15 @@ class PushDecider:
     def hear(self, server: int, message: FromServer) -> Sequence[Send]:
         """Takes a message of another server; returns messages to others.
 
-        At server 0 it is which updates or asynchronous pushes another server holds, or the last
-        pushes of workers that are out; at the others what server 0 has proposed or decided. A
+        At shard 0 it is which updates or asynchronous pushes another server holds, or the last
+        pushes of workers that are out; at the others what shard 0 has proposed or decided. A
         message that is not for this server, or not of this rule, changes nothing.
         """
         state, coordinator, commits = self._state, self._coordinator, self._commits
         if isinstance(message, RoundReady) and isinstance(coordinator, RoundLeader):
             return coordinator.hear(state.step, server, message)
         if isinstance(message, RoundClose) and isinstance(coordinator, RoundFollower):
-            # Server 0 counts only on what this one has said that it holds.
+            # Shard 0 counts only on what this one has said that it holds.
             held = self._round.pending.keys()
             if message.step != state.step or all(pair in held for pair in message.members):
                 coordinator.hear(state.step, message)

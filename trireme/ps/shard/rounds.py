@@ -2,13 +2,13 @@
 
 A worker may die when its update has reached some servers and not others, and servers learn of a
 new view at different times. So no server closes a round by itself, unless it is the only one.
-Each of the others tells server 0 whose updates it holds; as soon as those that everybody holds
-suffice, server 0 takes as many as make a round, first come, and tells the members. What a server
+Each of the others tells shard 0 whose updates it holds; as soon as those that everybody holds
+suffice, shard 0 takes as many as make a round, first come, and tells the members. What a server
 has said that it holds it keeps until the round is closed, whoever dies meanwhile. So every server
 applies the same updates.
 
 Where the mean gradient is clipped, each server also tells the squared norm of its part of the mean
-of what it holds. If server 0 settles on other members, it proposes them and asks once more.
+of what it holds. If shard 0 settles on other members, it proposes them and asks once more.
 
 All workers of a round should state its hyper-parameters alike.
 """
@@ -130,7 +130,7 @@ class Round:
 
 
 class RoundLeader:
-    """Coordinates rounds at server 0, which decides for all servers; alone, it asks nobody.
+    """Coordinates rounds at shard 0, which decides for all servers; alone, it asks nobody.
 
     Args:
         rule: when a round has enough updates, and how it is clipped.
@@ -215,7 +215,7 @@ class RoundLeader:
 
 
 class RoundFollower:
-    """Coordinates rounds at any other server, which reports what it holds and follows server 0.
+    """Coordinates rounds at any other server, which reports what it holds and follows shard 0.
 
     Its methods are those of `RoundLeader`.
 
@@ -234,7 +234,7 @@ class RoundFollower:
         self._proposed = ()
 
     def hear(self, step: int, message: RoundClose) -> None:
-        """Takes what server 0 has proposed or decided.
+        """Takes what shard 0 has proposed or decided.
 
         Args:
             step: the step of the open round.
@@ -263,7 +263,7 @@ class RoundFollower:
         return [Send(0, self._said)], None
 
     def drop(self, current: Round, member: Participant) -> None:
-        """As `RoundLeader.drop`, unless server 0 counts on the update."""
+        """As `RoundLeader.drop`, unless shard 0 counts on the update."""
         if self._said is not None and member in self._said.members:
             current.keep(member)
         else:

@@ -6,9 +6,9 @@ simulator, the tests and a lone process all drive this same object.
     event                      what it is
     view                       the coordinator's newest view
     attach, load, pull, push   requests of workers
-    lease, stop, set_end       requests to server 0: for examples, and for the job's end
+    lease, stop, set_end       requests to shard 0: for examples, and for the job's end
     freeze, cut, thaw          a consistent cut over all servers, for checkpoints and evaluation
-    heard                      messages of other servers, where server 0 decides the rounds or the
+    heard                      messages of other servers, where shard 0 decides the rounds or the
                                asynchronous pushes; or counts what each applies by itself
     tick                       time passes
 
@@ -91,7 +91,7 @@ class Shard:
     """One server's part of the parameters, and all decisions about it.
 
     Args:
-        server: this server's index; server 0 also deals examples and decides when the job ends.
+        server: this server's index; shard 0 also deals examples and decides when the job ends.
         factory: makes the values once the first worker has shown its model.
 
     Attributes:
@@ -304,7 +304,7 @@ class Shard:
     # -- what servers tell each other ------------------------------------------------------------
 
     def heard(self, now: float, server: int, message: FromServer) -> list[Instruction]:
-        """Takes what another server holds or has staged, or what server 0 has decided of that."""
+        """Takes what another server holds or has staged, or what shard 0 has decided of that."""
         if isinstance(message, ShardFrozen):
             return [*self._stop(server, message), *self._proceed()]
         if isinstance(message, StopAt):

@@ -72,7 +72,7 @@ class ShardState:
         synchronous: whether the rule is synchronous; read several times a push.
         values: the values; None before a worker has shown its model.
         hyper: the optimizer's hyper-parameters, where they have changed since it was shown.
-        topics: the bytes that workers share at server 0: under each topic the last of each worker.
+        topics: the bytes that workers share at shard 0: under each topic the last of each worker.
         counters: how many pushes had each verdict, and other counts.
         participants: the workers of the newest view.
         table: the exactly-once table.

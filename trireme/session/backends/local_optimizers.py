@@ -25,14 +25,14 @@ _RESTORED = "restored optimizer of worker:"
 
 
 class _Left(msgspec.Struct, frozen=True, array_like=True):
-    """An optimizer's state, as a worker shares it at server 0."""
+    """An optimizer's state, as a worker shares it at shard 0."""
 
     step: int
     state: bytes
 
 
 class LocalOptimizers:
-    """Shares this worker's optimizer state at server 0, and collects that of the others.
+    """Shares this worker's optimizer state at shard 0, and collects that of the others.
 
     Args:
         client: the backend, with the connections to the servers.

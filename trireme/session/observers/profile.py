@@ -4,8 +4,8 @@
 
 writes `RUN/traces/steps-10-15.json.gz`, which https://ui.perfetto.dev opens.
 
-Each worker traces its own steps 10 to 14 and shares its part at server 0; the chief merges all
-parts with the notes of the servers. All times are on server 0's clock: the offset of a worker's
+Each worker traces its own steps 10 to 14 and shares its part at shard 0; the chief merges all
+parts with the notes of the servers. All times are on shard 0's clock: the offset of a worker's
 clock is measured by round trips, unless both read the same clock.
 """
 
@@ -287,7 +287,7 @@ def offset_of(trips: Sequence[ServerClock]) -> float:
 
 
 def _offsets(servers: Sequence[Sequence[ServerClock]]) -> tuple[float, list[float]]:
-    """Returns the offsets of this process's clock, and of each server's, to server 0's clock.
+    """Returns the offsets of this process's clock, and of each server's, to shard 0's clock.
 
     Args:
         servers: the round trips with each server; none where there are no servers.
