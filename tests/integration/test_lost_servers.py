@@ -5,6 +5,7 @@ The program is `programs/counting.py`: the values count the updates of each work
 
 from __future__ import annotations
 
+import json
 import re
 import time
 from pathlib import Path
@@ -67,6 +68,11 @@ def test_a_killed_server_costs_no_update(
     until(shell, 30)
     assert Tasks(shell.directory / "run").kill(f"ps:{server}")
     counts(shell, running.ended(), steps)
+    status = json.loads(shell.run("status", "--json", "run").out)
+    told = {task["name"]: task["status"] for task in status["tasks"]}
+    other = told[f"ps:{1 - server}"]
+    assert (other["took_over"], other["share"]) == (f"shard {server} from ps:{server}", 1)
+    assert other["log_entries"] > 0
 
 
 @pytest.mark.thorough

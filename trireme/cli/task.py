@@ -319,7 +319,7 @@ def _membership_report(coordinator: Coordinator) -> MembershipReport:
 
 
 def _serve_parameters(task: TaskConfig, audience: _Audience) -> JobOver | None:
-    """Serves one shard of the parameters until the job is over."""
+    """Serves the parameters until the job is over."""
     from trireme.ps.server.service import ServerConfig, serve
 
     server = ServerConfig(

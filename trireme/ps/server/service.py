@@ -76,7 +76,7 @@ def serve(
     registry: Registry | None = None,
     record: Recording = lambda status, last: None,
 ) -> JobOver | None:
-    """Serves one shard until the job is over.
+    """Serves replicas of shards until the job is over.
 
     Args:
         server: the server's configuration.

@@ -1,1 +1,1 @@
-"""What one server holds and decides, without I/O: values, rounds, the exactly-once table."""
+"""What one shard holds and decides, without I/O: values, rounds, the exactly-once table."""

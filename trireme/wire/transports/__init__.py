@@ -1,1 +1,1 @@
-"""The transports: tcp, shared memory, and connections inside one process."""
+"""The transports: tcp, tls, shared memory, and connections inside one process."""
