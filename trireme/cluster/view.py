@@ -104,6 +104,11 @@ class View(msgspec.Struct, frozen=True, array_like=True):
         """The slots at which shards begin, and the number of slots."""
         return (*(shard.start for shard in self.shards), self.shards[-1].stop)
 
+    @property
+    def copies(self) -> int:
+        """How many servers hold the shard that the fewest hold."""
+        return min((len(shard.copies) for shard in self.shards), default=1)
+
     def primary(self, shard: int) -> int:
         """Returns the index of the server with the primary of a shard.
 

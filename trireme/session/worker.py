@@ -152,7 +152,8 @@ class Worker:
             raise
         storage.begin(self.global_step, restored=self.checkpoints.restored_from is not None)
         if self.task.servers and lifecycle.is_chief:
-            self.progress.message(storage.durability)
+            view = lifecycle.view
+            self.progress.message(storage.durability(1 if view is None else view.copies))
 
     def _receive_first(self) -> None:
         """Registers the model, and receives the values, which the chief loads.

@@ -283,15 +283,16 @@ def test_the_directory_goes_from_chief_to_chief(
 
 
 def test_the_durability_is_said_in_one_line(tmp_path: Path) -> None:
-    def said(run_dir: Path | None, options: trireme.Checkpoint | None) -> str:
+    def said(run_dir: Path | None, options: trireme.Checkpoint | None, copies: int = 1) -> str:
         settings = Settings(TaskConfig(job="job"), Options(checkpoint=options), run_dir)
-        return Storage(settings, make_progress("none")).durability
+        return Storage(settings, make_progress("none")).durability(copies)
 
     both = trireme.Checkpoint(every_seconds=600, every_steps=100)
     assert said(tmp_path, both).startswith(
         "at most 100 steps or 600 s can be lost if a server dies"
     )
     assert said(tmp_path, EACH).startswith("at most 1 step can be lost if a server dies")
+    assert "can be lost if all 2 copies of a shard are lost" in said(tmp_path, EACH, copies=2)
     assert "all steps of this run" in said(tmp_path, trireme.Checkpoint(every_seconds=None))
     assert said(None, both).startswith("nothing is saved (there is no run_dir)")
     assert said(tmp_path, None).startswith("nothing is saved (checkpoint=None)")

@@ -185,23 +185,27 @@ class Storage:
         self._saved_step = step
         return known
 
-    @property
-    def durability(self) -> str:
-        """What the loss of a server costs at most, in a sentence."""
+    def durability(self, copies: int) -> str:
+        """Returns what the loss of a server, or of all copies, costs at most, in a sentence.
+
+        Args:
+            copies: how many servers hold each shard.
+        """
         options = self._options
+        lost = "a server dies" if copies == 1 else f"all {copies} copies of a shard are lost"
         if options is None or self.run_dir is None:
             why = "there is no run_dir" if self.run_dir is None else "checkpoint=None"
-            return f"nothing is saved ({why}): if a server dies, the whole run can be lost"
+            return f"nothing is saved ({why}): if {lost}, the whole run can be lost"
         bounds = []
         if options.every_steps is not None:
             bounds.append(f"{options.every_steps} step{'s' * (options.every_steps > 1)}")
         if options.every_seconds is not None:
             bounds.append(f"{options.every_seconds:g} s")
         if not bounds:
-            return "only the end is saved: if a server dies, all steps of this run can be lost"
+            return f"only the end is saved: if {lost}, all steps of this run can be lost"
         return (
-            f"at most {' or '.join(bounds)} can be lost if a server dies, and the time that a save "
-            f"takes: what is newer than the newest checkpoint in {self.run_dir}"
+            f"at most {' or '.join(bounds)} can be lost if {lost}, and the time that a save takes: "
+            f"what is newer than the newest checkpoint in {self.run_dir}"
         )
 
     # -- saving ---------------------------------------------------------------------------------
