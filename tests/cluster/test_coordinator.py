@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import logging
 import threading
 from collections.abc import Iterator
@@ -221,6 +222,20 @@ def test_a_coordinator_that_stood_still_gives_nobody_up(caplog: pytest.LogCaptur
     assert not any(link.closed for link in links)
     assert "was stalled" in caplog.text
     assert job.coordinator.state.phase == "running"
+
+
+def test_that_holds_where_tasks_are_lost_within_a_moment() -> None:
+    job = Alone()
+    policy = dataclasses.replace(FAST, heartbeat_timeout=0.5)
+    job.coordinator = Coordinator(policy, clock=job.clock)
+    links = [job.join(0), job.join(1)]
+    for _ in range(5):
+        job.wait(0.6, ticks=1)
+        assert not any(link.closed for link in links)
+        for link in links:
+            job.say(link, Heartbeat({}))
+    job.wait(0.8, ticks=8)
+    assert all(link.closed for link in links)
 
 
 def test_a_coordinator_that_is_always_slow_still_finds_the_lost() -> None:

@@ -32,9 +32,10 @@ from trireme.wire.link import Link
 _log = logging.getLogger(__name__)
 
 
-_STALL_SECONDS = 1.0
-"""A service ticks many times a second. Time between two ticks beyond this is time in which the
-coordinator was stalled, and does not count as silence of the tasks."""
+_STALL_SECONDS, _STALL_SHARE = 1.0, 0.5
+"""A service ticks many times a second. Time between two ticks beyond so many seconds, or beyond
+this share of the silence after which a task is lost, is time in which the coordinator was stalled,
+and does not count as silence of the tasks."""
 
 
 class Coordinator:
@@ -114,7 +115,8 @@ class Coordinator:
 
     def _handle(self, event: Event) -> None:
         now = self._clock.now()
-        paused = 0.0 if self._last_fed is None else now - self._last_fed - _STALL_SECONDS
+        usual = min(_STALL_SECONDS, _STALL_SHARE * self.state.policy.heartbeat_timeout)
+        paused = 0.0 if self._last_fed is None else now - self._last_fed - usual
         self._last_fed = now
         for each in (Paused(paused), event) if paused > 0 else (event,):
             self.state, instructions, reason = step(now, self.state, each)
