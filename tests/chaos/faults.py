@@ -15,7 +15,7 @@ from typing import ClassVar
 from tests.chaos.copies import can_do_without, live, shards_of, spare_servers
 from tests.chaos.job import Job
 from tests.faults.hosts import Host, Network
-from tests.faults.limits import memory_group
+from tests.faults.limits import starve
 from trireme.cluster.messages import ClusterStatus
 from trireme.cluster.spec import task_name
 
@@ -24,7 +24,6 @@ MARGIN_SECONDS = 1.5
 """How much longer than the deadline a stopped task or a host that is cut off stays so."""
 SLOW_BYTES = 1_250_000
 """Bytes a second that a slow cable carries: a hundredth of a gigabit, a few steps of the job."""
-STARVING_BYTES = 1 << 20
 STARVING_SECONDS = 30.0
 
 
@@ -98,9 +97,7 @@ class StarveServer(KillServer):
     def strike(self, job: Job, target: str) -> None:
         process = job.tasks.process(target)
         assert process is not None, f"{target} is gone"
-        with memory_group(STARVING_BYTES) as group:
-            group.add(process.pid)
-            process.wait(STARVING_SECONDS)
+        starve(process.pid, STARVING_SECONDS)
 
 
 class StopServer(KillServer):

@@ -39,7 +39,7 @@ from trireme.cluster.spec import task_name
 
 MEDIAN_SECONDS, WORST_SECONDS = 1.0, 2.0
 OTHERS_SECONDS = 0.5
-START_SECONDS = 30.0  # where all copies are lost, until new servers have started
+START_SECONDS = 30.0  # where all copies are lost and no server is left, until one has started
 FEWEST_MOVED, MOST_MOVED = 0.25, 0.42
 MOST_LOST = 1.2  # of what comes between two checkpoints, as it goes on while one is saved
 SETTLE_UPDATES = 20
@@ -243,7 +243,7 @@ def report(name: str, scene: Scene, found: dict[str, Pauses], deadline: float) -
         if scene.loses:
             moved = f"at most {max(each.lost, default=0)} steps lost; saved every {SAVE_EVERY}"
         say(
-            f"{fault:<14} {scene.strategy:<8} {len(each.seconds):5} {middle:8.2f} {longest:8.2f}"
+            f"{fault:<15} {scene.strategy:<8} {len(each.seconds):5} {middle:8.2f} {longest:8.2f}"
             f"   {most:g} / {worst:g}   {moved}"
         )
         if middle > most or longest > worst:
@@ -291,7 +291,7 @@ def main() -> int:
             except NoHosts as error:
                 say(f"ALL TASKS ARE ON ONE HOST: {error}")
         say(f"a silent task is lost after {options.deadline:g} s")
-        say("fault          strategy count   median    worst   promised")
+        say("fault           strategy count   median    worst   promised")
         for name in options.names:
             found = play(options, SCENES[name], hosts)
             problems += report(name, SCENES[name], found, options.deadline)

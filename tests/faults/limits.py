@@ -5,14 +5,18 @@ from __future__ import annotations
 import os
 import resource
 import subprocess
+import sys
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import psutil
+
 FILLING = ".filling"
 CHUNK = 1 << 16
 CGROUPS = Path("/sys/fs/cgroup")
+STARVING_BYTES = 16 << 20
 
 
 class CannotLimit(Exception):
@@ -109,6 +113,40 @@ def memory_group(nbytes: int) -> Iterator[MemoryGroup]:
                 (path.parent / "cgroup.procs").write_text(str(pid))
         with suppress(OSError):
             path.rmdir()
+
+
+_EATS = "import sys; sys.stdin.readline(); bytearray(1 << 30); sys.stdin.readline()"
+
+
+def starve(pid: int, seconds: float) -> None:
+    """Has the system kill a process for its memory, as it would on a host that has no more.
+
+    Another process shares a group with it and wants more than there is. The system is told to kill
+    the given one first.
+
+    Args:
+        pid: of the process.
+        seconds: how long that may take.
+
+    Raises:
+        CannotLimit: see `memory_group`.
+        psutil.TimeoutExpired: the process lives on.
+    """
+    victim = psutil.Process(pid)
+    with (
+        memory_group(STARVING_BYTES) as group,
+        subprocess.Popen([sys.executable, "-c", _EATS], stdin=subprocess.PIPE) as eater,
+    ):
+        try:
+            Path(f"/proc/{pid}/oom_score_adj").write_text("1000")
+            group.add(eater.pid)
+            group.add(pid)
+            assert eater.stdin is not None
+            eater.stdin.write(b"\n")
+            eater.stdin.flush()
+            victim.wait(seconds)
+        finally:
+            eater.kill()
 
 
 class MemoryGroup:

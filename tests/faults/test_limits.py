@@ -10,7 +10,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.faults.limits import CannotLimit, fill, memory_group, no_descriptors, small_disk
+from tests.faults.limits import (
+    CannotLimit,
+    fill,
+    memory_group,
+    no_descriptors,
+    small_disk,
+    starve,
+)
 from trireme.errors import CheckpointError
 from trireme.session.checkpoint import CheckpointData, latest, save
 
@@ -87,3 +94,14 @@ def test_a_process_that_wants_too_much_memory_is_killed() -> None:
             assert (eater.returncode, out) == (-signal.SIGKILL, b"")
     except CannotLimit as error:
         pytest.skip(f"NO MEMORY LIMIT IS TESTED: {error}")
+
+
+@pytest.mark.processes
+def test_a_process_is_killed_for_the_memory_that_another_wants() -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as idle:
+        try:
+            starve(idle.pid, 60)
+        except CannotLimit as error:
+            idle.kill()
+            pytest.skip(f"NO MEMORY LIMIT IS TESTED: {error}")
+        assert idle.wait(10) == -signal.SIGKILL
