@@ -118,7 +118,7 @@ def memory_group(nbytes: int) -> Iterator[MemoryGroup]:
 _EATS = "import sys; sys.stdin.readline(); bytearray(1 << 30); sys.stdin.readline()"
 
 
-def starve(pid: int, seconds: float) -> None:
+def starve(pid: int, seconds: float) -> int | None:
     """Has the system kill a process for its memory, as it would on a host that has no more.
 
     Another process shares a group with it and wants more than there is. The system is told to kill
@@ -127,6 +127,9 @@ def starve(pid: int, seconds: float) -> None:
     Args:
         pid: of the process.
         seconds: how long that may take.
+
+    Returns:
+        How it ended, if it was a child of this one: it is waited for.
 
     Raises:
         CannotLimit: see `memory_group`.
@@ -144,7 +147,7 @@ def starve(pid: int, seconds: float) -> None:
             assert eater.stdin is not None
             eater.stdin.write(b"\n")
             eater.stdin.flush()
-            victim.wait(seconds)
+            return victim.wait(seconds)
         finally:
             eater.kill()
 
