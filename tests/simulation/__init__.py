@@ -11,8 +11,8 @@ runs too far ahead, that examples are used once, and that nobody waits for ever.
 """
 
 from tests.simulation.expected_values import Violation
+from tests.simulation.makers import Makers
 from tests.simulation.runs import simulate
 from tests.simulation.schedule import MODES, Schedule, draw
-from tests.simulation.world import Makers
 
 __all__ = ["MODES", "Makers", "Schedule", "Violation", "draw", "simulate"]

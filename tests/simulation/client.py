@@ -1,33 +1,77 @@
-"""A process's connections to all servers, over a network in virtual time.
+"""A process's connections to all shards, over a network in virtual time.
 
 What is said is `ClientProtocol`'s, what is sent when `Lanes`': the same as in a worker's process.
-As there, what the network brings is looked at while somebody waits for it.
+As there, what the network brings is looked at while somebody waits for it, and where the shards are
+divided anew, the model is laid out over the new ones and shown to them.
 """
 
 from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Collection, Generator, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import msgspec
-import torch
+import numpy as np
 
-from tests.simulation.expected_values import Violation
+from tests.simulation.connection import Deliver, Payload
+from tests.simulation.expected_values import Made, Vectors, Violation
 from tests.simulation.loop import Start
-from tests.simulation.network import UP, Network
-from tests.simulation.server import Link, Route, Server
-from trireme.cluster.view import View
-from trireme.errors import Fenced, PeerClosed, Rejected, TriremeError, WaitTimeout
-from trireme.ps.client.lanes import Lanes, Request, Transmit
+from tests.simulation.model import COUNTED, layout_over, part_of
+from tests.simulation.network import Network, Wire
+from tests.simulation.process import Process
+from tests.simulation.server import Server
+from trireme.cluster.view import ServerEntry, View
+from trireme.errors import CopiesLost, Fenced, PeerClosed, Rejected, TriremeError, WaitTimeout
+from trireme.ps.client.lanes import Answer, Divided, Lanes, Request, Transmit
 from trireme.ps.client.protocol import PUBLISH, Ask, ClientProtocol, Operation, Pause
-from trireme.ps.messages import PullReply, Push, PushReply, Waiting
+from trireme.ps.layout import Layout
+from trireme.ps.messages import (
+    Attach,
+    Attached,
+    OptimizerSpec,
+    PullReply,
+    Push,
+    PushReply,
+    Waiting,
+)
+from trireme.ps.replication_messages import Address
+from trireme.ps.rule import Rule
 from trireme.wire.handshake import Identity
 from trireme.wire.message import Message
 
 _T = TypeVar("_T")
+_Steps = Generator[Start, Any, _T]
+
+
+class Place(Protocol):
+    """Where clients live."""
+
+    network: Network
+
+    def server_at(self, address: str) -> Server | None:
+        """Returns the process that listens at an address."""
+
+    def seen(self, client: Client, life: int, shard: int, step: int, vectors: Vectors) -> None:
+        """A worker has received values of a shard."""
+
+    def counts_known(self, life: int) -> tuple[int, ...]:
+        """Returns by worker how many updates are acknowledged."""
+
+    def counted(
+        self, life: int, slot: int, times: tuple[float, float], counts: Any, known: tuple[int, ...]
+    ) -> None:
+        """A worker has received a slot's values."""
+
+
+class _Link(msgspec.Struct, eq=False):
+    """The connection to one shard's primary."""
+
+    wire: Wire
+    entry: ServerEntry
+    send: Deliver
 
 
 class Client:
@@ -35,47 +79,80 @@ class Client:
 
     Args:
         identity: of the process.
-        network: what carries the messages.
-        servers: whom to talk to.
+        place: where it lives.
+        process: the same process.
         protocol: what is said.
         lanes: makes what decides what is sent when.
         view: tells the newest view that the process has heard of.
-        levels: whether the values of all servers must be of one step.
+        levels: whether the values of all shards must be of one step.
 
     Attributes:
+        layout: the model's, over the shards as the client knows them.
         draining: whether the worker has retired, and waits until the others have: where the
             servers wait for it, they wait for another incarnation of it.
+        life: how often the job was rolled back, as far as requests are laid out for it.
+        values: the whole flat vectors, as they were received.
     """
 
     def __init__(
         self,
         identity: Identity,
-        network: Network,
-        servers: Sequence[Server],
+        place: Place,
+        process: Process,
         protocol: ClientProtocol,
         lanes: Callable[..., Lanes],
         view: Callable[[], View],
         *,
         levels: bool = False,
     ) -> None:
-        self.name = f"{identity.task}.{identity.incarnation}"
         self.identity = identity
         self.protocol = protocol
         self.lanes = lanes(waiting=self._take_notice)
         self.draining = False
-        self._network = network
-        self._servers = servers
+        self.lost = False  # whether all copies of a shard were lost since
+        self._place = place
+        self._network = place.network
+        self._process = process
         self._view = view
         self._levels = levels
         self._closed = False
-        self._links: list[Link | None] = [None] * len(servers)
-        self._steps: dict[int, int] = {}  # by server: of the values that it has sent last
-        self._begun: dict[int, Transmit] = {}  # by server: what of a push is on its way early
+        self._shown: tuple[OptimizerSpec, Rule] | None = None
+        self._pushed: Made | None = None
+        self._steps: dict[int, int] = {}  # by shard: of the values that it has sent last
+        self._begun: dict[int, Transmit] = {}  # by shard: what of a push is on its way early
         self._happened: deque[Callable[[], Sequence[Transmit] | None]] = deque()
         self._resume: Callable[[Any], None] | None = None  # of who waits for answers
         self._due = math.inf  # when a tick comes
+        self._asked = 0.0
+        self._known: tuple[int, ...] = ()
+        self._seen_view = view().number
+        self.values: Vectors = ()
+        self._lay_out()
 
-    def run(self, operation: Operation[_T]) -> Generator[Start, Any, _T]:
+    @property
+    def name(self) -> str:
+        """The process, for messages."""
+        return f"{self.identity.task}.{self.identity.incarnation}"
+
+    # -- operations -------------------------------------------------------------------------------
+
+    def attach(self, optimizer: OptimizerSpec, rule: Rule) -> _Steps[bool]:
+        """Shows every shard the model; returns whether all have values."""
+        self._shown = optimizer, rule
+        if self.lost:
+            self.lost = False
+            self._lay_out()
+            self.protocol.renew()
+        return (yield from self.run(self.protocol.attach(self.layout.spec, optimizer, rule)))
+
+    def renew(self, incarnation: int) -> None:
+        """Begins again as another incarnation."""
+        self._hang_up_all()
+        self.identity = Identity("", self.identity.task, incarnation, self.identity.epoch)
+        self.lanes.incarnation = incarnation
+        self.protocol.renew()
+
+    def run(self, operation: Operation[_T]) -> _Steps[_T]:
         """Carries an operation out; returns what it has in the end.
 
         Raises:
@@ -84,21 +161,19 @@ class Client:
             WaitTimeout: a copy could not be had in time.
             Violation: anything else that only a broken job comes to.
         """
-        if self.protocol.announced is not None:
-            self.protocol.announced = None
-            self._drop_begun()
+        self._drop_begun()
         result: Any = None
         try:
             while True:
-                fenced = isinstance(result, Fenced)
-                wanted = operation.throw(result) if fenced else operation.send(result)
+                failed = isinstance(result, (Fenced, Divided))
+                wanted = operation.throw(result) if failed else operation.send(result)
                 if wanted == PUBLISH:
                     self._check_published()
                     result = None
-                    continue
-                result = yield partial(self._carry_out, wanted)
-                if isinstance(result, TriremeError) and not isinstance(result, Fenced):
-                    raise result
+                elif isinstance(wanted, Pause):
+                    result = yield partial(self._pause, wanted.seconds)
+                else:
+                    result = yield from self._answers(wanted)
         except StopIteration as ended:
             value: _T = ended.value
             return value
@@ -107,49 +182,130 @@ class Client:
         except TriremeError as error:
             raise Violation(f"{self.name}: {type(error).__name__}: {error}") from error
 
-    def announce(self, update: Push, servers: Sequence[int]) -> None:
+    def announce(self, update: Push, shards: Sequence[int]) -> None:
         """A push begins to leave; only who is connected has it early."""
         self._drop_begun()
         self.protocol.announced = update
-        for server in servers:
-            if self._links[server] is not None:
-                sequence = self.lanes.announce(server)
-                message = self.protocol.message(update, server)
+        for shard in shards:
+            if shard < len(self._links) and self._links[shard] is not None:
+                sequence = self.lanes.announce(shard)
+                message = self.protocol.message(update, shard)
                 message = msgspec.structs.replace(message, view=self._view().number)
-                self._begun[server] = Transmit(server, sequence, message, ())
+                self._begun[shard] = Transmit(shard, sequence, message, ())
 
-    def push(self, update: Push, parts: dict[int, Sequence[torch.Tensor]]) -> None:
-        """Sends a push, server by server; what of it has left early is completed if it may be."""
-        sent: dict[int, Transmit] = {}
+    def push(self, made: Made, shards: Sequence[int]) -> _Steps[None]:
+        """Sends a push, shard by shard; what of it has left early is completed if it may be.
+
+        Raises:
+            CopiesLost: all copies of a shard were lost.
+        """
+        self._pushed, update = made, made.push
+        early = set[int]()
         if self.protocol.announced is not None and self.protocol.completes(update):
-            sent = {s: self._begun.pop(s) for s in parts if s in self._begun and self._links[s]}
+            early = {s for s in shards if s in self._begun and s < len(self._links)}
+            early = {s for s in early if self._links[s] is not None}
+        begun = {shard: self._begun.pop(shard) for shard in early}
         self._drop_begun()
-        requests = {s: Request(self.protocol.message(update, s), parts[s]) for s in parts}
-        self._transmit(self.lanes.ask(self._network.loop.now, requests, sent=sent))
-        for server, order in sent.items():
-            self._transmit([Transmit(server, order.sequence, order.message, parts[server])])
+        requests = self._requests_of(made)
+        try:
+            self._ask({s: requests[s] for s in shards if s in requests}, sent=begun)
+        except Divided:
+            yield from self._divide()
+            self._ask(self._requests_of(made))
+        except CopiesLost:
+            self.lost = True
+            raise
+        else:
+            for shard, order in begun.items():
+                payload = requests[shard].payload
+                self._transmit([Transmit(shard, order.sequence, order.message, payload)])
 
     def close(self) -> None:
         """Ends all connections, as the end of a process does."""
         self._closed = True
-        for server in range(len(self._links)):
-            self._hang_up(server)
+        self._hang_up_all()
 
-    # -- inside -----------------------------------------------------------------------------------
+    # -- as `trireme.ps.client.client` does -------------------------------------------------------
+
+    def _answers(self, wanted: Any) -> _Steps[Any]:
+        """Asks, and waits for the answers; or returns why there are none."""
+        result = yield partial(self._carry_out, wanted)
+        while isinstance(result, Divided):
+            try:
+                yield from self._divide()
+                if isinstance(wanted, Ask):
+                    return result
+                assert self._pushed is not None
+                requests = self._requests_of(self._pushed)
+            except Fenced as fence:
+                result = fence
+            else:
+                result = yield partial(self._carry_out, Ask(requests))
+        if isinstance(result, Fenced):
+            self.lost = self.lost or isinstance(result, CopiesLost)
+        elif isinstance(result, TriremeError):
+            raise result
+        return result
+
+    def _divide(self) -> _Steps[None]:
+        """Lays all out over the shards of the newest view, and shows them the model."""
+        while True:
+            self._lay_out()
+            if self._shown is None:
+                return
+            attach = Request(Attach(0, self.layout.spec, *self._shown))
+            asked = Ask(dict.fromkeys(range(self.layout.spec.shards), attach))
+            result = yield partial(self._carry_out, asked)
+            if isinstance(result, Divided):
+                continue
+            if isinstance(result, Exception):
+                raise result
+            if not all(isinstance(m, Attached) and m.loaded for m, _ in result.values()):
+                raise Fenced("the shards were divided anew before values were loaded", 0)
+            return
+
+    def _lay_out(self) -> None:
+        view = self._view()
+        self._hang_up_all()
+        self.life = view.life
+        self.layout: Layout = layout_over(view.bounds)
+        self._links: list[_Link | None] = [None] * self.layout.spec.shards
+        self._steps.clear()
+        self._begun.clear()
+        self.protocol.announced = None
+        self.lanes.divide(self.layout.spec.shards)
+        self.protocol.divide(self.layout.spec.shards)
+
+    def _requests_of(self, made: Made) -> dict[int, Request]:
+        return {
+            shard: Request(
+                self.protocol.message(made.push, shard),
+                [memoryview(v.tobytes()) for v in part_of(self.layout, made.gradient, shard)],
+            )
+            for shard in range(self.layout.spec.shards)
+        }
+
+    # -- asking, and waiting ----------------------------------------------------------------------
+
+    def _pause(self, seconds: float, resume: Callable[[Any], None]) -> None:
+        self._process.after(seconds, lambda: resume(self._network.loop.now))
 
     def _carry_out(self, wanted: Any, resume: Callable[[Any], None]) -> None:
-        loop = self._network.loop
-        if isinstance(wanted, Pause):
-            loop.after(wanted.seconds, lambda: resume(loop.now))
-            return
         self._resume = resume
         if isinstance(wanted, Ask):
-            self._happen(partial(self._ask, wanted))
-        self.lanes.wait(loop.now)
+            self._happen(partial(self._asks, wanted))
+        self.lanes.wait(self._network.loop.now)
         self._look()
 
-    def _ask(self, wanted: Ask) -> Sequence[Transmit]:
-        return self.lanes.ask(self._network.loop.now, wanted.requests, again=wanted.again)
+    def _asks(self, wanted: Ask) -> None:
+        self._ask(wanted.requests, again=wanted.again)
+
+    def _ask(
+        self, requests: dict[int, Request] | Any, *, again: bool = True, sent: Collection[int] = ()
+    ) -> None:
+        now = self._asked = self._network.loop.now
+        self._known = self._place.counts_known(self.life)
+        self._transmit(self.lanes.ask(now, requests, again=again, sent=sent))
 
     def _look(self) -> None:
         """Takes what has happened, as long as somebody waits."""
@@ -161,34 +317,67 @@ class Client:
     def _happen(self, event: Callable[[], Sequence[Transmit] | None]) -> None:
         try:
             self._transmit(event() or ())
-        except TriremeError as error:
+        except (TriremeError, Divided) as error:
             self._finish(error)
             return
         if not self.lanes.waiting:
             self._finish(self._taken())
         elif self.lanes.due < self._due:
             self._due = self.lanes.due
-            self._network.loop.at(self._due, self._tick)
+            self._network.loop.at(self._due, lambda: self._process.run(self._tick))
 
     def _finish(self, result: Any) -> None:
         resume, self._resume = self._resume, None
         if resume is not None:
             resume(result)
 
-    def _taken(self) -> Any:
-        for server, (message, _) in self.lanes.answers.items():
+    def _taken(self) -> dict[int, Answer]:
+        out = {}
+        for shard, (message, payload) in self.lanes.answers.items():
             if isinstance(message, (PushReply, PullReply)):
-                self._steps[server] = message.step
-        return self.lanes.answers
+                self._steps[shard] = message.step
+                if payload:
+                    self._receive_values(shard, message.step, payload)
+            out[shard] = message, payload
+        return out
+
+    def _receive_values(self, shard: int, step: int, payload: Payload) -> None:
+        """Takes a shard's part of the values."""
+        if not self.values:
+            self.values = tuple(np.zeros(v.length, v.dtype) for v in self.layout.vectors)
+        part = part_of(self.layout, self.values, shard)
+        for vector, data in zip(part, payload, strict=True):
+            vector[:] = np.frombuffer(data, vector.dtype)
+        self._place.seen(self, self.life, shard, step, part)
+        if self._known:
+            times = self._asked, self._network.loop.now
+            slots = self.layout.slots_of(shard)
+            counts = part[COUNTED].reshape(len(slots), -1)[:, : len(self._known)]
+            for slot, row in zip(slots, counts, strict=True):
+                self._place.counted(self.life, slot, times, row, self._known)
 
     def _check_published(self) -> None:
         steps = set(self._steps.values())
-        if self._levels and steps != {self.protocol.step}:
+        if self._levels and steps and steps != {self.protocol.step}:
             raise Violation(f"{self.name} computes from {self._steps} as step {self.protocol.step}")
 
     def _tick(self) -> None:
         self._due = math.inf
         self._later(lambda: self.lanes.tick(self._network.loop.now))
+
+    def viewed(self) -> None:
+        """The process has heard of a view: replaced primaries cannot answer any more."""
+        self._later(self._leave_replaced)
+
+    def _leave_replaced(self) -> Sequence[Transmit]:
+        now = self._network.loop.now
+        out = self.lanes.tick(now)
+        for lane in [*self.lanes.waiting]:
+            link = self._links[lane.index]
+            if link is not None and link.entry != self.lanes.entry(lane.index):
+                self._hang_up(lane.index)
+                self.lanes.broke(now, lane.index, PeerClosed("it is not the primary any longer"))
+        return out
 
     def _later(self, event: Callable[[], Sequence[Transmit] | None]) -> None:
         if not self._closed:
@@ -199,47 +388,67 @@ class Client:
         if self.draining and self.identity.task in notice.names:
             raise Fenced(f"the servers wait for {self.name}, which has retired", 0)
 
+    # -- connections ------------------------------------------------------------------------------
+
     def _transmit(self, orders: Sequence[Transmit]) -> None:
         for order in orders:
-            server = self._servers[self.lanes.entry(order.server).index]
-            link = self._links[order.server] or self._connect(server)
-            heard = partial(self._heard, order.server)
-            route = Route(link, order.sequence, order.message, heard)
-            link.wire.carry(UP, partial(server.receive, route, order.payload))
+            entry, link = self.lanes.entry(order.server), self._links[order.server]
+            if link is not None and link.entry != entry:
+                self._hang_up(order.server)  # another server has the primary now
+                link = None
+            link = link or self._connect(order.server, entry)
+            if link is not None:
+                link.send(order.message, order.sequence, [bytes(view) for view in order.payload])
 
-    def _connect(self, server: Server) -> Link:
+    def _connect(self, shard: int, entry: ServerEntry) -> _Link | None:
+        """Connects to a primary, and says which shard it is to be asked."""
+        server, process, links = self._place.server_at(entry.address), self._process, self._links
+        if server is None:
+            error = PeerClosed(f"nobody listens at {entry.address}")
+            self._later(lambda: self.lanes.broke(self._network.loop.now, shard, error))
+            return None
         wire = self._network.wire(
-            lambda: self._later(lambda: self._broke(server.index, link)),
-            lambda: server.closed(link),
+            lambda: process.run(lambda: self._later(lambda: self._broke(shard, link))),
+            ends=(self.identity.task, server.name),
         )
-        link = self._links[server.index] = Link(self.identity, wire)
-        server.opened(link)
+        process.holds(wire)
+
+        def heard(message: Message, sequence: int, payload: Payload) -> None:
+            process.run(lambda: self._heard(shard, link, message, sequence, payload))
+
+        link = _Link(wire, entry, server.accept(self.identity, wire, heard))
+        links[shard] = link
+        link.send(Address(shard, self.lanes.generation or 0), 0, ())
         return link
 
     def _heard(
-        self, server: int, route: Route, message: Message, payload: Sequence[torch.Tensor]
+        self, shard: int, link: _Link, message: Message, sequence: int, payload: Payload
     ) -> None:
         def event() -> None:
-            if self._links[server] is route.link:
-                now = self._network.loop.now
-                self.lanes.heard(now, server, route.sequence, message, payload)
+            if shard < len(self._links) and self._links[shard] is link:
+                self.lanes.heard(self._network.loop.now, shard, sequence, message, payload)
 
         self._later(event)
 
-    def _broke(self, server: int, link: Link) -> None:
-        if self._links[server] is link:
-            self._links[server] = None
-            error = PeerClosed(f"the connection to ps:{server} broke")
-            self.lanes.broke(self._network.loop.now, server, error)
+    def _broke(self, shard: int, link: _Link) -> None:
+        if shard < len(self._links) and self._links[shard] is link:
+            self._links[shard] = None
+            error = PeerClosed(f"the connection to shard {shard} broke")
+            self.lanes.broke(self._network.loop.now, shard, error)
 
     def _drop_begun(self) -> None:
-        """Gives up what has begun to leave: no server has the whole of it, nor ever will."""
-        for server in self._begun:
-            self._hang_up(server)
+        """Gives up what has begun to leave: no shard has the whole of it, nor ever will."""
+        self.protocol.announced = None
+        for shard in self._begun:
+            self._hang_up(shard)
         self._begun = {}
 
-    def _hang_up(self, server: int) -> None:
-        link = self._links[server]
+    def _hang_up_all(self) -> None:
+        for shard in range(len(getattr(self, "_links", ()))):
+            self._hang_up(shard)
+
+    def _hang_up(self, shard: int) -> None:
+        link = self._links[shard]
         if link is not None:
             link.wire.close()
-            self._links[server] = None
+            self._links[shard] = None

@@ -1,17 +1,29 @@
-"""A simulated coordinator: feeds the real membership, and carries out what it decides."""
+"""The processes of a simulated job's coordinator: each drives the real one."""
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest.mock import patch
 
-from tests.simulation.network import DOWN, Network, Wire
-from trireme.cluster.decision import Decision, Send
-from trireme.cluster.membership import Closed, Event, Received, Tick
-from trireme.cluster.messages import Heartbeat
-from trireme.cluster.state import Policy, State, everybody_told, initial_state
+import msgspec
+
+from tests.simulation.connection import End
+from tests.simulation.loop import Loop
+from tests.simulation.network import DOWN, UP, Network, Wire
+from tests.simulation.process import Process
+from trireme.cluster import coordinator as real
+from trireme.cluster.coordinator import Coordinator
+from trireme.cluster.decision import Decision
+from trireme.cluster.membership import Event, Received
+from trireme.cluster.messages import Heartbeat, Scale, TaskEnded
+from trireme.cluster.spec import OBSERVER
+from trireme.cluster.state import Policy, State
 from trireme.cluster.view import View
+from trireme.errors import FrameError
+from trireme.wire.frame_reader import Incoming
+from trireme.wire.handshake import Identity
 from trireme.wire.message import Message
 
 _TICK_SECONDS = 0.2
@@ -20,34 +32,58 @@ Decide = Callable[[float, State, Event], Decision]
 """How the membership decides: `trireme.cluster.membership.step`."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Line:
-    wire: Wire
-    deliver: Callable[[Message], None]
+class MemoryJournal:
+    """A journal that outlives the process which writes it. It keeps what was written, encoded."""
+
+    def __init__(self) -> None:
+        self._content = b""
+
+    @property
+    def state(self) -> State | None:
+        """What was written last; None for nothing."""
+        return msgspec.msgpack.decode(self._content, type=State) if self._content else None
+
+    def write(self, state: State) -> None:
+        """Writes a state."""
+        self._content = msgspec.msgpack.encode(state)
 
 
-class Coordinator:
-    """Who takes part, as the membership decides.
+class _Clock:
+    def __init__(self, loop: Loop) -> None:
+        self._loop = loop
+
+    def now(self) -> float:
+        return self._loop.now
+
+
+class CoordinatorHost:
+    """Where the coordinator runs, and where it is started again.
 
     Args:
         network: what carries its messages.
         policy: what the job expects of its tasks.
-        decide: the membership.
-        lost: told of each incarnation of a worker that a new view has lost.
-
-    Attributes:
-        state: the membership's.
+        viewed: told of each new view, with the one before.
     """
 
     def __init__(
-        self, network: Network, policy: Policy, decide: Decide, lost: Callable[[int, int], None]
+        self, network: Network, policy: Policy, viewed: Callable[[View, State], None]
     ) -> None:
+        self._network = network
         self._loop = network.loop
-        self.state = initial_state(self._loop.now, policy)
-        self._decide = decide
-        self._lost = lost
-        self._lines: dict[int, _Line] = {}
-        self._numbers = itertools.count(1)
+        self._policy = policy
+        self._viewed = viewed
+        self._journal: Any = MemoryJournal()
+        self._over = False
+        self.process = Process(self._loop)
+        self._coordinator = self._start()
+
+    def _start(self) -> Coordinator:
+        return Coordinator(self._policy, epoch="e", clock=_Clock(self._loop), journal=self._journal)
+
+    @property
+    def state(self) -> State:
+        """The membership's."""
+        return self._coordinator.state
 
     @property
     def view(self) -> View:
@@ -57,53 +93,112 @@ class Coordinator:
     @property
     def done(self) -> bool:
         """Whether the job is over, and every task knows."""
-        return everybody_told(self._loop.now, self.state)
+        return self._over
 
-    def tick(self) -> None:
-        """Passes time on, until the job is over."""
-        self._feed(Tick())
-        if not self.done:
-            self._loop.after(_TICK_SECONDS, self.tick)
+    # -- its processes ----------------------------------------------------------------------------
 
-    def opened(self, wire: Wire, deliver: Callable[[Message], None]) -> int:
-        """A process has connected; returns the number of the connection."""
-        number = next(self._numbers)
-        self._lines[number] = _Line(wire, deliver)
-        return number
+    def begin(self) -> None:
+        """Starts the first process."""
+        self._tick(self.process)
 
-    def receive(self, number: int, message: Message) -> None:
-        """A message comes over a connection."""
-        if number in self._lines:
-            self._feed(Received(number, message))
+    def kill(self, seconds: float) -> None:
+        """Kills its process; another one goes on after so many seconds."""
+        self.process.kill()
+        self._loop.after(seconds, self._start_again)
 
-    def closed(self, number: int) -> None:
-        """A connection is gone, and all has come that it still brought."""
-        if self._lines.pop(number, None) is not None:
-            self._feed(Closed(number, "it broke"))
+    def _start_again(self) -> None:
+        self._note("coordinator: is started again")
+        self.process = Process(self._loop)
+        self._feed(self._resume)
+        self._tick(self.process)
 
-    def _feed(self, event: Event) -> None:
+    def _resume(self) -> None:
+        self._coordinator = self._start()
+
+    def _tick(self, process: Process) -> None:
+        if not process.alive:
+            return
+        self._feed(lambda: self._coordinator.tick(self._loop.now))
+        if self._coordinator.done:
+            self._over = True
+        else:
+            process.after(_TICK_SECONDS, lambda: self._tick(process))
+
+    # -- its connections --------------------------------------------------------------------------
+
+    def connect(
+        self, identity: Identity, wire: Wire, deliver: Callable[[Message], None]
+    ) -> Callable[[Message], None]:
+        """Takes a connection; returns what sends over it, once that has arrived."""
+        process, ends = self.process, list[End]()
+        process.holds(wire)
+
+        def accept() -> None:
+            if not process.alive:
+                wire.break_()
+                return
+            ends.append(
+                End(
+                    process,
+                    self._coordinator,
+                    identity,
+                    lambda message, _, __: wire.carry(DOWN, lambda: deliver(message)),
+                    lambda: wire.carry(DOWN, wire.break_),
+                )
+            )
+
+        def send(message: Message) -> None:
+            wire.carry(UP, lambda: process.run(lambda: self._receive(ends, message)))
+
+        wire.carry(UP, accept)
+        wire.ended = lambda: process.run(lambda: self._end(ends))
+        return send
+
+    def _receive(self, ends: list[End], message: Message) -> None:
+        if ends and not ends[0].closed:
+            self._feed(lambda: self._received(ends[0], message))
+
+    def _received(self, end: End, message: Message) -> None:
+        try:
+            self._coordinator.received(end, Incoming(message, 0, (), 0))  # type: ignore[arg-type]
+        except FrameError:
+            end.close()
+
+    def _end(self, ends: list[End]) -> None:
+        if ends:
+            self._feed(ends[0].broke)
+
+    def tell(self, message: Scale | TaskEnded, heard: Callable[[Message], None]) -> bool:
+        """Somebody who is no member says something; returns False where nobody listens now."""
+        if not self.process.alive:
+            return False
+        wire = self._network.wire(lambda: None)
+        self.connect(Identity("", OBSERVER), wire, heard)(message)
+        self._loop.after(5.0, wire.close)
+        return True
+
+    # -- what it decides --------------------------------------------------------------------------
+
+    def _feed(self, call: Callable[[], None]) -> None:
         before = self.view
-        self.state, instructions, reason = self._decide(self._loop.now, self.state, event)
-        routine = isinstance(event, Received) and isinstance(event.message, Heartbeat)
-        if self._loop.note is not None and reason and not routine:
-            self._loop.note(f"{self._loop.now:8.4f} coordinator: {reason}")
-        if self.view is not before:
-            self._tell_lost(before)
-        for instruction in instructions:
-            if isinstance(instruction, Send):
-                self._send(instruction)
-            elif instruction.connection in self._lines:
-                wire = self._lines.pop(instruction.connection).wire
-                wire.carry(DOWN, wire.break_)
+        call()
+        if self.view is not before and self.view.number != before.number:
+            self._viewed(before, self.state)
 
-    def _send(self, order: Send) -> None:
-        line = self._lines.get(order.connection)
-        if line is not None:
-            line.wire.carry(DOWN, lambda: line.deliver(order.message))
+    @contextmanager
+    def deciding(self, decide: Decide) -> Iterator[None]:
+        """Has the membership decide so."""
 
-    def _tell_lost(self, before: View) -> None:
-        for entry in before.workers:
-            task = self.state.tasks[f"worker:{entry.index}"]
-            left = task.state == "left" and task.incarnation == entry.incarnation
-            if entry not in self.view.workers and not left:
-                self._lost(entry.index, entry.incarnation)
+        def told(now: float, state: State, event: Event) -> Decision:
+            decision = decide(now, state, event)
+            routine = isinstance(event, Received) and isinstance(event.message, Heartbeat)
+            if self._loop.note is not None and decision.reason and not routine:
+                self._note(f"coordinator: {decision.reason}")
+            return decision
+
+        with patch.object(real, "step", told):
+            yield
+
+    def _note(self, what: str) -> None:
+        if self._loop.note is not None:
+            self._loop.note(f"{self._loop.now:8.4f} {what}")

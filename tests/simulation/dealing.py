@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from tests.simulation.expected_values import Violation
 from trireme.ps.messages import Lease, Span
+
+
+class Violation(AssertionError):
+    """Something happened that must never happen."""
+
 
 Who = tuple[int, int]
 """A worker and its incarnation."""
@@ -14,7 +18,11 @@ Who = tuple[int, int]
 class Dealing:
     """Where every position is, by what server 0 has said.
 
+    Args:
+        consumed: the examples that were in the parameters when the job began.
+
     Attributes:
+        before: the positions of those.
         applied: positions that are in the parameters.
         frontier: nothing from here on was ever dealt.
     """
@@ -29,6 +37,15 @@ class Dealing:
             self.applied.update(range(span.start, span.stop))
             self.frontier = max(self.frontier, span.stop)
         self._returned = set(range(self.frontier)) - self.applied
+        self.before = set(self.applied)
+
+    def copy(self) -> Dealing:
+        """Returns the same for another copy of shard 0, or for the shard 0 that follows."""
+        other = Dealing(())
+        other.before, other.applied, other.frontier = self.before, set(self.applied), self.frontier
+        other._held, other._returned = dict(self._held), set(self._returned)
+        other._answers = dict(self._answers)
+        return other
 
     def deal(self, who: Who, request: Lease, spans: Sequence[Span]) -> None:
         """Server 0 answers a lease."""

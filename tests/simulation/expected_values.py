@@ -1,31 +1,32 @@
-"""What one server should hold, kept by watching what its optimizer is given. Plain numpy."""
+"""What one copy of a shard should hold, kept by watching what its optimizer is given."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import numpy as np
 import torch
 
+from tests.simulation.dealing import Dealing, Violation
 from trireme.cluster.view import View
 from trireme.ps.flat import PartBuffer
-from trireme.ps.layout import Layout
-from trireme.ps.messages import Applied, GroupSpec, OptimizerSpec, Push, Span, Stale
+from trireme.ps.layout import Layout, Part
+from trireme.ps.messages import Applied, GroupSpec, OptimizerSpec, Push, Span, Stale, WorkerProgress
 from trireme.ps.shard.values.segment_optimizer import SegmentOptimizer
 from trireme.ps.snapshot_messages import TensorSpec
-from trireme.wire.handshake import Identity
 
-PushId = tuple[int, int, int]
-"""A push by worker, incarnation and sequence."""
+PushId = tuple[int, int, int, int]
+"""A push by worker, incarnation, sequence, and the life of the job in which it was made."""
 
 Vectors = tuple[np.ndarray[Any, np.dtype[Any]], ...]
 """One array for each flat vector, or for one server's part of each."""
 
 
-class Violation(AssertionError):
-    """Something happened that must never happen."""
+History = dict[int, tuple[Vectors, Vectors]]
+"""The values, and the momentum, after each step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,36 +38,42 @@ class Made:
     gradient: Vectors
 
 
-def push_id(identity: Identity, push: Push) -> PushId:
-    """Returns what names a push that came over a connection of this identity."""
-    return identity.index, identity.incarnation, push.sequence
-
-
 class Account:
-    """One server's part, as it should be.
+    """One copy of a shard, as it should be.
+
+    Args:
+        shard: the shard's number.
+        where: names the copy in messages.
+        momentum: SGD's.
+        made: all pushes, in the order in which they were made.
 
     Attributes:
         step: the global step.
         values, velocity: what the last step left: the parameters and the momentum.
         history: the same after each step.
+        eras: the parts and the histories of the shards that it has gone on from, and its own.
         applied: the step that each applied push made or belongs to.
         verdicts: the first verdict on each push.
-        view: the newest that the server has taken.
+        view: the newest that the copy has taken.
         retired: the workers that train no more.
         clocks: decided pushes of each (worker, incarnation) of the view.
         given: what the optimizer was given and is not yet explained, with what that left.
         rate: the learning rate that the optimizer has been told.
         used_rate: that of the last step which changed the values.
+        dealing: where each example is; only that of shard 0 counts.
+        inherited: by worker: how many updates are in the values that were loaded.
     """
 
     def __init__(
-        self, server: int, layout: Layout, momentum: float, made: Mapping[PushId, Made]
+        self, shard: int, where: str, momentum: float, made: Mapping[PushId, Made]
     ) -> None:
-        self.server = server
+        self.shard = shard
+        self.where = where
         self.step = 0
         self.values: Vectors | None = None
         self.velocity: Vectors = ()
-        self.history: dict[int, tuple[Vectors, Vectors]] = {}
+        self.history: History = {}
+        self.eras: list[tuple[Sequence[Part], History]] = []
         self.applied: dict[PushId, int] = {}
         self.verdicts: dict[PushId, Applied | Stale] = {}
         self.view = View(0, (), ())
@@ -74,40 +81,98 @@ class Account:
         self.clocks: dict[tuple[int, int], int] = {}
         self.rate = self.used_rate = 1.0
         self.given: list[tuple[Vectors, Vectors, Vectors]] = []
-        self._parts = layout.parts(server)
+        self.dealing = Dealing(())
+        self.inherited: Mapping[int, int] = {}
+        self._parts: Sequence[Part] = ()
         self._momentum = momentum
         self._made = made
+        self._indexed = 0
         self._by_bytes: dict[bytes, PushId] = {}
+
+    def lay_out(self, layout: Layout) -> None:
+        """Learns what lies where."""
+        self._parts = layout.parts(self.shard)
+        self._indexed = 0
+        self._by_bytes.clear()
+        self.eras.append((self._parts, self.history))
 
     @property
     def live(self) -> set[tuple[int, int]]:
-        """The (worker, incarnation) pairs of the server's view."""
+        """The (worker, incarnation) pairs of the copy's view."""
         return {(entry.index, entry.incarnation) for entry in self.view.workers}
 
     def fail(self, what: str) -> None:
-        """Reports a violation at this server."""
-        raise Violation(f"ps:{self.server} at step {self.step}: {what}")
+        """Reports a violation at this copy."""
+        raise Violation(f"{self.where} at step {self.step}: {what}")
 
-    # -- what happens to the server ---------------------------------------------------------------
+    def quiet(self) -> Account:
+        """Returns a copy of all that outlives the shard when the shards are divided anew."""
+        kept = Account(self.shard, self.where, self._momentum, self._made)
+        kept.step, kept.values, kept.velocity = self.step, self.values, self.velocity
+        kept.rate = kept.used_rate = self.rate
+        kept.history, kept.eras, kept._parts = self.history, [*self.eras], self._parts
+        kept.applied, kept.verdicts = dict(self.applied), dict(self.verdicts)
+        kept.view, kept.retired, kept.clocks = self.view, set(self.retired), dict(self.clocks)
+        kept.dealing, kept.inherited = self.dealing.copy(), self.inherited
+        return kept
+
+    def go_on_from(self, before: Sequence[Account], layout: Layout) -> None:
+        """Begins where other shards have stopped, in the order of their slots."""
+        first = before[0]
+        assert first.values is not None
+        self.eras = [era for account in before for era in account.eras]
+        self.step = max(account.step for account in before)
+        self.applied, self.verdicts = dict(first.applied), dict(first.verdicts)
+        self.retired, self.clocks = set(first.retired), dict(first.clocks)
+        self.view, self.dealing = first.view, first.dealing.copy()
+        self.inherited = first.inherited
+        self.rate = self.used_rate = first.rate
+        self.lay_out(layout)
+        bases = [part.start for part in first._parts]
+        self.values, self.velocity = (
+            tuple(
+                np.concatenate([vectors[i] for vectors in each])[p.start - base : p.stop - base]
+                for i, (p, base) in enumerate(zip(self._parts, bases, strict=True))
+            )
+            for each in ([a.values or () for a in before], [a.velocity for a in before])
+        )
+        self.history[self.step] = (self.values, self.velocity)
+
+    def same_as(self, other: Account) -> bool:
+        """Returns whether another copy of the shard is in the same state."""
+        mine, theirs = self.values or (), other.values or ()
+        same = (self.step, self.applied, self.verdicts, len(mine)) == (
+            other.step,
+            other.applied,
+            other.verdicts,
+            len(theirs),
+        )
+        return same and all(np.array_equal(a, b) for a, b in zip(mine, theirs, strict=True))
+
+    # -- what happens to the copy -----------------------------------------------------------------
 
     def take(self, view: View) -> None:
-        """The server takes a view: newcomers start at the slowest clock of those who stay."""
+        """It takes a view: newcomers start at the slowest clock of those who stay."""
         before, self.view = self.live, view
         staying = self.live & before
         self.retired &= {worker for worker, _ in staying}
         start = min((self.clocks[who] for who in staying if who[0] not in self.retired), default=0)
         self.clocks = {who: self.clocks.get(who, start) for who in self.live}
 
-    def load(self, step: int, tensors: Sequence[tuple[TensorSpec, torch.Tensor]]) -> None:
-        """Values are loaded."""
+    def load(
+        self,
+        step: int,
+        tensors: Sequence[tuple[TensorSpec, torch.Tensor]],
+        consumed: Sequence[Span],
+        workers: Sequence[WorkerProgress],
+    ) -> None:
+        """Values are loaded; which examples are in them, and how many updates of whom."""
         self.step = step
+        self.inherited = {row.worker: row.applied for row in workers}
+        self.dealing = Dealing(consumed)
         self.values = self._joined("values", tensors)
         self.velocity = self._joined("state/momentum_buffer", tensors)
         self.history[step] = (self.values, self.velocity)
-
-    def know(self, who: PushId, gradient: Vectors) -> None:
-        """A worker has made a push; it may come here."""
-        self._by_bytes[_as_bytes(self.part(gradient))] = who
 
     def part(self, vectors: Vectors) -> Vectors:
         """Returns this server's part of whole vectors."""
@@ -130,10 +195,12 @@ class Account:
 
     def identify(self, given: Vectors) -> PushId:
         """Returns whose push a gradient is."""
+        for who in islice(self._made, self._indexed, None):
+            self._by_bytes[_as_bytes(self.part(self._made[who].gradient))] = who
+        self._indexed = len(self._made)
         who = self._by_bytes.get(_as_bytes(given))
         if who is None:
-            self.fail("something was applied that nobody has pushed")
-            raise AssertionError
+            raise Violation(f"{self.where} at step {self.step}: nobody has pushed what was applied")
         return who
 
     def advance(self, *, given: bool, steps: int = 1) -> Vectors:
@@ -162,7 +229,7 @@ class Account:
             self.fail(f"push {who} was applied twice: at steps {self.applied[who]} and {self.step}")
         self.applied[who] = self.step
 
-    # -- what the server says ---------------------------------------------------------------------
+    # -- what the copy says -----------------------------------------------------------------------
 
     def check_values(self, payload: Sequence[torch.Tensor]) -> None:
         """Checks that an answer carries the present values."""
@@ -184,6 +251,21 @@ class Account:
             np.array_equal(c, v) for c, v in zip(copied, velocity, strict=True)
         ):
             self.fail(f"the optimizer's state in a copy is not that of step {step}")
+
+    def shown_at(self, slot: tuple[int, int, int], step: int) -> bytes | None:
+        """Returns the values in a range of a vector after a step; None where that never was.
+
+        Args:
+            slot: which vector, and the elements of it.
+            step: the global step.
+        """
+        which, start, stop = slot
+        for parts, history in reversed(self.eras):
+            part = parts[which]
+            if part.start <= start and stop <= part.stop and step in history:
+                values = history[step][0][which][start - part.start : stop - part.start]
+                return bytes(values.tobytes())
+        return None
 
     def decided_at(self, step: int) -> set[PushId]:
         """Returns the pushes that are in the values of a step."""

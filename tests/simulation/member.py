@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from tests.simulation.coordinator import Coordinator
-from tests.simulation.network import UP, Network, Wire
+from tests.simulation.coordinator import CoordinatorHost
+from tests.simulation.network import Network, Wire
+from tests.simulation.process import Process
 from trireme.cluster.member_protocol import MemberConfig, MemberProtocol
 from trireme.cluster.member_state import MemberState, Subscriber
 from trireme.cluster.messages import Leave, Outcome
 from trireme.cluster.view import View, WorkerEntry
-from trireme.errors import PeerClosed, WireTimeout
+from trireme.errors import ConnectionRefused, PeerClosed, WireTimeout
+from trireme.wire.handshake import Identity
 from trireme.wire.message import Message
 
 
@@ -21,7 +23,9 @@ class Member:
     Args:
         network: what carries its messages.
         coordinator: whom to join.
-        role, index: which task the process is.
+        process: whose it is.
+        task: the role and the index.
+        place: the process's host, its pid, and the address at which it listens.
         make: its protocol.
         hear: told of each view, and of the end of the job.
 
@@ -32,9 +36,10 @@ class Member:
     def __init__(
         self,
         network: Network,
-        coordinator: Coordinator,
-        role: str,
-        index: int,
+        coordinator: CoordinatorHost,
+        process: Process,
+        task: tuple[str, int],
+        place: tuple[str, int, str],
         make: Callable[..., MemberProtocol],
         hear: Subscriber,
     ) -> None:
@@ -42,17 +47,20 @@ class Member:
         self.state.subscribe(hear)
         self._network = network
         self._coordinator = coordinator
-        self._index = index
-        config = MemberConfig("", "", role, index, b"", connect_timeout=math.inf)
-        self._protocol = make(config, self.state, network.loop.now, "", 0)
+        self._process = process
+        self._index = task[1]
+        host, pid, address = place
+        config = MemberConfig("", "", *task, b"", address=address, connect_timeout=math.inf)
+        self._name = config.name
+        self._protocol = make(config, self.state, network.loop.now, host, pid, pid)
         self._wire: Wire | None = None
-        self._number = 0
+        self._say: Callable[[Message], None] = lambda message: None
         self._due = math.inf  # when a tick comes
         self._silent_until = 0.0
 
     @property
     def view(self) -> View:
-        """The newest view that the process has heard of."""
+        """The newest view that the process has heard of; one of nobody before the first."""
         return self.state.view or View(0, (), ())
 
     @property
@@ -63,21 +71,30 @@ class Member:
     def connect(self) -> None:
         """Connects and joins; again whenever the connection breaks."""
         loop = self._network.loop
-        if self._protocol.finished:
+        if self._protocol.finished or not self._process.alive:
             return
-        if loop.now < self._silent_until:
+        if loop.now < self._silent_until or not self._coordinator.process.alive:
             self._retry()
             return
-        wire = self._network.wire(lambda: self._broke(wire), lambda: coordinator.closed(number))
-        coordinator = self._coordinator
-        number = coordinator.opened(wire, lambda message: self._heard(wire, message))
-        self._wire, self._number = wire, number
+        wire = self._network.wire(lambda: self._process.run(lambda: self._broke(wire)))
+        self._process.holds(wire)
+        identity = Identity("", self._name, self.state.incarnation, self.state.epoch)
+        self._say = self._coordinator.connect(
+            identity, wire, lambda message: self._process.run(lambda: self._heard(wire, message))
+        )
+        self._wire = wire
         self._send(self._protocol.connected(loop.now))
         self._await()
 
     def fall_silent(self, seconds: float) -> None:
         """Nothing that the process says reaches the coordinator for so long."""
         self._silent_until = self._network.loop.now + seconds
+
+    def tell(self, reports: Sequence[Message]) -> None:
+        """Sends what a server has to say of its shards."""
+        self.state.reports = tuple(reports)
+        self._due = self._network.loop.now
+        self._tick(self._due)
 
     def leave(self, outcome: Outcome) -> None:
         """Tells the coordinator that the process ends, until it knows."""
@@ -95,7 +112,12 @@ class Member:
     def _heard(self, wire: Wire, message: Message) -> None:
         if self._wire is not wire:
             return
-        answer = self._protocol.heard(self._network.loop.now, message)
+        try:
+            answer = self._protocol.heard(self._network.loop.now, message)
+        except ConnectionRefused:
+            self._hang_up()
+            self._retry()
+            return
         if answer is not None:
             self._send(answer)
         if self.state.left:
@@ -123,20 +145,17 @@ class Member:
     def _await(self) -> None:
         if self._wire is not None and self._protocol.due < self._due:
             due = self._due = self._protocol.due
-            self._network.loop.at(max(due, self._network.loop.now), lambda: self._tick(due))
+            loop = self._network.loop
+            loop.at(max(due, loop.now), lambda: self._process.run(lambda: self._tick(due)))
 
     def _send(self, message: Message) -> None:
-        wire, number, coordinator = self._wire, self._number, self._coordinator
+        wire, say = self._wire, self._say
         if wire is None:
             return
-
-        def carry() -> None:
-            wire.carry(UP, lambda: coordinator.receive(number, message))
-
         if self._network.loop.now < self._silent_until:
-            self._network.loop.at(self._silent_until, carry)
+            self._network.loop.at(self._silent_until, lambda: say(message))
         else:
-            carry()
+            say(message)
 
     def _broke(self, wire: Wire) -> None:
         if self._wire is wire:
@@ -145,10 +164,9 @@ class Member:
 
     def _retry(self) -> None:
         if not self._protocol.finished:
-            loop = self._network.loop
-            pause = self._protocol.broke(loop.now, PeerClosed("the connection broke"))
+            pause = self._protocol.broke(self._network.loop.now, PeerClosed("it broke"))
             if pause is not None:
-                loop.after(max(pause, 0.01), self.connect)
+                self._process.after(max(pause, 0.01), self.connect)
 
     def _hang_up(self) -> None:
         if self._wire is not None:

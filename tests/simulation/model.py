@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -9,44 +10,71 @@ import torch
 
 from tests.simulation.expected_values import Vectors
 from trireme.ps.layout import Layout
-from trireme.ps.messages import GroupSpec, OptimizerSpec, ParameterSpec
+from trireme.ps.messages import GroupSpec, LayoutSpec, OptimizerSpec, ParameterSpec
 from trireme.ps.snapshot import ModelState, disassemble
 from trireme.ps.snapshot_messages import TensorSpec
 
-_PARAMETERS = (
-    ParameterSpec("weight", (5, 7), "float32", 0),
+SLOTS = 8
+"""Into how many slots the model is cut: each has 16 numbers of one vector and 8 of the other."""
+
+_PARAMETERS = (  # in the order of a layout
+    ParameterSpec("weight", (7, 16), "float32", 0),
     ParameterSpec("bias", (3,), "float32", 1),
-    ParameterSpec("scale", (4, 4), "float64", 0),
+    ParameterSpec("scale", (8, 8), "float64", 0),
 )
-_SHARES = 12
-"""Gradients are multiples of it, so that the mean of up to four of them is a whole number."""
+_SHARES = 60
+"""Gradients are multiples of it, so that the mean of up to six of them is a whole number."""
+
+COUNTED = 0
+"""The vector whose values count updates, where a model counts."""
+
+
+@lru_cache(1024)
+def layout_over(bounds: tuple[int, ...]) -> Layout:
+    """Returns the model's layout over shards that begin at these slots."""
+    return Layout(LayoutSpec(_PARAMETERS, bounds))
 
 
 class Model:
     """What the workers train: values by SGD with learning rate 1.
 
     Args:
-        servers: over how many servers it is spread.
         momentum: SGD's.
         seed: of its first values and its gradients.
+        counts: whether each update adds one to the element of its worker in each slot.
     """
 
-    def __init__(self, servers: int, momentum: float, seed: int) -> None:
-        self.layout = Layout.of(_PARAMETERS, servers=servers)
+    def __init__(self, momentum: float, seed: int, *, counts: bool = False) -> None:
+        self.layout = layout_over((0, SLOTS))
         group = GroupSpec({"lr": 1.0, "momentum": momentum})
         self.optimizer = OptimizerSpec("SGD", (group, group))
         self.momentum = momentum
+        self.counts = counts
         self._rng = np.random.default_rng(seed)
 
     def first_state(self) -> ModelState:
         """Returns new first values: no two calls give the same."""
+        values = {
+            p.name: torch.from_numpy(
+                self._rng.integers(-99, 99, p.shape).astype(p.dtype, copy=False)
+            )
+            for p in _PARAMETERS
+        }
+        if self.counts:
+            for placed in self.layout.vectors[COUNTED].placed:
+                values[placed.parameter.name].zero_()
+        return ModelState(0, values)
+
+    def state_of(self, step: int, vectors: Vectors) -> ModelState:
+        """Returns the state that whole flat vectors are, without the optimizer's."""
         return ModelState(
-            0,
+            step,
             {
-                p.name: torch.from_numpy(
-                    self._rng.integers(-99, 99, p.shape).astype(p.dtype, copy=False)
+                placed.parameter.name: torch.from_numpy(
+                    values[placed.start : placed.stop].reshape(placed.parameter.shape).copy()
                 )
-                for p in _PARAMETERS
+                for vector, values in zip(self.layout.vectors, vectors, strict=True)
+                for placed in vector.placed
             },
         )
 
@@ -55,28 +83,35 @@ class Model:
         group = GroupSpec({"lr": rate, "momentum": self.momentum})
         return group, group
 
-    def gradient(self) -> Vectors:
+    def gradient(self, worker: int) -> Vectors:
         """Returns a new gradient, as whole flat vectors."""
-        return tuple(
+        gradient = tuple(
             (self._rng.integers(-40, 40, vector.length) * _SHARES).astype(vector.dtype)
             for vector in self.layout.vectors
         )
+        if self.counts:
+            counted = gradient[COUNTED].reshape(SLOTS, -1)
+            counted[:] = 0
+            counted[:, worker] = -1
+        return gradient
 
-    def gradient_part(self, gradient: Vectors, server: int) -> list[torch.Tensor]:
-        """Returns a server's part of a gradient."""
-        parts = self.layout.parts(server)
-        return [torch.from_numpy(v[p.start : p.stop]) for v, p in zip(gradient, parts, strict=True)]
 
-    def loading(
-        self, state: ModelState
-    ) -> list[tuple[tuple[TensorSpec, ...], list[tuple[TensorSpec, torch.Tensor]]]]:
-        """Returns by server what its load of a state says, and what comes with it."""
-        parts = [self.parts_of(state, server) for server in range(self.layout.spec.shards)]
-        return [(tuple(spec for spec, _ in part), part) for part in parts]
+def part_of(layout: Layout, vectors: Vectors, shard: int) -> Vectors:
+    """Returns a shard's part of whole vectors."""
+    parts = layout.parts(shard)
+    return tuple(v[p.start : p.stop] for v, p in zip(vectors, parts, strict=True))
 
-    def parts_of(self, state: ModelState, server: int) -> list[tuple[TensorSpec, torch.Tensor]]:
-        """Returns what a server loads of a state."""
-        return list(disassemble(self.layout, state, server))
+
+def loading(
+    layout: Layout, state: ModelState
+) -> list[tuple[tuple[TensorSpec, ...], list[memoryview]]]:
+    """Returns by shard what its load of a state says, and what comes with it."""
+    out = []
+    for shard in range(layout.spec.shards):
+        part = list(disassemble(layout, state, shard))
+        payload = [memoryview(tensor.contiguous().numpy().tobytes()) for _, tensor in part]
+        out.append((tuple(spec for spec, _ in part), [each for each in payload if each.nbytes]))
+    return out
 
 
 def same_state(one: ModelState, other: ModelState) -> bool:

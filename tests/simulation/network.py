@@ -1,4 +1,4 @@
-"""A network that delays, loses and breaks: connections in order each way, until they break."""
+"""A network that delays, cuts and breaks: connections in order each way, until they break."""
 
 from __future__ import annotations
 
@@ -47,15 +47,26 @@ class Network:
         self.rng = rng
         self.broken = 0
         self._weather = weather
+        self._cuts: dict[tuple[str, str], float] = {}  # from, to: until when nothing passes
 
-    def wire(self, broke: Callable[[], None], ended: Callable[[], None] = lambda: None) -> Wire:
+    def wire(
+        self,
+        broke: Callable[[], None],
+        ended: Callable[[], None] = lambda: None,
+        ends: tuple[str, str] = ("", ""),
+    ) -> Wire:
         """Returns a new connection.
 
         Args:
             broke: called some time after it has broken.
             ended: called after the last of what it has brought up, however it came to its end.
+            ends: the names of who makes it and of the other end.
         """
-        return Wire(self, broke, ended)
+        return Wire(self, broke, ended, ends)
+
+    def cut(self, source: str, target: str, seconds: float) -> None:
+        """Lets nothing pass from one to the other for so long; it arrives later."""
+        self._cuts[source, target] = self.loop.now + seconds
 
     def latency(self, way: int) -> float:
         """Draws how long a message takes."""
@@ -65,6 +76,10 @@ class Network:
         if self._stormy and self.rng.random() < self._weather.slow:
             seconds += self.rng.random()
         return seconds
+
+    def passes_from(self, source: str, target: str) -> float:
+        """Returns from when on something passes from one to the other."""
+        return self._cuts.get((source, target), 0.0) if self._cuts else 0.0
 
     def breaks(self) -> bool:
         """Draws whether a message breaks its connection."""
@@ -76,31 +91,41 @@ class Network:
 
 
 class Wire:
-    """One connection. When it breaks, both ways break; a message on its way up may still arrive.
+    """One connection. When it breaks, both ways break; the first of what is under way may arrive.
 
     Attributes:
         whole: whether it can be used.
+        ended: called after the last of what it has brought up.
     """
 
     def __init__(
-        self, network: Network, broke: Callable[[], None], ended: Callable[[], None]
+        self,
+        network: Network,
+        broke: Callable[[], None],
+        ended: Callable[[], None],
+        ends: tuple[str, str],
     ) -> None:
         self.whole = True
         self._network = network
+        self.ended = ended
         self._broke = broke
-        self._ended = ended
+        self._ends = ends
         self._free = [0.0, 0.0]  # by way: when the last message on it arrives
+        self._spent = [False, False]  # by way: whether anything was lost; then so is all later
 
     def carry(self, way: int, deliver: Callable[[], None]) -> None:
         """Sends a message: `deliver` is called when it arrives, if it does."""
         if not self.whole:
             return
         network = self._network
-        at = max(self._free[way], network.loop.now + network.latency(way))
+        source, target = self._ends if way == UP else self._ends[::-1]
+        opens = network.passes_from(source, target)
+        at = max(self._free[way], max(network.loop.now, opens) + network.latency(way))
         self._free[way] = at
         if network.breaks():
             self.break_()
             at += _LATEST * network.rng.random()  # the last copy may arrive after its repeat
+            self._free[way] = at
         network.loop.at(at, lambda: self._arrive(way, deliver))
 
     def break_(self) -> None:
@@ -108,15 +133,21 @@ class Wire:
         if self.whole:
             self.close()
             self._network.broken += 1
-            self._network.loop.after(self._network.latency(UP), self._broke)
+            self._network.loop.after(self._network.latency(UP), self._find_out)
+
+    def _find_out(self) -> None:
+        self._spent[DOWN] = True
+        self._broke()
 
     def close(self) -> None:
         """Ends the connection from the side that made it; `broke` is not called."""
         if self.whole:
             self.whole = False
             last = max(self._free[UP], self._network.loop.now) + _LATEST
-            self._network.loop.at(last, self._ended)
+            self._network.loop.at(last, lambda: self.ended())
 
     def _arrive(self, way: int, deliver: Callable[[], None]) -> None:
-        if self.whole or (way == UP and self._network.rng.random() < 0.5):
+        if not self.whole and not self._spent[way]:
+            self._spent[way] = self._network.rng.random() < 0.5
+        if self.whole or not self._spent[way]:
             deliver()

@@ -9,17 +9,21 @@ from dataclasses import replace
 import msgspec
 
 from tests.simulation.expected_values import Violation
-from tests.simulation.model import Model, same_state
+from tests.simulation.final_checks import answer_in, joined
+from tests.simulation.makers import Makers
+from tests.simulation.model import SLOTS, Model, layout_over, same_state
 from tests.simulation.network import Weather
 from tests.simulation.schedule import Schedule
-from tests.simulation.world import Makers, World, answer_in, joined
+from tests.simulation.world import World
 from trireme.cluster.view import View, WorkerEntry
 from trireme.ps.client.protocol import Copy
+from trireme.ps.flat import as_bytes
+from trireme.ps.layout import equal_bounds
 from trireme.ps.messages import Attach
 from trireme.ps.shard.instructions import Reply
 from trireme.ps.shard.participants import Participant
 from trireme.ps.shard.shard import Shard
-from trireme.ps.snapshot import ModelState
+from trireme.ps.snapshot import ModelState, disassemble
 from trireme.ps.snapshot_messages import Cut, Freeze, Load, Snapshot
 
 _RESUMED = 3
@@ -68,6 +72,8 @@ def resumed(schedule: Schedule, state: ModelState) -> Schedule:
         evictions=(),
         cuts=(),
         vanishing=None,
+        faults=(),
+        replicas=min(schedule.replicas, schedule.resumed_servers),
         stop_at=None,
     )
 
@@ -78,14 +84,15 @@ def check_reload(schedule: Schedule, state: ModelState) -> None:
     Raises:
         Violation: the second copy is not the first.
     """
-    model = Model(schedule.resumed_servers, schedule.momentum, schedule.seed)
+    model = Model(schedule.momentum, schedule.seed)
+    layout = layout_over(equal_bounds(SLOTS, schedule.resumed_servers))
     copies: Copy = []
     for server in range(schedule.resumed_servers):
         shard = Shard(server)
         shard.view(0.0, View(1, (), (WorkerEntry(0, 1),)))
-        attach = Attach(1, model.layout.spec, model.optimizer, schedule.rule)
+        attach = Attach(1, layout.spec, model.optimizer, schedule.rule)
         shard.attach(0.0, None, _LOADER, attach)
-        tensors = model.parts_of(state, server)
+        tensors = list(disassemble(layout, state, server))
         specs = tuple(spec for spec, _ in tensors)
         consumed = state.consumed if server == 0 else ()
         load = Load(1, state.step, specs, state.workers, consumed)
@@ -94,8 +101,8 @@ def check_reload(schedule: Schedule, state: ModelState) -> None:
         instructions = shard.cut(0.0, None, Cut(1, state.step, (), True))
         snapshot = answer_in(instructions, Snapshot)
         payload = next(i.payload for i in instructions if isinstance(i, Reply))
-        copies.append((snapshot, payload))
-    if not same_state(joined(model, copies), state):
+        copies.append((snapshot, [as_bytes(tensor) for tensor in payload if tensor.numel()]))
+    if not same_state(joined(layout, copies), state):
         raise Violation(
             f"a copy of {schedule.servers} servers is another one after it was loaded into "
             f"{schedule.resumed_servers}"

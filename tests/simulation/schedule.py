@@ -42,6 +42,45 @@ class Eviction:
     at: float
 
 
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Something happens to servers, to the network, to the coordinator, or to the job's size.
+
+    Attributes:
+        at: when.
+        kind: what: one of `KINDS`.
+        target: to which task, among those that there are.
+        other: which is the other end, where it happens to a connection.
+        seconds: how long it lasts, or until a process is started again; None for ever.
+    """
+
+    at: float
+    kind: str
+    target: int
+    other: int
+    seconds: float | None
+
+
+KINDS = (
+    "kill server",
+    "kill server",
+    "stop server",
+    "stop server",
+    "silence server",
+    "kill all servers",
+    "cut one way",
+    "cut both ways",
+    "add server",
+    "add server",
+    "remove server",
+    "add worker",
+    "remove worker",
+    "stop worker",
+    "kill coordinator",
+)
+"""What happens to a job beside what becomes of single workers."""
+
+
 @dataclass(frozen=True)
 class Schedule:
     """One simulated job.
@@ -65,6 +104,11 @@ class Schedule:
         cuts: when a cut is asked for by somebody who pushes nothing.
         vanishing: when somebody freezes all servers and is never heard of again; None for never.
         stop_at: when the job is asked to stop; None where `rule.max_steps` ends it.
+        slower_from: see `faster_from`.
+        replicas: how many copies of each shard there are.
+        survives: whether the job goes on from a checkpoint when all copies of a shard are lost.
+        hosts: on how many hosts the servers are.
+        faults: what else happens.
     """
 
     mode: str
@@ -87,6 +131,20 @@ class Schedule:
     vanishing: float | None = None
     stop_at: float | None = None
     slower_from: int | None = None
+    replicas: int = 1
+    survives: bool = True
+    hosts: int = 4
+    faults: tuple[Fault, ...] = ()
+
+    @property
+    def counts(self) -> bool:
+        """Whether values count the updates in them."""
+        return self.mode == "counts"
+
+    @property
+    def resizes_workers(self) -> bool:
+        """Whether workers come or go beside those that are lost."""
+        return any(fault.kind in ("add worker", "remove worker") for fault in self.faults)
 
     def rate_at(self, step: int) -> float:
         """Returns the learning rate for the update on top of a step."""
@@ -133,6 +191,7 @@ def _deltas(rng: random.Random, workers: int) -> Rule:
 
 MODES: Mapping[str, Callable[[random.Random, int], Rule]] = {
     "async": _asynchronous,
+    "counts": _asynchronous,
     "ssp": _ssp,
     "uncommitted": _uncommitted,
     "sync": _sync,
@@ -151,12 +210,14 @@ def draw(mode: str, seed: int) -> Schedule:
     """
     rng = random.Random(f"{mode} {seed}")
     workers = rng.choice((1, 2, 2, 3, 3, 4))
-    servers = rng.choice((1, 2, 2, 3))
+    servers = rng.choice((1, 2, 2, 3, 3, 4))
+    replicas = min(servers, rng.choice((1, 2, 2, 2, 3)))
     rule = MODES[mode](rng, workers)
     stop_at = rng.uniform(0.2, 2.0) if rng.random() < 0.2 else None
     faulty = rng.random() < 0.75
-    rounds = rng.randint(2, 5) * (1 if rule.synchronous else workers)
+    rounds = rng.randint(2, 10 if faulty else 5) * (1 if rule.synchronous else workers)
     steps = rounds * rule.period + rng.randint(0, 2)
+    counts = mode == "counts"
     return Schedule(
         mode=mode,
         seed=seed,
@@ -164,8 +225,8 @@ def draw(mode: str, seed: int) -> Schedule:
         workers=workers,
         servers=servers,
         resumed_servers=rng.choice([n for n in (1, 2, 3, 4) if n != servers]),
-        momentum=rng.choice((0.0, 0.5)),
-        faster_from=rng.randint(0, steps),
+        momentum=0.0 if counts else rng.choice((0.0, 0.5)),
+        faster_from=1 << 30 if counts else rng.randint(0, steps),
         batch=rng.randint(1, 4),
         think=tuple(rng.choice((0.01, 0.03, 0.2)) for _ in range(workers)),
         empty=0.1 if rule.synchronous and rng.random() < 0.3 else 0.0,
@@ -177,7 +238,25 @@ def draw(mode: str, seed: int) -> Schedule:
         cuts=tuple(sorted(rng.uniform(0.1, 4.0) for _ in range(rng.randint(0, 3)))),
         vanishing=rng.uniform(0.1, 2.0) if faulty and rng.random() < 0.1 else None,
         stop_at=stop_at,
+        replicas=replicas,
+        survives=rng.random() < 0.8,
+        hosts=rng.choice((1, 2, 4)),
+        faults=_faults(rng) if faulty else (),
     )
+
+
+def _faults(rng: random.Random) -> tuple[Fault, ...]:
+    faults = [
+        Fault(
+            at=rng.uniform(0.1, 2.5),
+            kind=rng.choice(KINDS),
+            target=rng.randrange(64),
+            other=rng.randrange(64),
+            seconds=rng.choice((0.2, 1.0, 3.0, None)),
+        )
+        for _ in range(rng.choice((0, 1, 1, 2, 3)))
+    ]
+    return tuple(sorted(faults, key=lambda fault: fault.at))
 
 
 def _weather(rng: random.Random) -> Weather:

@@ -1,226 +1,323 @@
-"""A simulated server task: drives a real shard, as `trireme.ps.server.service` does."""
+"""A simulated server's process: drives what `trireme.ps.server` runs over a simulated network."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
-import torch
-
-from tests.simulation.loop import Loop
+from tests.simulation.connection import Deliver, End, Payload
+from tests.simulation.coordinator import CoordinatorHost
+from tests.simulation.member import Member
 from tests.simulation.network import DOWN, UP, Network, Wire
-from trireme.cluster.view import View
-from trireme.ps.flat import PartBuffer
-from trireme.ps.messages import Push, Waiting
+from tests.simulation.process import Process
+from trireme.cluster.member_protocol import MemberProtocol
+from trireme.cluster.member_state import News
+from trireme.cluster.messages import Dismissed
+from trireme.cluster.view import ServerEntry, View
+from trireme.errors import FrameError
+from trireme.ps.messages import FencedVerdict, PushReply, Refused, Waiting
 from trireme.ps.replication.dispatcher import Dispatcher
-from trireme.ps.shard.instructions import Instruction, Reply, Send
-from trireme.ps.shard.shard import Shard
+from trireme.ps.replication.replicas import Peer
+from trireme.ps.replication_messages import Address
+from trireme.ps.server.handler import ShardHandler
 from trireme.wire.handshake import Identity
+from trireme.wire.link import Link
 from trireme.wire.message import Message
 
-_TICK_SECONDS = 1.0
-_SPOILT = -0.123456  # what a gradient's memory holds once its answer is out
+_TICK_SECONDS = 0.5
+_RETRY_SECONDS = 0.1
+_CONNECT_SECONDS = 5.0
 
 
-@dataclass(eq=False, slots=True)
-class Link:
-    """A server's end of a connection.
+class Cluster(Protocol):
+    """Where a server lives."""
 
-    Attributes:
-        identity: who is at the other end.
-        wire: the connection.
-        deliver: lets the peer hear something, where it is another server.
-        opened_here: whether the server has made it.
-        closed: whether the server has closed it: what it still brings is not read.
-    """
+    network: Network
+    members_network: Network
+    coordinator: CoordinatorHost
+    counts: Counter[str]
 
-    identity: Identity
-    wire: Wire
-    deliver: Callable[[Message], None] = lambda message: None
-    opened_here: bool = False
-    closed: bool = False
+    def server_at(self, address: str) -> Server | None:
+        """Returns the process that listens at an address."""
 
+    def make_dispatcher(self, server: Server, number: int) -> Dispatcher[Link]:
+        """Makes an empty shard with its dispatcher."""
 
-@dataclass(slots=True)
-class Route:
-    """Where a request came from, and what it was.
+    def make_member(self, *said: Any) -> MemberProtocol:
+        """Makes a process's membership."""
 
-    Attributes:
-        link: over which it came.
-        sequence: the request's, of that process.
-        message: the request.
-        hear: takes the answer at the process, with this route and its payload.
-        gradients: the memory that a push was received into.
-    """
+    def answered(self, server: Server, shard: int, message: Message) -> None:
+        """A server answers a task about a shard."""
 
-    link: Link
-    sequence: int
-    message: Message
-    hear: Callable[[Route, Message, Sequence[torch.Tensor]], None]
-    gradients: PartBuffer | None = None
+    def server_ended(self, server: Server, why: str) -> None:
+        """A server's process has ended by itself."""
 
 
-class Observer(Protocol):
-    """Who watches the servers."""
+class _Handler(ShardHandler):
+    """The handler of a server, whose shards are made by the simulator."""
 
-    def viewed(self, server: int, view: View) -> None:
-        """A server is about to take a view that it did not have."""
-
-    def received(
-        self, server: int, identity: Identity, message: Message, payload: Sequence[Any]
+    def __init__(
+        self, index: int, now: Callable[[], float], make: Callable[[int], Dispatcher[Link]]
     ) -> None:
-        """A message is about to happen to a server."""
+        self._made = make
+        super().__init__(index, now)
 
-    def happened(self, server: int, step: int, replies: Sequence[Reply]) -> None:
-        """An event is over: the server's step now, and what it answers."""
+    def _make(self, number: int) -> Dispatcher[Link]:
+        dispatcher = self._made(number)
+        dispatcher.epoch = self.epoch
+        return dispatcher
 
 
 class Server:
-    """One server.
+    """One process of a server.
 
     Args:
+        cluster: where it lives.
         index: its task index.
-        shard: what it serves.
-        network: what carries its messages.
-        observer: told of all that happens.
-        dispatcher: how who says what to it is told apart.
+        host: the name of its host.
+        pid: its process id, which no other process has.
     """
 
-    def __init__(
+    def __init__(self, cluster: Cluster, index: int, host: str, pid: int) -> None:
+        self.index, self.host, self.pid = index, host, pid
+        self.address = f"tcp://{host}:{pid}"
+        self.cluster = cluster
+        self.process = Process(cluster.network.loop)
+        self._membership = Process(cluster.network.loop)  # it outlives the service for a moment
+        self.handler = _Handler(
+            index,
+            lambda: cluster.network.loop.now,
+            lambda number: cluster.make_dispatcher(self, number),
+        )
+        self.handler.peers_changed = self._want
+        self.handler.peer_gone = self._lost
+        self.member = Member(
+            cluster.members_network,
+            cluster.coordinator,
+            self._membership,
+            ("ps", index),
+            (host, pid, self.address),
+            cluster.make_member,
+            self._hear,
+        )
+        self.handler.report = self.member.tell
+        self._links: dict[tuple[Peer, ServerEntry], PeerLink] = {}
+        self._turning = False
+
+    @property
+    def name(self) -> str:
+        """Its task's name."""
+        return f"ps:{self.index}"
+
+    def begin(self) -> None:
+        """Joins, and lets time pass."""
+        self.member.connect()
+        self.process.after(_TICK_SECONDS, self._tick)
+
+    def stop(self, seconds: float) -> None:
+        """Stops the process for so long."""
+        self.process.stop(seconds)
+        self._membership.stop(seconds)
+
+    def kill(self) -> None:
+        """Kills the process."""
+        self.process.kill()
+        self._membership.kill()
+
+    def _tick(self) -> None:
+        self.handler.tick(self.cluster.network.loop.now)
+        self._turn()
+        self.process.after(_TICK_SECONDS, self._tick)
+
+    def _turn(self) -> None:
+        """Has the handler told that a turn of its loop is over, which may take several events."""
+        if not self._turning:
+            self._turning = True
+            rng = self.cluster.network.rng
+            self.process.after(0.0 if rng.random() < 0.7 else 0.002, self._turn_over)
+
+    def _turn_over(self) -> None:
+        self._turning = False
+        self.handler.turn_over()
+
+    # -- the coordinator's news -------------------------------------------------------------------
+
+    def _hear(self, news: News) -> None:
+        if isinstance(news, View):
+            self.handler.epoch = self.member.state.epoch
+            incarnation = self.member.state.incarnation
+            self.process.after(0.0, lambda: self._take(news, incarnation))
+        elif isinstance(news, Dismissed):
+            self.note("is dismissed")
+            self.process.kill()
+            self.member.leave("finished")
+            self.cluster.server_ended(self, "dismissed")
+        elif not self.member.state.confirmed:
+            self.note(f"gives up: {news.reason}")
+            self.kill()
+            self.cluster.server_ended(self, "refused")
+
+    def _take(self, view: View, incarnation: int) -> None:
+        self.note(f"takes {view}")
+        self.handler.view(view, incarnation)
+        self._turn()
+
+    # -- connections of others --------------------------------------------------------------------
+
+    def accept(
         self,
-        index: int,
-        shard: Shard,
-        network: Network,
-        observer: Observer,
-        dispatcher: Callable[[Shard], Dispatcher[Link]],
-    ) -> None:
-        self.index = index
-        self.shard = shard
-        self._dispatcher = dispatcher(shard)
-        self._loop: Loop = network.loop
-        self._observer = observer
+        identity: Identity,
+        wire: Wire,
+        deliver: Deliver,
+        accepted: Callable[[], None] = lambda: None,
+    ) -> Deliver:
+        """Takes a connection; returns what sends over it.
 
-    def view(self, view: View) -> None:
-        """The coordinator's news."""
-        self._note(f"takes {view}")
-        self._observer.viewed(self.index, view)
-        self._carry_out(self.shard.view(self._loop.now, view))
+        Args:
+            identity: of who has made it.
+            wire: the connection.
+            deliver: brings messages to who has made it.
+            accepted: called when it is served.
+        """
+        process, ends, shard = self.process, list[End](), list[int]()
+        process.holds(wire)
 
-    def tick(self) -> None:
-        """Passes time on, for ever."""
-        self._carry_out(self.shard.tick(self._loop.now))
-        self._loop.after(_TICK_SECONDS, self.tick)
+        def offer(message: Message, sequence: int, payload: Payload) -> None:
+            if self.cluster.network.loop.note is not None:
+                self.note(f"says {message} to {identity.task}")
+            if shard and not _refuses(message):
+                self.cluster.answered(self, shard[0], message)
+            wire.carry(DOWN, lambda: deliver(message, sequence, payload))
 
-    def opened(self, link: Link) -> None:
-        """Somebody has connected, and has proven who it is."""
-        self._dispatcher.opened(link)
-        if link.identity.role == "ps":
-            for word in self._dispatcher.speaks(link, link.identity.index):
-                self._tell(link, word)
+        def begin() -> None:
+            ends.append(
+                End(process, self.handler, identity, offer, lambda: wire.carry(DOWN, wire.break_))
+            )
+            accepted()
 
-    def closed(self, link: Link) -> None:
-        """A connection is gone, and all has come that it still brought."""
-        link.closed = True
-        self._dispatcher.closed(link)
+        def send(message: Message, sequence: int, payload: Payload) -> None:
+            if isinstance(message, Address):
+                shard.append(message.shard)
+            received = lambda: self.receive(ends, message, sequence, payload)  # noqa: E731
+            wire.carry(UP, lambda: process.run(received))
 
-    def receive(self, route: Route, payload: Sequence[Any]) -> None:
-        """A request comes."""
-        link, message = route.link, route.message
-        if not self._admits(link, message):
+        wire.carry(UP, lambda: process.run(begin) if process.alive else wire.break_())
+        wire.ended = lambda: process.run(lambda: _end(ends))
+        return send
+
+    def receive(self, ends: list[End], message: Message, sequence: int, payload: Payload) -> None:
+        """A message has come over a connection."""
+        if not ends or ends[0].closed:
             return
-        self._observer.received(self.index, link.identity, message, payload)
-        what: object = payload
-        if isinstance(message, Push):
-            assert self.shard.state.layout is not None
-            copies = [tensor.clone() for tensor in payload]
-            what = route.gradients = PartBuffer(self.shard.state.layout, self.index, copies)
-        self._carry_out(self._dispatcher.dispatch(self._loop.now, link, route, message, what))
+        if self.cluster.network.loop.note is not None:
+            self.note(f"hears {message} from {ends[0].identity.task}")
+        try:
+            ends[0].receive(message, sequence, payload)
+        except FrameError as error:
+            self.note(f"drops the connection to {ends[0].identity.task}: {error}")
+            self.cluster.counts["frame errors"] += 1
+            ends[0].close()
+        self._turn()
 
-    def hear(self, link: Link, message: Message) -> None:
-        """Another server says something."""
-        if self._admits(link, message):
-            self._carry_out(self._dispatcher.dispatch(self._loop.now, link, None, message))
+    # -- connections to other servers -------------------------------------------------------------
 
-    def _admits(self, link: Link, message: Message) -> bool:
-        if link.closed:
-            return False
-        if self._loop.note is not None:
-            self._note(f"hears {message} from {_name(link)}")
-        superseded = self._dispatcher.admit(link, message)
-        if superseded is not None:
-            superseded.closed = True
-            superseded.wire.break_()
-        return superseded is not link
+    def _want(self, peers: Sequence[Peer], view: View) -> None:
+        entries = {peer: view.server(peer.server) for peer in peers}
+        wanted = {(peer, entry) for peer, entry in entries.items() if entry is not None}
+        for gone in [each for each in self._links if each not in wanted]:
+            self._links.pop(gone).close()
+        for peer, entry in entries.items():
+            if entry is not None and (peer, entry) not in self._links:
+                self._links[peer, entry] = PeerLink(self, peer, entry)
 
-    def _carry_out(self, instructions: Sequence[Instruction]) -> None:
-        self._follow(instructions)
-        while self.shard.due:
-            self._follow(self.shard.go_on(self._loop.now))
+    def _lost(self, link: Any) -> None:
+        for each in [*self._links.values()]:
+            each.lost(link)
 
-    def _follow(self, instructions: Sequence[Instruction]) -> None:
-        replies = [instruction for instruction in instructions if isinstance(instruction, Reply)]
-        self._observer.happened(self.index, self.shard.state.step, replies)
-        for instruction in instructions:
-            if isinstance(instruction, Send):
-                link = self._dispatcher.link_for(instruction)
-                if link is not None:
-                    self._tell(link, instruction.message)
-            else:
-                self._reply(instruction)
-
-    def _tell(self, link: Link, message: Message) -> None:
-        link.wire.carry(UP if link.opened_here else DOWN, lambda: link.deliver(message))
-
-    def _reply(self, reply: Reply) -> None:
-        route = reply.route
-        assert isinstance(route, Route)
-        if not isinstance(reply.message, Waiting):
-            self._spoil(route)
-            if self._loop.note is not None:
-                self._note(f"answers {reply.message} to {_name(route.link)}")
-        wire = route.link.wire
-        wire.carry(DOWN, lambda: route.hear(route, reply.message, reply.payload))
-
-    def _spoil(self, route: Route) -> None:
-        """The answer is out: the gradient's memory may be used for something else."""
-        if route.gradients is not None:
-            for vector in route.gradients.vectors:
-                vector.fill_(_SPOILT)
-
-    def _note(self, what: str) -> None:
-        if self._loop.note is not None:
-            self._loop.note(f"{self._loop.now:8.4f} ps:{self.index} {what}")
+    def note(self, what: str) -> None:
+        """Says what happens, where somebody wants to read it."""
+        loop = self.cluster.network.loop
+        if loop.note is not None:
+            loop.note(f"{loop.now:8.4f} ps:{self.index}.{self.pid} {what}")
 
 
-def _name(link: Link) -> str:
-    return f"{link.identity.task}.{link.identity.incarnation}"
+class PeerLink:
+    """A connection to another server, which is made again when it is lost, as long as wanted."""
 
-
-class Peering:
-    """The connection of a server to server 0, which is made again whenever it breaks."""
-
-    def __init__(self, network: Network, leader: Server, follower: Server) -> None:
-        self._network = network
-        self._leader = leader
-        self._follower = follower
+    def __init__(self, server: Server, peer: Peer, entry: ServerEntry) -> None:
+        self._server = server
+        self._peer = peer
+        self._entry = entry
+        self._closed = False
+        self._ends: list[End] = []
         self._connect()
+
+    def lost(self, link: Any) -> None:
+        """Connects again, if this was its connection."""
+        if self._ends and link is self._ends[0]:
+            self._ends = []
+            self._again()
+
+    def close(self) -> None:
+        """Ends it."""
+        self._closed = True
+        for end in self._ends:
+            end.close()
+
+    def _again(self) -> None:
+        if not self._closed:
+            self._server.process.after(_RETRY_SECONDS, self._connect)
 
     def _connect(self) -> None:
-        leader, follower = self._leader, self._follower
-        wire = self._network.wire(lambda: self._broke(near, far))
-        far = Link(
-            Identity("", f"ps:{follower.index}", calls="ps:0"),
+        if self._closed:
+            return
+        server, cluster, ends = self._server, self._server.cluster, list[End]()
+        server.note(f"connects for {self._peer}")
+        process, other = server.process, cluster.server_at(self._entry.address)
+        if other is None:
+            self._again()
+            return
+        wire = cluster.network.wire(
+            lambda: process.run(lambda: self._broke(ends)), ends=(server.name, other.name)
+        )
+        process.holds(wire)
+        epoch = server.member.state.epoch
+        send = other.accept(
+            Identity("", server.name, epoch=epoch, calls=other.name),
             wire,
-            lambda message: follower.hear(near, message),
+            lambda m, s, p: process.run(lambda: server.receive(ends, m, s, p)),
+            lambda: wire.carry(DOWN, lambda: process.run(lambda: self._adopt(ends, wire, send))),
         )
-        near = Link(
-            Identity("", "ps:0"), wire, lambda message: leader.hear(far, message), opened_here=True
-        )
-        follower.opened(near)
-        leader.opened(far)
+        patience = lambda: None if ends else wire.break_()  # noqa: E731
+        process.after(_CONNECT_SECONDS, patience)
 
-    def _broke(self, near: Link, far: Link) -> None:
-        self._follower.closed(near)
-        self._leader.closed(far)
-        self._connect()
+    def _adopt(self, ends: list[End], wire: Wire, send: Deliver) -> None:
+        if self._closed:
+            wire.close()
+            return
+        server = self._server
+        identity = Identity("", f"ps:{self._entry.index}", epoch=server.member.state.epoch)
+        ends.append(
+            End(server.process, server.handler, identity, send, wire.close, opened_here=True)
+        )
+        self._ends = ends
+        server.handler.connected(ends[0], self._peer)  # type: ignore[arg-type]
+
+    def _broke(self, ends: list[End]) -> None:
+        self._server.note(f"loses its connection for {self._peer}")
+        if ends:
+            ends[0].broke()
+        else:
+            self._again()
+
+
+def _refuses(message: Message) -> bool:
+    """Returns whether a message answers nothing, but says that it cannot be answered here."""
+    said = message.verdict if isinstance(message, PushReply) else message
+    return isinstance(said, (FencedVerdict, Refused, Waiting))
+
+
+def _end(ends: list[End]) -> None:
+    for end in ends:
+        end.broke()

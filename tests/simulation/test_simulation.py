@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -17,9 +18,11 @@ from tests.simulation import (
     draw,
     planted,
     planted_membership,
+    planted_replication,
     simulate,
 )
 from tests.simulation.__main__ import main
+from tests.simulation.schedule import Schedule
 
 SCHEDULES = 2000
 """Of all modes together, in `make test`."""
@@ -36,11 +39,13 @@ PLENTY = 400
 
 @pytest.fixture(autouse=True)
 def small_tensors() -> Iterator[None]:
-    """Threads and gradients only slow down what is as small as this."""
+    """Threads and gradients only slow down what is as small as this; so does what is loaded."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
+    gc.freeze()
     with torch.no_grad():
         yield
+    gc.unfreeze()
     torch.set_num_threads(threads)
 
 
@@ -65,9 +70,11 @@ def test_every_invariant_holds(mode: str, first: int) -> None:
     # That nothing went wrong means little if little happened.
     for event in ("applied", "duplicate", "fenced", "crashed", "evictions", "broken", "cuts"):
         assert counts[event] > 2, f"{event}: {counts}"
-    assert counts["resumed"] > 2
-    assert (counts["stale"] > 2) == (mode in ("backup", "clip"))
-    assert (counts["half-applied"] > 0) == (mode == "uncommitted")
+    for event in ("resumed", "equal copies", "resumed shards", "kill server", "stop server"):
+        assert counts[event] > 1, f"{event}: {counts}"
+    assert (counts["seen"] > 500) == (mode == "counts")
+    assert mode not in ("backup", "clip") or counts["stale"] > 2
+    assert mode == "uncommitted" or not counts["half-applied"]
     assert (counts["clipped"] > 2) == (mode == "clip")
 
 
@@ -145,7 +152,49 @@ BUGS: list[tuple[str, Makers]] = [
 ]
 
 
+def of_servers(schedule: Schedule) -> bool:
+    """Returns whether something happens to servers of which there are several copies."""
+    kinds = {fault.kind for fault in schedule.faults}
+    return schedule.replicas > 1 and bool(kinds & {"kill server", "stop server", "silence server"})
+
+
+def of_three_copies(schedule: Schedule) -> bool:
+    """Returns whether there are three copies of each shard, and something happens to servers."""
+    return schedule.replicas > 2 and of_servers(schedule)
+
+
+def of_size(schedule: Schedule) -> bool:
+    """Returns whether shards are moved."""
+    kinds = {fault.kind for fault in schedule.faults}
+    return bool(kinds & {"add server", "remove server"}) or of_servers(schedule)
+
+
+def of_coordinator(schedule: Schedule) -> bool:
+    """Returns whether the coordinator is started again, and something happens to servers."""
+    return any(fault.kind == "kill coordinator" for fault in schedule.faults)
+
+
+REPLICATION_BUGS: list[tuple[str, planted_replication.Patch, Callable[[Schedule], bool]]] = [
+    ("async", planted_replication.answers_before_its_backups_confirm, of_servers),
+    ("counts", planted_replication.answers_before_its_backups_confirm, of_servers),
+    ("async", planted_replication.promotes_without_the_table, of_servers),
+    ("sync", planted_replication.drops_an_entry, of_servers),
+    ("async", planted_replication.answers_when_its_backups_are_gone, of_servers),
+    ("async", planted_replication.goes_on_after_it_was_replaced, of_servers),
+    ("async", planted_replication.forgets_one_shards_table, of_size),
+    ("sync", planted_replication.restarts_without_its_view, of_coordinator),
+    ("async", planted_replication.counts_the_ready_of_an_earlier_view, of_size),
+    ("async", planted_replication.compares_only_positions, of_three_copies),
+    ("async", planted_replication.waits_for_who_lacks_entries, of_three_copies),
+    ("async", planted_replication.late_openers_count, of_servers),
+    ("async", planted_replication.forgets_that_it_has_stopped, of_size),
+    ("async", planted_replication.answers_with_later_values, of_servers),
+]
+
+
 def bug_name(value: object) -> str:
+    if callable(value) and not isinstance(value, Makers):
+        return getattr(value, "__name__", str(value))
     if isinstance(value, Makers):
         made = set(vars(value).values()) - set(vars(Makers()).values())
         return next(iter(made)).__name__
@@ -160,6 +209,24 @@ def test_a_planted_bug_is_found(mode: str, makers: Makers) -> None:
         except (AssertionError, KeyError):  # a violation, or the shard itself stumbles
             return
     pytest.fail(f"{PLENTY} schedules went by unnoticed")
+
+
+@pytest.mark.parametrize(("mode", "bug", "shows"), REPLICATION_BUGS, ids=bug_name)
+def test_a_planted_bug_of_replication_is_found(
+    mode: str, bug: planted_replication.Patch, shows: Callable[[Schedule], bool]
+) -> None:
+    tried = 0
+    for seed in range(10 * PLENTY):
+        schedule = draw(mode, seed)
+        if shows(schedule):
+            tried += 1
+            try:
+                simulate(schedule, Makers(patches=(bug,)))
+            except (AssertionError, KeyError):
+                return
+        if tried == PLENTY:
+            break
+    pytest.fail(f"{tried} schedules went by unnoticed")
 
 
 def test_settings_that_were_dropped_with_a_stale_update_are_sent_again() -> None:
@@ -188,7 +255,7 @@ def test_a_seed_is_one_schedule_and_one_run() -> None:
 
 
 def test_the_command_line_tells_of_each_mode(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--seeds", "0:28"]) == 0
+    assert main(["--seeds", "0:32"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[:3] for line in lines] == [[mode, "4", "schedules"] for mode in MODES]
 

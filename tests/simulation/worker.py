@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 from tests.simulation.client import Client
-from tests.simulation.expected_values import Violation, push_id
+from tests.simulation.expected_values import Made, PushId, Violation
 from tests.simulation.invariant_checker import InvariantChecker
 from tests.simulation.loop import Process, Start, Task
 from tests.simulation.member import Member
-from tests.simulation.model import Model
+from tests.simulation.model import Model, loading
 from tests.simulation.network import Network
 from tests.simulation.schedule import Crash, Schedule
-from tests.simulation.server import Server
 from trireme.cluster.view import View, WorkerEntry
 from trireme.errors import Fenced, Rejected
 from trireme.ps.client.protocol import Copy
-from trireme.ps.messages import Span
+from trireme.ps.messages import Push, Span
 from trireme.ps.snapshot import ModelState
 from trireme.session.backends.local_sgd import period_length
 
 DATASET, SIZE = "examples", 50
 _BACK_OFF = 0.02
+_RESTART = 0.3
 
 
 class Place(Protocol):
@@ -30,7 +30,6 @@ class Place(Protocol):
 
     schedule: Schedule
     network: Network
-    servers: list[Server]
     checker: InvariantChecker
     model: Model
 
@@ -38,22 +37,27 @@ class Place(Protocol):
     def view(self) -> View:
         """The newest view, whether or not somebody has heard of it."""
 
-    def make_client(
-        self, worker: int, incarnation: int, view: Callable[[], View], patience: float = ...
-    ) -> Client:
+    def make_client(self, worker: int, member: Member) -> Client:
         """Makes a process's connections."""
 
-    def first_state(self) -> ModelState:
+    def first_state(self, client: Client) -> ModelState:
         """Returns the values that a chief loads."""
 
     def crash_of(self, worker: int) -> Crash | None:
         """Returns the crash that is due at this worker's next push."""
 
     def ended(self, worker: Worker, *, how: str, restart: float | None = None) -> None:
-        """A worker is over: it `left`, `crashed`, was `evicted`, or the job was `over`."""
+        """A worker is over.
 
-    def copied(self, copy: Copy) -> None:
+        It `left`, was `dismissed`, `crashed`, was `evicted`, the job was `over`, or it had ended
+        training when the job was rolled back: `late`.
+        """
+
+    def copied(self, client: Client, copy: Copy) -> None:
         """A cut is complete."""
+
+    def check_held(self, worker: tuple[int, int], spans: Sequence[Span]) -> None:
+        """A worker leaves: what it holds unpushed must be what it thinks it holds."""
 
 
 class Worker:
@@ -70,7 +74,7 @@ class Worker:
         self.index = index
         self.member = member
         self.incarnation = member.state.incarnation
-        self.client = place.make_client(index, self.incarnation, lambda: member.view)
+        self.client = place.make_client(index, member)
         self.task = Task(self._live())
         self._spans: list[Span] = []
 
@@ -84,21 +88,11 @@ class Worker:
     # -- its life ---------------------------------------------------------------------------------
 
     def _live(self) -> Process:
-        protocol, run = self.client.protocol, self.client.run
         try:
-            yield from self._join()
-            while not protocol.stopping:
-                yield self._think()
-                if not self._spans:
-                    yield from self._lease()
-                yield from self._update()
-            chief = self.member.view.chief == self.index
-            yield from run(protocol.retire())
-            self.client.draining = True
-            yield from run(protocol.drain())
-            self.client.draining = False
-            if chief:
-                self.place.copied((yield from run(protocol.snapshot(state=True))))
+            yield from self._train()
+            if self.member.state.dismissed is None and not (yield from self._drain()):
+                self.end("late", _RESTART)  # it cannot train on: another process does
+                return
         except Fenced as fence:
             if self._takes_part(self.place.view):
                 raise Violation(f"{self.client.name} gave up: {fence}") from fence
@@ -106,26 +100,71 @@ class Worker:
             return
         except Rejected as error:
             raise Violation(f"{self.client.name} was rejected: {error}") from error
-        self.place.checker.check_held((self.index, self.incarnation), self._spans)
-        self.end("left")
+        self.place.check_held((self.index, self.incarnation), self._spans)
+        self.end("left" if self.member.state.dismissed is None else "dismissed")
+
+    def _train(self) -> Process:
+        """Trains until the job has told it to stop; retires."""
+        protocol, joined = self.client.protocol, False
+        while True:
+            try:
+                if not joined:
+                    self._spans = []
+                    yield from self._join()
+                    joined = True
+                while not protocol.stopping:
+                    yield self._think()
+                    if not self._spans:
+                        yield from self._lease()
+                    yield from self._update()
+                    protocol.stopping = protocol.stopping or self.member.state.dismissed is not None
+                yield from self.client.run(protocol.retire())
+                return
+            except Fenced as fence:
+                if not self._begins_anew(fence):
+                    raise
+                joined = False
+
+    def _begins_anew(self, fence: Fenced) -> bool:
+        """Returns whether a fence means that the shards have no values any more, or not yet."""
+        self.place.checker.counts["begun anew"] += 1
+        return self.client.lost or "divided anew before" in str(fence)
+
+    def _drain(self) -> Any:
+        """Waits for the end; returns whether all that was learned is there then."""
+        protocol, run = self.client.protocol, self.client.run
+        chief = self.member.view.chief == self.index
+        self.client.draining = True
+        try:
+            yield from run(protocol.drain())
+            self.client.draining = False
+            if chief:
+                copy = yield from run(protocol.snapshot(state=True))
+                self.place.copied(self.client, copy)
+        except Fenced as fence:
+            if not self._begins_anew(fence):
+                raise
+            return False
+        return True
 
     def _takes_part(self, view: View) -> bool:
         return WorkerEntry(self.index, self.incarnation) in view.workers
 
     def _join(self) -> Process:
         """Shows the model; as chief loads the values; pulls them."""
-        protocol, run, model = self.client.protocol, self.client.run, self.place.model
+        client, protocol, model = self.client, self.client.protocol, self.place.model
         rule = self.place.schedule.rule
         while True:
             try:
-                loaded = yield from run(protocol.attach(model.layout.spec, model.optimizer, rule))
+                loaded = yield from client.attach(model.optimizer, rule)
                 if not loaded and self.member.view.chief == self.index:
-                    state = self.place.first_state()
-                    yield from run(protocol.load(state, model.loading(state)))
-                yield from run(protocol.pull())
+                    state = self.place.first_state(client)
+                    yield from client.run(protocol.load(state, loading(client.layout, state)))
+                yield from client.run(protocol.pull())
                 return
             except Fenced as fence:
-                if self.member.view.number >= fence.view and not self._takes_part(self.member.view):
+                newest = self.member.view
+                if not client.lost and newest.number >= fence.view and not self._takes_part(newest):
                     raise
             yield self.place.network.loop.sleep(_BACK_OFF)
 
@@ -147,44 +186,49 @@ class Worker:
         rng, model, pulled = place.network.rng, place.model, client.protocol.step
         spans = (self._spans.pop(0),)
         weight = 0.0 if rng.random() < place.schedule.empty else float(place.schedule.batch)
-        gradient = model.gradient()
+        gradient = model.gradient(self.index)
         hyper = model.hyper(place.schedule.rate_at(pulled))
-        order = list(range(len(place.servers)))
-        rng.shuffle(order)
         if rng.random() < place.schedule.early:
-            yield from self._announce(order, weight, hyper, spans)
+            yield from self._announce(weight, hyper, spans)
         steps = self._steps(pulled)
         update = protocol.next_push(weight, hyper, spans, steps=steps)
         protocol.push(update)
-        made = push_id(client.identity, update)
-        place.checker.make(made, update, spans, gradient)
-        crash = place.crash_of(self.index)
+        who = self._push_id(update)
+        place.checker.make(who, update, spans, gradient)
+        crash, order = place.crash_of(self.index), self._order()
         if crash is not None:
             order = order[: crash.reached]
-        client.push(update, {server: model.gradient_part(gradient, server) for server in order})
+        yield from client.push(Made(update, spans, gradient), order)
         if crash is not None:
             self.end("crashed", crash.restart)
             yield place.network.loop.sleep(0)  # nobody comes back from here
         if not self._spans and rng.random() < 0.5:
             yield from self._lease()  # before the push is waited for: it is settled first
         yield from client.run(protocol.wait())
-        place.checker.acknowledge(made, [reply.verdict for reply in protocol.replies])
+        place.checker.acknowledge(who, [reply.verdict for reply in protocol.replies])
 
-    def _announce(
-        self, order: Sequence[int], weight: float, hyper: Any, spans: Sequence[Span]
-    ) -> Process:
+    def _push_id(self, update: Push) -> PushId:
+        return self.index, self.incarnation, update.sequence, self.client.life
+
+    def _order(self) -> list[int]:
+        """Returns all shards, in the order in which their messages happen to leave."""
+        order = list(range(self.client.layout.spec.shards))
+        self.place.network.rng.shuffle(order)
+        return order
+
+    def _announce(self, weight: float, hyper: Any, spans: Sequence[Span]) -> Process:
         """Lets a push leave before it is made. It may turn out to be another, or not to come."""
         client, rng = self.client, self.place.network.rng
         if rng.random() < 0.3:
             hyper = self.place.model.hyper(rng.choice((1.0, 2.0)))
         if rng.random() < 0.1:
             weight = 1.0 - weight
-        client.announce(client.protocol.next_push(weight, hyper, spans), order)
+        client.announce(client.protocol.next_push(weight, hyper, spans), self._order())
         yield self._think()
         if rng.random() < 0.1:
             yield from client.run(client.protocol.status())
 
     def _think(self) -> Start:
-        network = self.place.network
-        mean = self.place.schedule.think[self.index]
+        network, means = self.place.network, self.place.schedule.think
+        mean = means[self.index % len(means)]
         return network.loop.sleep(network.rng.expovariate(1 / mean))

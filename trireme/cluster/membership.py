@@ -229,7 +229,7 @@ def _admit(
 
 def _asks_again(known: Task, join: Join) -> bool:
     """Returns whether a process joins that has joined already, and has not heard that it has."""
-    return join.incarnation == 0 and join.start > 0 and join.start == known.start
+    return 0 < join.start == known.start and join.incarnation < known.incarnation
 
 
 def _refusal(
@@ -259,7 +259,7 @@ def _refusal(
             f"{known.name} comes as incarnation {join.incarnation}, which this coordinator never "
             "gave out: it was started anew and knows nothing of this job; start all of it again",
         )
-    if 0 < join.incarnation < known.incarnation:
+    if 0 < join.incarnation < known.incarnation and not _asks_again(known, join):
         return Refused(
             "superseded",
             f"{known} is now incarnation {known.incarnation} of this task: incarnation "

@@ -58,6 +58,8 @@ def renew_view(builder: DecisionBuilder) -> bool:
         under_way: Reconfiguration | None = Reconfiguration(view.number, builder.now)
     else:
         under_way = builder.state.reconfiguration if view.next_shards else None
+        if under_way is not None:  # each view has a cut of its own, at which all shards stop
+            under_way = replace(under_way, view=view.number, ready=())
     builder.state = replace(builder.state, view=view, reconfiguration=under_way)
     builder.add_reason(_describe(view))
     builder.broadcast(ViewChanged(view))

@@ -166,9 +166,9 @@ class Reconfiguration(msgspec.Struct, frozen=True):
     """A reconfiguration under way: the view has `next_shards`.
 
     Attributes:
-        view: the number of the view that has announced it.
-        since: when that was.
-        ready: the shards that have stopped at the common cut.
+        view: the number of the newest view that announces it.
+        since: when the first one did.
+        ready: the shards that have stopped at the common cut of that newest view.
     """
 
     view: int

@@ -47,6 +47,7 @@ class Follow(FromServer, frozen=True, array_like=True):
         position: the position of the last entry that it has.
         began: the number of the view in which it has begun; 0 where it has no state.
         incarnation: this start of the server.
+        term: that of the last entry; see `Replicate`.
     """
 
     kind: ClassVar[int] = 102
@@ -55,6 +56,7 @@ class Follow(FromServer, frozen=True, array_like=True):
     position: Number
     began: Number
     incarnation: Number
+    term: Number = 0
 
 
 class Fill(FromServer, frozen=True, array_like=True):
@@ -82,6 +84,8 @@ class Replicate(FromServer, frozen=True, array_like=True):
         incarnation: that task's.
         event_kind: the kind of the event's message.
         event: the message, encoded.
+        term: the number of the view that made its sender the primary. Two primaries, one after the
+            other, may give one position to different entries, of which nobody was told but one.
     """
 
     kind: ClassVar[int] = 104
@@ -91,6 +95,7 @@ class Replicate(FromServer, frozen=True, array_like=True):
     incarnation: Number
     event_kind: int
     event: bytes
+    term: Number = 0
 
 
 class Replicated(FromServer, frozen=True, array_like=True):

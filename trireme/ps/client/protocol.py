@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import msgspec
 
-from trireme.errors import ConfigurationError, Fenced, FrameError, WaitTimeout
+from trireme.errors import ConfigurationError, CopiesLost, Fenced, FrameError, WaitTimeout
 from trireme.ps.client.lanes import BACK_OFF, Answer, Divided, Request
 from trireme.ps.messages import (
     Applied,
@@ -310,6 +310,8 @@ class ClientProtocol:
         if self._pushed and self._settled is None and self._fence is None:
             try:
                 self._settled = self._all((yield AWAIT), PushReply)
+            except CopiesLost:
+                raise
             except Fenced as fence:
                 self._fence = fence
             else:

@@ -89,19 +89,22 @@ class ReplicationLog(Generic[_L]):
 
     Args:
         position: of the last entry that this replica has applied.
+        term: the number of the view that made it the primary.
 
     Attributes:
         position: of the last entry.
         appended, appended_bytes: the entries that were appended here, and their bytes.
+        term: as given; that of the entries to come.
         backups: the servers whose replicas count, by the newest view.
         joining: the servers whose replicas catch up.
         caught_up: joining replicas that count from now on: (server, incarnation).
         useless: replicas that this primary cannot bring up to date: (server, incarnation).
     """
 
-    def __init__(self, position: int) -> None:
+    def __init__(self, position: int, term: int = 0) -> None:
         self.position = position
         self.appended = self.appended_bytes = 0
+        self.term = term
         self.backups: frozenset[int] = frozenset()
         self.joining: frozenset[int] = frozenset()
         self.caught_up: list[tuple[int, int]] = []
@@ -196,10 +199,15 @@ class ReplicationLog(Generic[_L]):
             message: the event's message.
             payload: its payload. It stays as it is until the event is answered.
         """
-        self._keep_values()
+        self.keep_values()
         self.position += 1
         event = Replicate(
-            self.position, now, *who, event_kind=message.kind, event=EVENTS.encode(message)
+            self.position,
+            now,
+            *who,
+            event_kind=message.kind,
+            event=EVENTS.encode(message),
+            term=self.term,
         )
         entry = _Entry(event, payload, sum(view.nbytes for view in payload) + 64)
         if self._lags:
@@ -225,6 +233,25 @@ class ReplicationLog(Generic[_L]):
             self._held.append((self.position, later))
             self._live = True
         return at_once
+
+    def keep_values(self) -> None:
+        """Copies the live values that withheld answers carry, before they change.
+
+        `append` does so for the next event. Within an event call it where values change again.
+        """
+        if not self._live:
+            return
+        self._live = False
+        copies: dict[int, Sequence[torch.Tensor]] = {}
+        for _, instructions in self._held:
+            for place, each in enumerate(instructions):
+                if not isinstance(each, Reply) or isinstance(each.payload, _Kept):
+                    continue
+                if each.payload and isinstance(each.message, (PushReply, PullReply)):
+                    if id(each.payload) not in copies:
+                        copies[id(each.payload)] = _Kept(t.clone() for t in each.payload)
+                    kept = copies[id(each.payload)]
+                    instructions[place] = msgspec.structs.replace(each, payload=kept)
 
     def own(self) -> None:
         """Copies the payloads of all entries: the memory of a worker that is out will change."""
@@ -302,22 +329,6 @@ class ReplicationLog(Generic[_L]):
             follower = self._followers.get(server)
             if follower is not None and follower.waited_from is None:
                 follower.waited_from = self.position
-
-    def _keep_values(self) -> None:
-        """Copies the live values that withheld answers carry: the next event changes them."""
-        if not self._live:
-            return
-        self._live = False
-        copies: dict[int, Sequence[torch.Tensor]] = {}
-        for _, instructions in self._held:
-            for place, each in enumerate(instructions):
-                if not isinstance(each, Reply) or isinstance(each.payload, _Kept):
-                    continue
-                if each.payload and isinstance(each.message, (PushReply, PullReply)):
-                    if id(each.payload) not in copies:
-                        copies[id(each.payload)] = _Kept(t.clone() for t in each.payload)
-                    kept = copies[id(each.payload)]
-                    instructions[place] = msgspec.structs.replace(each, payload=kept)
 
 
 class _Kept(tuple[torch.Tensor, ...]):

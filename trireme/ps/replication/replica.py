@@ -96,6 +96,7 @@ class Replica(Generic[_L]):
         self._server = server
         self._log: ReplicationLog[_L] | None = ReplicationLog(0)
         self._position = 0  # while it is not the primary
+        self._terms: list[tuple[int, int]] = []  # (position, term): of the first entry of each
         self._first: Fill | None = None  # the state it has begun with, for joining replicas
         self._first_payload: Sequence[memoryview] = ()
         self._view = View(0, (), ())
@@ -105,6 +106,15 @@ class Replica(Generic[_L]):
     def position(self) -> int:
         """The position of the last entry that it has applied."""
         return self._position if self._log is None else self._log.position
+
+    def _note_term(self, position: int, term: int) -> None:
+        """Notes of which term an entry is."""
+        if not self._terms or self._terms[-1][1] != term:
+            self._terms.append((position, term))
+
+    def _term_at(self, position: int) -> int:
+        """Returns the term of an entry; 0 for none."""
+        return next((term for first, term in reversed(self._terms) if first <= position), 0)
 
     @property
     def log(self) -> ReplicationLog[_L] | None:
@@ -153,6 +163,7 @@ class Replica(Generic[_L]):
         if self.primary:
             raise FrameError("a primary is not filled")
         self._position = 0
+        self._terms.clear()
         self.dispatcher = self._make(self.number)
         self.shard = self.dispatcher.shard
         view = message.view
@@ -170,7 +181,8 @@ class Replica(Generic[_L]):
 
     def view(self, now: float, view: View) -> Iterator[Output[_L]]:
         """Takes a view of the same generation; a backup may become the primary."""
-        yield from self._take_role(view)
+        for each in self._take_role(view):
+            yield from self._noted(each)
         if self._log is not None and self.began:
             self._log.own()
             yield from self._happen(now, NOBODY, None, ViewChanged(view), None)
@@ -183,8 +195,10 @@ class Replica(Generic[_L]):
             self._position, self._log = self.position, None
             return []
         if self._log is None:
-            self._log = ReplicationLog(self._position)
+            self._log = ReplicationLog(self._position, view.number)
             self.source = None
+        elif not self._log.position:
+            self._log.term = view.number
         out = self._log.members(entry.backups, entry.joining)
         if not entry.backups and not entry.joining:
             self._first, self._first_payload = None, ()
@@ -247,20 +261,23 @@ class Replica(Generic[_L]):
     ) -> Iterator[Output[_L]]:
         log = self._log
         assert log is not None
-        if not log.active:
-            for each in self._apply(now, who, route, message, what):
+        if log.active:
+            yield from log.append(now, who, message, raw)
+            self._note_term(log.position, log.term)
+        for instructions in self._apply(now, who, route, message, what):
+            held = log.hold(instructions) if log.active else instructions
+            for each in held:
                 yield from self._noted(each)
-            return
-        yield from log.append(now, who, message, raw)
-        for each in log.hold([*self._apply(now, who, route, message, what)]):
-            yield from self._noted(each)
+            if self.shard.due:  # the values change again, within this event
+                log.keep_values()
 
     def _apply(
         self, now: float, who: Participant, route: object, message: Message, what: Any
-    ) -> Iterator[Instruction]:
-        yield from self.dispatcher.apply(now, who, route, message, what)
+    ) -> Iterator[list[Instruction]]:
+        """Gives an event to the shard; yields its instructions, until nothing more is due."""
+        yield self.dispatcher.apply(now, who, route, message, what)
         while self.shard.due:
-            yield from self.shard.go_on(now)
+            yield self.shard.go_on(now)
 
     def _noted(self, each: Output[_L]) -> Iterator[Output[_L]]:
         """Yields an instruction, but for what this replica has to say to the coordinator."""
@@ -296,22 +313,29 @@ class Replica(Generic[_L]):
     def follow(self, link: _L, message: Follow) -> list[Output[_L]] | None:
         """Begins to send entries to another replica; returns None where that cannot be.
 
-        A replica that has not begun with the same state as this one is filled first.
+        A replica that has not begun with the same state as this one, or has heard entries that this
+        one has not, is filled first.
         """
         if self._log is None:
             return None
         server, out = link.identity.index, list[Output[_L]]()
         position = message.position
-        if message.began != self.began or position > self._log.position:
+        last = position and self._term_at(position)  # else it has heard another primary
+        if message.began != self.began or position > self._log.position or message.term != last:
             if self._first is None:
                 self._log.useless.add((server, message.incarnation))
                 return None
             out.append(Tell(link, self._first, self._first_payload))
             position = 0
         followed = self._log.follow(link, server, message.incarnation, position)
+        if followed is None and server in self._log.backups | self._log.joining:
+            # It lacks entries that only the primary before had, or that are forgotten.
+            self._log.useless.add((server, message.incarnation))
         if self._log.complete:
             self._first, self._first_payload = None, ()
-        return None if followed is None else [*out, *followed]
+        if followed is None:
+            return None
+        return [*out, *(each for told in followed for each in self._noted(told))]
 
     def confirmed(self, link: _L, message: Replicated) -> Iterator[Output[_L]]:
         """Takes another replica's confirmation."""
@@ -347,12 +371,15 @@ class Replica(Generic[_L]):
                 f"{self._position + 1} was due"
             )
         self._position += 1
+        self._note_term(message.position, message.term)
         who = Participant(message.index, message.incarnation)
-        yield from self._apply(message.now, who, route, event, what)
+        for instructions in self._apply(message.now, who, route, event, what):
+            yield from instructions
 
     def follows(self, incarnation: int) -> Follow:
         """Returns the message by which this replica asks its primary for entries."""
-        return Follow(self.number, self.generation, self._position, self.began, incarnation)
+        term = self._term_at(self._position)
+        return Follow(self.number, self.generation, self._position, self.began, incarnation, term)
 
     def quiet(self) -> Quiet | None:
         """Returns the state of a shard that has stopped; None where no values are loaded."""

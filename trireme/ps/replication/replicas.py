@@ -65,6 +65,11 @@ class Replicas(Generic[_L]):
         self.incarnation = 0
         self._server = server
         self._make = make
+        # The connections of other servers, numbered in the order in which they were made. A server
+        # makes another one for the same purpose only when it has given up the one before.
+        self._made = 0
+        self._numbers: dict[_L, int] = {}
+        self._newest: dict[tuple[int, int, int], int] = {}  # by server, kind of opener and shard
         # Before the first view a server refuses what its shard is asked, as of another view.
         self.by_shard: dict[int, Replica[_L]] = {server: Replica(server, server, 1, make)}
 
@@ -108,7 +113,9 @@ class Replicas(Generic[_L]):
             else:
                 quiets = [source.quiet() for source in sources]
                 known = [quiet for quiet in quiets if quiet is not None]
-                outputs = replica.begin(now, view, united(known) if known else None)
+                # Where some have no values yet, nobody has trained: the chief loads them again.
+                whole = len(known) == len(quiets)
+                outputs = replica.begin(now, view, united(known) if whole else None)
             for output in outputs:
                 yield replica, output
 
@@ -126,6 +133,23 @@ class Replicas(Generic[_L]):
                 del self.by_shard[number]
 
     # -- connections -----------------------------------------------------------------------------
+
+    def opened(self, link: _L) -> None:
+        """Notes a new connection."""
+        self._made += 1
+        self._numbers[link] = self._made
+
+    def closed(self, link: _L) -> None:
+        """Forgets a connection that is gone."""
+        self._numbers.pop(link, None)
+
+    def _is_superseded(self, link: _L, message: Speak | Follow) -> bool:
+        """Returns whether its server has made another connection for the same purpose since."""
+        if link not in self._numbers:
+            self.opened(link)
+        key, number = (link.identity.index, message.kind, message.shard), self._numbers[link]
+        self._newest[key] = max(number, self._newest.get(key, 0))
+        return number < self._newest[key]
 
     def addressed(self, link: _L, message: Address) -> Replica[_L] | None:
         """Returns the replica that a task asks; None where this server cannot answer."""
@@ -148,6 +172,8 @@ class Replicas(Generic[_L]):
             return None
         if message.shard == 0 or not self._is_primary(link.identity.index, message.shard, entry):
             return None
+        if self._is_superseded(link, message):
+            return None
         replica.dispatcher.opened(link)
         return replica, replica.dispatcher.speaks(link, message.shard)
 
@@ -163,6 +189,8 @@ class Replicas(Generic[_L]):
             return None
         entry = self.view.server(link.identity.index)
         if entry is None or entry.incarnation != message.incarnation:
+            return None
+        if self._is_superseded(link, message):
             return None
         outputs = replica.follow(link, message)
         return None if outputs is None else (replica, outputs)

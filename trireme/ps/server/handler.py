@@ -109,7 +109,9 @@ class ShardHandler:
         self._notes = Notes()
         self._bound: dict[Link, Replica[Link]] = {}  # what each connection is about
         self._followers: set[Link] = set()  # the connections of other replicas
-        self._confirms: set[Replica[Link]] = set()  # that have applied entries since the last turn
+        self._confirms: dict[
+            Replica[Link], None
+        ] = {}  # that have applied entries since the last turn
         self._receive_buffers: dict[Replica[Link], ReceiveBuffer] = {}
         self._entry_buffers: dict[Replica[Link], EntryBuffers] = {}
         self._local: deque[tuple[int, int, FromServer]] = deque()  # between shards of this server
@@ -135,6 +137,7 @@ class ShardHandler:
     def authenticated(self, link: Link) -> None:
         """Begins to serve a peer that has authenticated: its first message says what it wants."""
         link.connection.destination = lambda message, length: self._place(link, message, length)
+        self.replicas.opened(link)
 
     def received(self, link: Link, incoming: Incoming) -> None:
         """Gives a message to a replica, and carries out what it asks for."""
@@ -185,6 +188,7 @@ class ShardHandler:
         self._notes.wanted_by.discard(link.identity.task)
         self._early = [each for each in self._early if each[0] is not link]
         self._followers.discard(link)
+        self.replicas.closed(link)
         replica = self._bound.pop(link, None)
         if replica is not None:
             replica.closed(link)
@@ -194,7 +198,7 @@ class ShardHandler:
     def turn_over(self) -> None:
         """Confirms the entries that were applied since the last turn of the service's loop."""
         while self._confirms:
-            replica = self._confirms.pop()
+            replica, _ = self._confirms.popitem()
             if replica.source is not None:
                 replica.source.offer(Replicated(replica.position))
 
@@ -336,7 +340,7 @@ class ShardHandler:
             event = decoded(message)
             route, what = self._entry(replica, event, payload)
             self._carry_out(now, replica, replica.replicate(message, event, route, what))
-        self._confirms.add(replica)
+        self._confirms[replica] = None
 
     def _entry(
         self, replica: Replica[Link], event: Message, payload: Sequence[memoryview]

@@ -247,9 +247,13 @@ class HalfApplied:
     Args:
         server: this server's index.
         servers: how many there are.
+
+    Attributes:
+        before: how many there were when the shards were divided anew.
     """
 
     def __init__(self, server: int, servers: int) -> None:
+        self.before = 0
         self._server = server
         self._views = dict.fromkeys(range(servers), 0)  # that each server has taken
         self._last: dict[int, dict[Participant, int]] = {index: {} for index in range(servers)}
@@ -290,7 +294,7 @@ class HalfApplied:
     def count(self) -> int:
         """How many there are among the workers of which every server knows that they are out."""
         known = min(self._views.values())
-        return sum(
+        return self.before + sum(
             1
             for member, view in self._since.items()
             if view <= known and len({last.get(member, 0) for last in self._last.values()}) > 1

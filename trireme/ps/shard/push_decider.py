@@ -69,6 +69,11 @@ class PushDecider:
         """Begins the first round, as values are loaded."""
         self._round = Round(self._state.step, self._spare)
 
+    def resume(self) -> None:
+        """Goes on counting where the shards before have stopped."""
+        if self._half_applied is not None:
+            self._half_applied.before = self._state.counters["half_applied"]
+
     @property
     def waits_for_nobody(self) -> bool:
         """Whether a push that comes now is decided at once."""

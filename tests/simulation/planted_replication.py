@@ -1,0 +1,181 @@
+"""Replication, reconfiguration and journals with one bug each, which the simulator must find.
+
+Each replaces a part of the real code while a job runs. Some were in the real code until the
+simulator met them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+from unittest.mock import patch
+
+import msgspec
+
+from trireme.cluster import coordinator, reconcile
+from trireme.cluster.state import State
+from trireme.cluster.view import View
+from trireme.ps.replication import replicas
+from trireme.ps.replication.log import ReplicationLog
+from trireme.ps.replication.replica import Replica
+from trireme.ps.replication.replicas import Replicas
+from trireme.ps.shard.instructions import Instruction
+from trireme.ps.shard.push_table import PushTable
+from trireme.ps.shard.quiet_state import Quiet, united
+
+Patch = Callable[[], AbstractContextManager[Any]]
+
+
+def answers_before_its_backups_confirm() -> AbstractContextManager[Any]:
+    """A primary tells at once what can be lost with it."""
+
+    def hold(self: Any, instructions: list[Instruction]) -> list[Instruction]:
+        return instructions
+
+    return patch.object(ReplicationLog, "hold", hold)
+
+
+def promotes_without_the_table() -> AbstractContextManager[Any]:
+    """A backup that becomes the primary does not know what was decided."""
+    take_role = Replica._take_role
+
+    def forgets(self: Any, view: View) -> Any:
+        before = self.primary
+        out = take_role(self, view)
+        if self.primary and not before and self.began:
+            table, self.shard.state.table = self.shard.state.table, PushTable()
+            for worker, record in table.records.items():
+                self.shard.state.table.admit(worker, record.incarnation, record.clock)
+        return out
+
+    return patch.object(Replica, "_take_role", forgets)
+
+
+def drops_an_entry() -> AbstractContextManager[Any]:
+    """A backup leaves out one entry of many."""
+    apply = Replica._apply
+
+    def drops(self: Any, *said: Any) -> Any:
+        if not self.primary and self.position % 7 == 6:
+            return iter(())
+        return apply(self, *said)
+
+    return patch.object(Replica, "_apply", drops)
+
+
+def answers_when_its_backups_are_gone() -> AbstractContextManager[Any]:
+    """A primary that was replaced does not wait for a backup that it has lost, and goes on."""
+
+    def lost(self: Any, link: Any) -> None:
+        for server, follower in [*self._followers.items()]:
+            if follower.link is link:
+                del self._followers[server]
+                self.backups -= {server}
+
+    return patch.object(ReplicationLog, "lost", lost)
+
+
+def goes_on_after_it_was_replaced() -> AbstractContextManager[Any]:
+    """A primary answers though the view names another one."""
+    take = Replicas.take
+
+    def ignores(self: Any, now: float, view: View) -> Any:
+        mine = any(r.primary and r.began for r in self.by_shard.values())
+        held = {each.primary for each in view.shards}
+        if mine and self._server not in held and view.life == self.view.life:
+            return iter(())
+        return take(self, now, view)
+
+    return patch.object(Replicas, "take", ignores)
+
+
+def forgets_one_shards_table() -> AbstractContextManager[Any]:
+    """The shards that follow one of the old ones do not know what that had decided."""
+
+    def forgets(quiets: Sequence[Quiet]) -> Quiet:
+        whole = united(quiets)
+        if quiets[0].tensors[0][0].start == 0:
+            return whole
+        replace = msgspec.structs.replace
+        records = tuple(replace(row, sequence=0, verdicts=()) for row in whole.state.records)
+        return replace(whole, state=replace(whole.state, records=records))
+
+    return patch.object(replicas, "united", forgets)
+
+
+def restarts_without_its_view() -> AbstractContextManager[Any]:
+    """A coordinator that is started again does not know its last view."""
+    resumed = coordinator.resumed
+
+    def forgets(now: float, state: State) -> State:
+        return msgspec.structs.replace(resumed(now, state), view=None, reconfiguration=None)
+
+    return patch.object(coordinator, "resumed", forgets)
+
+
+def counts_the_ready_of_an_earlier_view() -> AbstractContextManager[Any]:
+    """The shards are switched that had stopped, though another view has let them go on since."""
+    renew_view = reconcile.renew_view
+
+    def keeps(builder: Any) -> bool:
+        before = builder.state.reconfiguration
+        renewed = renew_view(builder)
+        if before is not None and builder.state.reconfiguration is not None:
+            builder.state = msgspec.structs.replace(builder.state, reconfiguration=before)
+        return renewed
+
+    return patch.object(reconcile, "renew_view", keeps)
+
+
+def compares_only_positions() -> AbstractContextManager[Any]:
+    """A backup that has heard entries of the primary before counts as equal to the present one."""
+    return patch.object(Replica, "_term_at", lambda self, position: 0)
+
+
+def waits_for_who_lacks_entries() -> AbstractContextManager[Any]:
+    """A primary waits for a backup that it cannot bring up to date."""
+    follow = Replica.follow
+
+    def waits(self: Any, link: Any, message: Any) -> Any:
+        out = follow(self, link, message)
+        if self._log is not None:
+            self._log.useless.clear()
+        return out
+
+    return patch.object(Replica, "follow", waits)
+
+
+def late_openers_count() -> AbstractContextManager[Any]:
+    """What an old connection is for replaces what the new one is for."""
+    return patch.object(Replicas, "_is_superseded", lambda self, link, message: False)
+
+
+def forgets_that_it_has_stopped() -> AbstractContextManager[Any]:
+    """A shard whose backup connects again does not tell that it has stopped."""
+    follow = Replica.follow
+
+    def quietly(self: Any, link: Any, message: Any) -> Any:
+        ready = self._ready
+        out = follow(self, link, message)
+        self._ready = ready
+        return out
+
+    return patch.object(Replica, "follow", quietly)
+
+
+def answers_with_later_values() -> AbstractContextManager[Any]:
+    """Withheld answers carry values that have changed within the same event."""
+
+    def happen(
+        self: Any, now: float, who: Any, route: Any, message: Any, what: Any, raw: Any = ()
+    ) -> Any:
+        log = self._log
+        if log.active:
+            yield from log.append(now, who, message, raw)
+            self._note_term(log.position, log.term)
+        all_of_it = [each for told in self._apply(now, who, route, message, what) for each in told]
+        for each in log.hold(all_of_it) if log.active else all_of_it:
+            yield from self._noted(each)
+
+    return patch.object(Replica, "_happen", happen)

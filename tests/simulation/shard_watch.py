@@ -1,0 +1,97 @@
+"""Shards whose events are watched: of primaries and of backups alike."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from typing import TYPE_CHECKING, Any, Protocol
+
+from trireme.cluster.view import View
+from trireme.ps.shard.instructions import Instruction
+from trireme.ps.shard.participants import Participant
+from trireme.ps.shard.quiet_state import Quiet
+from trireme.ps.shard.shard import Shard
+from trireme.wire.message import Message
+
+_OF_PARTICIPANTS = ("attach", "load", "pull", "push", "lease", "retire", "share")
+_OF_ANYBODY = ("stop", "set_end", "drain", "freeze", "cut", "thaw", "collect")
+_OTHERS = ("heard", "go_on", "expire")
+
+
+class Watch(Protocol):
+    """Who watches one shard."""
+
+    def viewed(self, view: View) -> None:
+        """It is about to take a view."""
+
+    def resumed(self, view: View) -> None:
+        """It is about to begin where other shards have stopped."""
+
+    def received(self, route: object, who: Participant | None, message: Message, what: Any) -> None:
+        """A request is about to happen to it."""
+
+    def happened(self, step: int, instructions: Sequence[Instruction]) -> None:
+        """An event is over: its step now, and what it asks for."""
+
+
+if TYPE_CHECKING:
+    _Base = Shard
+else:
+    _Base = object
+
+
+class Watched(_Base):
+    """Tells of the events of the shard class behind it."""
+
+    watch: Watch
+
+    def view(self, now: float, view: View) -> list[Instruction]:
+        if view.number > self.state.participants.view.number:
+            self.watch.viewed(view)
+        return self._told(super().view(now, view))
+
+    def resume(self, now: float, view: View, quiet: Quiet) -> None:
+        self.watch.resumed(view)
+        super().resume(now, view, quiet)
+
+    def _told(self, out: list[Instruction]) -> list[Instruction]:
+        self.watch.happened(self.state.step, out)
+        return out
+
+
+def _of_participant(name: str) -> Any:
+    def event(self: Any, now: float, route: object, who: Participant, request: Any, *what: Any):  # type: ignore[no-untyped-def]
+        self.watch.received(route, who, request, what[0] if what else None)
+        return self._told(getattr(super(Watched, self), name)(now, route, who, request, *what))
+
+    return event
+
+
+def _of_anybody(name: str) -> Any:
+    def event(self: Any, now: float, route: object, request: Message):  # type: ignore[no-untyped-def]
+        self.watch.received(route, None, request, None)
+        return self._told(getattr(super(Watched, self), name)(now, route, request))
+
+    return event
+
+
+def _of_nobody(name: str) -> Any:
+    def event(self: Any, now: float, *said: Any):  # type: ignore[no-untyped-def]
+        return self._told(getattr(super(Watched, self), name)(now, *said))
+
+    return event
+
+
+for _names, _wrap in (
+    (_OF_PARTICIPANTS, _of_participant),
+    (_OF_ANYBODY, _of_anybody),
+    (_OTHERS, _of_nobody),
+):
+    for _name in _names:
+        setattr(Watched, _name, _wrap(_name))
+
+
+@cache
+def watched(kind: type[Shard]) -> type[Shard]:
+    """Returns a class of shards that are watched, and otherwise as the given ones."""
+    return type(f"Watched{kind.__name__}", (Watched, kind), {})
