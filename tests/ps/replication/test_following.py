@@ -1,0 +1,114 @@
+"""Which replicas a primary can bring up to date, and over which connection."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from trireme.cluster.messages import CopyLost
+from trireme.cluster.view import ServerEntry, ShardEntry, View, WorkerEntry
+from trireme.ps.messages import Retire
+from trireme.ps.replication.log import Tell
+from trireme.ps.replication.replica import decoded
+from trireme.ps.replication.replicas import Replicas
+from trireme.ps.replication_messages import Address, Replicate, Replicated
+from trireme.wire.handshake import Identity
+
+SERVERS = tuple(ServerEntry(index, 1, f"address {index}") for index in range(3))
+WORKERS = (WorkerEntry(0, 1),)
+FIRST = View(1, SERVERS, WORKERS, (ShardEntry(0, 1, 0, (1, 2)),))
+AFTER = View(2, SERVERS[1:], WORKERS, (ShardEntry(0, 1, 1, (2,)),))
+"""Server 0 is lost, and server 1 is the primary."""
+
+
+@dataclass(eq=False)
+class Link:
+    identity: Identity
+    opened_here: bool = False
+
+
+def to(server: int) -> Link:
+    return Link(Identity("job", f"ps:{server}"))
+
+
+def servers() -> list[Replicas[Link]]:
+    made = [Replicas[Link](index) for index in range(3)]
+    for each in made:
+        each.incarnation = 1
+        take(each, FIRST)
+    return made
+
+
+def take(server: Replicas[Link], view: View) -> list[Any]:
+    return [output for _, output in server.take(0.0, view)]
+
+
+def follow(primary: Replicas[Link], other: Replicas[Link], link: Link) -> list[Any] | None:
+    taken = primary.followed(link, other.by_shard[0].follows(1))
+    return None if taken is None else taken[1]
+
+
+def retire(primary: Replicas[Link]) -> list[Any]:
+    """A worker asks something: an entry."""
+    link = Link(Identity("job", "worker:0", 1))
+    replica = primary.addressed(link, Address(0, 1))
+    assert replica is not None
+    replica.dispatcher.admit(link, Retire())
+    return list(replica.request(0.0, link, object(), Retire()))
+
+
+def hear(server: Replicas[Link], outputs: Iterable[Any]) -> None:
+    """A backup applies the entries among outputs."""
+    for output in outputs:
+        if isinstance(output, Tell) and isinstance(output.message, Replicate):
+            list(server.by_shard[0].replicate(output.message, decoded(output.message), None, None))
+
+
+def test_who_lacks_entries_of_the_primary_before_is_filled_again() -> None:
+    old, promoted, other = servers()
+    assert follow(old, promoted, to(1)) is not None
+    hear(promoted, retire(old))
+    for each in (promoted, other):
+        take(each, AFTER)
+    assert follow(promoted, other, to(2)) is None
+    assert promoted.by_shard[0].reports() == [CopyLost(1, 0, 2, 1)]
+
+
+def test_who_has_heard_other_entries_of_the_primary_before_is_filled_again() -> None:
+    """As many entries are not the same entries: nobody but the other one was told of its."""
+    old, promoted, other = servers()
+    assert follow(old, other, to(2)) is not None
+    hear(other, retire(old))
+    for each in (promoted, other):
+        take(each, AFTER)
+    assert promoted.by_shard[0].position == other.by_shard[0].position == 1
+    assert follow(promoted, other, to(2)) is None
+    assert promoted.by_shard[0].reports() == [CopyLost(1, 0, 2, 1)]
+
+
+def test_who_has_the_same_entries_goes_on() -> None:
+    old, promoted, other = servers()
+    assert follow(old, promoted, to(1)) is not None and follow(old, other, to(2)) is not None
+    told = retire(old)
+    hear(promoted, told[:1])
+    hear(other, told[:1])
+    for each in (promoted, other):
+        take(each, AFTER)
+    sent = follow(promoted, other, to(2))
+    assert sent is not None
+    hear(other, sent)
+    assert promoted.by_shard[0].position == other.by_shard[0].position == 2
+    assert not promoted.by_shard[0].reports()
+
+
+def test_what_an_old_connection_brings_late_replaces_nothing() -> None:
+    primary, backup, _ = servers()
+    old, new = to(1), to(1)
+    for link in (old, new):
+        primary.opened(link)
+    assert follow(primary, backup, new) is not None
+    assert follow(primary, backup, old) is None
+    assert [output.link for output in retire(primary) if isinstance(output, Tell)] == [new]
+    primary.closed(old)
+    assert list(primary.by_shard[0].confirmed(new, Replicated(1))) == []
