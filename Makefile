@@ -8,6 +8,8 @@
 #   make mutants  changes the program in 400 small ways: do its tests notice?   MUTANTS_ARGS=--help
 #   make fuzz     damaged frames, handshakes and checkpoints: a million, and ten thousand
 #                                                make fuzz FUZZ_ARGS='--seed 7 --frames 5000000'
+#   make soak     simulated jobs for as long as it is let, on all cores; goes on where it has stopped
+#                                                make soak SOAK_ARGS='--schedules 200000'
 #   make random-faults SECONDS=1200 SEED=1   workers killed and stopped at random; exact counts
 #   make chaos SEED=1      servers, workers, hosts and the coordinator killed, stopped, cut off, added
 #   make recovery          how long training pauses when a task dies, is stopped, or joins
@@ -34,6 +36,7 @@ PYTEST_ARGS ?=
 TEST_PROCESSES ?= $(shell expr $$(nproc 2>/dev/null || getconf _NPROCESSORS_ONLN) + 1)
 MUTANTS_ARGS ?=
 FUZZ_ARGS ?=
+SOAK_ARGS ?=
 MUTANTS_STAMP := .venv/.mutants-installed
 RAY_STAMP := .venv/.ray-installed
 SECONDS ?= 1200
@@ -54,7 +57,7 @@ NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
 PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3; do \
     if "$$p" -c '$(NEW_ENOUGH)' >/dev/null 2>&1; then echo "$$p"; exit; fi; done)
 
-.PHONY: venv demo test test-all fuzz random-faults chaos recovery test-ray browser-test parity mutants wheel wheel-test lint bench \
+.PHONY: venv demo test test-all fuzz soak random-faults chaos recovery test-ray browser-test parity mutants wheel wheel-test lint bench \
 	bench-peers docs clean
 
 venv: $(STAMP)
@@ -92,6 +95,9 @@ recovery: $(STAMP)
 
 fuzz: $(STAMP)
 	$(BIN)/python -m tests.fuzz $(FUZZ_ARGS)
+
+soak: $(STAMP)
+	$(BIN)/python -m tests.simulation.soak $(SOAK_ARGS)
 
 parity: $(TRANSFORMERS_STAMP)
 	$(BIN)/python -m tests.parity.table
