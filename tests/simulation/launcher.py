@@ -181,7 +181,8 @@ class Launcher:
         if how == "evicted":
             self._train(index)
         elif how in ("crashed", "late"):
-            last = len(self.members) == 1
+            others = self.members.keys() - {index}
+            last = not any(self._wanted("worker", other) for other in others)
             self._end_process(index, 0.5 if restart is None and last else restart)
 
     def lost(self, worker: int, incarnation: int) -> None:
