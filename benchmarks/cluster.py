@@ -58,7 +58,13 @@ class Address:
 
 
 def start_servers(
-    *, workers: int, servers: int, shared: bool, bits: float = 0.0, tls: bool = False
+    *,
+    workers: int,
+    servers: int,
+    shared: bool,
+    bits: float = 0.0,
+    tls: bool = False,
+    replicas: int = 1,
 ) -> tuple[Address, list[Forked]]:
     """Starts servers, the first of which hosts the coordinator.
 
@@ -68,6 +74,7 @@ def start_servers(
         shared: whether workers may lend them memory.
         bits: how many a second each of their connections sends at most; 0 for no limit.
         tls: whether the tasks connect by TLS.
+        replicas: how many servers hold each shard.
     """
     secret = secrets.token_bytes(32)
     started: list[Forked] = []
@@ -83,7 +90,7 @@ def start_servers(
             index=index,
             listen=f"{'tls' if tls else 'tcp'}://127.0.0.1:0",
             coordinator=coordinator,
-            policy=Policy(workers, servers, join_timeout=_SECONDS),
+            policy=Policy(workers, servers, join_timeout=_SECONDS, replicas=replicas),
             config=JobConfig(transport="auto" if shared else "tcp"),
             certificates=certificates.get(f"ps:{index}"),
         )

@@ -53,6 +53,8 @@ BENCHMARKS = (
     Benchmark("h", "overlap", "benchmarks.bench_overlap", 30),
     Benchmark("i", "summaries", "benchmarks.bench_summaries", 32, trains=True),
     Benchmark("j", "tls", "benchmarks.bench_tls", 20),
+    Benchmark("k", "replication", "benchmarks.bench_replication", 60, trains=True),
+    Benchmark("l", "replicated_exchange", "benchmarks.bench_replicated_exchange", 20),
 )
 """All of them, in order."""
 

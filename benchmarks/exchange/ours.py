@@ -12,11 +12,21 @@ from trireme.ps.rule import Rule
 
 
 def trireme_exchange(
-    name: str, nbytes: int, burst: float, *, servers: int, transport: Transport
+    name: str,
+    nbytes: int,
+    burst: float,
+    *,
+    servers: int,
+    transport: Transport,
+    replicas: int = 1,
 ) -> Exchange:
     """Starts a job of one worker whose model is one vector of so many bytes."""
     address, started = start_servers(
-        workers=1, servers=servers, shared=transport == "shm", tls=transport == "tls"
+        workers=1,
+        servers=servers,
+        shared=transport == "shm",
+        tls=transport == "tls",
+        replicas=replicas,
     )
     return fork_client(name, burst, _client, address, nbytes, transport, servers=started)
 

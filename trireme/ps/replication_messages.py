@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from trireme.cluster.view import View
-from trireme.ps.messages import FromAnyone, FromServer
+from trireme.ps.messages import FromAnyone, FromServer, Pairs
 from trireme.ps.snapshot_messages import TensorSpec
 from trireme.wire.message import Index, Message, Number
 
@@ -75,7 +75,7 @@ class Fill(FromServer, frozen=True, array_like=True):
 
 
 class Replicate(FromServer, frozen=True, array_like=True):
-    """One entry of a shard's log. Payload: the event's.
+    """One entry of a shard's log. Payload: the event's; none where it lies in lent memory.
 
     Attributes:
         position: 1 for the first entry of the generation, then one more with each.
@@ -86,6 +86,8 @@ class Replicate(FromServer, frozen=True, array_like=True):
         event: the message, encoded.
         term: the number of the view that made its sender the primary. Two primaries, one after the
             other, may give one position to different entries, of which nobody was told but one.
+        memory: the identity of the memory in which the payload lies; 0 where it follows.
+        places: the payload's (offset, length) there, in bytes.
     """
 
     kind: ClassVar[int] = 104
@@ -96,6 +98,8 @@ class Replicate(FromServer, frozen=True, array_like=True):
     event_kind: int
     event: bytes
     term: Number = 0
+    memory: Number = 0
+    places: Pairs = ()
 
 
 class Replicated(FromServer, frozen=True, array_like=True):
@@ -103,6 +107,16 @@ class Replicated(FromServer, frozen=True, array_like=True):
 
     kind: ClassVar[int] = 105
     position: Number
+
+
+class Borrows(FromServer, frozen=True, array_like=True):
+    """The memory that workers of one host lend to the server of a replica, by identity.
+
+    The primary names a payload that lies there, and does not send it.
+    """
+
+    kind: ClassVar[int] = 109
+    memories: tuple[Number, ...]
 
 
 class Expire(Message, frozen=True, array_like=True):

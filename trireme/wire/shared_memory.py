@@ -53,10 +53,12 @@ class SharedMemory:
     Attributes:
         view: its bytes, writable.
         nbytes: its size in bytes.
+        identity: tells it from all other such memory of this host; the same in every process.
     """
 
     def __init__(self, descriptor: int, nbytes: int) -> None:
         self.nbytes = nbytes
+        self.identity = os.fstat(descriptor).st_ino
         self._descriptor = descriptor
         self._map = mmap.mmap(descriptor, nbytes)
         self.view = memoryview(self._map)

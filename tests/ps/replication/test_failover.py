@@ -30,7 +30,7 @@ from trireme.ps.messages import (
     Push,
     PushReply,
 )
-from trireme.ps.replication.log import Tell
+from trireme.ps.replication.log import Lent, Tell
 from trireme.ps.replication.replica import Replica, decoded
 from trireme.ps.replication.replicas import Peer, Replicas
 from trireme.ps.replication_messages import Address, Fill, Replicate, Replicated
@@ -91,10 +91,16 @@ class Server:
 
 
 class Pair:
-    """A primary, its backup, and two workers with one push each under way at most."""
+    """A primary, its backup, and two workers with one push each under way at most.
 
-    def __init__(self, rule: Rule) -> None:
+    A worker's gradient lies in its memory, which it uses for something else as soon as its push is
+    answered. If it lends the memory, the backup reads the gradient there too.
+    """
+
+    def __init__(self, rule: Rule, *, lent: bool = False) -> None:
         self.rule = rule
+        self.lent = lent
+        self.memories = {worker: bytearray(64) for worker in range(2)}
         self.servers = [Server(0), Server(1)]
         self.view = PAIR
         self.acks: deque[int] = deque()
@@ -109,6 +115,7 @@ class Pair:
         taken = primary.replicas.followed(self.to_backup, backup.replica.follows(1))
         assert taken is not None
         primary.carry_out(taken[1])
+        primary.replica.borrows(self.to_backup, [worker + 1 for worker in self.memories])
         self.links = {w: self._asks(primary, w) for w in range(2)}
         self._begin()
 
@@ -132,12 +139,18 @@ class Pair:
         return self.servers[self.view.shards[0].primary]
 
     def request(
-        self, worker: int, link: Link, message: Any, what: Any = None, raw: Any = ()
+        self,
+        worker: int,
+        link: Link,
+        message: Any,
+        what: Any = None,
+        raw: Any = (),
+        lent: Lent | None = None,
     ) -> None:
         replica = self.primary.replica
         if replica.dispatcher.admit(link, message) is not link:
             route = (worker, message)
-            self.primary.carry_out(replica.request(0.0, link, route, message, what, raw))
+            self.primary.carry_out(replica.request(0.0, link, route, message, what, raw, lent))
         self.hear()
 
     # -- what happens ----------------------------------------------------------------------------
@@ -156,9 +169,14 @@ class Pair:
 
     def send(self, worker: int) -> None:
         push = msgspec.structs.replace(self.waiting[worker], view=self.view.number)
-        gradients = PartBuffer(LAYOUT, 0, [-torch.ones(16)])
-        raw = [view for view in gradients.views]
-        self.request(worker, self.links[worker], push, gradients, raw)
+        gradients = self.gradients(worker)
+        gradients.vectors[0].fill_(-1.0)
+        lent = Lent(worker + 1, ((0, 64),)) if self.lent else None
+        self.request(worker, self.links[worker], push, gradients, [*gradients.views], lent)
+
+    def gradients(self, worker: int) -> PartBuffer:
+        vector = torch.frombuffer(self.memories[worker], dtype=torch.float32)
+        return PartBuffer(LAYOUT, 0, [vector])
 
     def deliver(self) -> None:
         """The backup hears one message, and confirms it some time."""
@@ -171,7 +189,10 @@ class Pair:
         else:
             assert isinstance(message, Replicate)
             event, what = decoded(message), None
-            if isinstance(event, Push):
+            if isinstance(event, Push) and message.memory:
+                assert not payload
+                what = self.gradients(message.memory - 1)
+            elif isinstance(event, Push):
                 vector = torch.frombuffer(bytearray(payload[0]), dtype=torch.float32)
                 what = PartBuffer(LAYOUT, 0, [vector])
             elif isinstance(event, Load):
@@ -223,6 +244,7 @@ class Pair:
             verdict = decided(message.verdict)
             assert isinstance(verdict, Applied | Duplicate), message
             del self.waiting[worker]
+            self.gradients(worker).vectors[0].fill_(1234.5)
             self.applied += 1
             self.known_step = max(self.known_step, message.step)
             # Nobody sees a value that can be lost: the backup has every update in it.
@@ -241,10 +263,12 @@ STEPS = st.lists(st.sampled_from(["push 0", "push 1", "deliver", "confirm", "die
 
 
 @pytest.mark.parametrize("name", RULES)
-@given(steps=STEPS)
+@given(steps=STEPS, lent=st.booleans())
 @settings(deadline=None)
-def test_no_acknowledged_update_is_lost_or_applied_twice(name: str, steps: list[str]) -> None:
-    pair = Pair(RULES[name])
+def test_no_acknowledged_update_is_lost_or_applied_twice(
+    name: str, steps: list[str], lent: bool
+) -> None:
+    pair = Pair(RULES[name], lent=lent)
     for step in steps:
         if step.startswith("push"):
             pair.push(int(step[-1]))
@@ -284,6 +308,19 @@ def test_a_primary_that_was_replaced_answers_nobody() -> None:
     old.view(pair.view)
     assert not old.replies
     assert 0 not in old.replicas.by_shard, "it holds no replica any more"
+
+
+def test_a_backup_without_the_workers_memory_is_sent_the_gradient() -> None:
+    pair = Pair(RULES["async"], lent=True)
+    primary = pair.servers[0]
+    pair.push(0)
+    message, payload = primary.told[-1]
+    assert message.memory == 1 and message.places == ((0, 64),) and not payload
+    pair.settle()
+    primary.replica.borrows(pair.to_backup, [2])
+    pair.push(0)
+    message, payload = primary.told[-1]
+    assert not message.memory and [len(each) for each in payload] == [64]
 
 
 def test_answers_wait_until_the_backup_has_the_update() -> None:

@@ -55,14 +55,34 @@ class Tell(msgspec.Struct, Generic[_L], frozen=True):
     payload: Sequence[memoryview] = ()
 
 
+class Lent(msgspec.Struct, frozen=True):
+    """Where a payload lies in memory that a worker lends to servers of its host.
+
+    Attributes:
+        memory: the memory's identity on this host.
+        places: the (offset, length) of the payload there, in bytes.
+    """
+
+    memory: int
+    places: tuple[tuple[int, int], ...]
+
+
 class _Entry(msgspec.Struct):
     message: Replicate
     payload: Sequence[memoryview]
     nbytes: int
+    lent: Lent | None = None
 
     def own(self) -> None:
         """Copies the payload, as its memory will change before all replicas have it."""
         self.payload = [memoryview(bytes(view)) for view in self.payload]
+        self.lent = None
+
+    def named(self) -> Replicate:
+        """Returns the message that names the payload, which lies in lent memory."""
+        assert self.lent is not None
+        lent = self.lent
+        return msgspec.structs.replace(self.message, memory=lent.memory, places=lent.places)
 
 
 class _Follower(msgspec.Struct, Generic[_L]):
@@ -74,6 +94,7 @@ class _Follower(msgspec.Struct, Generic[_L]):
         sent, confirmed: the positions up to which entries were sent, and confirmed.
         bytes: those that were sent and are not confirmed.
         waited_from: of a joining replica: the position at which the primary began to wait for it.
+        memories: the identities of the lent memory that its server has mapped.
     """
 
     incarnation: int
@@ -82,6 +103,7 @@ class _Follower(msgspec.Struct, Generic[_L]):
     confirmed: int
     bytes: int = 0
     waited_from: int | None = None
+    memories: frozenset[int] = frozenset()
 
 
 class ReplicationLog(Generic[_L]):
@@ -169,6 +191,12 @@ class ReplicationLog(Generic[_L]):
         self._followers[server] = follower
         return [*self._pump(follower), *self._settle()]
 
+    def borrows(self, link: _L, memories: Sequence[int]) -> None:
+        """Notes which lent memory the server of a replica has mapped."""
+        for follower in self._followers.values():
+            if follower.link is link:
+                follower.memories = frozenset(memories)
+
     def lost(self, link: _L) -> None:
         """Notes that a connection is gone: the replica connects again, or is lost."""
         for follower in self._followers.values():
@@ -189,7 +217,12 @@ class ReplicationLog(Generic[_L]):
     # -- events ----------------------------------------------------------------------------------
 
     def append(
-        self, now: float, who: Participant, message: Message, payload: Sequence[memoryview]
+        self,
+        now: float,
+        who: Participant,
+        message: Message,
+        payload: Sequence[memoryview],
+        lent: Lent | None = None,
     ) -> Iterator[Tell[_L]]:
         """Appends an event; yields what is sent to the replicas.
 
@@ -198,6 +231,8 @@ class ReplicationLog(Generic[_L]):
             who: the task that the event is of; or the shard, as worker.
             message: the event's message.
             payload: its payload. It stays as it is until the event is answered.
+            lent: where the payload lies, if that is in lent memory. A replica that has mapped it
+                reads it there: it has applied the event before the event is answered.
         """
         self.keep_values()
         self.position += 1
@@ -209,7 +244,7 @@ class ReplicationLog(Generic[_L]):
             event=EVENTS.encode(message),
             term=self.term,
         )
-        entry = _Entry(event, payload, sum(view.nbytes for view in payload) + 64)
+        entry = _Entry(event, payload, sum(view.nbytes for view in payload) + 64, lent)
         if self._lags:
             entry.own()  # its answer will not wait for those
         self._entries.append(entry)
@@ -293,7 +328,10 @@ class ReplicationLog(Generic[_L]):
             follower.sent += 1
             entry = self._at(follower.sent)
             follower.bytes += entry.nbytes
-            out.append(Tell(link, entry.message, entry.payload))
+            if entry.lent is not None and entry.lent.memory in follower.memories:
+                out.append(Tell(link, entry.named()))
+            else:
+                out.append(Tell(link, entry.message, entry.payload))
         return out
 
     def _settle(self) -> list[Instruction]:

@@ -40,7 +40,7 @@ from trireme.ps.messages import (
     Status,
 )
 from trireme.ps.replication.dispatcher import AuthenticatedLink, Dispatcher
-from trireme.ps.replication.log import EVENTS, ReplicationLog, Tell
+from trireme.ps.replication.log import EVENTS, Lent, ReplicationLog, Tell
 from trireme.ps.replication_messages import Expire, Fill, Follow, Replicate, Replicated
 from trireme.ps.shard.instructions import Instruction, Reply, Stopped
 from trireme.ps.shard.participants import Participant
@@ -219,6 +219,7 @@ class Replica(Generic[_L]):
         message: Message,
         what: Any = None,
         raw: Sequence[memoryview] = (),
+        lent: Lent | None = None,
     ) -> Iterator[Output[_L]]:
         """Takes an admitted message.
 
@@ -229,6 +230,7 @@ class Replica(Generic[_L]):
             message: the message.
             what: its payload, as the shard takes it.
             raw: its payload, as it has come.
+            lent: where that lies, if it is in memory that a worker lends.
         """
         if isinstance(message, _READS):
             yield from self.dispatcher.dispatch(now, link, route, message, what)
@@ -237,7 +239,7 @@ class Replica(Generic[_L]):
             yield Reply(route, _fenced(message, reason, self._view.number))
             return
         who = self.dispatcher.sender(link, message)
-        yield from self._happen(now, who, route, message, what, raw)
+        yield from self._happen(now, who, route, message, what, raw, lent)
 
     def heard(self, now: float, shard: int, message: FromServer) -> Iterator[Output[_L]]:
         """Takes a message of another shard whose primary is at this server too."""
@@ -258,11 +260,12 @@ class Replica(Generic[_L]):
         message: Message,
         what: Any,
         raw: Sequence[memoryview] = (),
+        lent: Lent | None = None,
     ) -> Iterator[Output[_L]]:
         log = self._log
         assert log is not None
         if log.active:
-            yield from log.append(now, who, message, raw)
+            yield from log.append(now, who, message, raw, lent)
             self._note_term(log.position, log.term)
         for instructions in self._apply(now, who, route, message, what):
             held = log.hold(instructions) if log.active else instructions
@@ -342,6 +345,11 @@ class Replica(Generic[_L]):
         if self._log is not None:
             for each in self._log.confirm(link, message.position):
                 yield from self._noted(each)
+
+    def borrows(self, link: _L, memories: Sequence[int]) -> None:
+        """Notes which lent memory the server of another replica has mapped."""
+        if self._log is not None:
+            self._log.borrows(link, memories)
 
     def dismiss(self, view: View) -> list[Reply]:
         """Returns answers to all that is not answered, as the shards of another view take over."""

@@ -18,7 +18,6 @@ from trireme.cluster.view import View
 from trireme.errors import FrameError, Rejected, WireError
 from trireme.ps.catalog import PS_MESSAGES
 from trireme.ps.flat import as_bytes
-from trireme.ps.layout import ITEM_SIZES
 from trireme.ps.messages import (
     FromServer,
     LendMemory,
@@ -36,27 +35,24 @@ from trireme.ps.replication.replica import Output, Replica, decoded
 from trireme.ps.replication.replicas import Peer, Replicas
 from trireme.ps.replication_messages import (
     Address,
+    Borrows,
     Fill,
     Follow,
     Replicate,
     Replicated,
     Speak,
 )
+from trireme.ps.server.borrowed_memory import BorrowedMemory
 from trireme.ps.server.metrics import ShardMetrics
+from trireme.ps.server.payloads import memory_for, unpack, unpack_state
 from trireme.ps.server.receive_buffer import EntryBuffers, ReceiveBuffer, Staging
 from trireme.ps.server.trace import Note, Notes
 from trireme.ps.shard.instructions import Reply, Send
-from trireme.ps.shard.quiet_state import QuietState
 from trireme.ps.shard.shard import Shard
-from trireme.ps.shard.values.snapshot_tensors import tensors_from
-from trireme.ps.snapshot_messages import Load, TensorSpec
+from trireme.ps.snapshot_messages import Load
 from trireme.wire.frame_reader import Incoming
 from trireme.wire.link import Link
 from trireme.wire.message import Message
-
-_SHARE_BYTES = 1 << 32
-_MOST_TENSORS = 16  # of the size of the model that a checkpoint has for a server, at most
-_SLACK_BYTES = 1 << 20  # for scalars
 
 
 class _Route(msgspec.Struct, frozen=True, eq=False):
@@ -114,6 +110,7 @@ class ShardHandler:
         ] = {}  # that have applied entries since the last turn
         self._receive_buffers: dict[Replica[Link], ReceiveBuffer] = {}
         self._entry_buffers: dict[Replica[Link], EntryBuffers] = {}
+        self._borrowed = BorrowedMemory()
         self._local: deque[tuple[int, int, FromServer]] = deque()  # between shards of this server
         self._delivers = False
         self._early: list[tuple[Link, Speak | Follow]] = []  # of a generation that is not here yet
@@ -149,7 +146,7 @@ class ShardHandler:
         if isinstance(message, Trace):
             self._trace(link, incoming.sequence, message)
             return
-        if isinstance(message, (Replicate, Replicated, Fill)):
+        if isinstance(message, (Replicate, Replicated, Fill, Borrows)):
             self._replicate(link, replica, message, payload)
             return
         if isinstance(message, (Address, Speak, Follow)):
@@ -162,20 +159,20 @@ class ShardHandler:
         began, staging = self._now(), None
         what: object = None
         if isinstance(message, LendMemory):
-            accepted = self._receive_buffer(replica).borrow(link, message)
-            link.offer(MemoryLent(accepted), sequence=incoming.sequence)
+            self._borrow(link, replica, message, incoming.sequence)
             return
         if isinstance(message, Push):
             staging = self._receive_buffer(replica).take(link, payload)
             what = staging.gradients
         elif isinstance(message, (Load, Share)):
             try:
-                what = _unpacked(message, payload)
+                what = unpack(message, payload)
             except Rejected as error:
                 link.offer(Refused("rejected", str(error), 0), sequence=incoming.sequence)
                 return
         route = _Route(link, incoming.sequence, staging)
-        outputs = replica.request(began, link, route, message, what, payload)
+        lent = None if staging is None else self._borrowed.place_of(link, payload)
+        outputs = replica.request(began, link, route, message, what, payload, lent)
         self._carry_out(began, replica, outputs)
         if isinstance(message, FromServer):
             self._tell_coordinator()
@@ -192,6 +189,10 @@ class ShardHandler:
         replica = self._bound.pop(link, None)
         if replica is not None:
             replica.closed(link)
+        if (memory := self._borrowed.remove(link)) is not None:
+            for buffers in self._entry_buffers.values():
+                buffers.forget(memory)
+            self._tell_primaries()
         if link.opened_here:
             self.peer_gone(link)
 
@@ -260,6 +261,8 @@ class ShardHandler:
         self._bound[link] = replica
         for word in words:
             link.offer(word)
+        if peer.follows and self._borrowed.identities:
+            link.offer(Borrows(self._borrowed.identities))
 
     # -- what connections are for ----------------------------------------------------------------
 
@@ -317,7 +320,7 @@ class ShardHandler:
         self,
         link: Link,
         replica: Replica[Link],
-        message: Replicate | Replicated | Fill,
+        message: Replicate | Replicated | Fill | Borrows,
         payload: Sequence[memoryview],
     ) -> None:
         """Takes a message between the replicas of a shard.
@@ -326,9 +329,12 @@ class ShardHandler:
             FrameError: it is not due on this connection.
         """
         now = self._now()
-        if isinstance(message, Replicated):
+        if isinstance(message, (Replicated, Borrows)):
             if link not in self._followers:
                 raise FrameError(f"{link.identity.task} confirms what was not sent to it")
+            if isinstance(message, Borrows):
+                replica.borrows(link, message.memories)
+                return
             self._carry_out(now, replica, replica.confirmed(link, message))
             self._tell_coordinator()
             return
@@ -338,8 +344,16 @@ class ShardHandler:
             self._fill(replica, message, payload)
         else:
             event = decoded(message)
-            route, what = self._entry(replica, event, payload)
-            self._carry_out(now, replica, replica.replicate(message, event, route, what))
+            if isinstance(event, Push) and message.memory:
+                memory = self._borrowed.find(message.memory)
+                if memory is None:  # the worker has gone: the primary sends the rest over another
+                    link.close()
+                    return
+                staging = self._entry_buffer(replica).named(memory, message.places)
+                entry: tuple[_Route, object] = _Route(None, staging=staging), staging.gradients
+            else:
+                entry = self._entry(replica, event, payload)
+            self._carry_out(now, replica, replica.replicate(message, event, *entry))
         self._confirms[replica] = None
 
     def _entry(
@@ -350,24 +364,31 @@ class ShardHandler:
             staging = self._entry_buffer(replica).take(payload)
             return _Route(None, staging=staging), staging.gradients
         if isinstance(event, (Load, Share)):
-            return _Route(None), _unpacked(event, payload)
+            return _Route(None), unpack(event, payload)
         return _Route(None), None
 
     def _fill(self, replica: Replica[Link], message: Fill, payload: Sequence[memoryview]) -> None:
-        joined = memoryview(bytearray().join(payload))
-        size = sum(map(_size_of, message.tensors))
-        topics, offset = list[torch.Tensor](), size
-        for nbytes in _topic_sizes(message):
-            piece = joined[offset : offset + nbytes]
-            topics.append(torch.frombuffer(piece, dtype=torch.uint8) if nbytes else torch.empty(0))
-            offset += nbytes
+        tensors, topics = unpack_state(message, payload)
         try:
-            tensors = tensors_from(message.tensors, [joined[:size]])
             replica.fill(self._now(), message, tensors, topics)
         except Rejected as error:
             raise FrameError(f"a shard's state cannot be taken over: {error}") from error
         self._receive_buffers.pop(replica, None)
         self._entry_buffers.pop(replica, None)
+
+    def _borrow(
+        self, link: Link, replica: Replica[Link], message: LendMemory, sequence: int
+    ) -> None:
+        """Maps memory that a worker lends, and tells the primaries that this server follows."""
+        memory = self._receive_buffer(replica).borrow(link, message)
+        link.offer(MemoryLent(memory is not None), sequence=sequence)
+        if memory is not None and self._borrowed.add(link, memory, message.outbound):
+            self._tell_primaries()
+
+    def _tell_primaries(self) -> None:
+        for replica in self.replicas.by_shard.values():
+            if replica.source is not None:
+                replica.source.offer(Borrows(self._borrowed.identities))
 
     def _tell_coordinator(self) -> None:
         """Passes on what the coordinator should know, where it has changed."""
@@ -391,30 +412,18 @@ class ShardHandler:
         return buffer
 
     def _place(self, link: Link, message: Message, length: int) -> Sequence[memoryview]:
-        replica = self._bound.get(link)
-        if replica is not None and isinstance(message, Push):
+        replica, event = self._bound.get(link), message
+        if replica is None:
+            raise FrameError(f"{type(message).__name__} has no payload of {length} bytes")
+        if isinstance(message, Push):
             return self._receive_buffer(replica).place(link, length, message.order)
-        if replica is not None and link is replica.source:
-            if isinstance(message, Fill):
-                expected = sum(map(_size_of, message.tensors)) + sum(_topic_sizes(message))
-                if length != expected:
-                    raise FrameError(f"a state announces {length} bytes and takes {expected}")
-                return [memoryview(bytearray(length))]
-            if isinstance(message, Replicate):
-                event = decoded(message)
-                if isinstance(event, Push):
-                    return self._entry_buffer(replica).place(length, event.order)
-                message = event
-        if replica is not None and isinstance(message, Load):
-            expected = sum(map(_size_of, message.tensors))
-            if length != expected:
-                raise FrameError(f"a load announces {length} bytes and its tensors take {expected}")
-            if length > _most_loaded(replica.shard):
-                raise FrameError(f"a load announces {length} bytes, more than its model can have")
-            return [memoryview(bytearray(length))]
-        if replica is not None and isinstance(message, Share) and length <= _SHARE_BYTES:
-            return [memoryview(bytearray(length))]
-        raise FrameError(f"{type(message).__name__} has no payload of {length} bytes")
+        if isinstance(message, Replicate) and link is replica.source:
+            event = decoded(message)
+            if isinstance(event, Push):
+                return self._entry_buffer(replica).place(length, event.order)
+        if isinstance(event, Fill) and (event is not message or link is not replica.source):
+            raise FrameError(f"{link.identity.task} does not fill shard {replica.number}")
+        return memory_for(event, length, replica.shard.state)
 
     def _carry_out(
         self, began: float, replica: Replica[Link], outputs: Iterable[Output[Link]]
@@ -498,46 +507,3 @@ class ShardHandler:
             payload = self._notes.export()
         views = [memoryview(payload)] if payload else []
         link.offer(Traced(time.monotonic(), clock_name()), views, sequence=sequence)
-
-
-def _unpacked(message: Load | Share, payload: Sequence[memoryview]) -> object:
-    """Returns the payload of a message, as a shard takes it.
-
-    Raises:
-        Rejected: it is not what the message says.
-    """
-    if isinstance(message, Load):
-        return tensors_from(message.tensors, payload or [memoryview(bytearray())])
-    data = bytearray().join(payload)
-    return torch.frombuffer(data, dtype=torch.uint8) if data else torch.empty(0)
-
-
-def _most_loaded(shard: Shard) -> int:
-    """Returns the most bytes of a load: values, average, and any optimizer's state."""
-    layout = shard.state.layout
-    if layout is None:
-        return 0
-    elements = sum(part.length for part in layout.parts(shard.server))
-    return _SLACK_BYTES + _MOST_TENSORS * 8 * elements
-
-
-def _topic_sizes(message: Fill) -> list[int]:
-    """Returns the sizes of what workers share, in a state.
-
-    Raises:
-        FrameError: it is no state.
-    """
-    if not message.state:
-        return []
-    try:
-        state = msgspec.msgpack.decode(message.state, type=QuietState)
-    except msgspec.DecodeError as error:
-        raise FrameError(f"a shard's state is malformed: {error}") from error
-    return [size for _, _, size in state.topics]
-
-
-def _size_of(spec: TensorSpec) -> int:
-    sizes = {**ITEM_SIZES, "int64": 8, "int32": 4, "uint8": 1, "bool": 1}
-    if spec.dtype not in sizes or spec.stop < spec.start:
-        raise FrameError(f"a tensor of a load makes no sense: {spec}")
-    return sizes[spec.dtype] * (1 if spec.group >= 0 else spec.stop - spec.start)

@@ -12,7 +12,7 @@ from trireme.errors import FrameError, WireError
 from trireme.ps.compression import Packed
 from trireme.ps.flat import PartBuffer, dtype_of
 from trireme.ps.layout import Layout
-from trireme.ps.messages import LendMemory
+from trireme.ps.messages import LendMemory, Pairs
 from trireme.ps.shard.state import ShardState
 from trireme.wire.codec import make_codec
 from trireme.wire.link import Link
@@ -84,21 +84,21 @@ class ReceiveBuffer:
             staging.packed.unpack()
         return staging
 
-    def borrow(self, link: Link, message: LendMemory) -> bool:
-        """Maps memory that a worker of this host lends; returns whether it can be used."""
+    def borrow(self, link: Link, message: LendMemory) -> SharedMemory | None:
+        """Maps memory that a worker of this host lends; returns None if it cannot be used."""
         stream = link.connection.stream
         descriptor = stream.take_descriptor() if isinstance(stream, ShmStream) else None
         if descriptor is None:
-            return False
+            return None
         try:
             memory = SharedMemory.attach(descriptor, message.nbytes)
             memory.close()  # the mapping stays while a view of it exists
             outbound, inbound = memory.places(message.outbound), memory.places(message.inbound)
         except WireError as error:
             _log.warning("%s lends memory that cannot be used: %s", link.identity.task, error)
-            return False
+            return None
         link.connection.lending = Lending(outbound, inbound, borrowed=True)
-        return True
+        return memory
 
     def _known(self, link: Link) -> Layout:
         layout = self._state.layout
@@ -107,18 +107,7 @@ class ReceiveBuffer:
         return layout
 
     def _lent_buffer(self, link: Link, payload: Sequence[memoryview]) -> PartBuffer:
-        layout = self._known(link)
-        parts = layout.parts(self._server)
-        if [view.nbytes for view in payload] != [part.bytes for part in parts if part.length]:
-            raise FrameError(f"{link.identity.task} lent memory of other sizes than its model's")
-        views = iter(payload)
-        vectors = [
-            torch.frombuffer(next(views), dtype=dtype_of(part.vector.dtype))
-            if part.length
-            else torch.empty(0, dtype=dtype_of(part.vector.dtype))
-            for part in parts
-        ]
-        return PartBuffer(layout, self._server, vectors)
+        return _lent_buffer(self._known(link), self._server, payload, link.identity.task)
 
 
 class EntryBuffers:
@@ -131,6 +120,7 @@ class EntryBuffers:
     def __init__(self, state: ShardState) -> None:
         self._state = state
         self._all: list[Staging] = []
+        self._lent: dict[tuple[int, Pairs], Staging] = {}  # by memory and places
         self._next: Staging | None = None  # the one that is being received into
 
     def place(self, length: int, order: Sequence[int] = ()) -> Sequence[memoryview]:
@@ -165,6 +155,30 @@ class EntryBuffers:
             staging.packed.unpack()
         return staging
 
+    def named(self, memory: SharedMemory, places: Pairs) -> Staging:
+        """Returns the gradient that lies at places of lent memory, and marks it as busy.
+
+        Raises:
+            FrameError: it is not of this model.
+        """
+        staging = self._lent.get((memory.identity, places))
+        if staging is None or staging.busy:
+            layout = self._state.layout
+            if layout is None:
+                raise FrameError("the primary replicated a push before it had a model")
+            try:
+                views = memory.places(places)
+            except WireError as error:
+                raise FrameError(str(error)) from error
+            gradients = _lent_buffer(layout, self._state.server, views, "the primary")
+            staging = self._lent[memory.identity, places] = Staging(gradients, views)
+        staging.busy = True
+        return staging
+
+    def forget(self, memory: int) -> None:
+        """Lets go of memory that is not lent any more."""
+        self._lent = {key: staging for key, staging in self._lent.items() if key[0] != memory}
+
     def _empty(self) -> Staging:
         """Returns the gradient of a part without elements, which has no payload.
 
@@ -190,6 +204,27 @@ def _new_staging(state: ShardState, layout: Layout, task: str) -> Staging:
     codec, deflates = make_codec(state.rule.codec), state.rule.deflates
     packed = None if codec is None else Packed(codec, gradients, deflates=deflates)
     return Staging(gradients, (), packed)
+
+
+def _lent_buffer(
+    layout: Layout, server: int, payload: Sequence[memoryview], task: str
+) -> PartBuffer:
+    """Returns gradients that lie in lent memory.
+
+    Raises:
+        FrameError: they are not of this model.
+    """
+    parts = layout.parts(server)
+    if [view.nbytes for view in payload] != [part.bytes for part in parts if part.length]:
+        raise FrameError(f"{task} lent memory of other sizes than its model's")
+    views = iter(payload)
+    vectors = [
+        torch.frombuffer(next(views), dtype=dtype_of(part.vector.dtype))
+        if part.length
+        else torch.empty(0, dtype=dtype_of(part.vector.dtype))
+        for part in parts
+    ]
+    return PartBuffer(layout, server, vectors)
 
 
 def _placed(staging: Staging, length: int, order: Sequence[int], task: str) -> Sequence[memoryview]:

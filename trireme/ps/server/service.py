@@ -140,6 +140,7 @@ class _Server:
             server.secret,
             self._handler.connected,
             server.certificates,
+            local=server.config.transport == "auto" and available(),
         )
         self._handler.peers_changed = lambda peers, view: self._peers.want(
             peers, view, self._member.epoch

@@ -1,0 +1,117 @@
+"""What the payloads of messages to a server hold, and the memory that receives them.
+
+A gradient has a buffer of its own; see `receive_buffer`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+import torch
+
+from trireme.errors import FrameError, Rejected
+from trireme.ps.layout import ITEM_SIZES
+from trireme.ps.messages import Share
+from trireme.ps.replication_messages import Fill
+from trireme.ps.shard.quiet_state import QuietState
+from trireme.ps.shard.state import ShardState
+from trireme.ps.shard.values.snapshot_tensors import Tensors, tensors_from
+from trireme.ps.snapshot_messages import Load, TensorSpec
+from trireme.wire.message import Message
+
+_SHARE_BYTES = 1 << 32
+_MOST_TENSORS = 16  # of the size of the model that a checkpoint has for a server, at most
+_SLACK_BYTES = 1 << 20  # for scalars
+
+
+def memory_for(message: Message, length: int, state: ShardState) -> Sequence[memoryview]:
+    """Returns memory for the payload of a message.
+
+    Args:
+        message: the message.
+        length: the payload's length in bytes, as the frame announces it.
+        state: the shard's, which knows how large a model is.
+
+    Raises:
+        FrameError: the message has no payload of that length.
+    """
+    if isinstance(message, Fill):
+        expected = sum(map(_size_of, message.tensors)) + sum(_topic_sizes(message))
+        if length != expected:
+            raise FrameError(f"a state announces {length} bytes and takes {expected}")
+    elif isinstance(message, Load):
+        expected = sum(map(_size_of, message.tensors))
+        if length != expected:
+            raise FrameError(f"a load announces {length} bytes and its tensors take {expected}")
+        if length > _most_loaded(state):
+            raise FrameError(f"a load announces {length} bytes, more than its model can have")
+    elif not isinstance(message, Share) or length > _SHARE_BYTES:
+        raise FrameError(f"{type(message).__name__} has no payload of {length} bytes")
+    return [memoryview(bytearray(length))]
+
+
+def unpack(message: Load | Share, payload: Sequence[memoryview]) -> Tensors | torch.Tensor:
+    """Returns the payload of a message, as a shard takes it.
+
+    Raises:
+        Rejected: it is not what the message says.
+    """
+    if isinstance(message, Load):
+        return tensors_from(message.tensors, payload or [memoryview(bytearray())])
+    return _bytes(bytearray().join(payload))
+
+
+def unpack_state(
+    message: Fill, payload: Sequence[memoryview]
+) -> tuple[Tensors, Sequence[torch.Tensor]]:
+    """Returns the tensors of a shard's state, and the bytes of its topics.
+
+    Raises:
+        FrameError: they are not what the message says.
+    """
+    joined = memoryview(bytearray().join(payload))
+    offset = sum(map(_size_of, message.tensors))
+    try:
+        tensors = tensors_from(message.tensors, [joined[:offset]])
+    except Rejected as error:
+        raise FrameError(f"a shard's state cannot be taken over: {error}") from error
+    topics = []
+    for nbytes in _topic_sizes(message):
+        topics.append(_bytes(joined[offset : offset + nbytes]))
+        offset += nbytes
+    return tensors, topics
+
+
+def _bytes(data: bytearray | memoryview) -> torch.Tensor:
+    return torch.frombuffer(data, dtype=torch.uint8) if len(data) else torch.empty(0)
+
+
+def _most_loaded(state: ShardState) -> int:
+    """Returns the most bytes of a load: values, average, and any optimizer's state."""
+    if state.layout is None:
+        return 0
+    elements = sum(part.length for part in state.layout.parts(state.server))
+    return _SLACK_BYTES + _MOST_TENSORS * 8 * elements
+
+
+def _topic_sizes(message: Fill) -> list[int]:
+    """Returns the sizes of what workers share, in a state.
+
+    Raises:
+        FrameError: it is no state.
+    """
+    if not message.state:
+        return []
+    try:
+        state = msgspec.msgpack.decode(message.state, type=QuietState)
+    except msgspec.DecodeError as error:
+        raise FrameError(f"a shard's state is malformed: {error}") from error
+    return [size for _, _, size in state.topics]
+
+
+def _size_of(spec: TensorSpec) -> int:
+    sizes = {**ITEM_SIZES, "int64": 8, "int32": 4, "uint8": 1, "bool": 1}
+    if spec.dtype not in sizes or spec.stop < spec.start:
+        raise FrameError(f"a tensor of a load makes no sense: {spec}")
+    return sizes[spec.dtype] * (1 if spec.group >= 0 else spec.stop - spec.start)
