@@ -161,3 +161,45 @@ def test_training_goes_on_while_the_coordinator_is_started_again(shell: Shell) -
     counts(shell, ended, steps)
     assert "coordinator:0 was killed by SIGKILL" in ended.err
     assert "ps:1 was killed by SIGKILL; started again" in ended.err
+
+
+@pytest.mark.thorough
+def test_a_synchronous_job_that_grows_is_bit_equal_to_one_of_that_size(shell: Shell) -> None:
+    """With Adam, an average of the values, a schedule, and dropout: also after it has shrunk."""
+    steps = 600
+    program = (PROGRAMS / "train.py", "--out", "out", "--max-steps", steps)
+    words = ("--workers", 2, "--strategy", "sync", "--run-dir")
+    ended = shell.run("run", "--ps", 3, *words, "large", *program)
+    assert ended.status == 0, ended.text
+    paces = ("--pause", 0.05, "--pause-until", "released")
+    running = shell.start("run", "--ps", 2, *words, "run", *program, *paces)
+    for servers in (3, 2, 3):
+        _until_it_trains(shell)
+        scaled = shell.run("scale", "--ps", servers, "run")
+        assert scaled.status == 0, scaled.text
+    assert running.process.poll() is None, "the job had ended before it had three servers"
+    release(shell)
+    ended = running.ended()
+    assert ended.status == 0, ended.text
+    grown, large = (
+        latest(shell.directory / run, lambda path, error: pytest.fail(f"{path}: {error}"))
+        for run in ("run", "large")
+    )
+    assert grown is not None and large is not None and grown.step == large.step == steps
+    assert grown.model.keys() == large.model.keys()
+    for name, tensor in large.model.items():
+        assert torch.equal(grown.model[name], tensor), name
+    assert grown.optimizer.keys() == large.optimizer.keys()
+    for name, tensor in large.optimizer.items():
+        assert torch.equal(grown.optimizer[name], tensor), name
+
+
+def _until_it_trains(shell: Shell) -> None:
+    """Waits until `trireme status` tells of a live job whose workers have made steps."""
+    deadline = time.monotonic() + 120
+    while True:
+        status = shell.run("status", "run").text
+        if re.search(r"worker:1 .*live.* step [1-9]", status):
+            return
+        assert time.monotonic() < deadline, status
+        time.sleep(0.2)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import time
 from pathlib import Path
 
 import torch
@@ -27,6 +28,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--odd-one-out", action="store_true", help="worker 1 has another model")
     parser.add_argument("--data-dir", help="where MNIST is; random data without it")
     parser.add_argument("--every-steps", type=int, help="save a checkpoint each so many")
+    parser.add_argument("--pause", type=float, default=0.0, help="seconds before each step")
+    parser.add_argument("--pause-until", type=Path, help="no pauses once this file exists")
     return parser.parse_args()
 
 
@@ -65,6 +68,8 @@ def main() -> None:
     verdicts = []
     with session:
         for batch in session.loader(data, options.batch_size, transform=noisy):
+            if options.pause and not (options.pause_until and options.pause_until.exists()):
+                time.sleep(options.pause)
             verdicts.append(session.step(batch).verdict)
         found = session.evaluate(data)
     applied = [verdict.step for verdict in verdicts if isinstance(verdict, Applied)]
