@@ -233,8 +233,14 @@ class ShardHandler:
         self.replicas.incarnation = incarnation
         if self._metrics is not None:
             self._metrics.replication.view(now, view)
-        for replica, output in self.replicas.take(now, view):
-            self._carry_out(now, replica, (output,))
+        # Shards of this server hear each other when all have taken the view. Before, an answer might
+        # go out with values that another shard's message has changed since.
+        self._delivers = True
+        try:
+            for replica, output in self.replicas.take(now, view):
+                self._carry_out(now, replica, (output,))
+        finally:
+            self._delivers = False
         here = set(self.replicas.by_shard.values())
         for table in (self._receive_buffers, self._entry_buffers):
             for gone in table.keys() - here:
