@@ -143,10 +143,11 @@ def test_the_coordinator_is_started_again_in_a_count_of_its_own() -> None:
     assert supervision.phase is Phase.FAILING
 
 
-def test_a_coordinator_that_was_lost_with_its_host_is_not_started_again_alone() -> None:
+def test_a_coordinator_that_was_lost_with_its_agent_is_started_again_too() -> None:
     supervision = replicated()
-    end(supervision, 1, "coordinator:0", -9, raised(kind="gone", summary="lost with its agent"))
-    assert supervision.phase is Phase.FAILING
+    lost = raised(kind="gone", summary="lost with its agent")
+    actions = end(supervision, 1, "coordinator:0", -9, lost)
+    assert commands(actions) == [Restart("coordinator:0")]
 
 
 def test_a_coordinator_that_never_listened_is_not_started_again_alone() -> None:

@@ -332,6 +332,7 @@ def _serve_parameters(task: TaskConfig, audience: _Audience) -> JobOver | None:
         config=task.config,
         certificates=task.own_certificates,
         journal=_journal(task, audience) if task.hosts_coordinator else None,
+        host=task.host,
     )
     registry, record = Registry(), _recorder(task)
     with _serve_metrics(task, registry, audience):

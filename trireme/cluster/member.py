@@ -61,7 +61,7 @@ class Member(MemberState):
             config,
             self,
             self._logged_at,
-            socket.gethostname(),
+            config.host or socket.gethostname(),
             os.getpid(),
             start=1 + secrets.randbits(_START_BITS),
         )

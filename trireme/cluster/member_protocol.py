@@ -61,6 +61,7 @@ class MemberConfig:
         secret: the job's secret.
         certificates: the task's, where the job uses TLS.
         address: the address at which this task listens, with its scheme; "" if it does not listen.
+        host: the name of its host; "" for the name that the system has.
         connect_timeout: how long to try to join; the coordinator may start later than its tasks.
         notice_interval: how often to log that it is unreachable.
     """
@@ -71,6 +72,7 @@ class MemberConfig:
     index: int
     secret: bytes = field(repr=False)
     address: str = ""
+    host: str = ""
     connect_timeout: float = 60.0
     notice_interval: float = 5.0
     certificates: Certificates | None = None

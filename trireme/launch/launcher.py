@@ -9,7 +9,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol
 
@@ -141,6 +141,13 @@ class Engine(Protocol):
         """Asks a task to end by SIGTERM, or ends it and its children at once by SIGKILL.
 
         A task that has ended already is left alone.
+        """
+
+    def dismiss(self, names: Collection[str]) -> None:
+        """Takes note that these tasks, and no others, are to leave the job, or have left it.
+
+        As soon as one has ended, what was held for it is given back. One that still waits for a
+        place to run ends at once.
         """
 
     def used(self, name: str) -> float:
@@ -423,6 +430,7 @@ class Launcher:
         if not self._complete:
             return ()
         self._dismissed = {*report.dismissed}
+        self._engine.dismiss(self._dismissed)
         asked, self._requests = report.requests > self._requests, report.requests
         return self._supervision.resized(report.wanted, report.dismissed, asked=asked)
 

@@ -13,7 +13,7 @@ import selectors
 import signal
 import socket
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import IO
@@ -152,6 +152,9 @@ class HostEngine:
         process = self._processes.get(name)
         if process is not None:
             process.send_signal(number)
+
+    def dismiss(self, names: Collection[str]) -> None:
+        """Does nothing: of a process of this host that has ended, nothing is held."""
 
     def used(self, name: str) -> float:
         process = self._processes.get(name)

@@ -350,7 +350,7 @@ class Supervision:
         # Of a job that has failed it is a victim; of one that goes on it is not.
         by_itself = failure.reason.worth_a_restart or task.given_up is not None
         if by_itself and self.goes_on:
-            if task.coordinator and self._may_restart_coordinator(task, failure):
+            if task.coordinator and self._may_restart_coordinator(task):
                 return self._restart_coordinator(task, failure)
             if task.server and self._limits.outlives_servers:
                 return self._server_failed(now, task, failure)
@@ -365,10 +365,9 @@ class Supervision:
         self._fail(now, failure)
         return []
 
-    def _may_restart_coordinator(self, task: SupervisedTask, failure: Failure) -> bool:
+    def _may_restart_coordinator(self, task: SupervisedTask) -> bool:
         listened = self._start.joined is not None  # else it would fail again
-        kept = failure.reason.kind != "gone"  # its journal, and its address
-        return listened and kept and task.restarts < self._limits.coordinator_restarts
+        return listened and task.restarts < self._limits.coordinator_restarts
 
     def _restart_coordinator(self, task: SupervisedTask, failure: Failure) -> list[Action]:
         """Starts the coordinator again, with its journal. Training goes on meanwhile."""

@@ -107,6 +107,7 @@ class Lifecycle:
             index=self.task.index,
             secret=secret,
             certificates=self.task.own_certificates,
+            host=self.task.host,
             connect_timeout=self.task.connect_timeout,
         )
         self.member = Member(config)

@@ -77,12 +77,13 @@ def main() -> None:
     parser.add_argument("--fault", type=Fault.parse, action="append", default=[])
     parser.add_argument("--pause", type=float, default=0.0, help="seconds before each step")
     parser.add_argument("--pause-until", type=Path, help="no pauses once this file exists")
+    parser.add_argument("--rows", type=int, help="the most workers that there will be")
     parser.add_argument("--wait-for", type=int, default=0, help="attempts of worker 1")
     options = parser.parse_args()
 
     task = detect()
     session = trireme.Session(
-        Counter(task.workers, task.index),
+        Counter(options.rows or task.workers, task.index),
         lambda outputs, _: outputs,
         lambda parameters: torch.optim.SGD(parameters, lr=1.0),
         max_steps=options.max_steps,

@@ -32,6 +32,8 @@ class TaskConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         coordinator: the coordinator's address with its scheme; empty where there is none.
         listen: the address, with its scheme, at which a server or a coordinator listens; empty for
             a worker.
+        host: the name of the task's host, or of a part of it that may be lost by itself; "" for the
+            name that the system has. Copies of a parameter are on different hosts.
         journal: the file in which a coordinator keeps what it knows; "" for none.
         resumes: whether a coordinator goes on with what the journal holds; else it begins anew.
         secret: the job's secret in hexadecimal digits; empty where no task connects to another.
@@ -70,6 +72,7 @@ class TaskConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     config: JobConfig = JobConfig()
     coordinator: str = ""
     listen: str = ""
+    host: str = ""
     journal: str = ""
     resumes: bool = False
     secret: str = ""

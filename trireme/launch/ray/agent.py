@@ -47,6 +47,11 @@ class NodeFacts:
     version: str
     problem: str = ""
 
+    @property
+    def fails_as_one(self) -> str:
+        """The name of what is lost as one, so that the copies of a parameter are not both there."""
+        return f"{self.hostname}/{self.node}"
+
     def __str__(self) -> str:
         """Returns the node's address and name, as messages show them."""
         return f"{self.address} ({self.node})"

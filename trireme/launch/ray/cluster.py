@@ -1,4 +1,4 @@
-"""Reserves resources for a job on a Ray cluster, and starts an agent for each task there.
+"""Reserves a seat for each task of a job on a Ray cluster, and starts its agent there.
 
 The only module that imports Ray, when it is first used: everything else works without Ray.
 """
@@ -10,9 +10,8 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
 from typing import Any
 
 from trireme.cluster.spec import LOOPBACK
@@ -20,6 +19,7 @@ from trireme.errors import ConfigurationError, WaitTimeout
 from trireme.launch.config.task_config import TaskConfig
 from trireme.launch.launcher import Job, tasks_of_job
 from trireme.launch.ray.agent import NodeFacts, TaskAgent
+from trireme.launch.ray.seats import choose_nodes, seat_of, total
 
 AGENT_CORES = 0.01
 """The share of a core that an agent formally takes. Ray would not put an actor that takes none
@@ -35,54 +35,6 @@ NOTICE_SECONDS = 5.0
 REACH_TIMEOUT = 10.0
 
 
-@dataclass(frozen=True, slots=True)
-class PlacementGroup:
-    """A placement group of Ray's: bundles that are reserved all together or not at all.
-
-    Attributes:
-        strategy: `SPREAD` over as many nodes as possible, or `PACK` into as few.
-        bundles: the resources of each bundle.
-    """
-
-    strategy: str
-    bundles: tuple[dict[str, float], ...]
-
-
-Placement = tuple[str, int]
-"""The bundle that a task runs in: its placement group's name, and its index in the group."""
-
-
-def plan(task: TaskConfig) -> tuple[dict[str, PlacementGroup], dict[str, Placement]]:
-    """Returns the placement groups by name, and the placement of each task by the task's name.
-
-    The coordinator hardly computes. It shares the bundle of the first server.
-
-    Args:
-        task: what all tasks of the job have in common.
-    """
-    workers = (_bundle(task, "worker"),) * (task.tasks - task.servers)
-    strategy = "PACK" if task.config.ray_pack_workers else "SPREAD"
-    groups = {"workers": PlacementGroup(strategy, workers)}
-    if task.servers:
-        groups["servers"] = PlacementGroup("SPREAD", (_bundle(task, "ps"),) * task.servers)
-    first_worker = 1 + task.servers
-    placements = {
-        each.name: ("workers", each.number - first_worker)
-        if each.role == "worker"
-        else ("servers", each.index)
-        for each in tasks_of_job(task)
-    }
-    return groups, placements
-
-
-def _bundle(task: TaskConfig, role: str) -> dict[str, float]:
-    """Returns the resources of a task of a role."""
-    config, gpus = task.config, task.config.ray_gpus_per_worker
-    if role == "ps":
-        return {"CPU": 1.0}
-    return {"CPU": float(config.ray_cpus_per_worker)} | ({"GPU": gpus} if gpus else {})
-
-
 def load_ray() -> Any:
     """Returns the package `ray`.
 
@@ -91,8 +43,10 @@ def load_ray() -> Any:
     """
     try:
         import ray
+        import ray._private.state
         import ray.exceptions
         import ray.util
+        import ray.util.scheduling_strategies
     except ImportError as error:
         raise ConfigurationError(
             f"--on ray needs Ray, and it cannot be imported ({error}): pip install 'ray>=2.40', "
@@ -139,13 +93,111 @@ class Agent:
             load_ray().kill(self._actor)
 
 
-@contextlib.contextmanager
-def reserve_resources(job: Job, say: Callable[[str], None]) -> Iterator[Callable[[str], Agent]]:
-    """Joins a Ray cluster and holds the resources of a job there while the block runs.
+class Seats:
+    """What the tasks of a job hold of a cluster: a placement group of one bundle for each.
 
-    Gives a function that starts an agent in the bundle of a task, by the task's name, on the node
-    where that is now. A task that was added to the job gets a bundle of its own, and its agent
-    starts as soon as a node has room for it.
+    So each is given back by itself. The coordinator holds nothing, as it hardly computes. It is on
+    the launcher's node, without which there is no job: there its journal is.
+
+    Args:
+        ray: the package, which has joined the cluster.
+        job: the job, with the options of the cluster.
+    """
+
+    def __init__(self, ray: Any, job: Job) -> None:
+        self._ray = ray
+        self._job = job
+        self._groups: dict[str, Any] = {}  # by the task's name
+        self._nodes: dict[str, str] = {}  # where each was asked for, until it is known where it is
+
+    def start_agent(self, name: str) -> Agent:
+        """Starts a task's agent, in the task's seat, as soon as a node has room for that.
+
+        Args:
+            name: the task's name.
+        """
+        options = {"max_concurrency": CONCURRENT_CALLS, "max_restarts": 0, **self._place(name)}
+        agent = self._ray.remote(NodeAgent).options(**options)
+        return Agent(agent.remote(name, self._job.program, os.getcwd()))
+
+    def _place(self, name: str) -> dict[str, Any]:
+        """Returns the options of a task's agent that say where it is; reserves what is missing."""
+        strategies = self._ray.util.scheduling_strategies
+        if name.startswith("coordinator:"):
+            here = self._ray.get_runtime_context().get_node_id()
+            node = strategies.NodeAffinitySchedulingStrategy(here, soft=False)
+            return {"num_cpus": 0, "scheduling_strategy": node}
+        if name not in self._groups:
+            self.reserve([name])
+        group = self._groups[name]
+        bundle = strategies.PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=0)
+        gpus = group.bundle_specs[0].get("GPU", 0)
+        return {"num_cpus": AGENT_CORES, "num_gpus": gpus, "scheduling_strategy": bundle}
+
+    def reserve(self, names: Sequence[str]) -> None:
+        """Asks for seats, on the nodes that suit the job best, or wherever there is room.
+
+        Args:
+            names: the tasks that have none, without the coordinator.
+        """
+        config = self._job.task.config
+        self._nodes.update({name: node for name in self._groups if (node := self._node(name))})
+        free = self._ray._private.state.available_resources_per_node()
+        chosen = choose_nodes(names, config, free, self._nodes)
+        self._nodes |= chosen
+        for name in names:
+            self._groups[name] = self._ray.util.placement_group(
+                [seat_of(name, config)],
+                strategy="STRICT_PACK",
+                _soft_target_node_id=chosen.get(name),
+            )
+
+    def _node(self, name: str) -> str:
+        """Returns the node where a task's seat is; "" where it has none yet."""
+        table = self._ray.util.placement_group_table(self._groups[name])
+        return str(table.get("bundles_to_node_id", {}).get(0, ""))
+
+    def wait(self, name: str, seconds: float) -> bool:
+        """Returns whether a task has its seat, after at most so many seconds."""
+        return bool(self._groups[name].wait(timeout_seconds=seconds))
+
+    def release(self, name: str) -> None:
+        """Gives back a task's seat, whose agent has ended. Others may have it now."""
+        group = self._groups.pop(name, None)
+        self._nodes.pop(name, None)
+        if group is not None:
+            with contextlib.suppress(Exception):  # the cluster may be gone
+                self._ray.util.remove_placement_group(group)
+
+    def release_all(self) -> None:
+        """Gives back all seats."""
+        for name in list(self._groups):
+            self.release(name)
+
+    def shortage(self, names: Iterable[str]) -> str:
+        """Returns what tasks ask for, and what the cluster has.
+
+        Args:
+            names: the tasks, without the coordinator.
+        """
+        seats = [seat_of(name, self._job.task.config) for name in names]
+        wanted, largest = total(seats), max(seats, key=lambda seat: seat["CPU"])
+        has, free = self._ray.cluster_resources(), self._ray.available_resources()
+        there = [f"{has.get('CPU', 0):g} cores ({free.get('CPU', 0):g} free)"]
+        if "GPU" in wanted:
+            there.append(f"{has.get('GPU', 0):g} GPUs ({free.get('GPU', 0):g} free)")
+        one = "" if len(seats) == 1 else f", {_amounts(largest)} of them"
+        return f"{_amounts(wanted)}{one} on one node; the cluster has {' and '.join(there)}"
+
+
+def _amounts(seat: Mapping[str, float]) -> str:
+    cores = f"{seat['CPU']:g} {'core' if seat['CPU'] == 1 else 'cores'}"
+    return cores + (f" and {seat['GPU']:g} GPUs" if "GPU" in seat else "")
+
+
+@contextlib.contextmanager
+def reserve_resources(job: Job, say: Callable[[str], None]) -> Iterator[Seats]:
+    """Joins a Ray cluster and holds the seats of a job there while the block runs.
 
     Args:
         job: the job, with the options of the cluster.
@@ -156,41 +208,15 @@ def reserve_resources(job: Job, say: Callable[[str], None]) -> Iterator[Callable
         WaitTimeout: the cluster had no room in time.
     """
     ray = load_ray()
-    task = job.task
-    _join(ray, task.config.ray_address)
-    held: dict[str, Any] = {}
-    groups, placements = plan(task)
-
-    def reserve(name: str, group: PlacementGroup) -> None:
-        held[name] = ray.util.placement_group(list(group.bundles), strategy=group.strategy)
-
-    def start_agent(name: str) -> Agent:
-        if name not in placements:
-            reserve(name, PlacementGroup("PACK", (_bundle(task, name.partition(":")[0]),)))
-            placements[name] = (name, 0)
-        name_of_group, index = placements[name]
-        group = held[name_of_group]
-        options = {
-            "num_cpus": AGENT_CORES,
-            "num_gpus": group.bundle_specs[index].get("GPU", 0),
-            "max_concurrency": CONCURRENT_CALLS,
-            "max_restarts": 0,
-            "scheduling_strategy": ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(
-                placement_group=group, placement_group_bundle_index=index
-            ),
-        }
-        agent = ray.remote(NodeAgent).options(**options)
-        return Agent(agent.remote(name, job.program, os.getcwd()))
-
+    _join(ray, job.task.config.ray_address)
+    seats = Seats(ray, job)
     try:
-        for name, group in groups.items():
-            reserve(name, group)
-        _wait_for_room(ray, list(held.values()), task, say)
-        yield start_agent
+        names = [each.name for each in tasks_of_job(job.task) if each.role != "coordinator"]
+        seats.reserve(names)
+        _wait_for_room(seats, names, job.task.config.join_timeout, say)
+        yield seats
     finally:
-        for group in held.values():
-            with contextlib.suppress(Exception):  # the cluster may be gone
-                ray.util.remove_placement_group(group)
+        seats.release_all()
         ray.shutdown()
 
 
@@ -239,37 +265,22 @@ def _join(ray: Any, address: str) -> None:
 
 
 def _wait_for_room(
-    ray: Any, groups: Sequence[Any], task: TaskConfig, say: Callable[[str], None]
+    seats: Seats, names: Sequence[str], timeout: float, say: Callable[[str], None]
 ) -> None:
-    timeout = task.config.join_timeout
     begin = time.monotonic()
     noticed = begin
-    for group in groups:
-        while not group.wait(timeout_seconds=1):  # not longer, to handle signals
+    for name in names:
+        while not seats.wait(name, 1.0):  # not longer, to handle signals
             now = time.monotonic()
             if now > begin + timeout:
                 raise WaitTimeout(
-                    f"the Ray cluster had no room within {timeout:.0f} s: "
-                    f"{_describe_shortage(ray, task)}. "
-                    "Ask for less, or add nodes with `ray start`"
+                    f"the Ray cluster had no room within {timeout:.0f} s: the job asks for "
+                    f"{seats.shortage(names)}. Ask for less, or add nodes with `ray start`"
                 )
             if now > noticed + NOTICE_SECONDS:
                 noticed = now
-                say(f"waiting for room on the Ray cluster: {_describe_shortage(ray, task)}")
-
-
-def _describe_shortage(ray: Any, task: TaskConfig) -> str:
-    has, free = ray.cluster_resources(), ray.available_resources()
-    cpus, gpus = task.config.ray_cpus_per_worker, task.config.ray_gpus_per_worker
-    workers = task.tasks - task.servers
-    cores = task.servers + workers * cpus
-    wanted = f"{cores} cores"
-    there = f"{has.get('CPU', 0):g} cores ({free.get('CPU', 0):g} free)"
-    if gpus:
-        wanted += f" and {workers * gpus:g} GPUs"
-        there += f" and {has.get('GPU', 0):g} GPUs ({free.get('GPU', 0):g} free)"
-    largest = f", {cpus} cores" + (f" and {gpus:g} GPUs" if gpus else "")
-    return f"the job asks for {wanted}{largest} of them on one node; the cluster has {there}"
+                shortage = seats.shortage(names)
+                say(f"waiting for room on the Ray cluster: the job asks for {shortage}")
 
 
 def listen_hosts(facts: Mapping[str, NodeFacts], version: str) -> dict[str, str]:

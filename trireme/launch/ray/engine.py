@@ -12,7 +12,7 @@ import queue
 import signal
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future
 from concurrent.futures import wait as wait_for_all
 from dataclasses import dataclass
@@ -44,7 +44,9 @@ from trireme.launch.ray.agent import (
     installed_version,
 )
 from trireme.launch.ray.cluster import (
+    NOTICE_SECONDS,
     Agent,
+    Seats,
     bracketed,
     check_process_groups,
     first_line,
@@ -62,6 +64,9 @@ ANSWER_TIMEOUT = 60.0
 
 SHUT_DOWN_SECONDS = 10.0
 
+REPEAT_SECONDS = 30.0
+"""How long until it is said again which tasks of a running job wait for room."""
+
 
 def run_ray(job: Job, directory: RunDirectory, console: Console) -> int:
     """Runs a job to its end and returns its exit status, as `run_local` does.
@@ -78,9 +83,9 @@ def run_ray(job: Job, directory: RunDirectory, console: Console) -> int:
     config = job.task.config
     with (
         TaskOutputs(directory.log, console) as outputs,
-        reserve_resources(job, console.say) as start_agent,
+        reserve_resources(job, console.say) as seats,
     ):
-        agents = {task.name: start_agent(task.name) for task in tasks_of_job(job.task)}
+        agents = {task.name: seats.start_agent(task.name) for task in tasks_of_job(job.task)}
         facts = inspect_nodes(agents, config.join_timeout)
         hosts = listen_hosts(facts, installed_version())
         check_process_groups(job.task, facts)
@@ -103,7 +108,7 @@ def run_ray(job: Job, directory: RunDirectory, console: Console) -> int:
             console.say(f"on node {node}: {', '.join(names)}")
         with (
             signals() as (reader, writer),
-            contextlib.closing(_Engine(job, outputs, start_agent, tasks, reader, writer)) as engine,
+            contextlib.closing(_Engine(job, outputs, seats, tasks, reader, writer)) as engine,
         ):
             launcher = Launcher(job, directory, engine, outputs)
             launcher.run()
@@ -121,6 +126,7 @@ class _Task:
         host: the address at which the task listens, if it listens.
         running: whether it was started and has not ended.
         attempt: how often it was started.
+        seated: whether its agent is known to be on a node.
         used: how much it has done, by its agent's last report.
         answer_due: when its agent must have answered.
     """
@@ -131,6 +137,7 @@ class _Task:
     host: str
     running: bool = False
     attempt: int = 0
+    seated: bool = True
     used: float = 0.0
     answer_due: float = float("inf")
 
@@ -142,7 +149,7 @@ class _Engine:
         self,
         job: Job,
         outputs: TaskOutputs,
-        start_agent: Callable[[str], Agent],
+        seats: Seats,
         tasks: Mapping[str, _Task],
         wakeup_reader: socket.socket,
         wakeup_writer: socket.socket,
@@ -152,11 +159,13 @@ class _Engine:
         self._home = next(iter(tasks.values()))  # the coordinator, or the first worker
         self._job = job
         self._outputs = outputs
-        self._start_agent = start_agent
+        self._seats = seats
         self._tasks = dict(tasks)
+        self._dismissed: set[str] = set()
         self._wakeup_reader = wakeup_reader
         self._wakeup_writer = wakeup_writer
         self._events: list[Event] = []
+        self._notice_due: float | None = None  # while tasks may be waiting for room
         # Where each process group meets, once its rank 0 lives; and who waits for that.
         self._process_groups: dict[int, str] = {}
         self._waiting_for_rank_0: dict[str, TaskConfig] = {}
@@ -164,16 +173,17 @@ class _Engine:
 
     def close(self) -> None:
         """Ends every agent and task, even if this launcher itself failed."""
-        agents = [task.agent for task in self._tasks.values() if task.agent is not None]
+        tasks = self._tasks.values()
         # The end of an agent ends its task, but not the task's children.
-        wait_for_all([agent.call("shut_down") for agent in agents], SHUT_DOWN_SECONDS)
-        for agent in agents:
-            agent.end()
+        asked = [task.agent.call("shut_down") for task in tasks if task.agent and task.seated]
+        wait_for_all(asked, SHUT_DOWN_SECONDS)
+        for task in tasks:
+            self._free(task)
 
     # The interface of an engine --------------------------------------------------------------
 
     def host(self, name: str) -> str:
-        return self._tasks[name].facts.hostname
+        return self._tasks[name].facts.fails_as_one
 
     def start(self, config: TaskConfig) -> None:
         task = self._tasks.get(config.name)
@@ -182,19 +192,38 @@ class _Engine:
             self._tasks[config.name] = task
         task.running = True
         task.attempt += 1
+        self._dismissed.discard(task.name)
+        # Until it is known again; what is said of the process before is not said of this one.
+        self.pids.pop(task.name, None)
         task.answer_due = time.monotonic() + self._job.task.config.join_timeout
         if task.agent is not None:
             self._send_start(task, config)
             return
-        task.agent = self._start_agent(task.name)  # perhaps on another node
+        task.agent = self._seats.start_agent(task.name)  # perhaps on another node
+        task.seated = False
+        if self._notice_due is None:
+            self._notice_due = time.monotonic() + NOTICE_SECONDS
         self._ask(task, lambda facts: self._located(task, facts, config), "inspect_node")
 
     def send_signal(self, name: str, number: signal.Signals) -> None:
         task = self._tasks[name]
         if self._waiting_for_rank_0.pop(name, None) is not None:  # it was not started yet
             self._ended(task, -number, describe_status(-number))
+        elif task.running and not task.seated:  # nor was this one
+            self._free(task)
+            self._ended(task, -number, describe_status(-number))
         elif task.running and task.agent is not None:
             task.agent.call("send_signal", number, task.attempt)
+
+    def dismiss(self, names: Collection[str]) -> None:
+        self._dismissed = {*names}
+        for name in self._dismissed & self._tasks.keys():
+            task = self._tasks[name]
+            if not task.running:
+                self._free(task)
+            elif not task.seated:
+                reason = ExitReason(kind="gone", summary="had not started yet")
+                self._ended(task, -signal.SIGTERM, reason)
 
     def used(self, name: str) -> float:
         return self._tasks[name].used
@@ -206,12 +235,30 @@ class _Engine:
             while True:
                 self._answers.get_nowait()()
         now = time.monotonic()
+        self._tell_of_waiting(now)
         for task in self._tasks.values():
             if task.running and now > task.answer_due:
-                placed = task.name in self.nodes
-                self._lose(task, "it does not answer" if placed else "no node has room for it")
+                self._lose(task, "it does not answer" if task.seated else self._no_room(task))
         events, self._events = self._events, []
         return events
+
+    def _tell_of_waiting(self, now: float) -> None:
+        """Says every now and then which tasks wait until a node has room for them."""
+        if self._notice_due is None or now < self._notice_due:
+            return
+        waiting = [task.name for task in self._tasks.values() if task.running and not task.seated]
+        self._notice_due = now + REPEAT_SECONDS if waiting else None
+        if not waiting:
+            return
+        ask = "asks" if len(waiting) == 1 else "ask"
+        self._outputs.console.say(
+            f"waiting for room on the Ray cluster: {', '.join(waiting)} {ask} for "
+            f"{self._seats.shortage(waiting)}; a node that is added makes room"
+        )
+
+    def _no_room(self, task: _Task) -> str:
+        timeout = self._job.task.config.join_timeout
+        return f"no node had room for it within {timeout:.0f} s (--join-timeout)"
 
     # Starting --------------------------------------------------------------------------------
 
@@ -229,7 +276,7 @@ class _Engine:
         if problem:
             self._fail(task, f"cannot run on node {facts}: {problem}")
             return
-        task.facts = facts
+        task.facts, task.seated = facts, True
         if task.host != LOOPBACK:
             task.host = bracketed(facts.address)
         self.nodes[task.name] = str(facts)
@@ -257,7 +304,7 @@ class _Engine:
             task,
             lambda started: self._started(task, group, *started),
             "start",
-            msgspec.structs.replace(config, threads=threads),
+            msgspec.structs.replace(config, threads=threads, host=task.facts.fails_as_one),
             environ | thread_variables(os.environ, threads),
             task.host,
             task.attempt,
@@ -300,6 +347,8 @@ class _Engine:
     def _ended(self, task: _Task, status: int, reason: ExitReason) -> None:
         task.running = False
         task.answer_due = float("inf")
+        if task.name in self._dismissed:
+            self._free(task)
         self._events.append(TaskEnded(task.name, status, reason))
 
     def _fail(self, task: _Task, summary: str) -> None:
@@ -307,13 +356,18 @@ class _Engine:
 
     def _lose(self, task: _Task, why: str) -> None:
         """Counts a task as killed whose agent is gone: it ends with its agent."""
+        self._free(task)
+        self._waiting_for_rank_0.pop(task.name, None)
+        lost = f"lost with its agent on node {task.facts}" if task.seated else "never started"
+        summary = f"{lost}: {why}"
+        self._ended(task, -signal.SIGKILL, ExitReason(kind="gone", summary=summary))
+
+    def _free(self, task: _Task) -> None:
+        """Ends a task's agent and gives back its seat."""
         if task.agent is not None:
             task.agent.end()
             task.agent = None
-        self._waiting_for_rank_0.pop(task.name, None)
-        where = f" on node {task.facts}" if task.name in self.nodes else ""
-        summary = f"lost with its agent{where}: {why}"
-        self._ended(task, -signal.SIGKILL, ExitReason(kind="gone", summary=summary))
+        self._seats.release(task.name)
 
     # Agents ----------------------------------------------------------------------------------
 

@@ -56,6 +56,7 @@ class ServerConfig:
         config: the job's configuration.
         certificates: this server's, where the job uses TLS.
         journal: of a coordinator that is hosted here; None where it keeps none.
+        host: the name of this host; "" for the name that the system has.
     """
 
     job: str
@@ -67,6 +68,7 @@ class ServerConfig:
     config: JobConfig = field(default_factory=JobConfig)
     certificates: Certificates | None = None
     journal: Journal | None = None
+    host: str = ""
 
 
 def serve(
@@ -155,6 +157,7 @@ class _Server:
                 secret=server.secret,
                 certificates=server.certificates,
                 address=listener.address,
+                host=server.host,
                 connect_timeout=server.policy.join_timeout,
             )
         )
