@@ -44,7 +44,7 @@ class Nodes:
         self._added.append(self._cluster.add_node(**self._options))
 
     def kill(self) -> None:
-        """Kills the node that was added last, with all that runs there; returns when it counts as lost."""
+        """Kills the node that was added last, and waits until the cluster knows that."""
         self._cluster.remove_node(self._added.pop(), allow_graceful=False)
         self._cluster.wait_for_nodes()
 

@@ -17,12 +17,20 @@ THERE = NodeFacts(node="n2", address="10.0.0.2", host="kernel/2", hostname="h2",
 
 def test_tasks_of_one_host_listen_at_loopback() -> None:
     facts = {"ps:0": HERE, "worker:0": replace(HERE, node="n3", address="10.0.0.3")}
-    assert set(listen_hosts(facts, "1.0").values()) == {"127.0.0.1"}
+    assert set(listen_hosts(facts, "1.0", may_grow=False).values()) == {"127.0.0.1"}
+
+
+def test_tasks_that_others_may_join_listen_at_their_nodes_from_the_start() -> None:
+    facts = {"ps:0": HERE, "worker:0": HERE}
+    assert set(listen_hosts(facts, "1.0", may_grow=True).values()) == {"10.0.0.1"}
 
 
 def test_tasks_of_several_hosts_listen_at_their_nodes() -> None:
     facts = {"ps:0": HERE, "worker:0": replace(THERE, address="fe80::2")}
-    assert listen_hosts(facts, "1.0") == {"ps:0": "10.0.0.1", "worker:0": "[fe80::2]"}
+    assert listen_hosts(facts, "1.0", may_grow=False) == {
+        "ps:0": "10.0.0.1",
+        "worker:0": "[fe80::2]",
+    }
 
 
 def grouped(allow_plaintext: bool, workers: int, servers: int, processes: int) -> TaskConfig:
@@ -60,10 +68,10 @@ def test_workers_of_one_process_and_groups_of_one_host_need_none() -> None:
 def test_a_node_without_the_program_is_named() -> None:
     facts = {"ps:0": HERE, "worker:0": replace(THERE, problem="there is no directory /w")}
     with pytest.raises(ConfigurationError, match=r"worker:0 .* 10.0.0.2 \(n2\): there is no dir"):
-        listen_hosts(facts, "1.0")
+        listen_hosts(facts, "1.0", may_grow=False)
 
 
 def test_a_node_with_another_version_is_named() -> None:
     facts = {"ps:0": HERE, "worker:0": replace(THERE, version="0.9")}
     with pytest.raises(ConfigurationError, match=r"10.0.0.2.*worker:0.*trireme 0.9.*is 1.0"):
-        listen_hosts(facts, "1.0")
+        listen_hosts(facts, "1.0", may_grow=False)

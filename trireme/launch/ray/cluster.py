@@ -283,15 +283,16 @@ def _wait_for_room(
                 say(f"waiting for room on the Ray cluster: the job asks for {shortage}")
 
 
-def listen_hosts(facts: Mapping[str, NodeFacts], version: str) -> dict[str, str]:
+def listen_hosts(facts: Mapping[str, NodeFacts], version: str, *, may_grow: bool) -> dict[str, str]:
     """Returns the address for each task to listen at, if it listens.
 
-    It is the loopback address where all tasks are on one host, else the address of the task's
-    node.
+    It is the address of the task's node, so that tasks of nodes that come later reach it. It is the
+    loopback address where all tasks are on one host, and stay there.
 
     Args:
         facts: what each task's agent has found, by the task's name.
         version: the launcher's version of Trireme.
+        may_grow: whether further tasks may join the job, or be started again on other hosts.
 
     Raises:
         ConfigurationError: a task cannot run on its node.
@@ -308,7 +309,7 @@ def listen_hosts(facts: Mapping[str, NodeFacts], version: str) -> dict[str, str]
                 f"node {found}, where {name} is to run, has trireme {found.version} and this "
                 f"launcher is {version}: install the same on every node"
             )
-    if len({found.host for found in facts.values()}) == 1:
+    if not may_grow and len({found.host for found in facts.values()}) == 1:
         return dict.fromkeys(facts, LOOPBACK)
     return {name: bracketed(found.address) for name, found in facts.items()}
 

@@ -21,7 +21,7 @@ from typing import Any
 
 import msgspec
 
-from trireme.cluster.spec import LOOPBACK
+from trireme.cluster.spec import LOOPBACK, is_loopback
 from trireme.errors import ConfigurationError
 from trireme.launch.config.secret import SECRET_VARIABLE
 from trireme.launch.config.task_config import TASK_VARIABLE, TaskConfig
@@ -87,12 +87,13 @@ def run_ray(job: Job, directory: RunDirectory, console: Console) -> int:
     ):
         agents = {task.name: seats.start_agent(task.name) for task in tasks_of_job(job.task)}
         facts = inspect_nodes(agents, config.join_timeout)
-        hosts = listen_hosts(facts, installed_version())
+        may_grow = job.task.servers > 0 and job.task.processes == 1
+        hosts = listen_hosts(facts, installed_version(), may_grow=may_grow)
         check_process_groups(job.task, facts)
-        several = LOOPBACK not in hosts.values()
-        if job.task.servers and (config.tls or (several and not config.allow_plaintext)):
+        beyond = not all(is_loopback(f"{host}:0") for host in hosts.values())
+        if job.task.servers and (config.tls or (beyond and not config.allow_plaintext)):
             job = job.with_authority()
-        if several and config.allow_plaintext:
+        if beyond and config.allow_plaintext:
             console.say(
                 "WARNING: nothing between the hosts is encrypted (--allow-plaintext): everybody on "
                 "the network between them can read and change it",
@@ -236,9 +237,11 @@ class _Engine:
                 self._answers.get_nowait()()
         now = time.monotonic()
         self._tell_of_waiting(now)
+        timeout = self._job.task.config.join_timeout
+        no_room = f"no node had room for it within {timeout:.0f} s (--join-timeout)"
         for task in self._tasks.values():
             if task.running and now > task.answer_due:
-                self._lose(task, "it does not answer" if task.seated else self._no_room(task))
+                self._lose(task, "it does not answer" if task.seated else no_room)
         events, self._events = self._events, []
         return events
 
@@ -255,10 +258,6 @@ class _Engine:
             f"waiting for room on the Ray cluster: {', '.join(waiting)} {ask} for "
             f"{self._seats.shortage(waiting)}; a node that is added makes room"
         )
-
-    def _no_room(self, task: _Task) -> str:
-        timeout = self._job.task.config.join_timeout
-        return f"no node had room for it within {timeout:.0f} s (--join-timeout)"
 
     # Starting --------------------------------------------------------------------------------
 
