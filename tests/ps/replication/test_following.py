@@ -12,7 +12,7 @@ from trireme.ps.messages import Retire
 from trireme.ps.replication.log import Tell
 from trireme.ps.replication.replica import decoded
 from trireme.ps.replication.replicas import Replicas
-from trireme.ps.replication_messages import Address, Replicate, Replicated
+from trireme.ps.replication_messages import Address, Fill, Replicate, Replicated
 from trireme.wire.handshake import Identity
 
 SERVERS = tuple(ServerEntry(index, 1, f"address {index}") for index in range(3))
@@ -112,3 +112,21 @@ def test_what_an_old_connection_brings_late_replaces_nothing() -> None:
     assert [output.link for output in retire(primary) if isinstance(output, Tell)] == [new]
     primary.closed(old)
     assert list(primary.by_shard[0].confirmed(new, Replicated(1))) == []
+
+
+def test_who_joins_is_filled_even_if_it_has_missed_how_this_life_began() -> None:
+    """It was given up, held a copy of the life before, and hears of the present one only now."""
+    zombie, primary = servers()[0], Replicas[Link](1)
+    primary.incarnation = 1
+    alone = (ServerEntry(1, 2, "address 1"),)
+    take(primary, View(3, alone, WORKERS, (ShardEntry(0, 1, 1),), generation=2, life=1))
+    again = (ServerEntry(0, 2, "address 0"), *alone)
+    announced = (ShardEntry(0, 1, 1, (), (0,)),)
+    take(primary, View(4, again, WORKERS, (ShardEntry(0, 1, 1),), 2, announced, 1))
+    after = View(5, again, WORKERS, announced, generation=3, life=1)
+    for each in (primary, zombie):
+        take(each, after)
+    zombie.incarnation = 2
+    outputs = primary.followed(to(0), zombie.by_shard[0].follows(2))
+    assert outputs is not None
+    assert [type(each.message) for each in outputs[1] if isinstance(each, Tell)][:1] == [Fill]

@@ -103,11 +103,12 @@ class Replicas(Generic[_L]):
                 continue
             replica = Replica(self._server, number, view.generation, self._make)
             self.by_shard[number] = replica
+            if self._server in entry.joining:  # also where it has missed how this life began
+                replica.wait(view)
+                continue
             if view.generation == 1 or not continues:
                 outputs = replica.begin(now, view, None)
-            elif self._server in entry.joining or not (
-                sources := _sources(old, view, *bounds[number])
-            ):
+            elif not (sources := _sources(old, view, *bounds[number])):
                 replica.wait(view)
                 continue
             else:

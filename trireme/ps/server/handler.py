@@ -233,7 +233,7 @@ class ShardHandler:
         self.replicas.incarnation = incarnation
         if self._metrics is not None:
             self._metrics.replication.view(now, view)
-        # Shards of this server hear each other when all have taken the view. Before, an answer might
+        # Shards of this server hear each other when all have taken the view. Before, an answer could
         # go out with values that another shard's message has changed since.
         self._delivers = True
         try:

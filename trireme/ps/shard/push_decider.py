@@ -121,9 +121,11 @@ class PushDecider:
             if self._commits is not None:
                 self._commits.drop(pending, number)
             record.pending = None
-        if self._half_applied is not None:
-            who = Participant(worker, record.incarnation)
-            self._half_applied.left(who, record.sequence, number)
+        who = Participant(worker, record.incarnation)
+        if who not in self._state.out:
+            self._state.out.add(who)
+            if self._half_applied is not None:
+                self._half_applied.left(who, record.sequence, number)
 
     def take_view(self, number: int) -> Sequence[Send]:
         """Notes that the shard has taken a view; returns messages to other servers."""

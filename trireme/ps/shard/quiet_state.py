@@ -30,6 +30,8 @@ class QuietState(msgspec.Struct, frozen=True, array_like=True):
         records: the exactly-once table.
         retired: the workers that train no more.
         counters: the counts.
+        out: the participants that are out, whose half-applied pushes are counted: (worker,
+            incarnation).
         last: the job's last step; None for none.
         under_way: the workers that compute an update.
         examples: the ledgers of the data sets.
@@ -48,6 +50,7 @@ class QuietState(msgspec.Struct, frozen=True, array_like=True):
     under_way: tuple[int, ...] = ()
     examples: ExamplesState = ExamplesState()
     topics: tuple[tuple[str, int, int], ...] = ()
+    out: tuple[tuple[int, int], ...] = ()
 
     @property
     def shown(self) -> ShownModel:
@@ -90,6 +93,7 @@ def export(state: ShardState) -> Quiet | None:
         under_way=tuple(sorted(state.ending.under_way)),
         examples=state.examples.export(),
         topics=tuple((topic, worker, data.numel()) for topic, worker, data in topics),
+        out=tuple(sorted(state.out)),
     )
     return Quiet(quiet, values.live(state=True), [data for _, _, data in topics])
 

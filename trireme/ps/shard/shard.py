@@ -488,6 +488,7 @@ class Shard:
         state.table.resume(before.records)
         self._admit(state.table.slowest(here))
         state.counters.update(before.counters)
+        state.out.update(Participant(*who) for who in before.out)
         self._decider.resume()
         if self.server == 0:
             state.ending.resume(before.last, before.under_way)

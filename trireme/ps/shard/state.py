@@ -14,7 +14,7 @@ from trireme.ps.messages import GroupSpec, OptimizerSpec, Push
 from trireme.ps.optimizers import misfit
 from trireme.ps.rule import Rule
 from trireme.ps.shard.example_ledgers import ExampleLedgers
-from trireme.ps.shard.participants import Participants
+from trireme.ps.shard.participants import Participant, Participants
 from trireme.ps.shard.push_table import PushTable
 from trireme.ps.shard.reconfiguration import Reconfiguration
 from trireme.ps.shard.snapshot_barrier import SnapshotBarrier
@@ -74,6 +74,7 @@ class ShardState:
         hyper: the optimizer's hyper-parameters, where they have changed since it was shown.
         topics: the bytes that workers share at shard 0: under each topic the last of each worker.
         counters: how many pushes had each verdict, and other counts.
+        out: the participants with pushes here that are out of the job.
         participants: the workers of the newest view.
         table: the exactly-once table.
         ending: decides when the job ends.
@@ -93,6 +94,7 @@ class ShardState:
         self.hyper: Sequence[GroupSpec] | None = None
         self.topics: dict[str, dict[int, torch.Tensor]] = {}
         self.counters: Counter[str] = Counter()
+        self.out: set[Participant] = set()
         self.participants = Participants()
         self.table = PushTable()
         self.ending = Ending(decides=server == 0)
