@@ -233,8 +233,8 @@ class ShardHandler:
         self.replicas.incarnation = incarnation
         if self._metrics is not None:
             self._metrics.replication.view(now, view)
-        # Shards of this server hear each other when all have taken the view. Before, an answer could
-        # go out with values that another shard's message has changed since.
+        # Shards of this server hear each other when all have taken the view: before,
+        # an answer could go out with values that another shard's message has changed since.
         self._delivers = True
         try:
             for replica, output in self.replicas.take(now, view):
