@@ -276,6 +276,7 @@ class _Engine:
             self._fail(task, f"cannot run on node {facts}: {problem}")
             return
         task.facts, task.seated = facts, True
+        task.answer_due = time.monotonic() + self._job.task.config.join_timeout
         if task.host != LOOPBACK:
             task.host = bracketed(facts.address)
         self.nodes[task.name] = str(facts)
