@@ -168,11 +168,18 @@ def answers_with_later_values() -> AbstractContextManager[Any]:
     """Withheld answers carry values that have changed within the same event."""
 
     def happen(
-        self: Any, now: float, who: Any, route: Any, message: Any, what: Any, raw: Any = ()
+        self: Any,
+        now: float,
+        who: Any,
+        route: Any,
+        message: Any,
+        what: Any,
+        raw: Any = (),
+        lent: Any = None,
     ) -> Any:
         log = self._log
         if log.active:
-            yield from log.append(now, who, message, raw)
+            yield from log.append(now, who, message, raw, lent)
             self._note_term(log.position, log.term)
         all_of_it = [each for told in self._apply(now, who, route, message, what) for each in told]
         for each in log.hold(all_of_it) if log.active else all_of_it:

@@ -305,8 +305,10 @@ class World:
 
     def _is_over(self) -> bool:
         launcher = self.launcher
-        coming = launcher.members or launcher.coming or self._coming
-        return self.coordinator.done and not coming
+        # A process without a member does not hear that the job is over, and may ask a server that
+        # has gone: nobody waits for it then. A real one has a member.
+        beside = self._coming if self.coordinator.state.over is None else 0
+        return self.coordinator.done and not (launcher.members or launcher.coming or beside)
 
     def _waiting(self) -> str:
         waiting = [

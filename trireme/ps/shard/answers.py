@@ -81,11 +81,11 @@ class Answers:
     def give_again(self, answer: PushAnswer) -> list[Reply]:
         """Answers the repeat of a push that was decided before.
 
-        The answer is withheld where its worker is too far ahead: then none was given before the
-        shards were divided anew.
+        The answer is withheld where its worker is too far ahead, or where it is not decided whether
+        the worker goes on: then none was given before the shards were divided anew.
         """
-        state, worker = self._state, answer.pending.owner.worker
-        if state.synchronous or state.table.records[worker].clock <= self._highest_clock():
+        worker = answer.pending.owner.worker
+        if self._state.synchronous or self._may_go_on(worker, self._highest_clock()):
             return [self.reply(answer)]
         self.withheld[worker] = answer
         return []
