@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+import random
+import resource
 import sqlite3
 import stat
 import subprocess
@@ -11,6 +14,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from tests.cluster.driver import Driver, Job
 from trireme.cluster.coordinator import Coordinator
@@ -18,7 +22,8 @@ from trireme.cluster.journal import Journal, resumed
 from trireme.cluster.messages import Joined, ViewChanged
 from trireme.cluster.state import Policy, State
 from trireme.cluster.view import first_view, term_of
-from trireme.errors import ConfigurationError
+from trireme.errors import ClusterError, ConfigurationError
+from trireme.launch.exit_reason import describe
 
 
 def again(job: Driver, now: float = 5.0) -> None:
@@ -29,11 +34,11 @@ def again(job: Driver, now: float = 5.0) -> None:
 
 def test_what_was_written_is_there_again(tmp_path: Path) -> None:
     job, path = Job(), tmp_path / "journal"
-    with Journal(path) as journal:
+    with Journal(path, resumes=False) as journal:
         assert journal.state is None
         for state in (Job(servers=1, replicas=1).state, job.state):
             journal.write(state)
-    with Journal(path) as journal:
+    with Journal(path, resumes=True) as journal:
         assert journal.state == job.state
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     with Journal(path, resumes=False) as journal:
@@ -41,8 +46,12 @@ def test_what_was_written_is_there_again(tmp_path: Path) -> None:
 
 
 def test_a_second_coordinator_is_refused(tmp_path: Path) -> None:
-    with Journal(tmp_path / "journal"), pytest.raises(ConfigurationError, match="another process"):
-        Journal(tmp_path / "journal")
+    path = tmp_path / "journal"
+    with (
+        Journal(path, resumes=False),
+        pytest.raises(ConfigurationError, match="another process"),
+    ):
+        Journal(path, resumes=True)
 
 
 @pytest.mark.parametrize("content", [b"no database, but long enough " * 200, b"SQLite format 3\0x"])
@@ -50,7 +59,7 @@ def test_what_is_no_journal_is_refused_and_left_as_it_is(tmp_path: Path, content
     path = tmp_path / "journal"
     path.write_bytes(content)
     with pytest.raises(ConfigurationError, match="no journal of a coordinator, or damaged"):
-        Journal(path)
+        Journal(path, resumes=True)
     assert path.read_bytes() == content
 
 
@@ -59,22 +68,70 @@ def test_the_database_of_another_program_is_refused(tmp_path: Path) -> None:
     with sqlite3.connect(path) as database:
         database.execute("CREATE TABLE mine (x)")
     with pytest.raises(ConfigurationError, match="of another program"):
-        Journal(path)
+        Journal(path, resumes=True)
 
 
 def test_a_state_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "journal"
-    Journal(path).close()
+    Journal(path, resumes=False).close()
+    digest = hashlib.sha256(b"\xc1").digest()
     with sqlite3.connect(path) as database:
-        database.execute("INSERT INTO state VALUES (1, ?)", (b"\xc1",))
+        database.execute("INSERT INTO state VALUES (1, ?, ?)", (b"\xc1", digest))
     database.close()
     with pytest.raises(ConfigurationError, match="is damaged"):
-        Journal(path)
+        Journal(path, resumes=True)
+
+
+def test_each_changed_bit_is_found_or_changes_nothing(tmp_path: Path) -> None:
+    path, damaged, state = tmp_path / "journal", tmp_path / "damaged", Job().state
+    with Journal(path, resumes=False) as journal:
+        journal.write(state)
+    whole = path.read_bytes()
+    assert [each.name for each in tmp_path.iterdir()] == ["journal"], "it is one file"
+    bits, found = random.Random(1), 0
+    for _ in range(300):
+        content, bit = bytearray(whole), bits.randrange(8 * len(whole))
+        content[bit // 8] ^= 1 << bit % 8
+        damaged.write_bytes(content)
+        try:
+            with Journal(damaged, resumes=True) as journal:
+                assert journal.state == state
+        except ConfigurationError:
+            found += 1
+    assert found > 10
+
+
+@pytest.mark.parametrize("size", [0, 100, 4096, 5000])
+def test_a_journal_that_was_cut_or_removed_is_refused(tmp_path: Path, size: int) -> None:
+    """Else the job would begin anew, and all its tasks would be of an earlier start."""
+    path = tmp_path / "journal"
+    with Journal(path, resumes=False) as journal:
+        journal.write(Job().state)
+    path.write_bytes(path.read_bytes()[:size])
+    with pytest.raises(ConfigurationError, match=r"damaged|holds nothing"):
+        Journal(path, resumes=True)
+
+
+def test_a_full_disk_is_no_mistake_of_the_user(tmp_path: Path) -> None:
+    """A launcher starts the coordinator again: there may be room by then."""
+    state = Job().state
+    with Journal(tmp_path / "journal", resumes=False) as journal:
+        journal.write(state)
+        limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
+        try:
+            with pytest.raises(ClusterError, match="the space on the disk") as raised:
+                journal.write(replace(state, term=9))
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        assert describe(raised.value).worth_a_restart
+    with Journal(tmp_path / "journal", resumes=True) as journal:
+        assert journal.state == state
 
 
 def test_a_place_that_cannot_be_written_is_one_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="cannot be used"):
-        Journal(tmp_path / "nowhere" / "journal")
+        Journal(tmp_path / "nowhere" / "journal", resumes=False)
 
 
 KILLED = """
@@ -82,7 +139,7 @@ import os, sys
 from pathlib import Path
 from tests.cluster.driver import Job
 from trireme.cluster.journal import Journal
-journal, job = Journal(Path(sys.argv[1])), Job()
+journal, job = Journal(Path(sys.argv[1]), resumes=False), Job()
 journal.write(job.state)
 os.kill(os.getpid(), 9)
 """
@@ -93,15 +150,15 @@ def test_what_is_written_outlives_a_process_that_is_killed(tmp_path: Path) -> No
     path = tmp_path / "journal"
     ended = subprocess.run([sys.executable, "-c", KILLED, str(path)], env={**os.environ})
     assert ended.returncode == -9
-    with Journal(path) as journal:
+    with Journal(path, resumes=True) as journal:
         assert journal.state is not None and journal.state.view is not None
 
 
 def test_a_coordinator_goes_on_where_the_last_one_stopped(tmp_path: Path) -> None:
     policy = Policy(workers=1, servers=0)
-    with Journal(tmp_path / "journal") as journal:
+    with Journal(tmp_path / "journal", resumes=False) as journal:
         first = Coordinator(policy, journal=journal)
-    with Journal(tmp_path / "journal") as journal:
+    with Journal(tmp_path / "journal", resumes=True) as journal:
         second = Coordinator(policy, journal=journal)
     assert second.state.epoch == first.state.epoch
     assert (first.state.term, second.state.term) == (1, 2)

@@ -96,6 +96,7 @@ class TestRefusals:
             (0, None, "at least 2"),
             (257, None, "256 slots"),
             (None, 0, "at least 1 worker"),
+            (None, 1025, "1024 workers at most"),
         ],
     )
     def test_what_cannot_be_is_refused(

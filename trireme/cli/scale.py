@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 _POLL_SECONDS = 0.1
 _NOTICE_SECONDS = 5.0
+_MOST = 65535  # indices of tasks
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -62,6 +63,8 @@ def _count(text: str | None, option: str) -> int | None:
         return None
     if not (text.isascii() and text.isdigit()):
         raise UsageError(f"{option} is {text!r}: it must be a whole number from 0")
+    if int(text) > _MOST:
+        raise UsageError(f"{option} is {text}: it must be at most {_MOST}")
     return int(text)
 
 

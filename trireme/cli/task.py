@@ -91,8 +91,8 @@ def _by_hand(given: argparse.Namespace, program: Sequence[str]) -> int:
                 f"--journal is for the task with the coordinator, and {task.name} has none: leave "
                 "it out here"
             )
-        path = str(given.journal.resolve())
-        task = replace(task, journal=path, resumes=True)
+        path = given.journal.resolve()
+        task = replace(task, journal=str(path), resumes=path.exists())
     audience = _Audience(name=f"{task.name} ", address_file=given.address_file)
     with secret_descriptor(task) as inherited:
         _export(os.environ, inherited)
@@ -241,7 +241,8 @@ def _journal(task: TaskConfig, audience: _Audience) -> Journal | None:
     By hand, a job that has ended begins anew with the same command.
 
     Raises:
-        ConfigurationError: another process has it open, or it cannot be used.
+        ConfigurationError: another process has it open, or it is damaged or empty.
+        ClusterError: it cannot be read or written.
     """
     from trireme.cluster.journal import Journal
 

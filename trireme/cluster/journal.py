@@ -3,10 +3,14 @@
 A coordinator that is started again with the journal goes on where the last one stopped: with the
 same epoch, the next term, and views whose numbers are above all earlier ones. Meanwhile training
 goes on, and membership is frozen.
+
+The file holds one state with its checksum. SQLite would take some damage for an older state, with
+which terms and views would be given out twice.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 import sqlite3
 from pathlib import Path
@@ -16,10 +20,10 @@ import msgspec
 from msgspec.structs import replace
 
 from trireme.cluster.state import State
-from trireme.errors import ConfigurationError
+from trireme.errors import ClusterError, ConfigurationError
 
 _APPLICATION = 0x54524952  # "TRIR": SQLite keeps it in the file's header
-_VERSION = 1
+_VERSION = 2
 
 
 class Journal:
@@ -29,17 +33,19 @@ class Journal:
 
     Args:
         path: the file. It is made where there is none, for this user alone.
-        resumes: whether to go on with what it holds; else it begins anew.
+        resumes: whether to go on with what it holds, and it must hold something; else it begins
+            anew.
 
     Attributes:
         state: the state that was written last; None for none.
 
     Raises:
-        ConfigurationError: another process has it open, or it is no journal, or damaged, or cannot
-            be written.
+        ConfigurationError: another process has it open, or it is no journal, damaged or empty, or
+            there is no such directory.
+        ClusterError: it cannot be read or written: the disk is full, or fails.
     """
 
-    def __init__(self, path: Path, *, resumes: bool = True) -> None:
+    def __init__(self, path: Path, *, resumes: bool) -> None:
         self._path = path
         self._encoder = msgspec.msgpack.Encoder()
         self.state: State | None = None
@@ -58,6 +64,12 @@ class Journal:
         except ConfigurationError:
             self.close()
             raise
+        if resumes and self.state is None:
+            self.close()
+            raise ConfigurationError(
+                f"the coordinator's journal {path} holds nothing, and the job has begun: bring the "
+                "file of this job there, or start the whole job again with another file"
+            )
 
     def __enter__(self) -> Self:
         return self
@@ -69,12 +81,13 @@ class Journal:
         """Writes a state. It is on the disk when this returns.
 
         Raises:
-            ConfigurationError: it cannot be written.
+            ClusterError: it cannot be written.
         """
+        content = self._encoder.encode(state)
         try:
             self._database.execute(
-                "INSERT OR REPLACE INTO state (id, content) VALUES (1, ?)",
-                (self._encoder.encode(state),),
+                "INSERT OR REPLACE INTO state (id, content, digest) VALUES (1, ?, ?)",
+                (content, hashlib.sha256(content).digest()),
             )
         except sqlite3.Error as error:
             raise self._failure(error) from error
@@ -86,7 +99,7 @@ class Journal:
     def _begin(self, *, resumes: bool) -> None:
         execute = self._database.execute
         execute("PRAGMA locking_mode = EXCLUSIVE")
-        execute("PRAGMA journal_mode = WAL")
+        execute("PRAGMA journal_mode = DELETE")  # one file, which may be brought elsewhere
         execute("PRAGMA synchronous = FULL")
         application = execute("PRAGMA application_id").fetchone()[0]
         tables = [name for (name,) in execute("SELECT name FROM sqlite_master")]
@@ -104,23 +117,28 @@ class Journal:
         execute("BEGIN EXCLUSIVE")
         execute(f"PRAGMA application_id = {_APPLICATION}")
         execute(f"PRAGMA user_version = {_VERSION}")
-        execute("CREATE TABLE IF NOT EXISTS state (id INTEGER PRIMARY KEY, content BLOB NOT NULL)")
+        execute(
+            "CREATE TABLE IF NOT EXISTS state "
+            "(id INTEGER PRIMARY KEY, content BLOB NOT NULL, digest BLOB NOT NULL)"
+        )
         if not resumes:
             execute("DELETE FROM state")
-        row = execute("SELECT content FROM state WHERE id = 1").fetchone()
+        row = execute("SELECT content, digest FROM state WHERE id = 1").fetchone()
         execute("COMMIT")
         if row is not None:
-            self.state = self._decoded(row[0])
+            self.state = self._decoded(*row)
 
-    def _decoded(self, content: bytes) -> State:
+    def _decoded(self, content: bytes, digest: bytes) -> State:
         try:
+            if hashlib.sha256(content).digest() != digest:
+                raise ValueError("its checksum is another one")
             return msgspec.msgpack.decode(content, type=State)
-        except (msgspec.DecodeError, TypeError) as error:
+        except (msgspec.DecodeError, ValueError, TypeError) as error:
             raise ConfigurationError(
                 f"{self._path} is damaged ({error}): remove it and start the whole job again"
             ) from error
 
-    def _failure(self, error: Exception) -> ConfigurationError:
+    def _failure(self, error: Exception) -> ConfigurationError | ClusterError:
         if "locked" in str(error):
             return ConfigurationError(
                 f"another process has the coordinator's journal {self._path} open: the job has a "
@@ -133,10 +151,11 @@ class Journal:
                 f"{self._path} is no journal of a coordinator, or damaged ({error}): remove it and "
                 "start the whole job again, or name another file"
             )
-        return ConfigurationError(
+        what = (
             f"the coordinator's journal {self._path} cannot be used: {error}; check the directory, "
             "its permissions, and the space on the disk"
         )
+        return ConfigurationError(what) if isinstance(error, OSError) else ClusterError(what)
 
 
 def resumed(now: float, state: State) -> State:

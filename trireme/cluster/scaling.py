@@ -15,6 +15,9 @@ from trireme.cluster.reconfiguration import is_needed
 from trireme.cluster.spec import task_name
 from trireme.cluster.state import Policy, State, Task
 
+MOST_WORKERS = 1024
+"""A job grows to so many workers at most: a larger number is a mistyped one."""
+
 DISMISSAL = "the job was made smaller and needs this task no more"
 """The reason that a dismissed task hears."""
 
@@ -72,6 +75,8 @@ def _objection(state: State, message: Scale) -> str:
         return "this job keeps the number of tasks that it began with: its strategy needs that"
     if message.workers is not None and message.workers < 1:
         return "a job needs at least 1 worker"
+    if message.workers is not None and message.workers > MOST_WORKERS:
+        return f"a job grows to {MOST_WORKERS} workers at most"
     if message.servers is None:
         return ""
     if not policy.servers:

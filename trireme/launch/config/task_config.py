@@ -35,7 +35,8 @@ class TaskConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         host: the name of the task's host, or of a part of it that may be lost by itself; "" for the
             name that the system has. Copies of a parameter are on different hosts.
         journal: the file in which a coordinator keeps what it knows; "" for none.
-        resumes: whether a coordinator goes on with what the journal holds; else it begins anew.
+        resumes: whether a coordinator goes on with what the journal holds, and it must hold
+            something; else it begins anew.
         secret: the job's secret in hexadecimal digits; empty where no task connects to another.
         certificates: the task's key, its certificate and the authority's certificate in PEM, where
             the job uses TLS; else empty.
