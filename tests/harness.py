@@ -203,7 +203,9 @@ def keepers(cluster: Cluster, ran: Ran[T]) -> Iterator[str]:
     address = service.address
     threads.start("coordinator", service.run)
     for index in range(cluster.servers):
-        config = ServerConfig(JOB, SECRET, index, _any(cluster.scheme), address, policy)
+        transport = JobConfig(transport="tcp" if cluster.scheme == "tcp" else "auto")
+        place = _any(cluster.scheme)
+        config = ServerConfig(JOB, SECRET, index, place, address, policy, config=transport)
         threads.start(f"ps:{index}", lambda c=config: serve(c, lambda _: None))
     try:
         yield address

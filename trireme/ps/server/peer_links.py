@@ -11,6 +11,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
@@ -32,6 +33,7 @@ _log = logging.getLogger(__name__)
 
 _RETRY_SECONDS = 0.1
 _CONNECT_SECONDS = 5.0
+_LOCAL_ATTEMPTS = 20  # by then the name belongs to another process, and TCP is tried
 _SILENCE = 10.0  # seconds between two warnings about the same server
 
 
@@ -88,10 +90,10 @@ class PeerLinks:
             self._links.pop(gone).close()
         for new in wanted - self._links.keys():
             connecting = partial(
-                _connect, new.server, self._identity, self._secret, self._certificates, self._local
+                _connect, new.server, self._identity, self._secret, self._certificates
             )
             self._links[new] = _PeerLink(
-                new, self._service, self._identity, connecting, self._connected
+                new, self._service, self._identity, connecting, self._connected, local=self._local
             )
 
     def lost(self, link: Link) -> None:
@@ -113,14 +115,17 @@ class _PeerLink:
         wanted: _Wanted,
         service: Service,
         identity: Identity,
-        connect: Callable[[], Connection],
+        connect: Callable[[bool], Connection],
         connected: Callable[[Link, Peer], object],
+        *,
+        local: bool,
     ) -> None:
         self._wanted = wanted
         self._service = service
         self._identity = identity
         self._connect = connect
         self._connected = connected
+        self._local_attempts = _LOCAL_ATTEMPTS if local else 0
         self._link: Link | None = None
         self._lost = threading.Event()
         self._closed = threading.Event()
@@ -149,11 +154,12 @@ class _PeerLink:
         name = f"ps:{self._wanted.peer.server}"
         while not self._closed.is_set():
             try:
-                connection = self._connect()
+                connection = self._connect(self._local_attempts > 0)
             except (WireError, ConfigurationError) as error:
                 if isinstance(error, StaleEpochError):
                     _log.warning("%s", error)
                     return  # this process has no other epoch
+                self._local_attempts -= 1
                 # At the end of a job the other may be gone before this server hears that it is.
                 if not self._closed.wait(_RETRY_SECONDS) and time.monotonic() > said + _SILENCE:
                     said = time.monotonic()
@@ -183,19 +189,18 @@ def _connect(
 ) -> Connection:
     """Returns an authenticated connection to another server.
 
+    If it is `local`, it goes through a unix socket where the server listens at one on this host.
+
     Raises:
         WireError: the server is out of reach, or another one.
     """
+    stream: Stream | None = None
     if local:
-        try:
-            near = connect(shm_address(server.address), timeout=1.0)
-            return _introduced(near, server, identity, secret)
-        except StaleEpochError:
-            raise
-        except WireError:
-            pass  # it is on another host, or some other process has that name: over TCP, then
-    far = connect(server.address, timeout=_CONNECT_SECONDS, certificates=certificates)
-    return _introduced(far, server, identity, secret)
+        with suppress(WireError):  # it is on another host, or another user has that name
+            stream = connect(shm_address(server.address), timeout=1.0)
+    if stream is None:
+        stream = connect(server.address, timeout=_CONNECT_SECONDS, certificates=certificates)
+    return _introduced(stream, server, identity, secret)
 
 
 def _introduced(
