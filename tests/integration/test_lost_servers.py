@@ -24,11 +24,17 @@ BATCH = 4
 PAUSE = 0.01
 
 
-def counting(shell: Shell, steps: int, *words: object, pause: float = PAUSE) -> Running:
+def counting(
+    shell: Shell,
+    steps: int,
+    *words: object,
+    pause: float = PAUSE,
+    program: tuple[object, ...] = (),
+) -> Running:
     """Starts the counting program, which makes no pauses any more once it is released."""
-    program = (PROGRAMS / "counting.py", "--out", "out", "--max-steps", steps)
+    named = (PROGRAMS / "counting.py", "--out", "out", "--max-steps", steps, *program)
     paces = ("--batch-size", BATCH, "--pause", pause, "--pause-until", "released")
-    return shell.start("run", *words, "--run-dir", "run", *program, *paces)
+    return shell.start("run", *words, "--run-dir", "run", *named, *paces)
 
 
 def release(shell: Shell) -> None:
@@ -105,12 +111,14 @@ def test_synchronous_rounds_go_on_as_if_no_server_had_died(shell: Shell) -> None
 
 
 @pytest.mark.thorough
+@pytest.mark.parametrize("end", [(), ("--epochs", 1.6)], ids=["steps", "epochs"])
 def test_where_all_copies_are_lost_the_job_goes_back_to_its_newest_checkpoint(
-    shell: Shell,
+    shell: Shell, end: tuple[object, ...]
 ) -> None:
-    steps = 400
+    """The end that the loader has computed from the epochs is lost with the servers."""
+    steps = 400  # 1.6 epochs of 1,000 examples
     words = ("--ps", 2, "--replicas", 2, "--workers", 2, "--strategy", "async")
-    running = counting(shell, steps, *words, "--max-restarts", 2)
+    running = counting(shell, steps, *words, "--max-restarts", 2, program=end)
     until(shell, 30)
     tasks = Tasks(shell.directory / "run")
     for server in range(2):

@@ -73,6 +73,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--max-steps", type=int, required=True)
+    parser.add_argument("--epochs", type=float, help="in place of --max-steps")
     parser.add_argument("--batch-size", type=int, default=4)
     parser.add_argument("--fault", type=Fault.parse, action="append", default=[])
     parser.add_argument("--pause", type=float, default=0.0, help="seconds before each step")
@@ -86,7 +87,7 @@ def main() -> None:
         Counter(options.rows or task.workers, task.index),
         lambda outputs, _: outputs,
         lambda parameters: torch.optim.SGD(parameters, lr=1.0),
-        max_steps=options.max_steps,
+        max_steps=None if options.epochs else options.max_steps,
         checkpoint=trireme.Checkpoint(every_seconds=None),
         hooks=[
             Faults(options.fault, options.out),
@@ -96,7 +97,7 @@ def main() -> None:
     )
     with session:
         data = TensorDataset(torch.zeros(1000, 1), torch.zeros(1000))
-        for batch in session.loader(data, options.batch_size):
+        for batch in session.loader(data, options.batch_size, epochs=options.epochs):
             if options.pause and not (options.pause_until and options.pause_until.exists()):
                 time.sleep(options.pause)
             session.step(batch)
