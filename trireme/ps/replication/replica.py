@@ -368,7 +368,7 @@ class Replica(Generic[_L]):
     def replicate(
         self, message: Replicate, event: Message, route: object, what: Any
     ) -> Iterator[Instruction]:
-        """Applies an entry; yields what the shard has to say of it, which nobody hears.
+        """Applies an entry; yields the outputs of the shard, which a backup drops.
 
         Raises:
             FrameError: it is not the next entry.
