@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import resource
 import subprocess
-import sys
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -115,14 +114,16 @@ def memory_group(nbytes: int) -> Iterator[MemoryGroup]:
             path.rmdir()
 
 
-_EATS = "import sys; sys.stdin.readline(); bytearray(1 << 30); sys.stdin.readline()"
+# Waits for a line, then keeps what never has an end of line.
+_EATS = ["sh", "-c", "read line; exec tail /dev/zero"]
 
 
 def starve(pid: int, seconds: float) -> int | None:
     """Has the system kill a process for its memory, as it would on a host that has no more.
 
     Another process shares a group with it and wants more than there is. The system is told to kill
-    the given one first.
+    the given one first. It also counts what a process had before it came into the group, so the
+    other one is small.
 
     Args:
         pid: of the process.
@@ -138,7 +139,7 @@ def starve(pid: int, seconds: float) -> int | None:
     victim = psutil.Process(pid)
     with (
         memory_group(STARVING_BYTES) as group,
-        subprocess.Popen([sys.executable, "-c", _EATS], stdin=subprocess.PIPE) as eater,
+        subprocess.Popen(_EATS, stdin=subprocess.PIPE) as eater,
     ):
         try:
             Path(f"/proc/{pid}/oom_score_adj").write_text("1000")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Collection, Generator, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
@@ -210,8 +211,7 @@ class Client:
         try:
             self._ask({s: requests[s] for s in shards if s in requests}, sent=begun)
         except Divided:
-            yield from self._divide()
-            self._ask(self._requests_of(made))
+            yield from self._push_again(made)
         except CopiesLost:
             self.lost = True
             raise
@@ -219,6 +219,18 @@ class Client:
             for shard, order in begun.items():
                 payload = requests[shard].payload
                 self._transmit([Transmit(shard, order.sequence, order.message, payload)])
+
+    def _push_again(self, made: Made) -> _Steps[None]:
+        """Sends a push, as the shards were divided anew."""
+        try:
+            while True:
+                yield from self._divide()
+                with suppress(Divided):
+                    self._ask(self._requests_of(made))
+                    return
+        except CopiesLost:
+            self.lost = True
+            raise
 
     def close(self) -> None:
         """Ends all connections, as the end of a process does."""

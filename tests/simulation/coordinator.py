@@ -74,6 +74,9 @@ class CoordinatorHost:
         self._viewed = viewed
         self._journal: Any = MemoryJournal()
         self._over = False
+        self._newest: dict[str, list[End]] = {}  # by task: its newest connection
+        self._cut_off: dict[str, float] = {}  # by task without one: since when
+        self._longest: dict[str, float] = {}  # by task: for how long it had none
         self.process = Process(self._loop)
         self._coordinator = self._start()
 
@@ -94,6 +97,11 @@ class CoordinatorHost:
     def done(self) -> bool:
         """Whether the job is over, and every task knows."""
         return self._over
+
+    def longest_without(self, task: str) -> float:
+        """Returns for how many seconds a task that had been connected was not, at most."""
+        since = self._cut_off.get(task, self._loop.now)
+        return max(self._longest.get(task, 0.0), self._loop.now - since)
 
     # -- its processes ----------------------------------------------------------------------------
 
@@ -137,6 +145,9 @@ class CoordinatorHost:
             if not process.alive:
                 wire.break_()
                 return
+            self._longest[identity.task] = self.longest_without(identity.task)
+            self._cut_off.pop(identity.task, None)
+            self._newest[identity.task] = ends
             ends.append(
                 End(
                     process,
@@ -151,7 +162,7 @@ class CoordinatorHost:
             wire.carry(UP, lambda: process.run(lambda: self._receive(ends, message)))
 
         wire.carry(UP, accept)
-        wire.ended = lambda: process.run(lambda: self._end(ends))
+        wire.ended = lambda: process.run(lambda: self._end(identity.task, ends))
         return send
 
     def _receive(self, ends: list[End], message: Message) -> None:
@@ -164,7 +175,9 @@ class CoordinatorHost:
         except FrameError:
             end.close()
 
-    def _end(self, ends: list[End]) -> None:
+    def _end(self, task: str, ends: list[End]) -> None:
+        if self._newest.get(task) is ends:
+            self._cut_off.setdefault(task, self._loop.now)
         if ends:
             self._feed(ends[0].broke)
 

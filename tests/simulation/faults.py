@@ -135,7 +135,10 @@ class Faults:
             self._scale(Scale(workers=self._count("worker") + 1))
 
     def _remove_worker(self, fault: Fault) -> None:
-        self._scale(Scale(workers=max(1, self._count("worker") - 1)))
+        launcher, workers = self._place.launcher, max(1, self._count("worker") - 1)
+        # The last ones leave. Of the others, one must live: some are never started again.
+        if any(index < workers for index in launcher.members):
+            self._scale(Scale(workers=workers))
 
     def _scale(self, scale: Scale) -> None:
         def heard(message: Message) -> None:

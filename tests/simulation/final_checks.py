@@ -78,7 +78,9 @@ def _check_outcome(world: World) -> None:
     world.counts[f"job {state.over.outcome}"] += 1
     said = {task.outcome for task in state.of("worker") if task.state == "left"}
     if state.over.outcome == "failed":
-        if not world.fails:
+        apart = world.coordinator.longest_without(state.over.culprit)
+        cut_off = apart > world.policy.reconnect_grace and not world.schedule.survives
+        if not (world.fails or cut_off):
             raise Violation(f"the job failed: {state.over}")
         return
     if said and all(task.state in ("left", "expected") for task in state.tasks.values()):

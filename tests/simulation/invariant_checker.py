@@ -284,12 +284,14 @@ class InvariantChecker:
     def _check_last_step(self, accounts: Sequence[Account]) -> None:
         """All shards must end at the job's last step; where they commit nothing, shard 0 must.
 
-        Unless staleness is bounded: then what a lost worker had begun is not made good for. A job
-        that is asked to stop ends with the round that is open, however many steps that makes.
+        Unless staleness is bounded: then what a worker had begun that is lost, or leaves before the
+        others, is not made good for. A job that is asked to stop ends with the round that is open,
+        however many steps that makes.
         """
         steps = [account.step for account in accounts]
         whole = not self._rule.uncommitted or not self.lost
-        exact = self._rule.synchronous or self._rule.staleness is None or not self.lost
+        stay = not (self.lost or self.counts["dismissed"])
+        exact = self._rule.synchronous or self._rule.staleness is None or stay
         most = self._rule.period - 1 if self._rule.max_steps is None else 0
         ends = {end for end in self.ends if 0 <= steps[0] - end <= most} or not self.ends
         if (whole and len(set(steps)) > 1) or (exact and not ends):

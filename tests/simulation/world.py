@@ -86,6 +86,7 @@ class World:
         self._launched = 0
         self._crashes = list(schedule.crashes)
         self._pushes: Counter[int] = Counter()
+        self._seen: set[tuple[int, int]] = set()  # life and shard, of which a worker has values
 
     @property
     def view(self) -> View:
@@ -174,7 +175,9 @@ class World:
 
     def _stop(self, client: Client) -> Process:
         statuses = yield from client.run(client.protocol.status())
-        if not all(status.loaded for status in statuses):
+        shards = range(len(statuses))
+        # A status is said before the copies have what it says.
+        if not all((client.life, shard) in self._seen for shard in shards):
             raise Fenced("training has not begun", 0)
         yield from client.run(client.protocol.stop("asked to"))
 
@@ -273,6 +276,7 @@ class World:
 
     def seen(self, client: Client, life: int, shard: int, step: int, vectors: Vectors) -> None:
         """A worker has received values of a shard."""
+        self._seen.add((life, shard))
         self.checker.see(life, client.layout, shard, step, vectors)
 
     def counts_known(self, life: int) -> tuple[int, ...]:

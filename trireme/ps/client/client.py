@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import wraps
 from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
@@ -254,16 +254,28 @@ class Client:
         )
         protocol.push(made)
         self._pushed = made
-        has_it = self._overlap.complete(made)
+        sent: Collection[int] = self._overlap.complete(made)
         self._flat.collect_gradients()
         try:
-            self._servers.ask(self._requests_of(made), sent=has_it)
-        except Divided:
-            self._divide()
-            self._servers.ask(self._requests_of(made))
+            while not self._asked(made, sent):
+                self._divide()
+                sent = ()
         except CopiesLost:
             self._lost = True
             raise
+
+    def _asked(self, made: Push, sent: Collection[int]) -> bool:
+        """Sends a push to all servers; returns False where the shards were divided anew.
+
+        Args:
+            made: the push.
+            sent: the servers that have it already.
+        """
+        try:
+            self._servers.ask(self._requests_of(made), sent=sent)
+        except Divided:
+            return False
+        return True
 
     def _requests_of(self, made: Push) -> dict[int, Request]:
         """Returns the requests of a push, whose gradients are packed where they must be."""
