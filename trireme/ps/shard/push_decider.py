@@ -106,7 +106,8 @@ class PushDecider:
         elif state.barrier.holds(pending):
             state.barrier.later.append(pending)
         elif not state.synchronous:
-            self._answers.withheld[worker] = self.decide_one(pending, applied=not over)
+            applied = state.ending.allows(worker, state.step)
+            self._answers.withheld[worker] = self.decide_one(pending, applied=applied)
         elif over or pending.push.pulled < state.step:
             self._answers.due.append(self._decide_stale(pending))
         else:

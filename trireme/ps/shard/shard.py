@@ -267,8 +267,8 @@ class Shard:
             record.pending.route = route
             return []
         if self._decider.waits_for_nobody:
-            over = state.ending.reached(state.step)
-            answer = self._decider.decide_one(pending, applied=not over)
+            applied = state.ending.allows(who.worker, state.step)
+            answer = self._decider.decide_one(pending, applied=applied)
             return [*self._answers.give(answer), *self._proceed()]
         record.pending = pending
         self._decider.consider(pending)
