@@ -179,7 +179,7 @@ class InvariantChecker:
         """A shard has made its part of a copy."""
         view = account.view
         key = (view.life, view.generation, account.shard, step)
-        self._copied.setdefault(key, []).append(self._surviving(applied))
+        self._copied.setdefault(key, []).append(applied)
 
     def check_cut(self, life: int, generation: int, parts: Sequence[Snapshot]) -> None:
         """All shards have answered a cut: they must have copied the same state."""
