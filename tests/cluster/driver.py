@@ -70,8 +70,14 @@ class Driver:
     def hang_up(self, connection: int) -> None:
         self.feed(Closed(connection, "the peer closed it"))
 
-    def leave(self, connection: int, outcome: Outcome, reason: str = "") -> None:
-        self.say(connection, Leave(outcome, reason))
+    def leave(
+        self, connection: int, outcome: Outcome, reason: str = "", *, chief: bool | None = None
+    ) -> None:
+        """Leaves; as chief where the newest view says so."""
+        if chief is None:
+            task, view = self.state.holder(connection), self.state.view
+            chief = task is not None and view is not None and task.index == view.chief
+        self.say(connection, Leave(outcome, reason, chief))
 
     def wait(self, seconds: float, *alive: int) -> None:
         """Lets time pass in steps of a heartbeat, which these connections send."""

@@ -393,6 +393,17 @@ class TestLeaving:
         job.leave(again, "finished")
         assert over(job).outcome == "finished"
 
+    def test_who_had_ended_before_it_heard_of_the_loss_has_not_taken_over(self) -> None:
+        job = Driver(wait_for_restart=60.0)
+        tasks = job.join_all()
+        job.hang_up(tasks["worker:0"])
+        job.wait(3.0, tasks["ps:0"], tasks["worker:1"])
+        assert job.view.chief == 1
+        job.leave(tasks["worker:1"], "finished", chief=False)
+        assert job.state.over is None
+        job.leave(job.join("worker:0"), "finished")
+        assert over(job).outcome == "finished"
+
     def test_but_not_for_ever_either(self) -> None:
         job = Driver(heartbeat_timeout=10.0, wait_for_restart=60.0)
         tasks = job.join_all()

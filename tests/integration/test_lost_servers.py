@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import time
 from pathlib import Path
 
@@ -48,6 +49,12 @@ def until(shell: Shell, attempts: int) -> None:
     while not path.exists() or path.read_bytes().count(b"attempted") < attempts:
         assert time.monotonic() < deadline, f"worker 0 did not attempt {attempts} updates"
         time.sleep(0.01)
+
+
+def step_of(shell: Shell, task: str) -> int:
+    """Returns the global step that a task has reported."""
+    told = json.loads(shell.run("status", "--json", "run").out)["tasks"]
+    return next(int(t["status"].get("global_step", 0)) for t in told if t["name"] == task)
 
 
 def counts(shell: Shell, ended: Ended, steps: int, workers: int = 2) -> None:
@@ -127,6 +134,33 @@ def test_where_all_copies_are_lost_the_job_goes_back_to_its_newest_checkpoint(
     assert ended.status == 0, ended.text
     assert "all copies of a part of the parameters were lost: the job goes" in ended.text
     data = latest(Path(shell.directory / "run"), lambda path, error: pytest.fail(f"{path}"))
+    assert data is not None and data.step == steps
+
+
+@pytest.mark.thorough
+def test_a_worker_that_had_ended_training_is_started_again_where_the_job_goes_back(
+    shell: Shell,
+) -> None:
+    """Nobody else makes the steps again: the other worker is stopped until it has ended."""
+    steps = 400
+    words = ("--ps", 2, "--replicas", 2, "--workers", 2, "--strategy", "ssp")
+    bound = ("--staleness", 1000)
+    saving = ("--every-steps", 100)
+    running = counting(shell, steps, *words, *bound, "--max-restarts", 2, program=saving)
+    until(shell, 30)
+    tasks = Tasks(shell.directory / "run")
+    assert tasks.send("worker:1", signal.SIGSTOP)
+    release(shell)
+    deadline = time.monotonic() + 60
+    while step_of(shell, "worker:0") < steps - 1:  # worker 1 computes the last update
+        assert time.monotonic() < deadline, "worker 0 did not make its last update"
+    for server in range(2):
+        assert tasks.send(f"ps:{server}", signal.SIGKILL)
+    assert tasks.send("worker:1", signal.SIGCONT)
+    ended = running.ended()
+    assert ended.status == 0, ended.text
+    assert "worker:0 had ended its training, and must be started again" in ended.text
+    data = latest(shell.directory / "run", lambda path, error: pytest.fail(f"{path}"))
     assert data is not None and data.step == steps
 
 

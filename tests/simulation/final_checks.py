@@ -80,7 +80,9 @@ def _check_outcome(world: World) -> None:
     if state.over.outcome == "failed":
         apart = world.coordinator.longest_without(state.over.culprit)
         cut_off = apart > world.policy.reconnect_grace and not world.schedule.survives
-        if not (world.fails or cut_off):
+        # A chief that crashes after the others have ended training leaves nobody to save.
+        gone = state.over.culprit in {f"worker:{index}" for index in world.launcher.gone}
+        if not (world.fails or cut_off or gone):
             raise Violation(f"the job failed: {state.over}")
         return
     if said and all(task.state in ("left", "expected") for task in state.tasks.values()):

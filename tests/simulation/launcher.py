@@ -37,6 +37,7 @@ class Launcher:
         members: by worker: the membership of the process that lives.
         workers: those that train, by index.
         coming: how many processes are about to start.
+        gone: the workers that have crashed and are not started again.
         finished: whether some worker got as far as the end.
     """
 
@@ -45,6 +46,7 @@ class Launcher:
         self.members: dict[int, Member] = {}
         self.workers: dict[int, Worker] = {}
         self.coming = 0
+        self.gone: set[int] = set()
         self.finished = False
         self._home = home
         self._by_address: dict[str, Server] = {}
@@ -174,7 +176,7 @@ class Launcher:
         if how in ("left", "dismissed"):
             self.finished = self.finished or how == "left"
             stops = how == "left" and home.schedule.stop_at is not None
-            worker.member.leave("interrupted" if stops else "finished")
+            worker.member.leave("interrupted" if stops else "finished", chief=worker.chief)
             del self.members[index]
             return
         home.checker.lost.add((index, worker.incarnation))
@@ -183,7 +185,10 @@ class Launcher:
         elif how in ("crashed", "late"):
             others = self.members.keys() - {index}
             last = not any(self._wanted("worker", other) for other in others)
-            self._end_process(index, 0.5 if restart is None and last else restart)
+            again = 0.5 if restart is None and last else restart
+            if again is None:
+                self.gone.add(index)
+            self._end_process(index, again)
 
     def lost(self, worker: int, incarnation: int) -> None:
         """The coordinator has given a worker up."""

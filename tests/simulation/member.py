@@ -96,9 +96,9 @@ class Member:
         self._due = self._network.loop.now
         self._tick(self._due)
 
-    def leave(self, outcome: Outcome) -> None:
+    def leave(self, outcome: Outcome, *, chief: bool = False) -> None:
         """Tells the coordinator that the process ends, until it knows."""
-        self.state.leaving = Leave(outcome)
+        self.state.leaving = Leave(outcome, chief=chief)
         self._due = self._network.loop.now
         self._tick(self._due)
 

@@ -76,6 +76,7 @@ class Worker:
         self.incarnation = member.state.incarnation
         self.client = place.make_client(index, member)
         self.task = Task(self._live())
+        self.chief = False  # when its training ended
         self._spans: list[Span] = []
 
     def end(self, how: str, restart: float | None = None) -> None:
@@ -118,6 +119,7 @@ class Worker:
                         yield from self._lease()
                     yield from self._update()
                     protocol.stopping = protocol.stopping or self.member.state.dismissed is not None
+                self.chief = self.member.view.chief == self.index
                 yield from self.client.run(protocol.retire())
                 return
             except Fenced as fence:
@@ -133,12 +135,11 @@ class Worker:
     def _drain(self) -> Any:
         """Waits for the end; returns whether all that was learned is there then."""
         protocol, run = self.client.protocol, self.client.run
-        chief = self.member.view.chief == self.index
         self.client.draining = True
         try:
             yield from run(protocol.drain())
             self.client.draining = False
-            if chief:
+            if self.chief:
                 copy = yield from run(protocol.snapshot(state=True))
                 self.place.copied(self.client, copy)
         except Fenced as fence:

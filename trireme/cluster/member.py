@@ -206,7 +206,9 @@ class Member(MemberState):
             self.reports = tuple(reports)
         self._wakeup.wake()
 
-    def leave(self, outcome: Outcome, reason: str = "", *, timeout: float = 5.0) -> bool:
+    def leave(
+        self, outcome: Outcome, reason: str = "", *, chief: bool = False, timeout: float = 5.0
+    ) -> bool:
         """Reports that this task ends, and how; blocks until the coordinator has received it.
 
         If the job is over already nothing is sent. Until `close`, a member that has left still
@@ -215,6 +217,7 @@ class Member(MemberState):
         Args:
             outcome: `failed` ends the job for everybody, with this task as the culprit.
             reason: why. Of one above `MAX_LINE` characters only the beginning is sent.
+            chief: whether this worker was the chief when its training ended.
             timeout: in seconds.
 
         Returns:
@@ -223,7 +226,7 @@ class Member(MemberState):
         with self.change():
             if self.leaving is None:
                 text = reason.encode("utf-8", "replace").decode()  # what is no text cannot be sent
-                self.leaving = Leave(outcome, text[:MAX_LINE])
+                self.leaving = Leave(outcome, text[:MAX_LINE], chief)
         self._wakeup.wake()
         self.wait_until(
             lambda: self.left or self.over is not None or self.ended or not self.incarnation,

@@ -297,9 +297,9 @@ def _leave(builder: DecisionBuilder, task: Task, connection: int, message: Leave
     if task.state == "left":  # it did not get the first answer
         builder.update_task(task)
         return
-    outcome = message.outcome
+    outcome, chief = message.outcome, message.chief
     builder.update_task(
-        replace(task, state="left", reason=said, since=builder.now, outcome=outcome)
+        replace(task, state="left", reason=said, since=builder.now, outcome=outcome, chief=chief)
     )
     if outcome == "failed":
         builder.end(_failure(builder, task, message))

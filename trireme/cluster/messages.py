@@ -81,11 +81,13 @@ class Leave(Message, frozen=True, array_like=True):
     Attributes:
         outcome: how it ended.
         reason: why; for `failed`, the error.
+        chief: whether it was the chief when its training ended, which saves the last step.
     """
 
     kind: ClassVar[int] = 24
     outcome: Outcome
     reason: Line = ""
+    chief: bool = False
 
 
 class JobOverHeard(Message, frozen=True, array_like=True):

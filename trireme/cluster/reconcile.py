@@ -159,13 +159,13 @@ def _end_by_leaving(builder: DecisionBuilder, left: list[Task], lost: list[Task]
 
 
 def _chief_lost_at_the_end(left: list[Task], lost: list[Task]) -> Task | None:
-    """Returns the chief, if it was lost when no worker was left to replace it."""
-    finished = max(worker.since for worker in left)
-    late = [worker for worker in lost if worker.since > finished]
-    chief = min(late, key=lambda worker: worker.index, default=None)
-    if chief is None or any(worker.index < chief.index for worker in left):
+    """Returns the chief, if it was lost and no worker has taken over from it.
+
+    A worker that had ended its training before it heard of the loss has not.
+    """
+    if any(worker.chief for worker in left):
         return None
-    return chief
+    return min(lost, key=lambda worker: worker.index, default=None)
 
 
 def _end_by_loss(builder: DecisionBuilder, lost: list[Task]) -> None:

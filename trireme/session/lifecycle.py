@@ -194,6 +194,10 @@ class Lifecycle:
         if self._chief_at_end is None:
             self._chief_at_end = self.is_chief
 
+    def reopen_chief(self) -> None:
+        """Lets the chief be another worker again, as training goes on."""
+        self._chief_at_end = None
+
     @property
     def view(self) -> View | None:
         """The newest view of the job; None where there is no coordinator."""
@@ -260,7 +264,7 @@ class Lifecycle:
         finally:
             if self.member is not None:
                 if not comes_back:
-                    self.member.leave(outcome, reason)
+                    self.member.leave(outcome, reason, chief=self.is_chief)
                 self.member.close()
             if self._joined:
                 self.backend.close()

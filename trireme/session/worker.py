@@ -166,8 +166,9 @@ class Worker:
         self._life = lifecycle.life
         checkpoints.follow_view()
         checkpoints.take_first()
-        if self.backend.stopping:
-            self._retire()
+        if self.backend.stopping and not self._retired():
+            self._receive_first()
+            return
         self._hyper.advance(self.backend.global_step)
 
     def _start(self, first: Callable[[], ModelState | None]) -> bool:
@@ -286,7 +287,7 @@ class Worker:
         except Fenced:
             result = self.rejoin()
         liveness.stepped()
-        self._decided(result)
+        result = self._decided(result)
         if not self._stop_sent and not backend.stopping:
             reason = self.lifecycle.interrupted
             if reason is not None:
@@ -296,7 +297,7 @@ class Worker:
         if dismissed and result is not None and not backend.stopping:  # nothing is left to push
             backend.end()
             if not self._under_way:  # else with the answer to the push under way
-                self._retire()
+                self._retired()  # the job needs nothing more from this worker
         return result
 
     def _push_ahead(self, weight: float, examples: Sequence[Span]) -> PushResult | None:
@@ -324,38 +325,59 @@ class Worker:
             "left alone as long as it has no gradient"
         )
 
-    def _decided(self, result: PushResult | None) -> None:
-        """Advances the schedule, and retires where the push was told to stop."""
-        if self._hyper.scheduler is not None:
-            self._hyper.advance(self.backend.global_step)
-        if result is not None and result.stop:
-            self._retire()
+    def _decided(self, result: PushResult | None) -> PushResult | None:
+        """Advances the schedule, and retires where the push was told to stop.
+
+        Returns:
+            The result. Where the job has given this worker up before it has retired, that of
+            rejoining it, after which training may go on.
+        """
+        while True:
+            if self._hyper.scheduler is not None:
+                self._hyper.advance(self.backend.global_step)
+            if result is None or not result.stop or self._retired():
+                return result
+            result = self.rejoin()
 
     def complete(self) -> PushResult | None:
         """Waits for the push that is under way, if there is one, and returns its result.
 
         A worker that trains locally exchanges its updates since the last exchange.
+
+        Raises:
+            RolledBack: the program's loop has ended with the job, which has steps to make again.
         """
         backend, under_way = self.backend, self._under_way
+        ended, before = backend.stopping, backend.global_step
         self._under_way = False
         self.lifecycle.liveness.excuse = "it waits for its answer"
         try:
             result = backend.wait() if under_way else backend.complete()
         except Fenced:
             result = self.rejoin()
-        self._decided(result)
+        result = self._decided(result)
+        if ended and not backend.stopping:
+            raise self._went_back(before)
         return result
 
-    def _retire(self) -> None:
+    def _retired(self) -> bool:
         """Announces that this worker makes no more updates, after it has shared its state.
 
         The chief may finish and leave at any moment afterwards, so which worker is chief is settled
         before.
+
+        Returns:
+            False where the job has given this worker up meanwhile.
         """
         self.lifecycle.settle_chief()
-        self.checkpoints.buffers.publish()
-        self.checkpoints.leave_local_state()
-        self.backend.retire()
+        try:
+            self.checkpoints.buffers.publish()
+            self.checkpoints.leave_local_state()
+            self.backend.retire()
+        except Fenced:
+            self.lifecycle.reopen_chief()
+            return False
+        return True
 
     def come_back(self) -> None:
         """Rejoins the job where no push was under way; the job may have ended meanwhile."""
@@ -373,6 +395,7 @@ class Worker:
         """
         self._under_way = False
         backend, lifecycle, before = self.backend, self.lifecycle, self.backend.global_step
+        lifecycle.reopen_chief()
         lifecycle.come_back()
         steps = backend.pending_steps  # `start` resets it
         checkpoints = self.checkpoints
@@ -391,7 +414,13 @@ class Worker:
     # -- the end --------------------------------------------------------------------------------
 
     def finish(self) -> None:
-        """Waits until training has ended on all workers; the chief saves the final step."""
+        """Waits until training has ended on all workers; the chief saves the final step.
+
+        Raises:
+            RolledBack: all copies of a part of the parameters were lost meanwhile, and the job goes
+                on from a step before its end.
+            CheckpointError: the final step is not on the disk.
+        """
         lifecycle, backend, checkpoints = self.lifecycle, self.backend, self.checkpoints
         lifecycle.settle_chief()
         lifecycle.liveness.excuse = "it has ended training"
@@ -401,35 +430,66 @@ class Worker:
         if lifecycle.dismissed is not None:
             self.progress.message(f"this worker leaves: {lifecycle.dismissed}")
             return
-        if backend.stopping or backend.together:
-            self._drain()
-        checkpoints.last_step = backend.global_step
-        checkpoints.finish()
+        if not (backend.stopping or backend.together):
+            checkpoints.finish()
+        while backend.stopping or backend.together:
+            has_all = self._drain()
+            checkpoints.last_step = backend.global_step
+            try:
+                checkpoints.finish()
+                return
+            except Fenced:
+                if not has_all:
+                    raise
 
-    def _drain(self) -> None:
+    def _drain(self) -> bool:
         """Waits until every worker has made its last update, and receives the final values.
 
         Where the coordinator gives this worker up meanwhile and accepts it again, the servers wait
         until the new incarnation has retired too.
+
+        Returns:
+            Whether this worker has the final values; the job may go on or end without it.
+
+        Raises:
+            RolledBack: see `finish`.
         """
+        lifecycle, backend = self.lifecycle, self.backend
         while True:
-            self.lifecycle.draining = True
+            lifecycle.draining = True
             try:
-                self.backend.drain()
-                return
+                backend.drain()
+                return True
             except Fenced as fence:
                 told = fence
             finally:
-                self.lifecycle.draining = False
+                lifecycle.draining = False
             try:
-                self.lifecycle.come_back()
-                self._retire()
-            except (JobFailed, WaitTimeout):  # the job needs nothing more from this worker
+                lifecycle.come_back()
+                if lifecycle.life != self._life:
+                    before = backend.global_step
+                    self.rejoin()
+                    if not backend.stopping:
+                        raise self._went_back(before)
+                self._retired()  # if not, the servers tell again
+            except (JobFailed, WaitTimeout):
+                if lifecycle.life != self._life:
+                    raise
+                # The job needs nothing more from this worker.
                 self.progress.warn(
                     f"this worker was taken for lost after its last update: its model stays as it "
-                    f"was at step {self.backend.global_step} ({told})"
+                    f"was at step {backend.global_step} ({told})"
                 )
-                return
+                return False
+
+    def _went_back(self, before: int) -> RolledBack:
+        """Returns the error that the job has steps to make again after the program's loop ended."""
+        step = self.backend.step
+        return RolledBack(
+            f"{rolled_back(before, step)}. {self.task.name} had ended its training, and must be "
+            "started again to make those steps",
+            step,
+        )
 
     def save(self) -> None:
         """Saves a checkpoint now; see `JobView.save`."""

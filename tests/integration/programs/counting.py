@@ -80,6 +80,7 @@ def main() -> None:
     parser.add_argument("--pause-until", type=Path, help="no pauses once this file exists")
     parser.add_argument("--rows", type=int, help="the most workers that there will be")
     parser.add_argument("--wait-for", type=int, default=0, help="attempts of worker 1")
+    parser.add_argument("--every-steps", type=int, help="saves so often, and not only at the end")
     options = parser.parse_args()
 
     task = detect()
@@ -88,7 +89,7 @@ def main() -> None:
         lambda outputs, _: outputs,
         lambda parameters: torch.optim.SGD(parameters, lr=1.0),
         max_steps=None if options.epochs else options.max_steps,
-        checkpoint=trireme.Checkpoint(every_seconds=None),
+        checkpoint=trireme.Checkpoint(every_steps=options.every_steps, every_seconds=None),
         hooks=[
             Faults(options.fault, options.out),
             Pause(options.out / "notes-1", options.wait_for),
