@@ -147,4 +147,4 @@ def _lines(checks: Sequence[Check]) -> Iterator[str]:
             yield f"{'':<8} {'':<{width}}  -> {check.advice}"
     problems = sum(check.level == "problem" for check in checks)
     warnings = sum(check.level == "warning" for check in checks)
-    yield f"{len(checks)} checks; problems: {problems}, warnings: {warnings}"
+    yield f"{len(checks)} checks: {problems} problems, {warnings} warnings"
