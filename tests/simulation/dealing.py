@@ -70,6 +70,10 @@ class Dealing:
         if fresh and self._returned:
             raise Violation(f"fresh examples were dealt before {sorted(self._returned)}")
 
+    def is_late(self, who: Who, request: Lease) -> bool:
+        """Returns whether a worker has had a later lease already."""
+        return any(each == who and number > request.number for each, number in self._answers)
+
     def apply(self, spans: Sequence[Span]) -> None:
         """An update is in the parameters of server 0."""
         for span in spans:

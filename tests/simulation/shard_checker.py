@@ -261,7 +261,12 @@ class ShardChecker:
         elif isinstance(message, Refused):
             counts[message.code] += 1
             early = isinstance(request, Freeze) and account.values is None
-            if message.code not in ("fenced", "busy") and not early:
+            late = (  # it came on a connection that its worker has replaced
+                isinstance(request, Lease)
+                and who is not None
+                and account.dealing.is_late((who.worker, who.incarnation), request)
+            )
+            if message.code not in ("fenced", "busy") and not (early or late):
                 account.fail(f"{request} was refused: {message}")
         elif isinstance(message, Leased):
             assert isinstance(request, Lease) and who is not None

@@ -299,8 +299,9 @@ class Lease(FromWorker, frozen=True, array_like=True):
 
     `size` is the data set's; all workers must give the same. `number` is 1 for the first lease of
     this incarnation, then one more with each: a repeat with the same number gets the same
-    examples, and none are lost with an answer that did not arrive. `resized` says that the data set
-    is meant to be of another size than the checkpoint's: then the next epoch begins.
+    examples, and none are lost with an answer that did not arrive. A lower number is refused.
+    `resized` says that the data set is meant to be of another size than the checkpoint's: then the
+    next epoch begins.
     """
 
     kind: ClassVar[int] = 72

@@ -38,6 +38,16 @@ def test_a_repeated_request_gets_the_same_examples() -> None:
     assert book.lease(*lease(0, number=1)) == (Span("a", 0, 4),), "a new process counts anew"
 
 
+def test_a_request_that_comes_after_a_later_one_gets_nothing() -> None:
+    book = book_of(0)
+    book.lease(*lease(0, number=1))
+    second = book.lease(*lease(0, number=2))
+    with pytest.raises(ValueError, match="worker:0 asks for its lease 1, and had lease 2 already"):
+        book.lease(*lease(0, number=1))
+    assert book.lease(*lease(0, number=2)) == second, "the late request changes nothing"
+    assert book.lease(*lease(0, number=3)) == (Span("a", 8, 12),)
+
+
 def test_without_numbers_each_request_is_a_new_one() -> None:
     book = book_of(0)
     assert book.lease(*lease(0)) != book.lease(*lease(0))

@@ -16,10 +16,14 @@ from trireme.ps.messages import (
     Attach,
     Duplicate,
     GroupSpec,
+    Lease,
+    Leased,
     OptimizerSpec,
     ParameterSpec,
+    Pull,
     Push,
     PushReply,
+    Span,
 )
 from trireme.ps.rule import Rule
 from trireme.ps.shard.instructions import Instruction, Reply, Send, Stopped
@@ -86,8 +90,21 @@ class Job:
             route, who = (shard.server, worker, sequence), Participant(worker, 1)
             self.carry_out(shard, shard.push(0.0, route, who, push, buffer))
 
-    def divide(self, *bounds: int) -> None:
-        """Stops all shards, and goes on with others."""
+    def pull(self, worker: int) -> None:
+        for shard in self.shards:
+            who = Participant(worker, 1)
+            self.carry_out(shard, shard.pull(0.0, None, who, Pull(self.view.number)))
+
+    def lease(self, worker: int, incarnation: int, count: int) -> tuple[Span, ...]:
+        shard, who = self.shards[0], Participant(worker, incarnation)
+        request = Lease(self.view.number, "d", 100, 4, count, 1)
+        self.carry_out(shard, shard.lease(0.0, "lease", who, request))
+        message = self.replies["lease"].message
+        assert isinstance(message, Leased)
+        return message.spans
+
+    def divide(self, *bounds: int, workers: tuple[WorkerEntry, ...] = WORKERS) -> None:
+        """Stops all shards, and goes on with others, and with these workers."""
         announced = View(
             self.view.number + 1, (), WORKERS, self.view.shards, next_shards=entries(*bounds)
         )
@@ -97,7 +114,7 @@ class Job:
         assert all(shard.stopped for shard in self.shards)
         quiets = [export(shard.state) for shard in self.shards]
         united_quiet = united([quiet for quiet in quiets if quiet is not None])
-        self.view = View(announced.number + 1, (), WORKERS, entries(*bounds), 2)
+        self.view = View(announced.number + 1, (), workers, entries(*bounds), 2)
         self.layout, self.stopped = self.layout.divided(bounds), set()
         self.shards = [Shard(index) for index in range(len(bounds) - 1)]
         for shard in self.shards:
@@ -161,6 +178,23 @@ def test_a_push_that_was_not_decided_is_decided_once_after_the_division() -> Non
         job.push(worker, 1, torch.ones(16 * SLOTS), 0)
     assert [shard.state.step for shard in job.shards] == [1, 1, 1]
     assert [record.applied for record in job.shards[2].state.table.records.values()] == [1, 1]
+
+
+@pytest.mark.parametrize("rule", [SYNC, ASYNC], ids=["sync", "async"])
+def test_workers_that_were_lost_or_started_anew_meanwhile_give_back_what_they_held(
+    rule: Rule,
+) -> None:
+    job = Job(rule, 0, 12)
+    job.load(torch.zeros(16 * SLOTS))
+    held = {job.lease(worker, 1, 1) for worker in range(2)}
+    for worker in range(2):
+        job.pull(worker)
+    assert job.shards[0].state.ending.under_way == {0, 1}
+    job.divide(0, 6, 12, workers=(WorkerEntry(1, 2),))
+    assert job.shards[0].state.ending.under_way == set()
+    assert (
+        {(span,) for span in job.lease(1, 2, 2)} == held == {(Span("d", 0, 4),), (Span("d", 4, 8),)}
+    )
 
 
 def test_another_view_lets_shards_go_on_that_were_to_be_divided() -> None:

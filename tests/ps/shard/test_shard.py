@@ -453,8 +453,9 @@ def test_applied_examples_are_consumed_and_stale_ones_dealt_again() -> None:
 
 def test_a_lease_that_is_repeated_gets_the_same_examples() -> None:
     bench = Bench()
-    assert bench.lease(0, number=1) == bench.lease(0, number=1)
-    assert bench.lease(0, number=2) != bench.lease(0, number=1)
+    first = bench.lease(0, number=1)
+    assert bench.lease(0, number=1) == first
+    assert bench.lease(0, number=2) != first
 
 
 def test_a_lost_worker_gives_its_examples_back() -> None:

@@ -56,10 +56,17 @@ class ExampleLedgers:
         """Leases examples; a repeat of a worker's last request gets the same ones.
 
         Raises:
-            ValueError: another size than before, or what the ledger refuses.
+            ValueError: another size than before, what the ledger refuses, or a request before the
+                last one: it comes late, on a connection that the worker has replaced, and nobody
+                would compute what it got.
         """
         self._settle()
         last, answer = self._answered.get(worker, (0, ()))
+        if 0 < request.number < last:
+            raise ValueError(
+                f"worker:{worker} asks for its lease {request.number}, and had lease {last} "
+                "already: the request came late"
+            )
         if not request.number or last != request.number:
             answer = self._deal(worker, request)
             self._answered[worker] = (request.number, answer)

@@ -478,7 +478,8 @@ class Shard:
         state.participants.take(view)
         here = state.participants.incarnations
         known = {record.worker: record.incarnation for record in before.records}
-        state.participants.retire(*(w for w in before.retired if here.get(w) == known.get(w)))
+        gone = {worker for worker, incarnation in known.items() if here.get(worker) != incarnation}
+        state.participants.retire(*(w for w in before.retired if w not in gone))
         layout = Layout(before.layout).divided(view.bounds)
         self._create(ShownModel(before.task, layout, before.optimizer, before.rule))
         assert state.values is not None
@@ -493,6 +494,9 @@ class Shard:
         if self.server == 0:
             state.ending.resume(before.last, before.under_way)
             state.examples.resume(before.examples)
+            for worker in gone:  # their updates never come, those of new processes are others
+                state.ending.done(worker)
+                state.examples.release(worker)
             for (topic, worker, _), data in zip(before.topics, quiet.topics, strict=True):
                 state.topics.setdefault(topic, {})[worker] = data
         state.examples.members(tuple(state.participants.incarnations))
