@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from trireme.cluster.messages import CopyLost
+from trireme.cluster.messages import CaughtUp, CopyLost
 from trireme.cluster.view import ServerEntry, ShardEntry, View, WorkerEntry
 from trireme.ps.messages import Retire
 from trireme.ps.replication.log import Tell
@@ -49,10 +49,10 @@ def follow(primary: Replicas[Link], other: Replicas[Link], link: Link) -> list[A
     return None if taken is None else taken[1]
 
 
-def retire(primary: Replicas[Link]) -> list[Any]:
+def retire(primary: Replicas[Link], generation: int = 1) -> list[Any]:
     """A worker asks something: an entry."""
     link = Link(Identity("job", "worker:0", 1))
-    replica = primary.addressed(link, Address(0, 1))
+    replica = primary.addressed(link, Address(0, generation))
     assert replica is not None
     replica.dispatcher.admit(link, Retire())
     return list(replica.request(0.0, link, object(), Retire()))
@@ -112,6 +112,41 @@ def test_what_an_old_connection_brings_late_replaces_nothing() -> None:
     assert [output.link for output in retire(primary) if isinstance(output, Tell)] == [new]
     primary.closed(old)
     assert list(primary.by_shard[0].confirmed(new, Replicated(1))) == []
+
+
+def joining() -> tuple[Replicas[Link], Replicas[Link], list[Any]]:
+    """Returns a primary, a server that joins and follows it, and what that is sent."""
+    primary, joins = Replicas[Link](0), Replicas[Link](1)
+    alone = (ShardEntry(0, 1, 0),)
+    announced = (ShardEntry(0, 1, 0, (), (1,)),)
+    take(primary, View(1, SERVERS[:2], WORKERS, alone))
+    take(primary, View(2, SERVERS[:2], WORKERS, alone, next_shards=announced))
+    for each in (primary, joins):
+        each.incarnation = 1
+        take(each, View(3, SERVERS[:2], WORKERS, announced, generation=2))
+    link = to(1)
+    taken = primary.followed(link, joins.by_shard[0].follows(1))
+    assert taken is not None
+    return primary, joins, taken[1]
+
+
+def test_who_joins_has_caught_up_when_it_has_confirmed_what_it_was_filled_with() -> None:
+    """It could be lost on its way: the server would be promoted with nothing."""
+    primary, _, sent = joining()
+    replica = primary.by_shard[0]
+    assert [type(each.message) for each in sent] == [Fill]
+    assert replica.reports() == []
+    assert list(replica.confirmed(sent[0].link, Replicated(0))) == []
+    assert replica.reports() == [CaughtUp(2, 0, 1, 1)]
+
+
+def test_who_was_filled_in_vain_is_filled_again() -> None:
+    primary, joins, sent = joining()
+    retire(primary, generation=2)
+    primary.by_shard[0].closed(sent[0].link)
+    again = primary.followed(to(1), joins.by_shard[0].follows(1))
+    assert again is not None
+    assert [type(each.message) for each in again[1]] == [Fill, Replicate]
 
 
 def test_who_joins_is_filled_even_if_it_has_missed_how_this_life_began() -> None:

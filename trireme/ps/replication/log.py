@@ -91,7 +91,8 @@ class _Follower(msgspec.Struct, Generic[_L]):
     Attributes:
         incarnation: of its server.
         link: the connection to it; None while there is none.
-        sent, confirmed: the positions up to which entries were sent, and confirmed.
+        sent, confirmed: the positions up to which entries were sent, and confirmed; -1 until the
+            replica confirms the state that it was filled with.
         bytes: those that were sent and are not confirmed.
         waited_from: of a joining replica: the position at which the primary began to wait for it.
         memories: the identities of the lent memory that its server has mapped.
@@ -145,7 +146,9 @@ class ReplicationLog(Generic[_L]):
     @property
     def complete(self) -> bool:
         """Whether no replica joins, and all others have the generation's first state."""
-        return not self.joining and self.backups <= self._followers.keys()
+        followers = self._followers
+        have = {server for server, each in followers.items() if each.confirmed >= 0}
+        return not self.joining and self.backups <= have
 
     @property
     def unconfirmed(self) -> int:
@@ -169,7 +172,7 @@ class ReplicationLog(Generic[_L]):
         return self._settle()
 
     def follow(
-        self, link: _L, server: int, incarnation: int, position: int
+        self, link: _L, server: int, incarnation: int, position: int, *, filled: bool = False
     ) -> list[Instruction | Tell[_L]] | None:
         """Begins to send entries to a replica; returns None where its entries are not at hand.
 
@@ -178,6 +181,8 @@ class ReplicationLog(Generic[_L]):
             server: the index of its server.
             incarnation: of its server.
             position: of the last entry that it has.
+            filled: whether the generation's first state is sent to it before the entries. It has
+                nothing until it confirms that.
         """
         if server not in self.backups | self.joining or position > self.position:
             return None
@@ -187,7 +192,8 @@ class ReplicationLog(Generic[_L]):
         waited = None
         if before is not None and before.incarnation == incarnation:
             waited = before.waited_from
-        follower = _Follower(incarnation, link, position, position, waited_from=waited)
+        confirmed = -1 if filled else position
+        follower = _Follower(incarnation, link, position, confirmed, waited_from=waited)
         self._followers[server] = follower
         return [*self._pump(follower), *self._settle()]
 
@@ -208,7 +214,7 @@ class ReplicationLog(Generic[_L]):
         follower = next((f for f in self._followers.values() if f.link is link), None)
         if follower is None or not follower.confirmed <= position <= follower.sent:
             return
-        for place in range(follower.confirmed + 1, position + 1):
+        for place in range(max(follower.confirmed, 0) + 1, position + 1):
             follower.bytes -= self._at(place).nbytes
         follower.confirmed = position
         yield from self._pump(follower)
@@ -356,7 +362,8 @@ class ReplicationLog(Generic[_L]):
         follower = self._followers.get(server)
         if follower is None or (server, follower.incarnation) in self.caught_up:
             return
-        near = follower.sent == self.position and follower.bytes <= _CLOSE_BYTES
+        filled = follower.confirmed >= 0
+        near = filled and follower.sent == self.position and follower.bytes <= _CLOSE_BYTES
         if follower.waited_from is None and near:
             follower.waited_from = self.position
         if follower.waited_from is not None and follower.confirmed >= follower.waited_from:

@@ -324,18 +324,18 @@ class Replica(Generic[_L]):
         server, out = link.identity.index, list[Output[_L]]()
         position = message.position
         last = position and self._term_at(position)  # else it has heard another primary
+        filled = False
         if message.began != self.began or position > self._log.position or message.term != last:
             if self._first is None:
                 self._log.useless.add((server, message.incarnation))
                 return None
             out.append(Tell(link, self._first, self._first_payload))
-            position = 0
-        followed = self._log.follow(link, server, message.incarnation, position)
+            position, filled = 0, True
+        followed = self._log.follow(link, server, message.incarnation, position, filled=filled)
         if followed is None and server in self._log.backups | self._log.joining:
             # It lacks entries that only the primary before had, or that are forgotten.
             self._log.useless.add((server, message.incarnation))
-        if self._log.complete:
-            self._first, self._first_payload = None, ()
+        self._forget_first()
         if followed is None:
             return None
         return [*out, *(each for told in followed for each in self._noted(told))]
@@ -345,6 +345,12 @@ class Replica(Generic[_L]):
         if self._log is not None:
             for each in self._log.confirm(link, message.position):
                 yield from self._noted(each)
+            self._forget_first()
+
+    def _forget_first(self) -> None:
+        """Forgets the state with which the generation began, once all other replicas have it."""
+        if self._first is not None and self._log is not None and self._log.complete:
+            self._first, self._first_payload = None, ()
 
     def borrows(self, link: _L, memories: Sequence[int]) -> None:
         """Notes which lent memory the server of another replica has mapped."""
