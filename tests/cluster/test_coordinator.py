@@ -245,6 +245,19 @@ def test_a_coordinator_that_is_always_slow_still_finds_the_lost() -> None:
     assert all(link.closed for link in links)
 
 
+def test_a_task_may_be_lost_as_its_connection_closes_after_a_stall() -> None:
+    """The stall is taken before the event that ends it, and decides about the same link."""
+    job = Alone()
+    first, second = job.join(0), job.join(1)
+    for _ in range(9):
+        job.wait(0.1 * FAST.heartbeat_timeout, ticks=1)
+        job.say(first, Heartbeat({}))
+    job.clock.advance(FAST.heartbeat_timeout)
+    job.coordinator.closed(second, None)  # type: ignore[arg-type]
+    assert job.coordinator.state.tasks["worker:1"].state == "lost"
+    assert not first.closed
+
+
 def test_each_decision_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     job = Alone()
     with caplog.at_level(logging.INFO, logger="trireme.cluster"):

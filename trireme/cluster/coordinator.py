@@ -103,8 +103,9 @@ class Coordinator:
         self._handle(Received(id(link), message, incoming.sequence))
 
     def closed(self, link: Link, error: WireError | None) -> None:
-        del self._links[id(link)]
+        # What is decided first, if the coordinator was stalled, may still be meant for this link.
         self._handle(Closed(id(link), str(error) if error else "this side closed it"))
+        del self._links[id(link)]
 
     def tick(self, now: float) -> None:
         self._handle(Tick())
