@@ -21,7 +21,7 @@ from tests.simulation.connection import Deliver, Payload
 from tests.simulation.expected_values import Made, Vectors, Violation
 from tests.simulation.loop import Start
 from tests.simulation.model import COUNTED, layout_over, part_of
-from tests.simulation.network import Network, Wire
+from tests.simulation.network import DOWN, Network, Wire
 from tests.simulation.process import Process
 from tests.simulation.server import Server
 from trireme.cluster.view import ServerEntry, View
@@ -68,11 +68,29 @@ class Place(Protocol):
 
 
 class _Link(msgspec.Struct, eq=False):
-    """The connection to one shard's primary."""
+    """The connection to one shard's primary.
+
+    What is sent leaves once the server has accepted it: a client knows by then that the server has
+    noted this connection, and makes another one only afterwards.
+    """
 
     wire: Wire
     entry: ServerEntry
-    send: Deliver
+    deliver: Deliver
+    held: list[tuple[Message, int, Payload]] | None = msgspec.field(default_factory=list)
+
+    def send(self, message: Message, sequence: int, payload: Payload) -> None:
+        """Sends a message, once the server has accepted the connection."""
+        if self.held is None:
+            self.deliver(message, sequence, payload)
+        else:
+            self.held.append((message, sequence, payload))
+
+    def accepted(self) -> None:
+        """The server has accepted the connection."""
+        held, self.held = self.held or [], None
+        for each in held:
+            self.deliver(*each)
 
 
 class Client:
@@ -428,7 +446,10 @@ class Client:
         def heard(message: Message, sequence: int, payload: Payload) -> None:
             process.run(lambda: self._heard(shard, link, message, sequence, payload))
 
-        link = _Link(wire, entry, server.accept(self.identity, wire, heard))
+        def accepted() -> None:
+            wire.carry(DOWN, lambda: process.run(link.accepted))
+
+        link = _Link(wire, entry, server.accept(self.identity, wire, heard, accepted))
         links[shard] = link
         link.send(Address(shard, self.lanes.generation or 0), 0, ())
         return link

@@ -193,7 +193,7 @@ REPLICATION_BUGS: list[tuple[str, planted_replication.Patch, Callable[[Schedule]
     ("async", planted_replication.compares_only_positions, of_three_copies),
     ("async", planted_replication.waits_for_who_lacks_entries, of_three_copies),
     ("async", planted_replication.late_openers_count, of_servers),
-    ("deltas", planted_replication.forgets_that_it_has_stopped, of_size),
+    ("backup", planted_replication.forgets_that_it_has_stopped, of_size),
     ("async", planted_replication.answers_with_later_values, of_servers),
 ]
 

@@ -25,7 +25,7 @@ def test_the_last_message_of_each_kind_is_sent_over_a_new_connection() -> None:
     for message in (pushes[0], frozen, pushes[1]):
         assert dispatcher.link_for(Send(0, message)) is None
     link = Link(Identity("job", "ps:0"))
-    dispatcher.opened(link)
+    dispatcher.opened(link, 1)
     assert dispatcher.speaks(link, 0) == [frozen, pushes[1]]
     assert dispatcher.link_for(Send(0, frozen)) is link
     assert dispatcher.last_sent(0) == [pushes[1], frozen]

@@ -108,6 +108,20 @@ def test_what_a_connection_brings_late_is_not_heard() -> None:
     assert late.closed and not late.sent
 
 
+def test_a_connection_is_old_though_its_first_message_comes_after_that_of_the_next() -> None:
+    """A request over it would be one that was answered long ago, such as to freeze the shard."""
+    server = Server()
+    old, new = (FakeLink(Identity("job", "worker:0", 1)) for _ in range(2))
+    for link in (old, new):
+        server.handler.authenticated(cast(Link, link))
+    for link in (new, old):
+        server.hear(link, Address(0, 1))
+    server.hear(new, Status())
+    server.hear(old, Status())
+    assert old.closed and not old.sent
+    assert not new.closed
+
+
 def test_other_processes_keep_their_connections() -> None:
     server = Server()
     links = [

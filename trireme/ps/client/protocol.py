@@ -132,6 +132,7 @@ class ClientProtocol:
         self.announced: Push | None = None
         self._worker = worker
         self._servers = servers
+        self._divisions = 0  # how often the shards were divided anew
         self._patience_seconds = patience_seconds
         self._rng = rng
         self._sequence = 0
@@ -143,6 +144,7 @@ class ClientProtocol:
         self._pushed = False
         # The answers to a push that was settled before it was waited for.
         self._settled: list[PushReply] | None = None
+        self._settled_step = 0  # of the values that they have brought
         self._fence: Fenced | None = None  # of such a push
 
     # -- joining the job -------------------------------------------------------------------------
@@ -184,6 +186,7 @@ class ClientProtocol:
             servers: how many there are.
         """
         self._servers = servers
+        self._divisions += 1
 
     def renew(self) -> None:
         """Begins again as another incarnation: this worker had been taken for lost."""
@@ -291,9 +294,7 @@ class ClientProtocol:
         verdict = first.verdict
         if type(verdict) is not Applied and isinstance(decided(verdict), Stale):
             self._hyper = None  # the servers have dropped them with the stale update
-        self.step = first.step
-        if len(replies) > 1:
-            self.step = yield from self.level([reply.step for reply in replies])
+        self.step = self._settled_step
         yield PUBLISH
         return PushResult(verdict, self.step, first.staleness, self.stopping, notice=first.notice)
 
@@ -309,13 +310,14 @@ class ClientProtocol:
         """
         if self._pushed and self._settled is None and self._fence is None:
             try:
-                self._settled = self._all((yield AWAIT), PushReply)
+                self._settled = replies = self._all((yield AWAIT), PushReply)
+                self.stopping = replies[0].stop
+                # At once: the next request may find other shards, which these steps are not of.
+                self._settled_step = yield from self.level([reply.step for reply in replies])
             except CopiesLost:
                 raise
             except Fenced as fence:
                 self._fence = fence
-            else:
-                self.stopping = self._settled[0].stop
 
     def level(self, steps: list[int]) -> Operation[int]:
         """Pulls until all parts of the values are of one step, in synchronous modes; returns it."""
@@ -485,7 +487,10 @@ class ClientProtocol:
 
     def _ask(self, requests: Mapping[int, Request], *, again: bool = True) -> Operation[_Answers]:
         if self._pushed:
+            divisions = self._divisions
             yield from self.settle()
+            if self._divisions != divisions:
+                raise Divided  # the requests are for the shards before
         answers: _Answers = yield Ask(requests, again)
         return answers
 

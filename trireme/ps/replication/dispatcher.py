@@ -84,9 +84,7 @@ class Dispatcher(Generic[_S]):
         # The last message of each kind to each, for a new connection. A message tells all that
         # those of its kind have told before.
         self._last_sent: defaultdict[int, dict[type[FromServer], FromServer]] = defaultdict(dict)
-        # The connection that each process uses. They are numbered in order: a process opens another
-        # one only when it has given up the one before.
-        self._made = 0
+        # The connection that each process uses, and the numbers of all.
         self._numbers: dict[_S, int] = {}
         self._speaking: dict[Identity, _S] = {}
         self._newest: dict[Identity, int] = {}
@@ -112,10 +110,16 @@ class Dispatcher(Generic[_S]):
             Share: shard.share,
         }
 
-    def opened(self, link: _S) -> None:
-        """Notes a new connection."""
-        self._made += 1
-        self._numbers[link] = self._made
+    def opened(self, link: _S, number: int) -> None:
+        """Notes a new connection.
+
+        Args:
+            link: the connection.
+            number: counts the connections in the order in which they were made, not in that of
+                their first messages, which may overtake each other. A process makes another one
+                only when it has given up the one before.
+        """
+        self._numbers[link] = number
 
     def speaks(self, link: _S, shard: int) -> list[FromServer]:
         """Notes that a connection is to the primary of another shard.

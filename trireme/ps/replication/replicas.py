@@ -65,8 +65,8 @@ class Replicas(Generic[_L]):
         self.incarnation = 0
         self._server = server
         self._make = make
-        # The connections of other servers, numbered in the order in which they were made. A server
-        # makes another one for the same purpose only when it has given up the one before.
+        # The connections of others, numbered in the order in which they were made. A process makes
+        # another one for the same purpose only when it has given up the one before.
         self._made = 0
         self._numbers: dict[_L, int] = {}
         self._newest: dict[tuple[int, int, int], int] = {}  # by server, kind of opener and shard
@@ -144,11 +144,14 @@ class Replicas(Generic[_L]):
         """Forgets a connection that is gone."""
         self._numbers.pop(link, None)
 
-    def _is_superseded(self, link: _L, message: Speak | Follow) -> bool:
-        """Returns whether its server has made another connection for the same purpose since."""
+    def _number(self, link: _L) -> int:
         if link not in self._numbers:
             self.opened(link)
-        key, number = (link.identity.index, message.kind, message.shard), self._numbers[link]
+        return self._numbers[link]
+
+    def _is_superseded(self, link: _L, message: Speak | Follow) -> bool:
+        """Returns whether its server has made another connection for the same purpose since."""
+        key, number = (link.identity.index, message.kind, message.shard), self._number(link)
         self._newest[key] = max(number, self._newest.get(key, 0))
         return number < self._newest[key]
 
@@ -159,7 +162,7 @@ class Replicas(Generic[_L]):
         replica = self.by_shard.get(message.shard)
         if replica is None or not replica.primary or replica.generation != message.generation:
             return None
-        replica.dispatcher.opened(link)
+        replica.dispatcher.opened(link, self._number(link))
         return replica
 
     def spoken(self, link: _L, message: Speak) -> tuple[Replica[_L], list[FromServer]] | None:
@@ -175,7 +178,7 @@ class Replicas(Generic[_L]):
             return None
         if self._is_superseded(link, message):
             return None
-        replica.dispatcher.opened(link)
+        replica.dispatcher.opened(link, self._number(link))
         return replica, replica.dispatcher.speaks(link, message.shard)
 
     def _is_primary(self, server: int, shard: int, entry: ShardEntry | None) -> bool:
@@ -226,7 +229,7 @@ class Replicas(Generic[_L]):
         if peer.follows:
             replica.source = link
             return replica, [replica.follows(self.incarnation)]
-        replica.dispatcher.opened(link)
+        replica.dispatcher.opened(link, self._number(link))
         words = replica.dispatcher.speaks(link, 0)
         return replica, [Speak(replica.number, replica.generation), *words]
 

@@ -1,0 +1,84 @@
+"""A worker's requests while the shards are divided anew, without a network."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from tests.ps.bench import PARAMETER, SGD, SYNC
+from trireme.ps.client.lanes import Answer, Divided
+from trireme.ps.client.protocol import AWAIT, PUBLISH, Ask, ClientProtocol, Operation
+from trireme.ps.layout import Layout
+from trireme.ps.messages import (
+    Applied,
+    Attached,
+    Lease,
+    Leased,
+    Pull,
+    PullReply,
+    PushReply,
+    ServerStatus,
+    Status,
+)
+from trireme.wire.message import Message
+
+
+def pushed(servers: int) -> ClientProtocol:
+    """Returns the protocol of a worker with a push under way."""
+    protocol = ClientProtocol(0, servers, patience_seconds=1.0, rng=random.Random(1))
+    attach = protocol.attach(Layout.of([PARAMETER], servers=servers).spec, SGD, SYNC)
+    next(attach)
+    with pytest.raises(StopIteration):
+        attach.send(answers(*[Attached(True, 0)] * servers))
+    protocol.push(protocol.next_push(1.0, None, ()))
+    return protocol
+
+
+def answers(*messages: Message) -> Mapping[int, Answer]:
+    return {server: (message, ()) for server, message in enumerate(messages)}
+
+
+def applied(*steps: int) -> Mapping[int, Answer]:
+    """Returns the answers of shards to a push, at these steps."""
+    return answers(*[PushReply(Applied(1), step, 0, False) for step in steps])
+
+
+def asked(operation: Operation[Any], result: Any = None) -> dict[int, Message]:
+    """Returns what an operation asks next, by shard."""
+    wanted = operation.send(result)
+    assert isinstance(wanted, Ask)
+    return {shard: request.message for shard, request in wanted.requests.items()}
+
+
+def test_values_are_brought_to_one_step_before_the_next_request_may_find_other_shards() -> None:
+    protocol = pushed(3)
+    lease = protocol.lease("examples", 50, 1, 1)
+    assert next(lease) == AWAIT
+    assert asked(lease, applied(2, 2, 1)) == {2: Pull(0, False, 2)}
+    behind = {2: (PullReply(2, False), ())}
+    assert asked(lease, behind) == {0: Lease(0, "examples", 50, 1, 1, 1)}
+    protocol.divide(2)  # the lease has found two shards, which are at step 5 now
+    again = lease.throw(Divided())
+    assert isinstance(again, Ask)
+    with pytest.raises(StopIteration):
+        lease.send(answers(Leased(())))
+    wait = protocol.wait()
+    assert next(wait) == PUBLISH
+    with pytest.raises(StopIteration) as ended:
+        next(wait)
+    assert ended.value.value.step == protocol.step == 2
+
+
+@pytest.mark.parametrize("shards", [1, 3])
+def test_a_request_is_made_for_the_shards_that_a_push_has_found_meanwhile(shards: int) -> None:
+    protocol = pushed(2)
+    status = protocol.status()
+    assert next(status) == AWAIT
+    protocol.divide(shards)  # the push has gone to them by itself
+    assert asked(status, applied(*[1] * shards)) == dict.fromkeys(range(shards), Status())
+    with pytest.raises(StopIteration) as ended:
+        status.send(answers(*[ServerStatus(1, True, 1, (), {})] * shards))
+    assert len(ended.value.value) == shards
