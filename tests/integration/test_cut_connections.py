@@ -299,14 +299,14 @@ def test_a_worker_taken_for_lost_at_the_very_end_comes_back_and_holds_nobody_up(
 
     policy = {"heartbeat_interval": 0.1, "heartbeat_timeout": 3.0}
     cluster = Cluster(2, 1, "async", scheme="tcp", policy=policy, coordinator_seen_at=through)
-    drain, retire = Client.drain, Worker._retire
+    drain, retire = Client.drain, Worker._retired
 
     def drained(client: Client) -> int:
         if client.options.worker == 1:
             waits.set()
         return drain(client)
 
-    def retired(worker: Worker) -> None:
+    def retired(worker: Worker) -> bool:
         if worker.lifecycle.is_chief:
             assert waits.wait(20) and worker.lifecycle.member is not None
             proxies[1].hold()
@@ -314,11 +314,11 @@ def test_a_worker_taken_for_lost_at_the_very_end_comes_back_and_holds_nobody_up(
             proxies[1].flow()
             again = worker.lifecycle.member.wait_for_view(newer_than=without.number, timeout=20)
             assert [(entry.index, entry.incarnation) for entry in again.workers] == [(0, 1), (1, 2)]
-        retire(worker)
+        return retire(worker)
 
     with (
         mock.patch.object(Client, "drain", drained),
-        mock.patch.object(Worker, "_retire", retired),
+        mock.patch.object(Worker, "_retired", retired),
         mock.patch("trireme.ps.shard.shard.NOTICE_SECONDS", 0.2),
     ):
         first, second = run_job(cluster, lambda _: session_for(cluster, 40), count).values
