@@ -50,9 +50,9 @@ class Watched(_Base):
             self.watch.viewed(view)
         return self._told(super().view(now, view))
 
-    def resume(self, now: float, view: View, quiet: Quiet) -> None:
+    def resume(self, now: float, view: View, quiet: Quiet) -> list[Instruction]:
         self.watch.resumed(view)
-        super().resume(now, view, quiet)
+        return self._told(super().resume(now, view, quiet))
 
     def _told(self, out: list[Instruction]) -> list[Instruction]:
         self.watch.happened(self.state.step, out)

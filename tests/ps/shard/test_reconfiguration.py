@@ -21,6 +21,7 @@ from trireme.ps.messages import (
     OptimizerSpec,
     ParameterSpec,
     Pull,
+    PullReply,
     Push,
     PushReply,
     Span,
@@ -28,7 +29,7 @@ from trireme.ps.messages import (
 from trireme.ps.rule import Rule
 from trireme.ps.shard.instructions import Instruction, Reply, Send, Stopped
 from trireme.ps.shard.participants import Participant
-from trireme.ps.shard.quiet_state import export, united
+from trireme.ps.shard.quiet_state import Quiet, export, united
 from trireme.ps.shard.shard import Shard
 from trireme.ps.snapshot_messages import Load, TensorSpec
 
@@ -92,8 +93,8 @@ class Job:
 
     def pull(self, worker: int) -> None:
         for shard in self.shards:
-            who = Participant(worker, 1)
-            self.carry_out(shard, shard.pull(0.0, None, who, Pull(self.view.number)))
+            route, who = ("pull", shard.server, worker), Participant(worker, 1)
+            self.carry_out(shard, shard.pull(0.0, route, who, Pull(self.view.number)))
 
     def lease(self, worker: int, incarnation: int, count: int) -> tuple[Span, ...]:
         shard, who = self.shards[0], Participant(worker, incarnation)
@@ -103,8 +104,8 @@ class Job:
         assert isinstance(message, Leased)
         return message.spans
 
-    def divide(self, *bounds: int, workers: tuple[WorkerEntry, ...] = WORKERS) -> None:
-        """Stops all shards, and goes on with others, and with these workers."""
+    def divide(self, *bounds: int, workers: tuple[WorkerEntry, ...] = WORKERS) -> Quiet:
+        """Stops all shards, and goes on with others and these workers; returns their beginning."""
         announced = View(
             self.view.number + 1, (), WORKERS, self.view.shards, next_shards=entries(*bounds)
         )
@@ -118,7 +119,8 @@ class Job:
         self.layout, self.stopped = self.layout.divided(bounds), set()
         self.shards = [Shard(index) for index in range(len(bounds) - 1)]
         for shard in self.shards:
-            shard.resume(0.0, self.view, united_quiet)
+            self.carry_out(shard, shard.resume(0.0, self.view, united_quiet))
+        return united_quiet
 
     @property
     def values(self) -> torch.Tensor:
@@ -209,3 +211,37 @@ def test_another_view_lets_shards_go_on_that_were_to_be_divided() -> None:
         job.carry_out(shard, shard.view(0.0, job.view))
     job.push(0, 1, torch.ones(16 * SLOTS), 0)
     assert [shard.state.step for shard in job.shards] == [1, 1]
+
+
+UNCOMMITTED = Rule(aggregate=1, staleness=None, uncommitted=True, max_steps=2)
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_a_shard_that_begins_without_a_worker_tells_of_its_last_push(more: int) -> None:
+    job = Job(UNCOMMITTED, 0, 6, 12)
+    job.load(torch.zeros(16 * SLOTS))
+    job.push(0, 1, torch.ones(16 * SLOTS), 0)
+    quiet = job.divide(0, 4, 12)
+    first, late = job.shards[0], Shard(1)
+    if more:  # only the shard that has begun before worker 0 was lost takes one more push of it
+        job.shards = [first]
+        job.push(0, 2, torch.ones(16 * SLOTS), 1)
+    job.shards = [first, late]
+    lost = View(job.view.number + 1, (), WORKERS[1:], job.view.shards, 2)
+    job.carry_out(first, first.view(0.0, lost))
+    assert first.state.counters["half_applied"] == 0
+    job.carry_out(late, late.resume(0.0, lost, quiet))
+    assert first.state.counters["half_applied"] == more
+
+
+def test_nobody_waits_for_a_worker_that_was_lost_before_its_shard_began() -> None:
+    job = Job(UNCOMMITTED, 0, 6, 12)
+    job.load(torch.zeros(16 * SLOTS))
+    job.pull(0)
+    job.push(1, 1, torch.ones(16 * SLOTS), 0)
+    quiet = job.divide(0, 12)
+    job.view = View(job.view.number + 1, (), WORKERS[1:], job.view.shards, 2)
+    job.shards = [Shard(0)]
+    job.carry_out(job.shards[0], job.shards[0].resume(0.0, job.view, quiet))
+    job.pull(1)
+    assert job.replies["pull", 0, 1].message == PullReply(1, False)

@@ -144,8 +144,7 @@ class Replica(Generic[_L]):
         if quiet is None:
             instructions = self.shard.view(now, view)
         else:
-            self.shard.resume(now, view, quiet)
-            instructions = []
+            instructions = self.shard.resume(now, view, quiet)
         if self._log is not None and self._log.active:
             self._first, self._first_payload = filling(view, quiet)
         yield from instructions

@@ -463,8 +463,11 @@ class Shard:
             if record.pending is not None:
                 yield record.pending
 
-    def resume(self, now: float, view: View, quiet: Quiet) -> None:
+    def resume(self, now: float, view: View, quiet: Quiet) -> list[Instruction]:
         """Goes on where other shards have stopped; call it instead of the first `view`.
+
+        Workers may have left since the shards stopped, in a view that this server never takes:
+        what they had begun is dropped as in `view`.
 
         Args:
             now: the time.
@@ -487,19 +490,21 @@ class Shard:
         state.step, state.loaded = before.step, True
         self._decider.load()
         state.table.resume(before.records)
-        self._admit(state.table.slowest(here))
         state.counters.update(before.counters)
         state.out.update(Participant(*who) for who in before.out)
         self._decider.resume()
         if self.server == 0:
             state.ending.resume(before.last, before.under_way)
             state.examples.resume(before.examples)
-            for worker in gone:  # their updates never come, those of new processes are others
-                state.ending.done(worker)
-                state.examples.release(worker)
             for (topic, worker, _), data in zip(before.topics, quiet.topics, strict=True):
                 state.topics.setdefault(topic, {})[worker] = data
+        clock = state.table.slowest(state.participants.live.keys() - gone)
+        out: list[Instruction] = []
+        for worker in sorted(gone):
+            out += self._drop(worker)
+        self._admit(clock)
         state.examples.members(tuple(state.participants.incarnations))
+        return [*out, *self._decider.take_view(view.number)]
 
     def _abandon_cut(self, reason: str) -> list[Reply]:
         """Gives up a cut under way; the worker may ask again."""
