@@ -245,3 +245,18 @@ def test_nobody_waits_for_a_worker_that_was_lost_before_its_shard_began() -> Non
     job.carry_out(job.shards[0], job.shards[0].resume(0.0, job.view, quiet))
     job.pull(1)
     assert job.replies["pull", 0, 1].message == PullReply(1, False)
+
+
+def test_workers_that_pull_again_do_not_wait_for_each_other() -> None:
+    job = Job(UNCOMMITTED, 0, 6, 12)
+    job.load(torch.zeros(16 * SLOTS))
+    job.pull(0)
+    job.pull(1)
+    job.shards[1].state.step = 1  # as after a push of a lost worker that shard 0 lacks
+    job.divide(0, 12)
+    job.replies.clear()
+    job.pull(0)
+    assert ("pull", 0, 0) not in job.replies, "worker 1 may make the last step"
+    job.pull(1)
+    assert job.replies["pull", 0, 0].message == PullReply(1, False)
+    assert ("pull", 0, 1) not in job.replies, "worker 0 may make the last step"

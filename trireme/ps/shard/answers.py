@@ -93,12 +93,16 @@ class Answers:
     def pull(self, now: float, route: object, who: Participant, pull: Pull) -> list[Reply]:
         """Answers a pull, now or when the values are of the step that it asks for.
 
-        A worker waits for one answer at a time: it has given up its pulls before this one.
+        A worker waits for one answer at a time: it has given up its pulls before this one. Neither
+        does it compute an update that it was let begin: where the shards were divided anew before
+        it had the values of all, it pulls again, and others must not wait for that update.
         """
+        if pull.train:
+            self._state.ending.done(who.worker)
         if self._pulls:
             self._pulls = [each for each in self._pulls if each.owner.worker != who.worker]
         self._pulls.append(_WithheldPull(who, route, pull, now))
-        return self._answer_pulls()
+        return self.proceed()
 
     def drain(self, now: float, route: object) -> bool:
         """Has a task wait until no worker trains any more; returns False if too many wait."""
