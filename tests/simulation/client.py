@@ -70,8 +70,8 @@ class Place(Protocol):
 class _Link(msgspec.Struct, eq=False):
     """The connection to one shard's primary.
 
-    What is sent leaves once the server has accepted it: a client knows by then that the server has
-    noted this connection, and makes another one only afterwards.
+    Messages wait until the server has accepted the connection, as a handshake makes them wait. So
+    the server has noted this connection before the client makes another one.
     """
 
     wire: Wire

@@ -103,7 +103,7 @@ class Coordinator:
         self._handle(Received(id(link), message, incoming.sequence))
 
     def closed(self, link: Link, error: WireError | None) -> None:
-        # What is decided first, if the coordinator was stalled, may still be meant for this link.
+        # After a stall the membership gives tasks up first, and may close this very link.
         self._handle(Closed(id(link), str(error) if error else "this side closed it"))
         del self._links[id(link)]
 
