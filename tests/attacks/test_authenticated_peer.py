@@ -277,7 +277,7 @@ def server_templates(rule: Rule) -> list[Message]:
         Fill(view(1, 0), b"", (VALUES,)),
         msgspec.structs.replace(push, absent=(0,)),
         *(Status(), Trace("read"), Trace("start"), Trace("stop")),
-        *(Attached(True, 0), PushReply(Applied(1), 1, 0, False), Leased(())),  # said by servers
+        *(Attached(True, 0, 1), PushReply(Applied(1), 1, 0, False), Leased(())),  # said by servers
     ]
 
 
@@ -312,7 +312,7 @@ def test_a_server_serves_on(name: str, seed: int) -> None:
     fuzz(victim, rng, early, [0, 0, NBYTES, 16])
 
     good = victim.link("worker:0", 1)
-    assert victim.ask(good, Attach(1, LAYOUT, SGD, rule)) == Attached(False, 0)
+    assert victim.ask(good, Attach(1, LAYOUT, SGD, rule)) == Attached(False, 0, 1)
     assert victim.ask(good, Load(1, 0, (VALUES,), (), ()), NBYTES) == Loaded(0)
     packed = [16 + 4, 48, NBYTES]
     fuzz(victim, rng, server_templates(rule), [0, NBYTES, NBYTES, 1, 63, *packed])
@@ -378,7 +378,7 @@ def test_what_cannot_be_trained_is_refused_and_keeps_nobody_out(wrong: dict[str,
     attach = Attach(1, LAYOUT, SGD, ASYNC)
     victim.ask(victim.link("worker:1", 1), msgspec.structs.replace(attach, **wrong))
     good = victim.link("worker:0", 1)
-    assert victim.ask(good, Attach(1, LAYOUT, SGD, ASYNC)) == Attached(False, 0)
+    assert victim.ask(good, Attach(1, LAYOUT, SGD, ASYNC)) == Attached(False, 0, 1)
 
 
 @pytest.mark.parametrize(
@@ -389,7 +389,7 @@ def test_what_cannot_be_trained_is_refused_and_keeps_nobody_out(wrong: dict[str,
         ("ps:1", 0, SetEnd(1), "ps:1 may not say SetEnd: only a task of role worker may"),
         ("worker:1", 1, RoundReady(0, (), (), 0.0), "worker:1 may not say RoundReady: only a"),
         ("ps:0", 0, RoundClose(0, (), 1.0), "ps:0 may not speak as a server over this"),
-        ("ps:7", 0, Attached(True, 0), "a server is not asked Attached"),
+        ("ps:7", 0, Attached(True, 0, 1), "a server is not asked Attached"),
     ],
 )
 def test_nobody_speaks_in_the_role_of_another(

@@ -14,9 +14,9 @@ from tests.simulation.dealing import Dealing, Violation
 from trireme.cluster.view import View
 from trireme.ps.flat import PartBuffer
 from trireme.ps.layout import Layout, Part
-from trireme.ps.messages import Applied, GroupSpec, OptimizerSpec, Push, Span, Stale, WorkerProgress
+from trireme.ps.messages import Applied, GroupSpec, OptimizerSpec, Push, Span, Stale
 from trireme.ps.shard.values.segment_optimizer import SegmentOptimizer
-from trireme.ps.snapshot_messages import TensorSpec
+from trireme.ps.snapshot_messages import Load, TensorSpec
 
 PushId = tuple[int, int, int, int]
 """A push by worker, incarnation, sequence, and the life of the job in which it was made."""
@@ -49,6 +49,7 @@ class Account:
 
     Attributes:
         step: the global step.
+        loaded_in: the view in which its first values were loaded; 0 before.
         values, velocity: what the last step left: the parameters and the momentum.
         history: the same after each step.
         eras: the parts and the histories of the shards that it has gone on from, and its own.
@@ -69,7 +70,7 @@ class Account:
     ) -> None:
         self.shard = shard
         self.where = where
-        self.step = 0
+        self.step = self.loaded_in = 0
         self.values: Vectors | None = None
         self.velocity: Vectors = ()
         self.history: History = {}
@@ -159,20 +160,15 @@ class Account:
         start = min((self.clocks[who] for who in staying if who[0] not in self.retired), default=0)
         self.clocks = {who: self.clocks.get(who, start) for who in self.live}
 
-    def load(
-        self,
-        step: int,
-        tensors: Sequence[tuple[TensorSpec, torch.Tensor]],
-        consumed: Sequence[Span],
-        workers: Sequence[WorkerProgress],
-    ) -> None:
-        """Values are loaded; which examples are in them, and how many updates of whom."""
-        self.step = step
-        self.inherited = {row.worker: row.applied for row in workers}
-        self.dealing = Dealing(consumed)
+    def load(self, load: Load, tensors: Sequence[tuple[TensorSpec, torch.Tensor]]) -> None:
+        """Values are loaded, perhaps in place of those of a chief that did not go on."""
+        self.step, self.loaded_in = load.step, load.view
+        self.inherited = {row.worker: row.applied for row in load.workers}
+        self.dealing = Dealing(load.consumed)
         self.values = self._joined("values", tensors)
         self.velocity = self._joined("state/momentum_buffer", tensors)
-        self.history[step] = (self.values, self.velocity)
+        self.history.clear()
+        self.history[load.step] = (self.values, self.velocity)
 
     def part(self, vectors: Vectors) -> Vectors:
         """Returns this server's part of whole vectors."""

@@ -487,7 +487,7 @@ class LoadsTwice(Shard):
     def load(
         self, now: float, route: object, who: Participant, request: Load, tensors: Tensors
     ) -> list[Instruction]:
-        self.state.loaded = False
+        self.state.loaded_in = 0
         return super().load(now, route, who, request, tensors)
 
 

@@ -121,6 +121,7 @@ class ShardChecker:
         """It is about to begin where other shards have stopped."""
         before, layout = self._job.before(self.account, view)
         self.account.go_on_from(before, layout)
+        self.account.loaded_in = view.number
         self.viewed(view)
 
     def received(self, route: object, who: Participant | None, message: Message, what: Any) -> None:
@@ -128,7 +129,7 @@ class ShardChecker:
         account = self.account
         if route is not None:
             self._asked[route] = who, message
-        if isinstance(message, Load) and account.values is None:
+        if isinstance(message, Load) and message.view > account.loaded_in:
             self._loading = message, what
         if isinstance(message, Retire) and who is not None and tuple(who) in account.live:
             account.retired.add(who.worker)
@@ -139,7 +140,7 @@ class ShardChecker:
         replies = [each for each in instructions if isinstance(each, Reply)]
         if self._loading and any(isinstance(reply.message, Loaded) for reply in replies):
             load, tensors = self._loading
-            account.load(load.step, tensors, load.consumed, load.workers)
+            account.load(load, tensors)
             self._job.loaded(account)
         self._loading = None
         if self._rule.synchronous:

@@ -179,6 +179,8 @@ class World:
         # A status is said before the copies have what it says.
         if not all((client.life, shard) in self._seen for shard in shards):
             raise Fenced("training has not begun", 0)
+        if self.coordinator.state.over is not None:
+            return  # it ends where it is
         yield from client.run(client.protocol.stop("asked to"))
 
     def _evict(self, worker: int) -> None:

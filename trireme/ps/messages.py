@@ -162,11 +162,12 @@ class Attach(FromWorker, frozen=True, array_like=True):
 
 
 class Attached(Message, frozen=True, array_like=True):
-    """The answer to `Attach`: whether values are loaded, and their global step."""
+    """The answer to `Attach`: whether values are loaded, their global step, and in which view."""
 
     kind: ClassVar[int] = 65
     loaded: bool
     step: Number
+    view: Number
 
 
 class Span(msgspec.Struct, frozen=True, array_like=True):

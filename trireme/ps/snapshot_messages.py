@@ -100,7 +100,11 @@ class Thaw(FromWorker, frozen=True, array_like=True):
 
 
 class Load(FromWorker, frozen=True, array_like=True):
-    """The chief's first values, or a checkpoint's. Payload as in `Snapshot`."""
+    """The chief's first values, or a checkpoint's. Payload as in `Snapshot`.
+
+    It counts in the view of the chief's `Attached` only. Shard 0 is sent it last: where shard 0 has
+    values, all shards have values of the same chief.
+    """
 
     kind: ClassVar[int] = 86
     view: Number

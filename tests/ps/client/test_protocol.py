@@ -23,16 +23,24 @@ from trireme.ps.messages import (
     ServerStatus,
     Status,
 )
+from trireme.ps.snapshot import ModelState
+from trireme.ps.snapshot_messages import Load, Loaded
 from trireme.wire.message import Message
 
 
-def pushed(servers: int) -> ClientProtocol:
-    """Returns the protocol of a worker with a push under way."""
+def attached(servers: int, *found: tuple[bool, int]) -> ClientProtocol:
+    """Returns the protocol of a worker that has found values or not, in a view, at each shard."""
     protocol = ClientProtocol(0, servers, patience_seconds=1.0, rng=random.Random(1))
     attach = protocol.attach(Layout.of([PARAMETER], servers=servers).spec, SGD, SYNC)
     next(attach)
     with pytest.raises(StopIteration):
-        attach.send(answers(*[Attached(True, 0)] * servers))
+        attach.send(answers(*[Attached(loaded, 0, view) for loaded, view in found]))
+    return protocol
+
+
+def pushed(servers: int) -> ClientProtocol:
+    """Returns the protocol of a worker with a push under way."""
+    protocol = attached(servers, *[(True, 1)] * servers)
     protocol.push(protocol.next_push(1.0, None, ()))
     return protocol
 
@@ -70,6 +78,28 @@ def test_values_are_brought_to_one_step_before_the_next_request_may_find_other_s
     with pytest.raises(StopIteration) as ended:
         next(wait)
     assert ended.value.value.step == protocol.step == 2
+
+
+def test_a_chief_loads_in_the_view_in_which_it_has_attached_and_shard_0_last() -> None:
+    protocol = attached(3, (False, 4), (True, 3), (False, 4))
+    load = protocol.load(ModelState(0, {}), [((), ())] * 3)
+    first = next(load)
+    assert isinstance(first, Ask)
+    assert list(first.requests) == [1, 2]
+    assert all(request.pinned for request in first.requests.values())
+    loads = [request.message for request in first.requests.values()]
+    assert [load.view for load in loads if isinstance(load, Load)] == [3, 3]
+    assert list(asked(load, {1: (Loaded(0), ()), 2: (Loaded(0), ())})) == [0]
+    with pytest.raises(StopIteration):
+        load.send(answers(Loaded(0)))
+
+
+def test_a_worker_that_has_found_no_values_waits_for_those_of_shard_0_first() -> None:
+    protocol = attached(2, (False, 1), (True, 1))
+    pull = protocol.pull()
+    assert list(asked(pull)) == [0]
+    assert list(asked(pull, answers(PullReply(0, False)))) == [0, 1]
+    assert list(asked(protocol.pull())) == [0, 1]
 
 
 @pytest.mark.parametrize("shards", [1, 3])

@@ -129,10 +129,10 @@ def test_a_new_start_counts_from_one() -> None:
 
 def test_the_first_worker_creates_the_shard_and_the_others_must_agree() -> None:
     bench = Bench(loaded=False)
-    assert told(bench.attach(0)) == [("attach 0", Attached(False, 0))]
+    assert told(bench.attach(0)) == [("attach 0", Attached(False, 0, 1))]
     bench.load(0)
     bench.push(0)
-    assert told(bench.attach(1)) == [("attach 1", Attached(True, 1))]
+    assert told(bench.attach(1)) == [("attach 1", Attached(True, 1, 1))]
 
 
 @pytest.mark.parametrize(
@@ -192,7 +192,7 @@ def test_what_cannot_be_trained_creates_nothing(
     assert isinstance(refused, Refused)
     assert refused.code == code
     assert said in refused.reason
-    assert told(bench.attach(1)) == [("attach 1", Attached(False, 0))]
+    assert told(bench.attach(1)) == [("attach 1", Attached(False, 0, 1))]
 
 
 def test_values_are_loaded_once() -> None:
@@ -205,6 +205,15 @@ def test_values_are_loaded_once() -> None:
     assert told(bench.load(value=3.0, step=40)) == [("load 0", Loaded(40))]
     assert told(bench.load(1, value=9.0, step=50)) == [("load 1", Loaded(40))]
     assert bench.value == 3.0
+
+
+def test_the_chief_of_a_later_view_replaces_what_one_that_did_not_go_on_has_loaded() -> None:
+    bench = Bench(loaded=False)
+    bench.attach()
+    bench.load(value=3.0, step=40)
+    bench.view(1)
+    assert told(bench.load(1, value=9.0, step=50)) == [("load 1", Loaded(50))]
+    assert bench.value == 9.0
 
 
 def test_values_that_do_not_fit_are_rejected_and_others_may_follow() -> None:

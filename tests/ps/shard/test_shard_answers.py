@@ -94,7 +94,7 @@ def test_values_that_cannot_be_loaded_are_refused_where_they_came_from() -> None
     assert isinstance(refused, Refused) and refused.code == "rejected"
     assert not bench.shard.state.loaded
     bench.load(step=7)
-    assert told(bench.attach(1)) == [("attach 1", Attached(True, 7))]
+    assert told(bench.attach(1)) == [("attach 1", Attached(True, 7, 1))]
 
 
 def test_a_push_that_makes_no_sense_is_told_why() -> None:

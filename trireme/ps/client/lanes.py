@@ -55,10 +55,17 @@ Answer = tuple[Message, Sequence[Any]]
 
 
 class Request(msgspec.Struct):
-    """A request to one server; if its message has a view, it is sent with the newest one."""
+    """A request to one server.
+
+    Attributes:
+        message: if it has a view, it is sent with the newest one.
+        payload: what it carries.
+        pinned: whether it counts in the message's own view only: in another it is fenced off.
+    """
 
     message: Message
     payload: Sequence[Any] = ()
+    pinned: bool = False
 
 
 class Transmit(msgspec.Struct, frozen=True):
@@ -212,7 +219,7 @@ class Lanes:
                 self._notify(message)
                 return
             error, lane.fenced = _error_of(message), None
-            if isinstance(error, Fenced) and self._again:
+            if isinstance(error, Fenced) and self._again and not lane.request.pinned:
                 lane.fenced = error.view, str(error)
                 lane.due = now + BACK_OFF  # both sides have the newest view within moments
                 return
@@ -332,7 +339,10 @@ class Lanes:
     def _transmit(self, lane: Lane) -> Transmit:
         assert lane.request is not None
         message, number = lane.request.message, self.known_view().number
-        if "view" in message.__struct_fields__:
+        if lane.request.pinned:
+            if message.view != number:  # type: ignore[attr-defined]
+                self._give_up(Fenced(f"a request of view {message.view} came late", number))  # type: ignore[attr-defined]
+        elif "view" in message.__struct_fields__:
             message = msgspec.structs.replace(message, view=number)
         return Transmit(lane.index, lane.sequence, message, lane.request.payload)
 

@@ -17,6 +17,7 @@ A worker has one thread: it begins an operation when the one before is over.
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections.abc import Generator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -142,6 +143,8 @@ class ClientProtocol:
         self._absent: tuple[int, ...] = ()  # of the last update; the next early one's, probably
         self._rule = Rule()
         self._pushed = False
+        self._attached = 0  # the view of the oldest answer to `Attach`
+        self._waits_for_load = False  # values were not loaded then
         # The answers to a push that was settled before it was waited for.
         self._settled: list[PushReply] | None = None
         self._settled_step = 0  # of the values that they have brought
@@ -158,24 +161,37 @@ class ClientProtocol:
             answers = yield from self._ask(dict.fromkeys(range(self._servers), attach))
         except Divided:
             return True  # the new shards were shown it, and have values
-        return all([answer.loaded for answer in self._all(answers, Attached)])
+        attached = self._all(answers, Attached)
+        self._attached = min(answer.view for answer in attached)
+        self._waits_for_load = not all(answer.loaded for answer in attached)
+        return not self._waits_for_load
 
     def load(
         self, state: ModelState, parts: Sequence[tuple[tuple[TensorSpec, ...], Sequence[Any]]]
     ) -> Operation[None]:
         """Gives every server its part of the first values, or of a checkpoint.
 
+        Another chief may come and load other values: this one loads in the view in which it has
+        attached, or not at all, and shard 0 last.
+
         Args:
             state: what the parts are of.
             parts: by server: the tensors, and the payload that holds them.
+
+        Raises:
+            Fenced: the view has changed since: the chief may be another one now.
         """
         requests: dict[int, Request] = {}
         for server, (tensors, payload) in enumerate(parts):
             consumed, sizes = (state.consumed, state.sizes) if server == 0 else ((), {})
-            load = Load(0, state.step, tensors, state.workers, consumed, sizes)
-            requests[server] = Request(load, payload)
+            load = Load(self._attached, state.step, tensors, state.workers, consumed, sizes)
+            requests[server] = Request(load, payload, pinned=True)
+        first = {0: requests.pop(0)}
         try:
-            self._all((yield from self._ask(requests)), Loaded)
+            for part in (requests, first):
+                for answer in (yield from self._ask(part)).values() if part else ():
+                    expect(answer, Loaded)
+            self._waits_for_load = False
         except Divided:
             return  # and the new shards have values
 
@@ -208,6 +224,10 @@ class ClientProtocol:
             Fenced: the view changed while nothing was loaded: the chief may be another one now.
         """
         request = Pull(0, train, at_least)
+        if self._waits_for_load:  # other shards may have values of a chief that did not go on
+            with contextlib.suppress(Divided):
+                yield from self._ask({0: Request(request)}, again=not train)
+            self._waits_for_load = False
         replies = yield from self._ask_all(request, PullReply, again=not train)
         if train:
             self.stopping = replies[0].stop

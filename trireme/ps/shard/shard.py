@@ -186,7 +186,8 @@ class Shard:
             return [self._refused(route, _CODES.get(type(error), "rejected"), str(error))]
         except RuntimeError as error:  # of torch: there is no memory for the model
             return [self._refused(route, "rejected", f"the model cannot be made here: {error}")]
-        return [Reply(route, Attached(self.state.loaded, self.state.step))]
+        state = self.state
+        return [Reply(route, Attached(state.loaded, state.step, state.participants.view.number))]
 
     def _agree(self, task: str, request: Attach) -> None:
         state, layout = self.state, Layout(request.layout)
@@ -219,14 +220,18 @@ class Shard:
     def load(
         self, now: float, route: object, who: Participant, request: Load, tensors: Tensors
     ) -> list[Instruction]:
-        """Loads the chief's first values, or a checkpoint's."""
+        """Loads the chief's first values, or a checkpoint's.
+
+        A chief that loads in a later view has found shard 0 without values: the one before it did
+        not load all shards, and nobody has received what it loaded here.
+        """
         state = self.state
         if fenced := self._fence(route, who, request.view):
             return fenced
         if state.values is None:
             reason = "nothing was attached yet, so there is nothing to load values into"
             return [self._refused(route, "rejected", reason)]
-        if state.loaded:  # a repeat, or a chief that took over too late
+        if state.loaded_in >= request.view:  # a repeat
             return [Reply(route, Loaded(state.step))]
         if any(span.stop < span.start for span in request.consumed):
             return [self._refused(route, "rejected", "examples end before they begin")]
@@ -234,7 +239,7 @@ class Shard:
             state.values.load(request.step, tensors)
         except (TriremeError, RuntimeError, TypeError, ValueError) as error:
             return [self._refused(route, "rejected", str(error))]
-        state.step, state.loaded = request.step, True
+        state.step, state.loaded_in = request.step, request.view
         self._decider.load()
         state.table.restore(request.workers)
         self._admit(0)
@@ -487,7 +492,7 @@ class Shard:
         self._create(ShownModel(before.task, layout, before.optimizer, before.rule))
         assert state.values is not None
         state.values.load(before.step, quiet.tensors)
-        state.step, state.loaded = before.step, True
+        state.step, state.loaded_in = before.step, view.number
         self._decider.load()
         state.table.resume(before.records)
         state.counters.update(before.counters)

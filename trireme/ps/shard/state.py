@@ -66,7 +66,7 @@ class ShardState:
     Attributes:
         server: the same.
         step: the global step of the values.
-        loaded: whether values are loaded.
+        loaded_in: the number of the view in which values were loaded; 0 before.
         shown: what the first worker has shown; None before.
         rule: the rule of what was shown.
         synchronous: whether the rule is synchronous; read several times a push.
@@ -86,7 +86,7 @@ class ShardState:
     def __init__(self, server: int) -> None:
         self.server = server
         self.step = 0
-        self.loaded = False
+        self.loaded_in = 0
         self.shown: ShownModel | None = None
         self.rule = Rule()
         self.synchronous = False
@@ -101,6 +101,11 @@ class ShardState:
         self.examples = ExampleLedgers()
         self.barrier = SnapshotBarrier()
         self.reconfiguration = Reconfiguration(server)
+
+    @property
+    def loaded(self) -> bool:
+        """Whether values are loaded."""
+        return self.loaded_in > 0
 
     @property
     def layout(self) -> Layout | None:
