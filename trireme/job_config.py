@@ -24,6 +24,7 @@ CODECS = ("none", "fp16", "bf16", "int8", "topk")
 """The values of `compress` besides `topk:SHARE`. A test compares them with `trireme.wire.codec`."""
 
 _SWITCH = {"yes": "true", "no": "false"}
+_MOST = 2**63 - 1  # what a message can carry
 _LONGEST = 1e9  # seconds, as infinity is not a valid timeout
 
 
@@ -106,7 +107,9 @@ def _in_words(kind: msgspec.inspect.Type) -> str:
         case msgspec.inspect.BoolType():
             return "yes or no"
         case msgspec.inspect.IntType(ge=least, le=most):
-            return f"a whole number from {least}" + (f" to {most}" if most is not None else "")
+            return f"a whole number from {least}" + (
+                f" to {most}" if most not in (None, _MOST) else ""
+            )
         case msgspec.inspect.FloatType(gt=None, ge=least):
             return f"a number from {least}"
         case msgspec.inspect.FloatType(gt=below):
@@ -125,8 +128,10 @@ def _whole_or_share(gpus: float) -> None:
         raise ValueError(gpus)
 
 
-Whole = Annotated[int, Meta(ge=0)]
-Positive = Annotated[int, Meta(ge=1)]
+Whole = Annotated[int, Meta(ge=0, le=_MOST)]
+Positive = Annotated[int, Meta(ge=1, le=_MOST)]
+Servers = Annotated[int, Meta(ge=0, le=256)]  # each has at least one of the 256 slots
+Workers = Annotated[int, Meta(ge=1, le=4096)]  # as many as may connect to one server
 Seconds = Annotated[float, Meta(gt=0, le=_LONGEST)]
 Patience = Annotated[float, Meta(ge=0, le=_LONGEST)]
 Silence = Annotated[float, Meta(ge=0.5, le=_LONGEST)]
@@ -146,10 +151,10 @@ class JobConfig(
     """
 
     # fmt: off
-    workers: Annotated[Positive | Literal["auto"], Option("N",
+    workers: Annotated[Workers | Literal["auto"], Option("N",
         "how many workers; auto: one for each GPU, or one where there is none (default 1)",
         run_only=True)] = 1
-    ps: Annotated[Whole, Option("M",
+    ps: Annotated[Servers, Option("M",
         "how many parameter servers (default 0: the workers keep the parameters)",
         run_only=True)] = 0
     replicas: Annotated[Positive, Option("R",

@@ -97,6 +97,12 @@ def write(name: str, text: str) -> str:
         ),
         (["run", "--replicas", "2", "a.py"], "and this job has none; add --ps 2"),
         (["run", "--replicas", "0", "a.py"], "replicas is '0' (command line): it must be a whole"),
+        (
+            ["run", "--ps", "257", "a.py"],
+            "ps is '257' (command line): it must be a whole number from",
+        ),
+        (["run", "--workers", "99999999999", "a.py"], "it must be a whole number from 1 to 4096"),
+        (["run", "--ps", "1", "--staleness", "1" * 30, "a.py"], "staleness is '111"),
         (["run", "--mesh", "pp=2,pp=2", "a.py"], "pp is named twice"),
         (["run", "--ps", "1", "--mesh", "dp=2", "--prefetch", "a.py"], "workers of one process"),
         (["run", "--ps", "1", "--strategy", "fsdp", "a.py"], "has no parameter servers"),
@@ -410,6 +416,19 @@ def test_a_coordinator_by_hand_tells_where_it_listens() -> None:
     assert last.startswith("coordinator:0 ends: the job failed: ")
     assert "ps:0" in last
     assert task.returncode == 1
+
+
+@pytest.mark.processes
+def test_an_address_file_that_cannot_be_written_is_bad_usage() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    words = ("--job_name=coordinator", "--ps_hosts=localhost:1", "--worker_hosts=localhost:2")
+    where = (f"--coordinator=127.0.0.1:{port}", "--address-file", "missing/address")
+    task = subprocess.run([*TRIREME, "task", *words, *where], capture_output=True, text=True)
+    assert task.returncode == 2
+    assert task.stderr.endswith(
+        "error: --address-file: missing/address cannot be written: No such file or directory\n"
+    )
 
 
 # Checkpoints -------------------------------------------------------------------------------------

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from trireme.cli import main
+from trireme.cli.doctor import listening
+from trireme.cluster.messages import TaskState, TaskStatus
 from trireme.doctor.probes import ask_time, find_limits, reach
 
 
@@ -56,6 +58,15 @@ def test_tasks_are_reached_or_not(capsys: pytest.CaptureFixture[str], tmp_path: 
     assert checks[f"ps:0 at {here}"]["level"] == checks[here]["level"] == "ok"
     assert checks[f"ps:1 at {nobody}"]["finding"].startswith("nothing listens at ")
     assert not any("10.0.0.1" in topic for topic in checks)  # workers do not listen
+
+
+def test_tasks_that_have_left_are_not_expected_to_listen() -> None:
+    def server(index: int, state: TaskState) -> TaskStatus:
+        address = f"tcp://here:{index}"
+        return TaskStatus("ps", index, state, "", 1, "here", 1, address, 0.0, {})
+
+    tasks = [server(0, "live"), server(1, "left"), server(2, "lost")]
+    assert list(listening(tasks)) == [("ps:0", "here:0"), ("ps:2", "here:2")]
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -12,6 +12,7 @@ import msgspec
 
 from trireme.cli.live import query
 from trireme.cli.parser import COMMANDS
+from trireme.cluster.messages import TaskStatus
 from trireme.cluster.spec import check_address, task_name
 from trireme.doctor import probes
 from trireme.doctor.certificates import check_certificates, read_certificates
@@ -127,9 +128,14 @@ def _tasks_of_job(path: Path, timeout: float) -> Iterator[tuple[str, str]]:
         return
     yield "coordinator:0", record.coordinator.partition("://")[2]
     with suppress(TriremeError):  # the check of the coordinator says why
-        for task in query(record, timeout).tasks:
-            if task.address:
-                yield task_name(task.role, task.index), task.address.partition("://")[2]
+        yield from listening(query(record, timeout).tasks)
+
+
+def listening(tasks: Iterable[TaskStatus]) -> Iterator[tuple[str, str]]:
+    """Yields the names and the addresses of tasks that should listen, not of those that left."""
+    for task in tasks:
+        if task.address and task.state not in ("expected", "left"):
+            yield task_name(task.role, task.index), task.address.partition("://")[2]
 
 
 # Output ------------------------------------------------------------------------------------------

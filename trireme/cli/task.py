@@ -377,5 +377,10 @@ def _recorder(task: TaskConfig) -> Callable[[Mapping[str, float | str], bool], N
 
 def _write_address(audience: _Audience, address: str) -> None:
     if audience.address_file is not None:
-        write_atomically(audience.address_file, f"{address}\n".encode())
+        try:
+            write_atomically(audience.address_file, f"{address}\n".encode())
+        except OSError as error:
+            raise UsageError(
+                f"--address-file: {audience.address_file} cannot be written: {error.strerror}"
+            ) from error
     print(f"{audience.name}listens on {address}", flush=True)

@@ -383,6 +383,25 @@ def test_bytes_are_counted_by_what_was_pushed_and_what_came() -> None:
         worker.client.close()
 
 
+def test_an_operation_that_fails_has_ended_when_the_error_is_raised() -> None:
+    ended = []
+
+    def operation() -> Operation[None]:
+        try:
+            yield Ask({})
+        finally:
+            ended.append(True)
+
+    with servers(1) as made:
+        worker = Worker(made, 0, SYNC)
+        lost = mock.patch.object(worker.client, "_answers", side_effect=WireTimeout("lost"))
+        waits = operation()
+        with lost, pytest.raises(WireTimeout, match="lost"):
+            worker.client._run(waits)
+        assert ended == [True]
+        worker.client.close()
+
+
 def test_one_push_at_a_time_and_none_after_the_end() -> None:
     with servers(1) as made:
         worker = Worker(made, 0, Rule(max_steps=2))

@@ -391,6 +391,9 @@ class Client:
         except StopIteration as ended:
             value: _T = ended.value
             return value
+        finally:
+            # One that is left behind by an error would end when the interpreter has gone.
+            operation.close()
 
     def _answers(self, wanted: Ask | Literal["await"]) -> Mapping[int, Answer] | Exception:
         """Asks, and waits for the answers; or returns why there are none."""
