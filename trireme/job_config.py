@@ -110,10 +110,9 @@ def _in_words(kind: msgspec.inspect.Type) -> str:
             return f"a whole number from {least}" + (
                 f" to {most}" if most not in (None, _MOST) else ""
             )
-        case msgspec.inspect.FloatType(gt=None, ge=least):
-            return f"a number from {least}"
-        case msgspec.inspect.FloatType(gt=below):
-            return f"a number above {below}"
+        case msgspec.inspect.FloatType(gt=below, ge=least, le=most):
+            start = f"above {below}" if least is None else f"from {least}"
+            return f"a number {start}" + (f", {most:.0f} at most" if most is not None else "")
     return ""
 
 
@@ -121,6 +120,11 @@ def _first_before_end(steps: str) -> None:
     first, _, end = steps.partition(":")
     if int(first) >= int(end):
         raise ValueError(steps)
+
+
+def _not_empty(text: str) -> None:
+    if not text:
+        raise ValueError(text)
 
 
 def _whole_or_share(gpus: float) -> None:
@@ -202,7 +206,8 @@ class JobConfig(
     metrics_host: Annotated[str, Option("ADDRESS",
         "the address of the metrics ports (default 127.0.0.1: this host only)")] = "127.0.0.1"
     run_dir: Annotated[str | None, Option("DIR",
-        "the directory of the job's checkpoints, records and logs")] = None
+        "the directory of the job's checkpoints, records and logs",
+        expects="the name of a directory", check=_not_empty)] = None
     max_restarts: Annotated[Whole, Option("N",
         "how often each worker is started again when it fails, and each server where others hold "
         "copies; else the whole job when a server dies (default 0)", run_only=True)] = 0

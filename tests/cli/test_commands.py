@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 
@@ -103,6 +104,14 @@ def write(name: str, text: str) -> str:
         ),
         (["run", "--workers", "99999999999", "a.py"], "it must be a whole number from 1 to 4096"),
         (["run", "--ps", "1", "--staleness", "1" * 30, "a.py"], "staleness is '111"),
+        (
+            ["run", "--run-dir", "", "a.py"],
+            "run-dir is '' (command line): it must be the name of a",
+        ),
+        (
+            ["run", "--join-timeout", "1e300", "a.py"],
+            "it must be a number above 0, 1000000000 at most",
+        ),
         (["run", "--mesh", "pp=2,pp=2", "a.py"], "pp is named twice"),
         (["run", "--ps", "1", "--mesh", "dp=2", "--prefetch", "a.py"], "workers of one process"),
         (["run", "--ps", "1", "--strategy", "fsdp", "a.py"], "has no parameter servers"),
@@ -221,6 +230,29 @@ def test_runs_a_program_to_its_end(capsys) -> None:
     assert not is_running(Path("runs/train"))
     assert main(["status", "runs/train"]) == 0
     assert "finished" in capsys.readouterr().out
+
+
+def test_the_status_of_a_job_that_is_over_tells_what_happened_to_it(capsys) -> None:
+    claimed = claim(Path("run"))
+    claimed.write_record(
+        msgspec.structs.replace(
+            FINISHED,
+            state="failed",
+            status=1,
+            failure=("the job failed after 9.0 s. First ps:0 was killed", "  what to do: this"),
+            events=tuple((float(at), f"event {at}") for at in range(10)),
+        )
+    )
+    claimed.release()
+    assert main(["status", "run"]) == 0
+    lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
+    assert lines[2:6] == [
+        "the job failed after 9.0 s. First ps:0 was killed",
+        "what to do: this",
+        "2 older events: see --json",
+        "after 2.0 s: event 2",
+    ]
+    assert lines[12] == "after 9.0 s: event 9"
 
 
 @pytest.mark.processes

@@ -137,6 +137,8 @@ def test_a_crashed_worker_is_started_again(tmp_path: Path) -> None:
     assert "worker:0 failed: killed by SIGSEGV; started again (1 of 2)" in ran.err
     assert "worker:0 | second life" in ran.out
     assert [config.restarts_left for config in ran.commands] == [2, 1]
+    ((_, event),) = read_record(tmp_path).events
+    assert event.endswith("started again (1 of 2)")
 
 
 def test_a_dead_server_fails_the_job_by_name(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,14 @@ import msgspec
 from trireme.cli.live import query
 from trireme.cli.parser import COMMANDS
 from trireme.cluster.spec import task_name
-from trireme.errors import TriremeError
+from trireme.errors import CheckpointError, TriremeError
 from trireme.launch.run_directory import JobRecord, is_running, read_record
 from trireme.monitor.job_state import UNSAVED, findings, from_cluster
 from trireme.monitor.placement import Placement
 from trireme.monitor.records import read_starts
+
+_EVENTS = 8
+"""How many of the newest events are shown."""
 
 _RECORDED = ("state", "status", "job", "command", "host", "launcher", "coordinator", "started")
 
@@ -44,6 +48,9 @@ def _status(path: Path, record: JobRecord, running: bool) -> dict[str, Any]:
             name: {"value": value, "origin": record.origins.get(name, "")}
             for name, value in record.options.items()
         },
+        "events": [{"seconds": seconds, "text": text} for seconds, text in record.events],
+        "failure": list(record.failure),
+        "newest_checkpoint": None if running else _newest_checkpoint(path),
         "tasks": [{"name": name, "pid": pid} for name, pid in record.pids.items()],
     }
     if running and record.coordinator:
@@ -56,6 +63,15 @@ def _status(path: Path, record: JobRecord, running: bool) -> dict[str, Any]:
     for task in status["tasks"]:
         task["status"] = recorded.get(task["name"], {})
     return status
+
+
+def _newest_checkpoint(path: Path) -> int | None:
+    """Returns the step of the newest checkpoint in a run directory; None where there is none."""
+    from trireme.session.checkpoint.history import list_checkpoints, step_of  # imports torch
+
+    with suppress(CheckpointError):
+        return max((step_of(each) for each in list_checkpoints(path)), default=None)
+    return None
 
 
 def _ask_coordinator(record: JobRecord) -> dict[str, Any]:
@@ -112,6 +128,13 @@ def _lines(status: dict[str, Any]) -> list[str]:
         f"{' '.join(status['command'])}",
         f"  {status['state']}{seconds} on {status['host']} (process {status['launcher']})",
     ]
+    lines += [f"  {text}" for text in status["failure"]]
+    if over and status["newest_checkpoint"] is not None:
+        lines.append(f"  the newest checkpoint is of step {status['newest_checkpoint']}")
+    events = status["events"]
+    if len(events) > _EVENTS:
+        lines.append(f"  {len(events) - _EVENTS} older events: see --json")
+    lines += [f"  after {each['seconds']} s: {each['text']}" for each in events[-_EVENTS:]]
     if "phase" in status:
         missing = ", ".join(status["missing"])
         waiting = f", waiting for {missing}" if missing else ""

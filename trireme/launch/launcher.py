@@ -9,6 +9,7 @@ import os
 import signal
 import socket
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from trireme.launch.config.authority import Authority
 
 COORDINATOR = "coordinator:0"
+_KEPT_EVENTS = 50
 STALL_SECONDS = 5.0
 """A turn of the loop takes a second at most. After a turn that took longer than this the launcher
 itself was stopped, so that silence in that time is not the coordinator's."""
@@ -213,6 +215,7 @@ class Launcher:
         self._begin = time.monotonic()
         self._last_check = self._begin
         self._last_report_at: float | None = None  # when the coordinator last reported its members
+        self._events = deque[tuple[float, str]](maxlen=_KEPT_EVENTS)
         self._unrecorded = False  # `job.json` cannot be written now
         self._removed = False  # the run directory is gone
         if job.authority is not None:
@@ -298,6 +301,7 @@ class Launcher:
             started=self._started,
             ended=None if status is None else time.time(),
             failure=tuple(failure),
+            events=tuple(self._events),
         )
         try:
             self._directory.write_record(record)
@@ -445,6 +449,7 @@ class Launcher:
             match action:
                 case Notify(text):
                     self._console.say(text, alarm=text.startswith("WARNING"))
+                    self._events.append((round(time.monotonic() - self._begin, 1), text))
                 case Terminate(name):
                     self._engine.send_signal(name, signal.SIGTERM)
                 case Kill(name):

@@ -49,6 +49,8 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
         started: the time of day in seconds since 1970.
         ended: likewise; None while it runs.
         failure: the lines of the failure report; empty unless the job failed.
+        events: what the launcher has told of its tasks, such as those that were lost and started
+            again, with the seconds since the start; the newest ones.
     """
 
     job: str
@@ -67,6 +69,7 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
     nodes: dict[str, str] = {}
     certificate_file: str = ""
     failure: tuple[str, ...] = ()
+    events: tuple[tuple[float, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -100,7 +100,7 @@ def _evidence(culprit: Failure, log: Path, lines: Sequence[str]) -> list[str]:
         return [f"  its traceback is above and in {log}"]
     if culprit.reason.kind in ("usage", "error", "victim"):
         return [f"  its output is in {log}"]
-    if not lines:
+    if not any(map(str.strip, lines)):
         return [f"  it printed nothing (its output would be in {log})"]
     return [f"  its last lines (all of them in {log}):", *(f"    {line}" for line in lines)]
 
