@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from trireme.cli.live import observer
 from trireme.cli.parser import COMMANDS
 from trireme.cluster.spec import OBSERVER, check_address, is_loopback, task_name
-from trireme.errors import JobFailed, UsageError, WaitTimeout, WireError
+from trireme.errors import JobFailed, TriremeError, UsageError, WaitTimeout, WireError
 from trireme.launch.config.secret import find_secret
 from trireme.launch.environment.detect import JOB
 from trireme.launch.run_directory import JobRecord, is_running, read_record
@@ -49,7 +49,9 @@ def main(arguments: Sequence[str]) -> int:
     began = time.monotonic()
     scaled = coordinator.scale(servers, workers)
     _tell(scaled, coordinator.query_status(), by_hand=record is None)
-    _wait(coordinator, began + timeout, timeout, None if record is None else Path(given.run))
+    _wait(
+        coordinator, scaled, began + timeout, timeout, None if record is None else Path(given.run)
+    )
     seconds = time.monotonic() - began
     print(f"the job has {_numbers(scaled.servers, scaled.workers)} after {seconds:.1f} s")
     return 0
@@ -158,7 +160,9 @@ def _command(name: str, status: ClusterStatus) -> str:
 # Waiting -----------------------------------------------------------------------------------------
 
 
-def _wait(coordinator: Observer, deadline: float, timeout: float, run: Path | None) -> None:
+def _wait(
+    coordinator: Observer, scaled: Scaled, deadline: float, timeout: float, run: Path | None
+) -> None:
     noticed = time.monotonic()
     while True:
         try:
@@ -170,18 +174,34 @@ def _wait(coordinator: Observer, deadline: float, timeout: float, run: Path | No
                 raise JobFailed(f"the job has ended meanwhile, {read_record(run).state}") from None
         if status is not None and status.phase not in ("forming", "running"):
             raise JobFailed(f"the job has ended meanwhile, {status.phase}: {status.reason}")
+        if status is not None:
+            check_not_replaced(scaled, status)
         if not what:
             return
         now = time.monotonic()
         if now >= deadline:
-            raise WaitTimeout(
-                f"after {timeout:g} s the job still waits for {'; '.join(what)}. It goes on: "
-                "`trireme status` shows it"
-            )
+            after = f"after {timeout:g} s the job still waits for {'; '.join(what)}"
+            if status is None:
+                raise WaitTimeout(f"{after}. Perhaps it has ended: `trireme status` shows it")
+            raise WaitTimeout(f"{after}. It goes on: `trireme status` shows it")
         if now >= noticed + _NOTICE_SECONDS:
             noticed = now
             print(f"  waiting for {'; '.join(what)}", flush=True)
         time.sleep(_POLL_SECONDS)
+
+
+def check_not_replaced(scaled: Scaled, status: ClusterStatus) -> None:
+    """Checks that a job still is to have the numbers that this request has asked for.
+
+    Raises:
+        TriremeError: somebody has asked for others meanwhile.
+    """
+    if (status.servers, status.workers) != (scaled.servers, scaled.workers):
+        raise TriremeError(
+            f"another request has replaced this one, for "
+            f"{_numbers(scaled.servers, scaled.workers)}: the job shall have "
+            f"{_numbers(status.servers, status.workers)} now"
+        )
 
 
 def pending(status: ClusterStatus) -> list[str]:
