@@ -24,7 +24,7 @@ CODECS = ("none", "fp16", "bf16", "int8", "topk")
 """The values of `compress` besides `topk:SHARE`. A test compares them with `trireme.wire.codec`."""
 
 _SWITCH = {"yes": "true", "no": "false"}
-_MOST = 2**63 - 1  # what a message can carry
+_MOST = 2**63 - 1  # the largest integer that a message encodes
 _LONGEST = 1e9  # seconds, as infinity is not a valid timeout
 
 

@@ -1,4 +1,4 @@
-"""How `trireme scale` waits: what it takes for done, and for somebody else's request."""
+"""`trireme scale` stops waiting when another request replaces its own."""
 
 from __future__ import annotations
 

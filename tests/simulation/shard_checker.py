@@ -121,7 +121,7 @@ class ShardChecker:
         """It is about to begin where other shards have stopped."""
         before, layout = self._job.before(self.account, view)
         self.account.go_on_from(before, layout)
-        self.account.loaded_in = view.number
+        self.account.loaded_in = 1
         self.viewed(view)
 
     def received(self, route: object, who: Participant | None, message: Message, what: Any) -> None:

@@ -59,7 +59,7 @@ class Request(msgspec.Struct):
 
     Attributes:
         message: if it has a view, it is sent with the newest one.
-        payload: what it carries.
+        payload: the tensors or bytes that follow the message.
         pinned: whether it counts in the message's own view only: in another it is fenced off.
     """
 

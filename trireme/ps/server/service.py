@@ -185,8 +185,10 @@ class _Server:
     def _join(self) -> None:
         try:
             self._member.join()
-        except JobFailed:
-            self._service.stop()  # `over` says how
+        except JobFailed:  # `over` says how
+            # A coordinator here goes on until the other tasks know, and then stops the service.
+            if self._server.coordinator is not None:
+                self._service.stop()
         except TriremeError as error:
             self._failure = error
             self._service.stop()

@@ -222,8 +222,8 @@ class Shard:
     ) -> list[Instruction]:
         """Loads the chief's first values, or a checkpoint's.
 
-        A chief that loads in a later view has found shard 0 without values: the one before it did
-        not load all shards, and nobody has received what it loaded here.
+        A chief of a later view replaces the values of an earlier chief. It loads only if shard 0
+        has no values, so the earlier chief did not finish, and no worker received its values.
         """
         state = self.state
         if fenced := self._fence(route, who, request.view):
@@ -492,7 +492,8 @@ class Shard:
         self._create(ShownModel(before.task, layout, before.optimizer, before.rule))
         assert state.values is not None
         state.values.load(before.step, quiet.tensors)
-        state.step, state.loaded_in = before.step, view.number
+        # A chief that finds other shards without values replaces these: its view is later than 1.
+        state.step, state.loaded_in = before.step, 1
         self._decider.load()
         state.table.resume(before.records)
         state.counters.update(before.counters)
