@@ -95,11 +95,29 @@ def test_a_chief_loads_in_the_view_in_which_it_has_attached_and_shard_0_last() -
 
 
 def test_a_worker_that_has_found_no_values_waits_for_those_of_shard_0_first() -> None:
-    protocol = attached(2, (False, 1), (True, 1))
+    protocol = attached(3, (False, 1), (True, 1), (False, 1))
     pull = protocol.pull()
     assert list(asked(pull)) == [0]
-    assert list(asked(pull, answers(PullReply(0, False)))) == [0, 1]
-    assert list(asked(protocol.pull())) == [0, 1]
+    assert list(asked(pull, answers(PullReply(0, False)))) == [1, 2], "each shard is asked once"
+    assert pull.send({shard: (PullReply(0, False), ()) for shard in (1, 2)}) == PUBLISH
+    assert list(asked(protocol.pull())) == [0, 1, 2]
+
+
+def test_a_worker_that_has_found_no_values_pulls_them_once_from_one_shard() -> None:
+    pull = attached(1, (False, 1)).pull()
+    assert list(asked(pull)) == [0]
+    assert pull.send(answers(PullReply(0, False))) == PUBLISH
+
+
+def test_a_worker_that_waits_for_first_values_pulls_from_the_shards_that_come_meanwhile() -> None:
+    protocol = attached(2, (False, 1), (False, 1))
+    pull = protocol.pull()
+    assert list(asked(pull)) == [0]
+    assert list(asked(pull, answers(PullReply(0, False)))) == [1]
+    protocol.divide(3)
+    again = pull.throw(Divided())
+    assert isinstance(again, Ask)
+    assert list(again.requests) == [0, 1, 2]
 
 
 @pytest.mark.parametrize("shards", [1, 3])

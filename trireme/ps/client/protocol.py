@@ -17,7 +17,6 @@ A worker has one thread: it begins an operation when the one before is over.
 
 from __future__ import annotations
 
-import contextlib
 import random
 from collections.abc import Generator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -224,11 +223,7 @@ class ClientProtocol:
             Fenced: the view changed while nothing was loaded: the chief may be another one now.
         """
         request = Pull(0, train, at_least)
-        if self._waits_for_load:  # other shards may have values of a chief that did not go on
-            with contextlib.suppress(Divided):
-                yield from self._ask({0: Request(request)}, again=not train)
-            self._waits_for_load = False
-        replies = yield from self._ask_all(request, PullReply, again=not train)
+        replies = yield from self._pull_all(request, again=not train)
         if train:
             self.stopping = replies[0].stop
         self.step = yield from self.level([reply.step for reply in replies])
@@ -361,6 +356,23 @@ class ClientProtocol:
         replies = yield from self._ask_all(Pull(0, False), PullReply)
         self.stopping = self.stopping or replies[0].stop
         return [reply.step for reply in replies]
+
+    def _pull_all(self, request: Pull, *, again: bool) -> Operation[list[PullReply]]:
+        """Pulls from all shards; from shard 0 first where this worker has found no values.
+
+        Until shard 0 has values, others may have those of a chief that did not go on.
+        """
+        if self._waits_for_load:
+            try:
+                answers = dict((yield from self._ask({0: Request(request)}, again=again)))
+                self._waits_for_load = False
+                others = dict.fromkeys(range(1, self._servers), Request(request))
+                if others:
+                    answers.update((yield from self._ask(others, again=again)))
+                return self._all(answers, PullReply)
+            except Divided:
+                self._waits_for_load = False  # the new shards have values
+        return (yield from self._ask_all(request, PullReply, again=again))
 
     def retire(self) -> Operation[None]:
         """Tells the servers that this worker trains no more: nobody waits for it any longer."""
