@@ -76,6 +76,23 @@ def answers_when_its_backups_are_gone() -> AbstractContextManager[Any]:
     return patch.object(ReplicationLog, "lost", lost)
 
 
+def goes_on_alone_after_it_was_replaced() -> AbstractContextManager[Any]:
+    """A primary answers, without backups, though the view names another one."""
+    take = Replicas.take
+
+    def ignores(self: Any, now: float, view: View) -> Any:
+        mine = [r for r in self.by_shard.values() if r.primary and r.began]
+        held = {each.primary for each in view.shards}
+        if mine and self._server not in held and view.life == self.view.life:
+            for replica in mine:
+                for withheld in replica.log.members((), ()):
+                    yield replica, withheld
+        else:
+            yield from take(self, now, view)
+
+    return patch.object(Replicas, "take", ignores)
+
+
 def forgets_one_shards_table() -> AbstractContextManager[Any]:
     """The shards that follow one of the old ones do not know what that had decided."""
 

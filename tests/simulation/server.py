@@ -8,12 +8,13 @@ from typing import Any, Protocol
 
 from tests.simulation.connection import Deliver, End, Payload
 from tests.simulation.coordinator import CoordinatorHost
+from tests.simulation.dealing import Violation
 from tests.simulation.member import Member
 from tests.simulation.network import DOWN, UP, Network, Wire
 from tests.simulation.process import Process
 from trireme.cluster.member_protocol import MemberProtocol
 from trireme.cluster.member_state import News
-from trireme.cluster.messages import Dismissed
+from trireme.cluster.messages import Dismissed, ReadyToSwitch
 from trireme.cluster.view import ServerEntry, View
 from trireme.errors import FrameError
 from trireme.ps.messages import FencedVerdict, PushReply, Refused, Waiting
@@ -21,6 +22,7 @@ from trireme.ps.replication.dispatcher import Dispatcher
 from trireme.ps.replication.replicas import Peer
 from trireme.ps.replication_messages import Address
 from trireme.ps.server.handler import ShardHandler
+from trireme.ps.shard.push_table import PushTable
 from trireme.wire.handshake import Identity
 from trireme.wire.link import Link
 from trireme.wire.message import Message
@@ -47,7 +49,7 @@ class Cluster(Protocol):
     def make_member(self, *said: Any) -> MemberProtocol:
         """Makes a process's membership."""
 
-    def answered(self, server: Server, shard: int, message: Message) -> None:
+    def answered(self, server: Server, shard: int, task: Identity, message: Message) -> None:
         """A server answers a task about a shard."""
 
     def server_ended(self, server: Server, why: str) -> None:
@@ -125,6 +127,14 @@ class Server:
         self.process.kill()
         self._membership.kill()
 
+    def table(self, shard: int, view: View) -> PushTable | None:
+        """Returns the table of its copy of a shard; None if a view is of another generation."""
+        replica = self.handler.replicas.by_shard.get(shard)
+        same = self.handler.replicas.view.life == view.life
+        if replica is None or replica.generation != view.generation or not same:
+            return None
+        return replica.shard.state.table
+
     def _tick(self) -> None:
         self.handler.tick(self.cluster.network.loop.now)
         self._turn()
@@ -140,6 +150,17 @@ class Server:
     def _turn_over(self) -> None:
         self._turning = False
         self.handler.turn_over()
+        self._check_that_it_says_what_has_stopped()
+
+    def _check_that_it_says_what_has_stopped(self) -> None:
+        """A shard that has stopped, with all its copies, says so until another view comes."""
+        for replica in self.handler.replicas.by_shard.values():
+            under_way = replica.shard.state.reconfiguration
+            if replica.log is None or not under_way.stopped or replica.log.unconfirmed:
+                continue
+            said = ReadyToSwitch(under_way.view, replica.generation, replica.number)
+            if said not in replica.reports():
+                raise Violation(f"{self.name} does not say that shard {replica.number} has stopped")
 
     # -- the coordinator's news -------------------------------------------------------------------
 
@@ -187,7 +208,7 @@ class Server:
             if self.cluster.network.loop.note is not None:
                 self.note(f"says {message} to {identity.task}")
             if shard and not _refuses(message):
-                self.cluster.answered(self, shard[0], message)
+                self.cluster.answered(self, shard[0], identity, message)
             wire.carry(DOWN, lambda: deliver(message, sequence, payload))
 
         def begin() -> None:

@@ -158,6 +158,12 @@ def of_servers(schedule: Schedule) -> bool:
     return schedule.replicas > 1 and bool(kinds & {"kill server", "stop server", "silence server"})
 
 
+def of_the_replaced(schedule: Schedule) -> bool:
+    """Returns whether a server that is replaced lives on."""
+    kinds = {fault.kind for fault in schedule.faults}
+    return schedule.replicas > 1 and bool(kinds & {"stop server", "silence server"})
+
+
 def of_three_copies(schedule: Schedule) -> bool:
     """Returns whether there are three copies of each shard, and something happens to servers."""
     return schedule.replicas > 2 and of_servers(schedule)
@@ -180,6 +186,7 @@ REPLICATION_BUGS: list[tuple[str, planted_replication.Patch, Callable[[Schedule]
     ("async", planted_replication.promotes_without_the_table, of_servers),
     ("sync", planted_replication.drops_an_entry, of_servers),
     ("async", planted_replication.answers_when_its_backups_are_gone, of_servers),
+    ("sync", planted_replication.goes_on_alone_after_it_was_replaced, of_the_replaced),
     ("async", planted_replication.forgets_one_shards_table, of_size),
     ("sync", planted_replication.restarts_without_its_view, of_coordinator),
     ("async", planted_replication.counts_the_ready_of_an_earlier_view, of_size),

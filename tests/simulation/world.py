@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 from tests.simulation import final_checks
+from tests.simulation.backups_checker import check_verdict_at_backups
 from tests.simulation.client import Client
 from tests.simulation.coordinator import CoordinatorHost
 from tests.simulation.expected_values import Vectors, Violation
@@ -32,7 +33,7 @@ from trireme.cluster.state import Policy, State
 from trireme.cluster.view import View
 from trireme.errors import Fenced, Rejected, WaitTimeout
 from trireme.ps.client.protocol import Copy
-from trireme.ps.messages import Span
+from trireme.ps.messages import PushReply, Span
 from trireme.ps.replication.dispatcher import Dispatcher
 from trireme.ps.snapshot import ModelState
 from trireme.ps.snapshot_messages import Snapshot
@@ -209,9 +210,15 @@ class World:
         """Makes a process's membership."""
         return self._makers.member(*said)
 
-    def answered(self, server: Server, shard: int, message: Message) -> None:
+    def answered(self, server: Server, shard: int, task: Identity, message: Message) -> None:
         """A server answers a task about a shard."""
-        self.checker.answered(server.index, shard, server.handler.replicas.view)
+        view = server.handler.replicas.view
+        self.checker.answered(server.index, shard, view)
+        if isinstance(message, PushReply) and view.shards:
+            entries = [view.server(index) for index in view.shards[shard].backups]
+            backups = [self.server_at(entry.address) for entry in entries if entry is not None]
+            tables = [each.table(shard, view) for each in (server, *backups) if each is not None]
+            check_verdict_at_backups(task, message.verdict, tables)
 
     # -- what workers ask of it -------------------------------------------------------------------
 
