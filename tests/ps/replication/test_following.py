@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from trireme.cluster.messages import CaughtUp, CopyLost
+from trireme.cluster.messages import CaughtUp, CopyLost, ReadyToSwitch
 from trireme.cluster.view import ServerEntry, ShardEntry, View, WorkerEntry
 from trireme.ps.messages import Retire
 from trireme.ps.replication.log import Tell
@@ -165,3 +165,16 @@ def test_who_joins_is_filled_even_if_it_has_missed_how_this_life_began() -> None
     outputs = primary.followed(to(0), zombie.by_shard[0].follows(2))
     assert outputs is not None
     assert [type(each.message) for each in outputs[1] if isinstance(each, Tell)][:1] == [Fill]
+
+
+def test_a_server_whose_first_view_announces_other_shards_says_when_it_has_stopped() -> None:
+    """With its backup, once that has begun too."""
+    primary, backup = Replicas[Link](0), Replicas[Link](1)
+    announced = View(2, SERVERS[:2], WORKERS, (ShardEntry(0, 1, 0, (1,)),), 1, FIRST.shards)
+    for each in (primary, backup):
+        take(each, announced)
+    replica = primary.by_shard[0]
+    assert replica.shard.stopped and replica.reports() == []
+    assert follow(primary, backup, to(1)) is not None
+    assert replica.reports() == [ReadyToSwitch(2, 1, 0)]
+    assert backup.by_shard[0].reports() == []

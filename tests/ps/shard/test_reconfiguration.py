@@ -260,3 +260,14 @@ def test_workers_that_pull_again_do_not_wait_for_each_other() -> None:
     job.pull(1)
     assert job.replies["pull", 0, 0].message == PullReply(1, False)
     assert ("pull", 0, 1) not in job.replies, "worker 0 may make the last step"
+
+
+def test_a_shard_that_begins_as_other_shards_are_announced_already_stops() -> None:
+    """Its server has missed the view before."""
+    job = Job(ASYNC, 0, 6, 12)
+    job.load(torch.zeros(16 * SLOTS))
+    quiet = job.divide(0, 12)
+    announced = View(job.view.number + 1, (), WORKERS, entries(0, 12), 2, entries(0, 6, 12))
+    job.shards = [Shard(0)]
+    job.carry_out(job.shards[0], job.shards[0].resume(0.0, announced, quiet))
+    assert job.stopped == {0}

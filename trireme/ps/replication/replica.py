@@ -145,9 +145,13 @@ class Replica(Generic[_L]):
             instructions = self.shard.view(now, view)
         else:
             instructions = self.shard.resume(now, view, quiet)
-        if self._log is not None and self._log.active:
+        if self._log is None:
+            return
+        if self._log.active:
             self._first, self._first_payload = filling(view, quiet)
-        yield from instructions
+            instructions = self._log.hold(instructions)
+        for each in instructions:
+            yield from self._noted(each)
 
     def wait(self, view: View) -> None:
         """Waits for the state with which the generation has begun; it comes from the primary."""

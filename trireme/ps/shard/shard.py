@@ -510,7 +510,10 @@ class Shard:
             out += self._drop(worker)
         self._admit(clock)
         state.examples.members(tuple(state.participants.incarnations))
-        return [*out, *self._decider.take_view(view.number)]
+        out += self._decider.take_view(view.number)
+        if view.next_shards:  # the server has missed the views before the next reconfiguration
+            out += [*self._freeze_for(now, view), *self._proceed()]
+        return out
 
     def _abandon_cut(self, reason: str) -> list[Reply]:
         """Gives up a cut under way; the worker may ask again."""
