@@ -1,0 +1,1 @@
+"""Dataflow placement: a captured model, its costs, and which device computes which operation."""

@@ -1,0 +1,204 @@
+"""What placing a model needs to know: its operations and their costs, devices, links, wishes.
+
+Nothing here knows a framework: `CostGraph` comes from a captured model, or from a test.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from trireme.errors import ConfigurationError, suggestion
+
+Devices = Mapping[str, str]
+"""The name of the device of each operation, by the operation's name: a placement."""
+
+
+@dataclass(frozen=True)
+class Operation:
+    """What one operation costs for one micro-batch, on a device of speed 1.
+
+    Attributes:
+        name: unique in the graph.
+        inputs: the names of the operations whose values it reads.
+        forward_seconds: the duration of its forward computation.
+        backward_seconds: the duration of its backward computation.
+        resident_bytes: parameters, their gradients and optimizer state, which lie where the
+            operation is placed, once for all micro-batches.
+        activation_bytes: what lies there from the operation's forward to its backward computation,
+            its output included if that is kept.
+        output_bytes: its value, which goes to every other device on which an operation reads it.
+        differentiable: whether a gradient of the value, as large as the value, comes back from
+            each of them. Data, masks and indices have none.
+    """
+
+    name: str
+    inputs: tuple[str, ...] = ()
+    forward_seconds: float = 0.0
+    backward_seconds: float = 0.0
+    resident_bytes: int = 0
+    activation_bytes: int = 0
+    output_bytes: int = 0
+    differentiable: bool = True
+
+
+@dataclass(frozen=True)
+class CostGraph:
+    """The operations of a model in topological order: the order in which devices execute them.
+
+    Attributes:
+        operations: each after those that it reads.
+
+    Raises:
+        ValueError: two operations have one name, one reads what does not come before it, or a cost
+            is negative or not finite.
+    """
+
+    operations: tuple[Operation, ...]
+
+    def __post_init__(self) -> None:
+        known = set[str]()
+        for operation in self.operations:
+            if operation.name in known:
+                raise ValueError(f"two operations are named {operation.name!r}")
+            late = [name for name in operation.inputs if name not in known]
+            if late:
+                raise ValueError(f"{operation.name!r} reads {late[0]!r}, which is not before it")
+            seconds = (operation.forward_seconds, operation.backward_seconds)
+            sizes = (
+                operation.resident_bytes,
+                operation.activation_bytes,
+                operation.output_bytes,
+            )
+            if not all(math.isfinite(cost) and cost >= 0 for cost in (*seconds, *sizes)):
+                raise ValueError(f"a cost of {operation.name!r} is negative or not finite")
+            known.add(operation.name)
+
+    @cached_property
+    def positions(self) -> Mapping[str, int]:
+        """The place of each operation in the order, by its name."""
+        return {operation.name: place for place, operation in enumerate(self.operations)}
+
+
+@dataclass(frozen=True)
+class Device:
+    """Something that computes one operation at a time.
+
+    Attributes:
+        name: unique among the devices.
+        speed: relative to the device on which the costs were measured: 2 takes half the time.
+        memory_bytes: how much it can hold; None for no limit.
+
+    Raises:
+        ConfigurationError: the speed or the limit is not positive.
+    """
+
+    name: str
+    speed: float = 1.0
+    memory_bytes: int | None = None
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.speed) and self.speed > 0):
+            raise ConfigurationError(f"device {self.name}: a speed of {self.speed} is not positive")
+        if self.memory_bytes is not None and self.memory_bytes <= 0:
+            raise ConfigurationError(
+                f"device {self.name}: a memory limit of {self.memory_bytes} bytes is not positive"
+            )
+
+
+@dataclass(frozen=True)
+class Link:
+    """One direction between two devices. It carries one transfer at a time.
+
+    Attributes:
+        latency_seconds: what each transfer takes whatever its size.
+        bytes_per_second: the bandwidth; infinite by default.
+
+    Raises:
+        ConfigurationError: the latency is negative, or the bandwidth is not positive.
+    """
+
+    latency_seconds: float = 0.0
+    bytes_per_second: float = math.inf
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.latency_seconds) and self.latency_seconds >= 0):
+            raise ConfigurationError(f"a link's latency of {self.latency_seconds} s is impossible")
+        if not self.bytes_per_second > 0:
+            raise ConfigurationError(
+                f"a link's bandwidth of {self.bytes_per_second} bytes/s is not positive"
+            )
+
+    def seconds(self, size: float) -> float:
+        """Returns how long a transfer of that many bytes occupies the link."""
+        return self.latency_seconds + size / self.bytes_per_second
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """The devices, and the links between any two of them.
+
+    Attributes:
+        devices: at least one; each has a number, its place here.
+        link: the link between two devices that `links` does not name.
+        links: other links, by the names of the sender and the receiver. One that is named in one
+            direction only holds for both.
+
+    Raises:
+        ConfigurationError: there is no device, two have one name, or a link names an unknown one.
+    """
+
+    devices: tuple[Device, ...]
+    link: Link = field(default_factory=Link)
+    links: Mapping[tuple[str, str], Link] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.devices:
+            raise ConfigurationError("a graph cannot be placed: there are no devices")
+        if len(self.numbers) < len(self.devices):
+            names = ", ".join(device.name for device in self.devices)
+            raise ConfigurationError(f"two devices have one name: {names}")
+        for pair in self.links:
+            for name in pair:
+                self.number(name)
+
+    @cached_property
+    def numbers(self) -> Mapping[str, int]:
+        """The number of each device, by its name."""
+        return {device.name: number for number, device in enumerate(self.devices)}
+
+    def number(self, name: str) -> int:
+        """Returns the number of a device.
+
+        Raises:
+            ConfigurationError: there is none of this name.
+        """
+        if name not in self.numbers:
+            names = ", ".join(self.numbers)
+            raise ConfigurationError(
+                f"unknown device {name!r}{suggestion(name, self.numbers)}: there are {names}"
+            )
+        return self.numbers[name]
+
+    def between(self, sender: int, receiver: int) -> Link:
+        """Returns the link from one device to another, given their numbers."""
+        here, there = self.devices[sender].name, self.devices[receiver].name
+        return self.links.get((here, there), self.links.get((there, here), self.link))
+
+
+@dataclass(frozen=True)
+class Constraints:
+    """What a placement must respect.
+
+    Attributes:
+        pinned: the device of an operation, for operations that may be nowhere else.
+        together: groups of operations that share a device, such as those that share a parameter.
+            Groups that overlap are one group.
+        never: the devices on which an operation may not be.
+    """
+
+    pinned: Devices = field(default_factory=dict)
+    together: tuple[tuple[str, ...], ...] = ()
+    never: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
