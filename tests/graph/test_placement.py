@@ -188,7 +188,7 @@ def test_coarsening_keeps_costs_and_order(graph: CostGraph, target: int) -> None
     assert (fused.makers[fused.values] < fused.readers).all()
     assert (np.diff(fused.makers) >= 0).all()
     assert coarse.units[runs[0]] == coarse.units[runs[4]]
-    # On paper a coarse placement holds and sends exactly what it holds and sends on operations.
+    # A placement has the same memory and traffic on the coarse graph as on all operations.
     choice = at_random(coarse, random.Random(0))
     placed = choice[coarse.units]
     one, other = coarse.simulator.transfers(placed), problem.simulator.transfers(placed[runs])

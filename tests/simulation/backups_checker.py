@@ -1,4 +1,4 @@
-"""Checks that no worker is told a verdict that can be lost with the server that tells it."""
+"""Checks that backups have each verdict before a worker is sent it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def check_verdict_at_backups(
 
     Args:
         task: the worker.
-        verdict: what it is told.
+        verdict: the verdict that the worker is sent.
         tables: the exactly-once table of the server that tells it, and those of the backups that
             live and are of the same generation.
 

@@ -30,7 +30,7 @@ ALGORITHMS = get_args(Algorithm)
 """How to place: `best` tries all the others, improves the best of them, and takes the best."""
 
 COARSE_NODES = 200
-"""How many nodes the search works with: what is larger is coarsened first."""
+"""The largest number of nodes that the search works with; larger graphs are coarsened first."""
 
 _FAST: tuple[Algorithm, ...] = ("round-robin", "m-etf", "m-sct")
 
@@ -46,7 +46,7 @@ class Placement:
         devices: the name of the device of each operation.
         algorithm: what found it.
         reason: the same in a sentence, with the next best.
-        prediction: what a step costs.
+        prediction: the predicted step time, memory and traffic.
         tried: the seconds of a step that each algorithm reaches, and None where what it found does
             not fit.
     """
@@ -208,7 +208,7 @@ def _searched(
 
 
 def _affordable(problem: Problem, evaluations: int) -> int:
-    """Returns how many placements to look at: fewer where each takes long to execute on paper."""
+    """Returns how many placements to look at: fewer for large graphs, whose simulation takes long."""
     readings = len(problem.simulator.costs.values) * problem.simulator.micro_batches
     return min(evaluations, 1_000_000 // (150 + readings))
 

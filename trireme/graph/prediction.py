@@ -1,4 +1,4 @@
-"""Predicts what a placement costs, by executing it on paper."""
+"""Predicts the step time and the memory of a placement, by simulating a step."""
 
 from __future__ import annotations
 

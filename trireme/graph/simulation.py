@@ -1,4 +1,4 @@
-"""Executes placements on paper, fast: search asks for thousands of them."""
+"""Simulates a training step of a placement; fast, as the search does it thousands of times."""
 
 from __future__ import annotations
 
