@@ -208,7 +208,7 @@ def _searched(
 
 
 def _affordable(problem: Problem, evaluations: int) -> int:
-    """Returns how many placements to look at: fewer for large graphs, whose simulation takes long."""
+    """Returns how many placements to simulate: fewer for large graphs, which take longer."""
     readings = len(problem.simulator.costs.values) * problem.simulator.micro_batches
     return min(evaluations, 1_000_000 // (150 + readings))
 
