@@ -1,1 +1,1 @@
-"""Dataflow placement: a captured model, its costs, and which device computes which operation."""
+"""Models as dataflow graphs: capture, optimisation, placement on tasks, cut and execution."""

@@ -1,0 +1,267 @@
+"""Runs a model once, forward and backward, and leaves everything as it was.
+
+The capture of a model is compared with the model itself in this way. torch.export drops some
+things without a word: the backward pass of custom autograd functions, hooks of tensors, attributes
+that `forward` assigns, and Python's random numbers. A rehearsal finds them.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.autograd.function import BackwardCFunction
+from torch.utils._pytree import tree_flatten, tree_map_only
+
+from trireme.errors import ConfigurationError
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rehearsal:
+    """What one pass computed.
+
+    Attributes:
+        structure: the nesting of the output.
+        outputs: the leaves of the output.
+        gradients: by name, of the parameters, and of the inputs that require one; None where the
+            output does not depend on them.
+        buffers: the buffers after the pass.
+        functions: the names of the custom autograd functions that the pass called.
+    """
+
+    structure: str
+    outputs: list[Any]
+    gradients: dict[str, torch.Tensor | None]
+    buffers: dict[str, torch.Tensor]
+    functions: tuple[str, ...]
+
+
+def rehearse(
+    call: Callable[..., Any], model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> Rehearsal:
+    """Calls a model, or what stands for it, and returns what came out; restores all state.
+
+    Random numbers start from the same seed each time. The gradients are those of a fixed random
+    weighting of the outputs. Parameters, their `grad`, buffers, attributes of modules and random
+    states are afterwards as before, and the inputs are not changed.
+
+    Raises:
+        ConfigurationError: the call assigns attributes of modules that are not buffers, changes a
+            parameter, or draws random numbers of Python or NumPy.
+    """
+    versions = {name: each._version for name, each in model.named_parameters()}
+    given = (tuple(args), dict(kwargs))
+    args, kwargs = tree_map_only(torch.Tensor, _copied, given)
+    leaves = [each for each in tree_flatten((args, kwargs))[0] if isinstance(each, torch.Tensor)]
+    with restored(model), torch.enable_grad():
+        before = _Attributes(model), random.getstate(), str(np.random.get_state())
+        torch.manual_seed(0)
+        output = call(*args, **kwargs)
+        _refuse_side_effects(model, versions, *before)
+        flat, spec = tree_flatten(output)
+        wanted: dict[str, torch.Tensor] = dict(model.named_parameters())
+        wanted = {name: each for name, each in wanted.items() if each.requires_grad}
+        wanted |= {f"input {i}": each for i, each in enumerate(leaves) if each.requires_grad}
+        return Rehearsal(
+            str(spec),
+            [each.detach().clone() if isinstance(each, torch.Tensor) else each for each in flat],
+            _gradients(flat, wanted),
+            {name: each.detach().clone() for name, each in model.named_buffers()},
+            _custom_functions(flat),
+        )
+
+
+def difference(expected: Rehearsal, actual: Rehearsal) -> str:
+    """Returns what differs between two rehearsals, in a sentence; "" if nothing does.
+
+    Tensors may differ by the tolerances of `torch.testing.assert_close` for their dtype.
+    """
+    if expected.structure != actual.structure:
+        return f"the output has the structure {actual.structure}, not {expected.structure}"
+    pairs: list[tuple[str, Any, Any]] = [
+        (f"output {i}", *pair)
+        for i, pair in enumerate(zip(expected.outputs, actual.outputs, strict=True))
+    ]
+    pairs += [
+        (f"buffer {name}", each, actual.buffers[name]) for name, each in expected.buffers.items()
+    ]
+    pairs += [
+        (f"the gradient of {name}", each, actual.gradients[name])
+        for name, each in expected.gradients.items()
+    ]
+    for name, one, other in pairs:
+        if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
+            try:
+                torch.testing.assert_close(other, one, equal_nan=True)
+            except AssertionError as error:
+                return f"{name} differs: {' '.join(str(error).split())}"
+        elif type(one) is not type(other) or one != other:
+            return f"{name} is {_brief(other)}, not {_brief(one)}"
+    return ""
+
+
+@contextmanager
+def restored(model: nn.Module) -> Iterator[None]:
+    """Restores buffers, attributes of modules, and random states when the context ends."""
+    attributes = _Attributes(model)
+    state, generator = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng():
+        try:
+            yield
+        finally:
+            attributes.restore()
+            random.setstate(state)
+            np.random.set_state(generator)
+
+
+class _Attributes:
+    """The attributes of a model's modules, one level deep, with the contents of their tensors.
+
+    Parameters are not copied: of a large model the copy might not fit.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._modules = dict(model.named_modules())
+        self._attributes = {name: dict(vars(each)) for name, each in self._modules.items()}
+        self._contents = [
+            (container, container.copy())
+            for attributes in self._attributes.values()
+            for container in attributes.values()
+            if isinstance(container, dict | list | set)
+        ]
+        tensors = [each for kept in self._attributes.values() for each in kept.values()]
+        tensors = [each for each in tensors if isinstance(each, torch.Tensor)]
+        self._tensors = [
+            (each, each.detach().clone())
+            for each in [*model.buffers(), *tensors]
+            if not isinstance(each, nn.Parameter)
+        ]
+
+    def changed(self) -> list[str]:
+        """Returns the names of attributes that were assigned, or whose elements were."""
+        names = []
+        copies = {id(container): copy for container, copy in self._contents}
+        for path, module in self._modules.items():
+            kept = self._attributes[path]
+            for name in [*kept, *(set(vars(module)) - set(kept))]:
+                if name == "_buffers":  # torch.export captures their changes
+                    continue
+                new = vars(module).get(name)
+                same = name in kept and name in vars(module) and _is_same(kept[name], new)
+                if same and id(new) in copies:
+                    same = _has_same_elements(copies[id(new)], new)
+                if not same:
+                    names.append(f"{path}.{name}".lstrip("."))
+        return names
+
+    def restore(self) -> None:
+        """Gives attributes, containers and tensors their values back."""
+        for path, module in self._modules.items():
+            for name in set(vars(module)) - set(self._attributes[path]):
+                del module.__dict__[name]
+            module.__dict__.update(self._attributes[path])
+        for container, copy in self._contents:
+            if _has_same_elements(copy, container):
+                continue
+            container.clear()
+            if isinstance(container, list):
+                container.extend(copy)
+            else:
+                container.update(copy)
+        for tensor, copy in self._tensors:
+            tensor.data.copy_(copy)
+
+
+def _refuse_side_effects(
+    model: nn.Module, versions: dict[str, int], attributes: _Attributes, state: Any, generator: str
+) -> None:
+    name = f"--strategy graph cannot capture {type(model).__name__}"
+    if assigned := attributes.changed():
+        raise ConfigurationError(
+            f"{name}: forward assigns {', '.join(assigned)}, which a graph cannot hold: make it a "
+            "buffer (register_buffer), return the value from forward, or take another strategy"
+        )
+    changed = [key for key, each in model.named_parameters() if each._version != versions[key]]
+    if changed:
+        raise ConfigurationError(
+            f"{name}: forward changes the parameters {', '.join(changed)} in place: change them "
+            "in the training program, after the step"
+        )
+    if random.getstate() != state or str(np.random.get_state()) != generator:
+        raise ConfigurationError(
+            f"{name}: forward draws random numbers of Python or NumPy, and a graph would repeat "
+            "the first ones for ever: draw them with torch"
+        )
+
+
+def _copied(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().clone().requires_grad_(tensor.requires_grad)
+
+
+def _gradients(
+    outputs: list[Any], wanted: dict[str, torch.Tensor]
+) -> dict[str, torch.Tensor | None]:
+    traced = [each for each in outputs if isinstance(each, torch.Tensor) and each.requires_grad]
+    if not traced or not wanted:
+        return dict.fromkeys(wanted)
+    generator = torch.Generator().manual_seed(0)
+    weights = [
+        torch.randn(each.shape, generator=generator, dtype=torch.float64).to(each) + 1
+        for each in traced
+    ]
+    found = torch.autograd.grad(traced, list(wanted.values()), weights, allow_unused=True)
+    return dict(zip(wanted, found, strict=True))
+
+
+def _custom_functions(outputs: list[Any]) -> tuple[str, ...]:
+    queue: list[Any] = [
+        each.grad_fn for each in outputs if isinstance(each, torch.Tensor) and each.grad_fn
+    ]
+    seen = set(queue)
+    names = set()
+    while queue:
+        function = queue.pop()
+        if isinstance(function, BackwardCFunction) and not _is_torchs_operator(function):
+            names.add(type(function).__name__.removesuffix("Backward"))
+        for following, _ in function.next_functions:
+            if following is not None and following not in seen:
+                seen.add(following)
+                queue.append(following)
+    return tuple(sorted(names))
+
+
+def _is_torchs_operator(function: Any) -> bool:
+    """Returns whether torch made a function for an operator, which the graph keeps.
+
+    So it does for custom operators, and for those that take functions, such as torch.cond.
+    """
+    forward = getattr(type(function), "_forward_cls", None)
+    inside = getattr(forward, "__module__", "").startswith("torch._higher_order_ops.")
+    return inside or type(function).__name__.startswith("Generated")
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    simple = int | float | str | bytes | tuple  # type: ignore[type-arg]
+    if isinstance(one, simple) and isinstance(other, simple) and type(one) is type(other):
+        return bool(one is other or repr(one) == repr(other))
+    return one is other
+
+
+def _has_same_elements(one: Any, other: Any) -> bool:
+    if len(one) != len(other):
+        return False
+    if isinstance(one, dict):
+        return all(key in other and _is_same(each, other[key]) for key, each in one.items())
+    if isinstance(one, set):
+        return bool(one == other)
+    return all(_is_same(*pair) for pair in zip(one, other, strict=True))
+
+
+def _brief(value: Any) -> str:
+    return f"a tensor of {tuple(value.shape)}" if isinstance(value, torch.Tensor) else repr(value)
