@@ -19,10 +19,19 @@ def test_operations_are_unique_and_after_what_they_read() -> None:
         CostGraph((Operation("x", ("x",)),))
 
 
+def test_what_is_stored_is_not_computed() -> None:
+    with pytest.raises(ValueError, match="'w' is stored, and cannot be computed"):
+        CostGraph((Operation("w", (), 1.0, stored=True),))
+    with pytest.raises(ValueError, match="'w' is stored, and cannot be computed"):
+        CostGraph((Operation("x"), Operation("w", ("x",), stored=True)))
+
+
 @pytest.mark.parametrize("cost", [-1.0, math.nan, math.inf])
 def test_costs_are_finite_and_not_negative(cost: float) -> None:
     with pytest.raises(ValueError, match="a cost of 'x'"):
         CostGraph((Operation("x", (), cost),))
+    with pytest.raises(ValueError, match="a segment cannot take"):
+        CostGraph((), segment_seconds=cost)
 
 
 def test_hardware_that_cannot_be() -> None:

@@ -14,7 +14,7 @@ from tests.graph.cost_models import MODELS
 from tests.graph.reference import graphs, machines
 from trireme.errors import ConfigurationError
 from trireme.graph.costs import Constraints, CostGraph, Device, Hardware, Link, Operation
-from trireme.graph.placement import ALGORITHMS, Algorithm, place
+from trireme.graph.placement import ALGORITHMS, GAIN, Algorithm, place
 from trireme.graph.prediction import predict
 from trireme.graph.problem import coarsened, problem_of
 from trireme.graph.scheduling import favourite_children
@@ -47,18 +47,21 @@ def test_a_model_is_placed_at_least_as_well_as_by_hand(name: str, micro_batches:
 def test_a_small_graph_gets_the_optimum(
     graph: CostGraph, hardware: Hardware, micro_batches: int
 ) -> None:
-    operations = [each.name for each in graph.operations]
-    every = product([device.name for device in hardware.devices], repeat=len(operations))
-    best = min(
-        predict(graph, hardware, dict(zip(operations, each, strict=True)), micro_batches)
-        .step_seconds
-        for each in every
-    )  # fmt: skip
+    problem = problem_of(graph, hardware, Constraints(), micro_batches)
+    every = product(range(len(hardware.devices)), repeat=len(graph.operations))
+    best = min(problem.score(np.array(each)) for each in every).risk
     for evaluations in (1000, 150):  # all of them; and for larger graphs the search
         found = place(graph, hardware, micro_batches=micro_batches, evaluations=evaluations)
-        seconds = found.prediction.step_seconds
-        assert best <= seconds + 1e-9
-        assert seconds <= best * (1 + 1e-9) if evaluations == 1000 else seconds <= 1.25 * best
+        placed = [hardware.number(found.devices[name]) for name in graph.positions]
+        score = problem.score(np.array(placed))
+        assert score.seconds == pytest.approx(found.prediction.step_seconds)
+        assert best <= score.risk + 1e-9
+        if evaluations == 1000 and len(set(placed)) > 1:
+            assert score.risk <= best * (1 + 1e-9)
+        elif evaluations == 1000:  # one device, unless that costs a fiftieth
+            assert score.risk * (1 - GAIN) <= best * (1 + 1e-9)
+        else:
+            assert score.risk <= 1.25 * best
 
 
 @settings(max_examples=25)
@@ -165,6 +168,17 @@ def test_two_branches_go_to_two_devices_and_a_chain_stays_together() -> None:
         assert towers[0] != towers[1]
 
 
+def test_nearly_equal_placements_differ_by_their_transfers() -> None:
+    # Elsewhere, the first operation of ten would save 0.1% of a step, with two transfers.
+    operations = [Operation("o0", (), 0.01, 0.0, output_bytes=1)]
+    operations += [Operation(f"o{n}", (), 0.5, 0.5, output_bytes=1) for n in range(1, 10)]
+    names = tuple(each.name for each in operations)
+    graph = CostGraph((*operations, Operation("end", names, 0.5, 0.5)))
+    machine = Hardware((Device("a"), Device("b", speed=0.01)), Link(0.2, 1e9))
+    found = place(graph, machine)
+    assert set(found.devices.values()) == {"a"}
+
+
 def test_a_favourite_child_is_the_one_on_the_longest_path() -> None:
     graph = CostGraph(
         (
@@ -191,11 +205,10 @@ def test_coarsening_keeps_costs_and_order(graph: CostGraph, target: int) -> None
     # A placement has the same memory and traffic on the coarse graph as on all operations.
     choice = at_random(coarse, random.Random(0))
     placed = choice[coarse.units]
-    one, other = coarse.simulator.transfers(placed), problem.simulator.transfers(placed[runs])
-    assert sorted((t.sender, t.receiver, t.size) for t in one) == sorted(
-        (t.sender, t.receiver, t.size) for t in other
+    one, other = coarse.simulator.parts(placed), problem.simulator.parts(placed[runs])
+    sent, expected = (
+        sorted(zip(each.senders, each.receivers, each.sizes, strict=True))
+        for each in (one.transfers, other.transfers)
     )
-    assert (
-        coarse.simulator.peak_bytes(placed, one)
-        == problem.simulator.peak_bytes(placed[runs], other)
-    ).all()
+    assert sent == expected
+    assert (coarse.simulator.peak_bytes(one) == problem.simulator.peak_bytes(other)).all()

@@ -9,8 +9,14 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Literal
 
 from trireme.errors import ConfigurationError, suggestion
+
+Schedule = Literal["gpipe", "1f1b"]
+"""In which order a device executes micro-batches: all forward and then all backward, as Huang et
+al., GPipe (NeurIPS 2019), or each backward as soon as possible, as Narayanan et al., PipeDream
+(SOSP 2019), so that less of them are on their way at a time."""
 
 Devices = Mapping[str, str]
 """The name of the device of each operation, by the operation's name: a placement."""
@@ -32,6 +38,11 @@ class Operation:
         output_bytes: its value, which goes to every other device on which an operation reads it.
         differentiable: whether a gradient of the value, as large as the value, comes back from
             each of them. Data, masks and indices have none.
+        stored: whether it is a parameter or buffer, which is there before the step. It reads
+            nothing and computes nothing; its value is sent once, as the step begins, and its
+            gradient once; its backward computation is the optimizer's update, once at the end.
+        accumulation_seconds: what adding the gradients of the parameters that it reads to those of
+            the micro-batches before takes; the first micro-batch has none before.
     """
 
     name: str
@@ -42,6 +53,8 @@ class Operation:
     activation_bytes: int = 0
     output_bytes: int = 0
     differentiable: bool = True
+    stored: bool = False
+    accumulation_seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -50,15 +63,20 @@ class CostGraph:
 
     Attributes:
         operations: each after those that it reads.
+        segment_seconds: what each segment (the operations that a device executes without waiting)
+            takes besides them, in each direction, on a device of speed 1.
 
     Raises:
-        ValueError: two operations have one name, one reads what does not come before it, or a cost
-            is negative or not finite.
+        ValueError: two operations have one name, one reads what does not come before it, a cost is
+            negative or not finite, or something stored reads or computes something.
     """
 
     operations: tuple[Operation, ...]
+    segment_seconds: float = 0.0
 
     def __post_init__(self) -> None:
+        if not (math.isfinite(self.segment_seconds) and self.segment_seconds >= 0):
+            raise ValueError(f"a segment cannot take {self.segment_seconds} s")
         known = set[str]()
         for operation in self.operations:
             if operation.name in known:
@@ -66,7 +84,11 @@ class CostGraph:
             late = [name for name in operation.inputs if name not in known]
             if late:
                 raise ValueError(f"{operation.name!r} reads {late[0]!r}, which is not before it")
-            seconds = (operation.forward_seconds, operation.backward_seconds)
+            seconds = (
+                operation.forward_seconds,
+                operation.backward_seconds,
+                operation.accumulation_seconds,
+            )
             sizes = (
                 operation.resident_bytes,
                 operation.activation_bytes,
@@ -74,6 +96,8 @@ class CostGraph:
             )
             if not all(math.isfinite(cost) and cost >= 0 for cost in (*seconds, *sizes)):
                 raise ValueError(f"a cost of {operation.name!r} is negative or not finite")
+            if operation.stored and (operation.inputs or operation.forward_seconds):
+                raise ValueError(f"{operation.name!r} is stored, and cannot be computed")
             known.add(operation.name)
 
     @cached_property
@@ -115,13 +139,18 @@ class Link:
     Attributes:
         latency_seconds: what each transfer takes whatever its size.
         bytes_per_second: the bandwidth; infinite by default.
+        work_seconds: for how long each transfer, whatever its size, keeps the processor of each
+            side from computing.
+        work_byte_seconds: likewise for each byte, which both sides copy.
 
     Raises:
-        ConfigurationError: the latency is negative, or the bandwidth is not positive.
+        ConfigurationError: the latency or the work is negative, or the bandwidth is not positive.
     """
 
     latency_seconds: float = 0.0
     bytes_per_second: float = math.inf
+    work_seconds: float = 0.0
+    work_byte_seconds: float = 0.0
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.latency_seconds) and self.latency_seconds >= 0):
@@ -130,10 +159,17 @@ class Link:
             raise ConfigurationError(
                 f"a link's bandwidth of {self.bytes_per_second} bytes/s is not positive"
             )
+        for work in (self.work_seconds, self.work_byte_seconds):
+            if not (math.isfinite(work) and work >= 0):
+                raise ConfigurationError(f"a transfer cannot keep a processor for {work} s")
 
     def seconds(self, size: float) -> float:
         """Returns how long a transfer of that many bytes occupies the link."""
         return self.latency_seconds + size / self.bytes_per_second
+
+    def work(self, size: float) -> float:
+        """Returns for how long a transfer of that many bytes occupies the processor of a side."""
+        return self.work_seconds + size * self.work_byte_seconds
 
 
 @dataclass(frozen=True)

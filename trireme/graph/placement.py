@@ -10,12 +10,13 @@ from typing import Literal, get_args
 import numpy as np
 
 from trireme.errors import ConfigurationError, suggestion
-from trireme.graph.costs import Constraints, CostGraph, Devices, Hardware
+from trireme.graph.cost_arrays import Ints
+from trireme.graph.costs import Constraints, CostGraph, Devices, Hardware, Schedule
 from trireme.graph.prediction import Prediction, device_numbers, predict
 from trireme.graph.problem import Problem, coarsened, problem_of
 from trireme.graph.scheduling import earliest_task_first, small_communication_times
 from trireme.graph.search import improved
-from trireme.graph.simulation import Ints, Score
+from trireme.graph.simulation import Score
 from trireme.graph.starts import (
     at_random,
     contiguous_cuts,
@@ -24,6 +25,7 @@ from trireme.graph.starts import (
     round_robin,
     single_device,
 )
+from trireme.graph.tidying import tidied
 
 Algorithm = Literal["best", "single", "round-robin", "random", "expert", "cuts", "m-etf", "m-sct"]
 ALGORITHMS = get_args(Algorithm)
@@ -36,6 +38,9 @@ _FAST: tuple[Algorithm, ...] = ("round-robin", "m-etf", "m-sct")
 
 RANDOM_CHOICES = 100
 """How many random placements `best` looks at."""
+
+GAIN = 0.02
+"""How much smaller the risk of a placement on several devices must be than that on the best one."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +69,7 @@ def place(
     constraints: Constraints | None = None,
     *,
     micro_batches: int = 1,
+    schedule: Schedule = "gpipe",
     algorithm: Algorithm = "best",
     expert: Devices | None = None,
     seed: int = 0,
@@ -71,21 +77,26 @@ def place(
 ) -> Placement:
     """Chooses a device for each operation, such that a step is short and fits the memory limits.
 
-    Equal arguments give equal placements, in every process.
+    Equal arguments give equal placements, in every process. Of two placements the one with the
+    smaller risk is better: the duration of a step and a tenth of that of its transfers, whose
+    durations are less certain than those of computations. But everything stays on one device, as
+    far as the constraints allow it, unless another placement makes the risk smaller by at least
+    `GAIN`; and what local search has moved for less than `trireme.graph.tidying.NOISE` is undone.
 
     Args:
         graph: the operations and their costs.
         hardware: the devices and links.
         constraints: what to respect; nothing by default.
         micro_batches: of a step, as in `trireme.graph.prediction.predict`.
+        schedule: their order, as there.
         algorithm: one of `ALGORITHMS`.
         expert: a placement that somebody thinks good: what `expert` returns, and `best` improves.
         seed: of random placements and of the local search.
         evaluations: how many placements the local search of `best` looks at, fewer of large graphs.
-            With at most as many placements in all it looks at each: the result is the optimum.
+            With at most as many placements in all it looks at each, and finds the optimum.
 
     Returns:
-        The placement with the shortest predicted step of those that fit.
+        The best placement of those that fit.
 
     Raises:
         ConfigurationError: no placement that was found fits, an unknown algorithm, `expert` without
@@ -97,7 +108,7 @@ def place(
         raise ConfigurationError(
             f"unknown placement algorithm {algorithm!r}{close}: there are {', '.join(ALGORITHMS)}"
         )
-    problem = problem_of(graph, hardware, constraints or Constraints(), micro_batches)
+    problem = problem_of(graph, hardware, constraints or Constraints(), micro_batches, schedule)
     candidates = dict[str, Ints]()
     if expert is not None:
         candidates["expert"] = _checked(graph, hardware, problem, expert)
@@ -109,7 +120,15 @@ def place(
     elif algorithm != "expert":
         candidates = _starts(problem, algorithm, random.Random(seed))
     scores = {name: problem.score(choice) for name, choice in candidates.items()}
-    name = min(scores, key=scores.__getitem__)
+    name = _preferred(scores)
+    if algorithm == "best" and name not in ("expert", "exhaustive"):
+        tidy = tidied(problem, candidates[name], _affordable(problem, evaluations) // 4)
+        score = problem.score(tidy)
+        if expert is None or score < scores["expert"]:
+            candidates[name], scores[name] = tidy, score
+            # Not the next best, which is as untidy: only one device is preferred to it.
+            rest = {name, "expert"}.union(filter(_alone, scores))
+            name = _preferred({each: scores[each] for each in scores if each in rest})
     placed = candidates[name][problem.units]
     if scores[name].excess > 0:
         raise _too_large(problem, placed)
@@ -121,9 +140,31 @@ def place(
         devices,
         name,
         _reason(name, scores),
-        predict(graph, hardware, devices, micro_batches),
+        predict(graph, hardware, devices, micro_batches, schedule),
         {each: None if score.excess else score.seconds for each, score in scores.items()},
     )
+
+
+def _preferred(scores: Mapping[str, Score]) -> str:
+    """Returns the name of the best placement, or of one device's if it is nearly as good.
+
+    But `expert`, if it is there, is not replaced by anything worse.
+    """
+    best = min(scores, key=scores.__getitem__)
+    alone = list(filter(_alone, scores))
+    if not alone:
+        return best
+    name = min(alone, key=scores.__getitem__)
+    single = scores[name]
+    if "expert" in scores and scores["expert"] < single:
+        return best
+    near = single.excess <= scores[best].excess and scores[best].risk > (1 - GAIN) * single.risk
+    return name if near else best
+
+
+def _alone(name: str) -> bool:
+    """Returns whether this names a placement on one device, not improved."""
+    return name.startswith("single ") and "," not in name
 
 
 def _checked(graph: CostGraph, hardware: Hardware, problem: Problem, expert: Devices) -> Ints:
@@ -176,26 +217,30 @@ def _searched(
     """Returns what each algorithm finds, and what local search makes of the best of them."""
     every = every_choice(problem, evaluations)
     if every is not None:
-        return {"exhaustive": min(every, key=problem.score)}
+        alone = _starts(problem, "single", random.Random(seed))
+        return {"exhaustive": min(every, key=problem.score)} | alone
     numbers = random.Random(seed)
     coarse, runs = coarsened(problem, COARSE_NODES)
     # These are fast enough for the operations themselves.
     plain: dict[str, Ints] = {name: _starts(problem, name, numbers)[name] for name in _FAST}
     starts = _starts(coarse, "best", numbers)
     starts |= {name: coarse.nearest_choice(_fused(problem, runs, choice, coarse))
-               for name, choice in given.items()}  # fmt: skip
+               for name, choice in (plain | dict(given)).items()}  # fmt: skip
     found = {name: _lifted(problem, coarse, runs, each) for name, each in starts.items()}
     found |= plain
-    ranked = sorted(starts, key=lambda name: coarse.score(starts[name]))
-    chosen = list[str]()
-    for name in ranked:
-        if all((starts[name] != starts[other]).any() for other in chosen):
-            chosen.append(name)
-    chosen = chosen[:3]
-    turns = _affordable(coarse, evaluations)
-    for name in chosen:
-        better, _ = improved(coarse, starts[name], turns // len(chosen), numbers)
-        found[f"{name}, local search"] = _lifted(problem, coarse, runs, better)
+    chosen = _different(coarse, starts)
+    turns = _affordable(coarse, evaluations) // 2
+    better = {
+        name: improved(coarse, starts[name], turns // len(chosen), numbers)[0] for name in chosen
+    }
+    # Half of the time for all of them; the other half for those that have come furthest.
+    furthest = _different(coarse, better)[:2]
+    for name in furthest:
+        better[name], _ = improved(coarse, better[name], turns // len(furthest), numbers)
+    found |= {
+        f"{name}, local search": _lifted(problem, coarse, runs, choice)
+        for name, choice in better.items()
+    }
     if coarse is not problem:
         everything = found | dict(given)
         name = min(everything, key=lambda each: problem.score(everything[each]))
@@ -205,6 +250,23 @@ def _searched(
         found[f"{name.removesuffix(', local search')}, local search on operations"] = finest
     # What is given is not replaced by what the coarse graph makes of it.
     return {name: choice for name, choice in found.items() if name not in given}
+
+
+def _different(problem: Problem, choices: Mapping[str, Ints]) -> list[str]:
+    """Returns the names of choices, the best first, without those that equal a better one.
+
+    Of several of one kind, such as cuts, only the best counts, and a random one only if no other is
+    better.
+    """
+    ranked = sorted(choices, key=lambda name: problem.score(choices[name]))
+    found = list[str]()
+    for name in ranked:
+        kinds = {other.split()[0] for other in found}
+        if name.split()[0] in kinds or (name == "random" and found):
+            continue
+        if all((choices[name] != choices[other]).any() for other in found):
+            found.append(name)
+    return found
 
 
 def _affordable(problem: Problem, evaluations: int) -> int:
@@ -230,10 +292,10 @@ def _reason(name: str, scores: Mapping[str, Score]) -> str:
     best = scores[name]
     others = [(score.seconds, other) for other, score in scores.items() if not score.excess]
     longer = [each for each in others if each[0] > best.seconds]
-    reason = f"{name}: {best.seconds:.6g} s a step"
+    reason = f"{name}: {1e3 * best.seconds:.4g} ms a step"
     if longer:
         seconds, other = min(longer)
-        reason += f"; next {other}: {seconds:.6g} s"
+        reason += f"; next {other}: {1e3 * seconds:.4g} ms"
     if len(scores) > 1:
         reason += (
             f"; {sum(score.excess > 0 for score in scores.values())} of {len(scores)} too large"
@@ -276,7 +338,7 @@ def _limits(problem: Problem) -> str:
 
 def _too_large(problem: Problem, placed: Ints) -> ConfigurationError:
     simulator = problem.simulator
-    peaks = simulator.peak_bytes(placed, simulator.transfers(placed))
+    peaks = simulator.peak_bytes(simulator.parts(placed))
     needs = ", ".join(
         f"{device.name}: {int(peak)}"
         for device, peak in zip(simulator.hardware.devices, peaks, strict=True)

@@ -9,8 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trireme.errors import ConfigurationError, suggestion
-from trireme.graph.costs import Constraints, CostGraph, Hardware
-from trireme.graph.simulation import Costs, Floats, Ints, Score, Simulator
+from trireme.graph.cost_arrays import Costs, Floats, Ints
+from trireme.graph.costs import Constraints, CostGraph, Hardware, Schedule
+from trireme.graph.simulation import Score, Simulator
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,11 +45,7 @@ class Problem:
 
     def score(self, choice: Ints) -> Score:
         """Returns how good a choice is."""
-        placed = choice[self.units]
-        transfers = self.simulator.transfers(placed)
-        excess = self.simulator.peak_bytes(placed, transfers) - self.simulator.limits
-        over = float(excess[excess > 0].sum())
-        return Score(over, self.simulator.step_seconds(placed, transfers))
+        return self.simulator.score(self.simulator.parts(choice[self.units]))
 
     def nearest_choice(self, placed: Ints) -> Ints:
         """Returns the choice closest to a placement of nodes that may break the constraints.
@@ -63,7 +60,11 @@ class Problem:
 
 
 def problem_of(
-    graph: CostGraph, hardware: Hardware, constraints: Constraints, micro_batches: int
+    graph: CostGraph,
+    hardware: Hardware,
+    constraints: Constraints,
+    micro_batches: int,
+    schedule: Schedule = "gpipe",
 ) -> Problem:
     """Returns the problem of placing each operation of a graph.
 
@@ -95,7 +96,7 @@ def problem_of(
             raise ConfigurationError(f"the constraints leave no device for {names}{more}")
         allowed[members] = common
     _, first = np.unique(units, return_index=True)
-    simulator = Simulator(Costs.of(graph), hardware, micro_batches)
+    simulator = Simulator(Costs.of(graph), hardware, micro_batches, schedule)
     return Problem(simulator, units, allowed[first])
 
 
@@ -227,12 +228,15 @@ def _quotient(problem: Problem, runs: Ints) -> Problem:
         costs,
         forward=total(costs.forward),
         backward=total(costs.backward),
+        update=total(costs.update),
+        accumulation=total(costs.accumulation),
         resident=total(costs.resident),
         activation=total(costs.activation),
         working=working,
         makers=makers[kept],
         sizes=costs.sizes[kept],
         differentiable=costs.differentiable[kept],
+        stored=costs.stored[kept],
         values=values[sort],
         readers=pairs[1][sort],
     )
@@ -243,5 +247,6 @@ def _quotient(problem: Problem, runs: Ints) -> Problem:
     units = np.unique(label, return_inverse=True)[1].astype(np.intp)
     allowed = np.zeros((int(units.max()) + 1, problem.allowed.shape[1]), dtype=bool)
     allowed[units[runs]] = problem.allowed[problem.units]
-    simulator = Simulator(fused, problem.simulator.hardware, problem.simulator.micro_batches)
+    whole = problem.simulator
+    simulator = Simulator(fused, whole.hardware, whole.micro_batches, whole.schedule)
     return Problem(simulator, units, allowed)

@@ -13,8 +13,8 @@ from heapq import heappop, heappush
 
 import numpy as np
 
+from trireme.graph.cost_arrays import Ints
 from trireme.graph.problem import Problem
-from trireme.graph.simulation import Ints
 
 
 def earliest_task_first(problem: Problem, favourites: Mapping[int, int] | None = None) -> Ints:

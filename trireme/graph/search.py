@@ -7,8 +7,9 @@ import random
 
 import numpy as np
 
+from trireme.graph.cost_arrays import Ints
 from trireme.graph.problem import Problem
-from trireme.graph.simulation import Ints, Score
+from trireme.graph.simulation import Score
 
 _WARM, _COLD = 0.02, 0.0002
 """How much longer a step may become by a change that is kept, in the beginning and the end."""
@@ -35,7 +36,7 @@ def improved(
     byte = 10 / max(float(problem.simulator.held.sum()), 1.0)
 
     def energy(of: Score) -> float:
-        return of.seconds / scale + byte * of.excess
+        return of.risk / scale + byte * of.excess
 
     moves = _Moves(problem, numbers)
     if not moves.movable:

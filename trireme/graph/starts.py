@@ -8,8 +8,8 @@ from itertools import product
 
 import numpy as np
 
+from trireme.graph.cost_arrays import Floats, Ints
 from trireme.graph.problem import Problem
-from trireme.graph.simulation import Floats, Ints
 
 
 def single_device(problem: Problem, device: int) -> Ints:
