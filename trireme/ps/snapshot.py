@@ -34,9 +34,9 @@ class ModelState:
     """
 
     step: int
-    values: dict[str, torch.Tensor]
-    average: dict[str, torch.Tensor] = field(default_factory=dict)
-    optimizer: dict[str, torch.Tensor] = field(default_factory=dict)
+    values: Mapping[str, torch.Tensor]
+    average: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    optimizer: Mapping[str, torch.Tensor] = field(default_factory=dict)
     workers: tuple[WorkerProgress, ...] = ()
     consumed: tuple[Span, ...] = ()
     sizes: dict[str, int] = field(default_factory=dict)
@@ -110,7 +110,7 @@ def disassemble(layout: Layout, state: ModelState, server: int) -> Tensors:
             the optimizer's state is none.
     """
     shapes = {p.name: p.shape for p in layout.spec.parameters}
-    kinds = {"values": state.values, "average": state.average}
+    kinds = {"values": dict(state.values), "average": dict(state.average)}
     for name, tensor in state.optimizer.items():
         parameter, _, entry = name.rpartition("/")
         why = state_misfit(entry, tensor, ()) if entry in COUNTERS else None

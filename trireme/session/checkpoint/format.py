@@ -38,6 +38,7 @@ from trireme.session.checkpoint.tensors import (
     FileRecord,
     index_name,
     read_tensors,
+    stream_tensors,
     tensor_shapes,
     write_tensors,
     write_tensors_file,
@@ -174,8 +175,13 @@ def _check_json(value: object, where: str) -> None:
         )
 
 
-def load(path: str | Path) -> CheckpointData:
+def load(path: str | Path, *, streamed: bool = False) -> CheckpointData:
     """Verifies and reads a checkpoint.
+
+    Args:
+        path: the checkpoint.
+        streamed: whether to return `StreamedTensors`, of which each is read when it is asked for.
+            The checkpoint must not be replaced or deleted before.
 
     Returns:
         The data passed to `save`. Tensors are on the CPU, and none share memory.
@@ -187,7 +193,10 @@ def load(path: str | Path) -> CheckpointData:
     path = Path(path)
     manifest = read_manifest(path)
     verify_files(path, manifest)
-    groups = {group: read_tensors(path, group, manifest.files) for group in _GROUPS}
+    read = stream_tensors if streamed else read_tensors
+    groups: dict[str, Mapping[str, torch.Tensor]] = {
+        group: read(path, group, manifest.files) for group in _GROUPS
+    }
     if read_manifest(path).files != manifest.files:
         raise CheckpointError(f"{path} was replaced by another checkpoint while it was read")
     return CheckpointData(manifest.step, **groups, state=manifest.state)

@@ -39,13 +39,17 @@ def step_of(path: Path) -> int:
 
 
 def latest(
-    run_dir: str | Path, on_damaged: Callable[[Path, CheckpointError], None]
+    run_dir: str | Path,
+    on_damaged: Callable[[Path, CheckpointError], None],
+    *,
+    streamed: bool = False,
 ) -> CheckpointData | None:
     """Reads the newest undamaged checkpoint of a run.
 
     Args:
         run_dir: the run's directory.
         on_damaged: called with each newer checkpoint that is damaged, and the error.
+        streamed: whether tensors are read when they are asked for, as of `load`.
 
     Returns:
         The checkpoint, or None if the run has none.
@@ -57,7 +61,7 @@ def latest(
     paths = list_checkpoints(run_dir)
     for path in reversed(paths):
         try:
-            return load(path)
+            return load(path, streamed=streamed)
         except CheckpointError as error:
             on_damaged(path, error)
     if not paths:

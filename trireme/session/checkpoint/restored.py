@@ -14,6 +14,7 @@ import torch
 from trireme.errors import CheckpointError
 from trireme.ps.messages import Span
 from trireme.session.checkpoint import CheckpointData
+from trireme.session.checkpoint.streamed import shapes_of
 from trireme.wire.message import Index, Name, Number
 
 
@@ -85,8 +86,9 @@ def check_model(
     _check_group(data, "parameter", data.model, parameters)
     if data.average:
         _check_group(data, "moving average of", data.average, parameters)
-    for name in everything.keys() & data.model.keys():
-        _check_shape(data, "tensor", name, data.model[name], everything[name])
+    known = shapes_of(data.model)
+    for name in everything.keys() & known.keys():
+        _check_shape(data, "tensor", name, known[name], everything[name])
 
 
 def _check_group(
@@ -95,6 +97,7 @@ def _check_group(
     found: Mapping[str, torch.Tensor],
     parameters: Mapping[str, torch.Tensor],
 ) -> None:
+    found = shapes_of(found)
     for name, parameter in parameters.items():
         if name not in found:
             raise CheckpointError(

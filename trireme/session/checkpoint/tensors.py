@@ -24,6 +24,7 @@ from safetensors import safe_open
 
 from trireme.errors import CheckpointError
 from trireme.session.checkpoint import strict_json
+from trireme.session.checkpoint.streamed import StreamedTensors, renamed, shapes_of
 
 _DTYPES = {
     torch.float64: "F64",
@@ -92,7 +93,8 @@ def write_tensors(
     Args:
         directory: where; it exists.
         group: what the file names begin with.
-        tensors: by name. Tensors that share memory are each written in full.
+        tensors: by name. Tensors that share memory are each written in full. Of
+            `StreamedTensors` one at a time is read, in the order of the files.
         shard_bytes: where the next file begins. A larger tensor has a file to itself.
 
     Returns:
@@ -104,18 +106,17 @@ def write_tensors(
     """
     if not tensors:
         return {}
-    for name, tensor in tensors.items():
-        dtype_name(name, tensor)  # before anything asks a tensor for its size
-    shards = list(_shards(tensors, shard_bytes))
+    shapes = _checked_shapes(tensors)  # before anything asks a tensor for its size
+    shards = list(_shards(shapes, shard_bytes))
     records: dict[str, FileRecord] = {}
     weight_map: dict[str, str] = {}
     for number, names in enumerate(shards, start=1):
         part = f"-{number:05d}-of-{len(shards):05d}" if len(shards) > 1 else ""
         file_name = f"{group}{part}.safetensors"
-        shard = {name: tensors[name] for name in names}
+        shard = renamed(tensors, {name: name for name in names})
         records[file_name] = write_tensors_file(directory / file_name, shard)
         weight_map.update(dict.fromkeys(names, file_name))
-    total = sum(tensor.nbytes for tensor in tensors.values())
+    total = sum(tensor.nbytes for tensor in shapes.values())
     index = {"metadata": {"total_size": total}, "weight_map": weight_map}
     name = index_name(group)
     records[name] = write_file(directory / name, [json.dumps(index, indent=2).encode()])
@@ -131,14 +132,15 @@ def write_tensors_file(path: Path, tensors: Mapping[str, torch.Tensor]) -> FileR
     """
     # Large items first keeps every tensor aligned to its item size without holes, which the
     # format forbids.
-    names = sorted(tensors, key=lambda name: -tensors[name].itemsize)
+    shapes = _checked_shapes(tensors)
+    names = sorted(shapes, key=lambda name: -shapes[name].itemsize)
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     offset = 0
     for name in names:
-        tensor = tensors[name]
+        tensor = shapes[name]
         stop = offset + tensor.nbytes
         header[name] = {
-            "dtype": dtype_name(name, tensor),
+            "dtype": _DTYPES[tensor.dtype],
             "shape": list(tensor.shape),
             "data_offsets": [offset, stop],
         }
@@ -158,8 +160,21 @@ def _chunks(
             yield flat.view(torch.uint8).numpy().data
 
 
-def dtype_name(name: str, tensor: torch.Tensor) -> str:
+def _checked_shapes(tensors: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
+    """Returns tensors of the same dtypes and shapes, of which a checkpoint can hold each."""
+    shapes = shapes_of(tensors)
+    for name, tensor in shapes.items():
+        dtype_name(name, tensor, streamed=isinstance(tensors, StreamedTensors))
+    return shapes
+
+
+def dtype_name(name: str, tensor: torch.Tensor, *, streamed: bool = False) -> str:
     """Returns the name of a tensor's dtype in a file, such as `F32`.
+
+    Args:
+        name: the tensor's name.
+        tensor: the tensor.
+        streamed: whether it is a meta tensor that stands for one that is read later.
 
     Raises:
         CheckpointError: a checkpoint cannot hold the tensor under that name.
@@ -172,7 +187,7 @@ def dtype_name(name: str, tensor: torch.Tensor) -> str:
         raise CheckpointError(
             f"no tensor can be named {name!r} in a checkpoint, as it is not Unicode: rename it"
         ) from None
-    if tensor.layout != torch.strided or tensor.is_meta:
+    if tensor.layout != torch.strided or (tensor.is_meta and not streamed):
         kind = "has no values (it is on the meta device)" if tensor.is_meta else "is sparse"
         raise CheckpointError(f"tensor {name!r} {kind}: a checkpoint holds dense values only")
     if tensor.dtype not in _DTYPES:
@@ -220,6 +235,33 @@ def read_tensors(directory: Path, group: str, files: Collection[str]) -> dict[st
             f"tensors, and the files hold {total}"
         )
     return found
+
+
+def stream_tensors(directory: Path, group: str, files: Collection[str]) -> StreamedTensors:
+    """As `read_tensors`, but reads each tensor when it is asked for.
+
+    The files must stay as they are meanwhile.
+
+    Raises:
+        CheckpointError: the index and the files contradict each other, or are not in the format.
+    """
+    index = _read_index(directory, group, files)
+    known = {short: dtype for dtype, short in _DTYPES.items()}
+
+    def shape(file: Any, name: str) -> torch.Tensor:
+        part = file.get_slice(name)
+        return torch.empty(part.get_shape(), dtype=known[part.get_dtype()], device="meta")
+
+    def read(name: str) -> torch.Tensor:
+        path = directory / index.weight_map[name]
+        try:
+            with safe_open(path, framework="pt", device="cpu") as file:
+                tensor: torch.Tensor = file.get_tensor(name)
+                return tensor.clone()
+        except Exception as error:  # the library's own
+            raise CheckpointError(f"{name!r} cannot be read from {path}: {error}") from error
+
+    return StreamedTensors(_each(directory, index, shape), read)
 
 
 def tensor_shapes(

@@ -1,0 +1,92 @@
+"""Whole tensors that are moved between processes one at a time."""
+
+from __future__ import annotations
+
+import multiprocessing
+import socket
+from collections.abc import Callable
+
+import torch
+
+from trireme.mesh import Mesh
+from trireme.parallel.process_group import ProcessGroup, ProcessGroupConfig
+from trireme.parallel.tensor_stream import TensorStream, spread
+
+_SECONDS = 60.0
+_TENSORS = {
+    "a": torch.arange(6.0).reshape(2, 3),
+    "b": torch.tensor(3),
+    "c": torch.tensor([True, False]),
+    "d": torch.zeros(0),
+    "e": torch.arange(4, dtype=torch.bfloat16).reshape(2, 2).t(),
+}
+
+
+def _held(rank: int) -> dict[str, torch.Tensor]:
+    """The tensors of each process: `a` in both."""
+    names = ("a", "c") if rank == 0 else ("a", "b", "d", "e")
+    return {name: _TENSORS[name] for name in names}
+
+
+def _child(
+    program: Callable[[ProcessGroup], object], rank: int, address: str, said: object
+) -> None:
+    group = ProcessGroup(ProcessGroupConfig(Mesh(pp=2), rank, address, join_seconds=_SECONDS))
+    try:
+        result = program(group)
+    finally:
+        group.close(together=True)
+    said.send(result)  # type: ignore[attr-defined]
+
+
+def _run(program: Callable[[ProcessGroup], object]) -> list[object]:
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        address = f"127.0.0.1:{found.getsockname()[1]}"
+    spawner = multiprocessing.get_context("forkserver")
+    results = []
+    processes = []
+    for rank in range(2):
+        ours, theirs = spawner.Pipe(duplex=False)
+        process = spawner.Process(target=_child, args=(program, rank, address, theirs), daemon=True)
+        process.start()
+        theirs.close()
+        processes.append((process, ours))
+    for process, ours in processes:
+        results.append(ours.recv() if ours.poll(_SECONDS) else None)
+        process.join(_SECONDS)
+    return results
+
+
+def _stream(group: ProcessGroup) -> list[bool]:
+    stream = TensorStream(group, _held(group.rank))
+    if not group.is_chief:
+        stream.serve()
+        return []
+    try:
+        assert list(stream.shapes) == ["a", "c", "b", "d", "e"]
+        assert stream.shapes["e"].dtype == torch.bfloat16 and stream.shapes["e"].is_meta
+        return [torch.equal(stream.read(name), _TENSORS[name]) for name in "ebacde"]
+    finally:
+        stream.close()
+
+
+def _spread(group: ProcessGroup) -> list[str]:
+    shapes = _TENSORS if group.is_chief else None
+    reads: list[str] = []
+
+    def read(name: str) -> torch.Tensor:
+        reads.append(name)
+        return _TENSORS[name]
+
+    wanted = ("a", "b") if group.is_chief else ("a", "d", "e")
+    got = dict(spread(group, shapes, read, lambda name: name in wanted))
+    assert all(torch.equal(tensor, _TENSORS[name]) for name, tensor in got.items())
+    return [*got, "|", *reads]
+
+
+def test_the_chief_reads_what_others_hold_in_any_order() -> None:
+    assert _run(_stream) == [[True] * 6, []]
+
+
+def test_each_process_gets_what_it_wants() -> None:
+    assert _run(_spread) == [["a", "b", "|", "a", "b", "d", "e"], ["a", "d", "e", "|"]]
