@@ -16,7 +16,7 @@ import pytest
 from trireme.cli.parser import COMMANDS
 from trireme.cluster.messages import CLUSTER_MESSAGES
 from trireme.ps.catalog import PS_MESSAGES
-from trireme.strategies import BUILT, PLANNED
+from trireme.strategies import BUILT
 from trireme.wire.handshake import Challenge, Denied, Hello, Proof, Welcome
 
 ROOT = Path(__file__).parent.parent
@@ -135,14 +135,6 @@ def test_the_commands_in_the_pages_are_understood() -> None:
 def test_strategies_that_are_built_have_a_page(name: str) -> None:
     assert f"| `{name}`" in (ROOT / "README.md").read_text(encoding="utf-8")
     assert f"## {name}" in (ROOT / "docs" / "strategies.md").read_text(encoding="utf-8")
-
-
-def test_strategies_that_are_not_built_are_said_to_be_so() -> None:
-    for page in ("README.md", "docs/strategies.md"):
-        text = (ROOT / page).read_text(encoding="utf-8")
-        planned = re.search(r"^Not built yet: (.*?)\n\n", text, re.MULTILINE | re.DOTALL)
-        assert planned is not None, page
-        assert tuple(re.findall(r"`(\w+)`", planned[1])) == PLANNED
 
 
 def test_every_dependency_has_its_reason() -> None:

@@ -13,6 +13,8 @@ from trireme import errors
 from trireme.errors import *  # noqa: F403  # errors.__all__ lists them
 
 if TYPE_CHECKING:
+    from trireme.graph.scopes import device as device
+    from trireme.parallel.config import GraphConfig as GraphConfig
     from trireme.parallel.config import PipelineConfig as PipelineConfig
     from trireme.ps.messages import Applied as Applied
     from trireme.ps.messages import Stale as Stale
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
     from trireme.strategies import Async as Async
     from trireme.strategies import Averaging as Averaging
     from trireme.strategies import DiLoCo as DiLoCo
+    from trireme.strategies import Graph as Graph
     from trireme.strategies import PipelineParallel as PipelineParallel
     from trireme.strategies import Sync as Sync
     from trireme.strategies import TensorParallel as TensorParallel
@@ -40,7 +43,8 @@ if TYPE_CHECKING:
 __version__ = "0.1.0.dev0"
 
 _HOME = {
-    "trireme.parallel.config": ("PipelineConfig",),
+    "trireme.graph.scopes": ("device",),
+    "trireme.parallel.config": ("GraphConfig", "PipelineConfig"),
     "trireme.ps.messages": ("Applied", "Stale"),
     "trireme.session.distribute": ("distribute",),
     "trireme.session.hooks": ("EarlyStopping", "Hook"),
@@ -52,7 +56,7 @@ _HOME = {
     "trireme.session.result": ("StepResult", "accuracy"),
     "trireme.session.session": ("Session",),
     "trireme.strategies": (
-        *("FSDP", "SSP", "AllReduce", "Async", "Averaging", "DiLoCo"),
+        *("FSDP", "SSP", "AllReduce", "Async", "Averaging", "DiLoCo", "Graph"),
         *("PipelineParallel", "Sync", "TensorParallel"),
     ),
 }

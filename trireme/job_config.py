@@ -14,10 +14,19 @@ import msgspec
 from msgspec import Meta
 
 from trireme.errors import UsageError, suggestion
-from trireme.mesh import SCHEDULES, Mesh, Schedule
+from trireme.mesh import GRAPH_SCHEDULES, SCHEDULES, Mesh, Schedule
 
 StrategyName = Literal[
-    "async", "ssp", "sync", "averaging", "diloco", "allreduce", "fsdp", "tensor", "pipeline"
+    "async",
+    "ssp",
+    "sync",
+    "averaging",
+    "diloco",
+    "allreduce",
+    "fsdp",
+    "tensor",
+    "pipeline",
+    "graph",
 ]
 STRATEGIES: tuple[str, ...] = get_args(StrategyName)
 CODECS = ("none", "fp16", "bf16", "int8", "topk")
@@ -127,6 +136,20 @@ def _not_empty(text: str) -> None:
         raise ValueError(text)
 
 
+def size_in_bytes(text: str) -> int:
+    """Returns the number of bytes of a size such as `500MB`, `1.5 GiB` or `64B`."""
+    number, unit = text.rstrip("B").strip(), ""
+    while number[-1].isalpha():
+        number, unit = number[:-1], number[-1] + unit
+    power = " kmgt".index(unit[0].lower()) if unit else 0
+    return int(float(number) * (1024 if unit.endswith("i") else 1000) ** power)
+
+
+def _at_least_a_byte(text: str) -> None:
+    if size_in_bytes(text) < 1:
+        raise ValueError(text)
+
+
 def _whole_or_share(gpus: float) -> None:
     if gpus > 1 and gpus != int(gpus):
         raise ValueError(gpus)
@@ -142,6 +165,7 @@ Silence = Annotated[float, Meta(ge=0.5, le=_LONGEST)]
 Gpus = Annotated[float, Meta(ge=0, le=65536)]
 Port = Annotated[int, Meta(ge=0, le=65535)]
 Steps = Annotated[str, Meta(pattern="^[0-9]+:[0-9]+$")]
+Size = Annotated[str, Meta(pattern="^[0-9]+(\\.[0-9]+)? ?([kKMGT]i?)?B$")]
 Codec = Annotated[str, Meta(pattern=rf"^({'|'.join(CODECS)}|topk:.+)$")]
 
 
@@ -165,8 +189,8 @@ class JobConfig(
         "how many servers hold each shard of the parameters; with 2 any one may die (default 1)"
         )] = 1
     strategy: Annotated[StrategyName | None, Option("NAME",
-        f"{', '.join(STRATEGIES)} (default async with servers, allreduce without)",
-        planned=("graph",))] = None
+        f"{', '.join(STRATEGIES)} (default async with servers, allreduce without)"
+        )] = None
     aggregate: Annotated[Positive | None, Option("R",
         "sync, diloco: how many workers' updates make a round (default all; fewer: backups)",
         classic="replicas-to-aggregate")] = None
@@ -181,14 +205,21 @@ class JobConfig(
     every: Annotated[Positive | None, Option("H",
         "averaging, diloco: local steps of a worker between two exchanges")] = None
     mesh: Annotated[str, Option("AXES",
-        "processes inside each worker: pp pipeline stages, tp tensor-parallel, dp or fsdp replicas",
+        "processes inside each worker: pp pipeline stages, graph tasks of a dataflow graph, tp "
+        "tensor-parallel, dp or fsdp replicas",
         check=Mesh.parse, run_only=True)] = ""
     schedule: Annotated[Schedule | None, Option("NAME",
-        f"of a pipeline: {', '.join(SCHEDULES)} (default the script's choice, 1f1b)",
+        f"of a pipeline: {', '.join(SCHEDULES)}; of a graph: gpipe, 1f1b (default the script's "
+        "choice, 1f1b)",
         run_only=True)] = None
     microbatches: Annotated[Positive | None, Option("N",
-        "of a pipeline: the number of micro-batches of each batch (default twice the stages)",
-        run_only=True)] = None
+        "of a pipeline or graph: the number of micro-batches of each batch (default: of a pipeline "
+        "twice the stages, of a graph the fastest by its cost model)", run_only=True)] = None
+    memory_limit: Annotated[Size | None, Option("SIZE",
+        "graph: what the model may take in each task, such as 500MB or 2GiB (default no limit)",
+        expects="a size, such as 500MB or 2GiB", check=_at_least_a_byte, run_only=True)] = None
+    log_placement: Annotated[bool, Option("",
+        "graph: print which task computes each operation", run_only=True)] = False
     transport: Annotated[Literal["auto", "tcp"], Option("NAME",
         "auto: shared memory between tasks of one host, else tcp; tcp: always (default auto)"
         )] = "auto"
@@ -323,12 +354,27 @@ class JobConfig(
                 "workers push to parameter servers; add --ps 1"
             )
         pipelined = mesh.pp > 1 or self.strategy in ("pipeline", None)
-        for name in ("schedule", "microbatches"):
-            if getattr(self, name) is not None and not pipelined:
+        graph = mesh.graph > 1 or self.strategy in ("graph", None)
+        for name, serves, what in (
+            ("schedule", pipelined or graph, "pipeline"),
+            ("microbatches", pipelined or graph, "pipeline"),
+            ("memory_limit", graph, "graph"),
+            ("log_placement", graph, "graph"),
+        ):
+            value = getattr(self, name)
+            if value not in (None, False) and not serves:
+                axis = "pp" if what == "pipeline" else "graph"
                 raise UsageError(
-                    f"{name} is {getattr(self, name)} ({self.origin(name)}), and there is no "
-                    "pipeline: add --mesh pp=2 or --strategy pipeline"
+                    f"{name.replace('_', '-')} is {value} ({self.origin(name)}), and there is no "
+                    f"{what}: add --mesh {axis}=2 or --strategy {what}"
                 )
+
+        placed = mesh.graph > 1 or self.strategy == "graph"
+        if placed and self.schedule not in (None, *GRAPH_SCHEDULES):
+            raise UsageError(
+                f"schedule is {self.schedule} ({self.origin('schedule')}), which is one of "
+                f"pipelines; for a graph there are {' and '.join(GRAPH_SCHEDULES)}"
+            )
 
     def lines(self) -> list[str]:
         """Returns one line for each option, with name, value and origin."""

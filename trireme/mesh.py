@@ -8,12 +8,15 @@ from typing import Literal, Self, get_args
 
 from trireme.errors import ConfigurationError, suggestion
 
-AXES = ("pp", "dp", "fsdp", "tp")
+AXES = ("pp", "graph", "dp", "fsdp", "tp")
 """The axes, outermost first: neighbours in rank share a tensor-parallel group."""
 
 Schedule = Literal["gpipe", "1f1b", "interleaved", "zero-bubble"]
 SCHEDULES = get_args(Schedule)
 """The orders in which the stages of a pipeline process their micro-batches."""
+
+GRAPH_SCHEDULES = ("gpipe", "1f1b")
+"""Those of a dataflow graph."""
 
 
 @dataclass(frozen=True)
@@ -22,6 +25,7 @@ class Mesh:
 
     Attributes:
         pp: the number of pipeline stages, into which the layers are divided.
+        graph: the number of tasks on which the operations of a dataflow graph are placed.
         dp: the number of data-parallel replicas. Each computes on its own batches, and gradients
             are averaged.
         fsdp: the number of shards of parameters, gradients and optimizer state in fully sharded
@@ -29,10 +33,11 @@ class Mesh:
         tp: the number of processes that share each layer's matrices in tensor parallelism.
 
     Raises:
-        ConfigurationError: a degree is below 1.
+        ConfigurationError: a degree is below 1, or `graph` is combined with other axes than `dp`.
     """
 
     pp: int = 1
+    graph: int = 1
     dp: int = 1
     fsdp: int = 1
     tp: int = 1
@@ -43,6 +48,12 @@ class Mesh:
                 raise ConfigurationError(
                     f"mesh {axis}={getattr(self, axis)}: a degree is a whole number from 1"
                 )
+        others = [axis for axis in ("pp", "fsdp", "tp") if getattr(self, axis) > 1]
+        if self.graph > 1 and others:
+            raise ConfigurationError(
+                f"mesh graph={self.graph} with {others[0]}={getattr(self, others[0])}: the tasks "
+                "of a dataflow graph hold whole parameters; combine graph with dp only"
+            )
 
     @classmethod
     def parse(cls, text: str) -> Self:
@@ -76,7 +87,12 @@ class Mesh:
     @property
     def size(self) -> int:
         """The number of processes."""
-        return self.pp * self.dp * self.fsdp * self.tp
+        return self.parts * self.dp * self.fsdp * self.tp
+
+    @property
+    def parts(self) -> int:
+        """The number of parts into which the layers are divided, along pp or graph."""
+        return self.pp * self.graph
 
     @property
     def replicas(self) -> int:
@@ -86,7 +102,7 @@ class Mesh:
     @property
     def sharded(self) -> bool:
         """Whether a process holds less than the whole model."""
-        return self.pp * self.fsdp * self.tp > 1
+        return self.parts * self.fsdp * self.tp > 1
 
     def coordinates(self, rank: int) -> dict[str, int]:
         """Returns the coordinate of a rank on each axis."""

@@ -277,8 +277,8 @@ class Collective(Strategy):
         if servers:
             raise ConfigurationError(
                 f"strategy {self.name} has no parameter servers, and there are {servers}: leave "
-                "out --ps, or choose async, sync or ssp, with --mesh for the processes of each "
-                "worker"
+                "out --ps, or choose async, sync or ssp for the servers, and for the processes of "
+                f"each worker use --mesh {self.axis}=2"
             )
 
     def mesh(self, inside: Mesh, processes: int) -> Mesh:
@@ -342,29 +342,34 @@ class PipelineParallel(Collective):
     axis: ClassVar[str] = "pp"
 
 
+@dataclass(frozen=True)
+class Graph(Collective):
+    """One replica as a dataflow graph, whose operations are placed on the processes.
+
+    Values cross between processes by send and receive. Sources: Abadi et al., TensorFlow (OSDI
+    2016), section 3.3; Jeon et al., Baechi (SoCC 2020), for the placement.
+    """
+
+    name: ClassVar[str] = "graph"
+    axis: ClassVar[str] = "graph"
+
+
 _CLASSES: tuple[type[Strategy], ...] = (
     *(Async, SSP, Sync, Averaging, DiLoCo),
-    *(AllReduce, FSDP, TensorParallel, PipelineParallel),
+    *(AllReduce, FSDP, TensorParallel, PipelineParallel, Graph),
 )
 
 BUILT = tuple(each.name for each in _CLASSES)
 """The names of the available strategies."""
-
-PLANNED = ("graph",)
-"""The names of strategies that are planned."""
 
 
 def resolve(name: str, config: JobConfig) -> Strategy:
     """Returns the strategy of a name, with the options of the launch.
 
     Raises:
-        ConfigurationError: the name is unknown or not built yet; or an option does not belong to
-            the strategy, or has an invalid value.
+        ConfigurationError: the name is unknown; or an option does not belong to the strategy, or
+            has an invalid value.
     """
-    if name in PLANNED:
-        raise ConfigurationError(
-            f"strategy {name!r} is not built yet: there are {', '.join(BUILT)}"
-        )
     if name not in BUILT:
         raise ConfigurationError(
             f"unknown strategy {name!r}{suggestion(name, BUILT)}: there are {', '.join(BUILT)}"

@@ -90,7 +90,7 @@ def write(name: str, text: str) -> str:
         (["run", "--wrokers", "2", "a.py"], "did you mean --workers?"),
         (["run", "--workers", "two", "a.py"], "workers is 'two' (command line)"),
         (["run", "--workers", "2", "--strategy", "sync", "a.py"], "or use --strategy allreduce"),
-        (["run", "--strategy", "graph", "a.py"], "graph is not built yet"),
+        (["run", "--on", "slurm", "a.py"], "slurm is not built yet"),
         (
             ["run", "--ps", "1", "--replicas", "2", "a.py"],
             "replicas is 2 (command line): each copy is on a parameter server of its own, and this "

@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from trireme.cli.parser import COMMANDS, NOT_BUILT, Parser, overview
+from trireme.cli.command_parser import Parser
+from trireme.cli.parser import COMMANDS, NOT_BUILT, overview
 from trireme.errors import UsageError
 
 

@@ -21,8 +21,10 @@ TRAIN = (PROGRAMS / "train.py", "--out", "out")
 JOBS = {
     "allreduce": ("--workers", 2),
     "pipeline": ("--workers", 2, "--strategy", "pipeline"),
+    "graph": ("--workers", 2, "--strategy", "graph", "--microbatches", 2),
     "ps over dp": ("--ps", 2, "--workers", 2, "--mesh", "dp=2", "--strategy", "sync"),
     "ps over pp": ("--ps", 1, "--workers", 2, "--mesh", "pp=2", "--strategy", "sync"),
+    "ps over graph": ("--ps", 1, "--workers", 2, "--mesh", "graph=2", "--strategy", "sync"),
 }
 
 
@@ -49,7 +51,7 @@ def test_a_killed_process_ends_the_job_and_is_named(job: str, shell: Shell) -> N
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("job", ["allreduce", "pipeline"])
+@pytest.mark.parametrize("job", ["allreduce", "pipeline", "graph"])
 def test_started_again_from_a_checkpoint_they_end_at_the_same_bits(
     job: str, shell: Shell, tmp_path: Path
 ) -> None:

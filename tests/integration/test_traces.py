@@ -27,6 +27,33 @@ def test_two_workers_and_a_server_on_one_timeline(shell: Shell) -> None:
         assert sum(event["name"] == "aten::addmm" for event in computed) == 2 * 3
 
 
+@pytest.mark.thorough(but=("pipeline",))
+@pytest.mark.parametrize("strategy", ["allreduce", "pipeline"])
+def test_two_workers_without_servers_on_one_timeline(strategy: str, shell: Shell) -> None:
+    ended = shell.run(
+        *("run", "--workers", 2, "--strategy", strategy, "--run-dir", "run"),
+        *("--profile", "5:8", PROGRAMS / "train.py", "--out", "out", "--max-steps", 20),
+    )
+    assert ended.status == 0, ended.text
+    assert ended.out.count("traces/steps-5-8.json.gz (https://ui.perfetto.dev opens it)") == 1
+    traces = shell.directory / "run" / "traces"
+    assert [path.name for path in traces.iterdir()] == ["steps-5-8.json.gz"]
+    events = read_trace(traces / "steps-5-8.json.gz")
+    tasks = tasks_of(events)
+    assert tasks == {"worker:0": 1, "worker:1": 2}
+    for place, worker in enumerate(tasks):
+        own = [event for event in events if event["pid"] == tasks[worker]]
+        steps = [event["name"] for event in own if event.get("cat") == "step"]
+        assert steps == ["step 5", "step 6", "step 7"]
+        assert any(event["name"] == "aten::addmm" for event in own)
+        messages = [event["name"] for event in own if event.get("cat") == "message"]
+        assert any(name.startswith("gloo:") for name in messages)
+        stages = [event["name"] for event in own if event.get("cat") == "stage"]
+        wanted = 3 if strategy == "pipeline" else 0
+        assert stages.count(f"forward {place}, micro-batch 1") == wanted
+        assert stages.count(f"backward {place}, micro-batch 1") == wanted
+
+
 def test_steps_that_are_none_are_bad_usage(shell: Shell) -> None:
     ended = shell.run("run", "--profile", "8", PROGRAMS / "train.py", "--out", "out")
     assert ended.status == 2

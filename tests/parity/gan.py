@@ -128,8 +128,7 @@ def train_session(rounds: int = ROUNDS) -> dict[str, Any]:
     session = _session(rounds)
     with session:
         for noise, real in batches()[session.global_step // 2 : rounds]:
-            place = session.task.rank if not session.task.servers else session.task.index
-            own = slice(place, None, session.batches_per_step)
+            own = slice(session._setup.replica, None, session.batches_per_step)
             batch = ((noise[own], real[own]), real[own])
             session.step(batch, optimizer="discriminator")
             session.step(batch, optimizer="generator", loss=generator_loss)

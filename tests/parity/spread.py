@@ -207,6 +207,13 @@ def model_of(case: str) -> nn.Module:
     return ALL[case].build()
 
 
+def inputs_of(case: str) -> torch.Tensor:
+    """The inputs of all examples of a case whose batches are pairs."""
+    data = data_of(case)
+    assert isinstance(data, TensorDataset)
+    return data.tensors[0]
+
+
 def data_of(case: str) -> Dataset[Any]:
     """Random examples, enough for all steps."""
     generator = torch.Generator().manual_seed(4)

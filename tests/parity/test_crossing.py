@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,18 @@ import pytest
 import torch
 
 from tests.parity.plain import difference
-from tests.parity.spread import BATCH, OPTIMIZERS, STEPS, data_of, loss_of, model_of, train_plain
+from tests.parity.spread import (
+    BATCH,
+    OPTIMIZERS,
+    STEPS,
+    data_of,
+    inputs_of,
+    loss_of,
+    model_of,
+    train_plain,
+)
 from tests.process_groups import ProcessGroup, run_process_group
+from trireme.parallel.config import GraphConfig
 from trireme.session.checkpoint import latest, load
 from trireme.session.options import Checkpoint
 from trireme.session.session import Session
@@ -31,23 +42,44 @@ WAYS = {
     "tensor": ProcessGroup(2, strategy="tensor"),
     "pipeline": ProcessGroup(2, strategy="pipeline"),
     "fsdp=2,tp=2": ProcessGroup(mesh="fsdp=2,tp=2", inside=4),
+    "ps sync over graph=2": ProcessGroup(2, servers=1, strategy="sync", mesh="graph=2", inside=2),
+    "graph": ProcessGroup(2, strategy="graph"),
+    "graph without the whole": ProcessGroup(2, strategy="graph"),
 }
-REPLICAS = {"ps sync over pp=2": 2, "allreduce": 2, "fsdp": 2, "fsdp=2,tp=2": 2}
+LEAN = "graph without the whole"
+"""No process holds the whole model, so that checkpoints are streamed."""
+REPLICAS = {
+    "ps sync over pp=2": 2,
+    "ps sync over graph=2": 2,
+    "allreduce": 2,
+    "fsdp": 2,
+    "fsdp=2,tp=2": 2,
+}
 Arrays = dict[str, np.ndarray]
 
 
-def train(replicas: int, steps: int) -> tuple[Arrays, Arrays, Arrays]:
-    """Trains up to a step; returns values, optimizer's state and average as they were at first."""
+def train(replicas: int, steps: int, lean: bool = False) -> tuple[Arrays, Arrays, Arrays]:
+    """Trains up to a step; returns values, optimizer's state and average as they were at first.
+
+    Args:
+        replicas: how many batches make a step.
+        steps: the last one.
+        lean: whether to give an example of a graph, and not a model but what builds it.
+    """
     torch.use_deterministic_algorithms(True)
+    example = inputs_of(CASE)[: BATCH // replicas] if lean else None
     session = Session(
-        model_of(CASE),
+        partial(model_of, CASE) if lean else model_of(CASE),
         loss_of,
         OPTIMIZERS["adam"],
         max_steps=steps,
         ema=0.9,
         checkpoint=Checkpoint(every_seconds=None),
+        # Every other operation is elsewhere, so that both processes have parameters.
+        graph=GraphConfig(algorithm="round-robin", example=example),
     )
     with session:
+        assert session._setup.lean == lean
         state = session.worker.backend.snapshot(state=True)
         for batch in session.loader(data_of(CASE), BATCH // replicas, shuffle=False):
             session.step(batch)
@@ -65,7 +97,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     for way, process_group in WAYS.items():
         folders[way] = tmp_path_factory.mktemp("written") / "run"
         one = replace(process_group, run_dir=folders[way])
-        _ = run_process_group(one, train, REPLICAS.get(way, 1), HALF).values
+        _ = run_process_group(one, train, REPLICAS.get(way, 1), HALF, way == LEAN).values
     return folders
 
 
@@ -95,9 +127,10 @@ def test_resumed_under_another_way_everything_is_there_to_the_bit(
 
     process_group = replace(WAYS[reader], run_dir=folder)
     values, state, average = run_process_group(
-        process_group, train, REPLICAS.get(reader, 1), STEPS
+        process_group, train, REPLICAS.get(reader, 1), STEPS, reader == LEAN
     ).values[0]
 
+    assert values.keys() == dict(model_of(CASE).named_parameters()).keys()
     assert _same(values, {name: saved.model[name] for name in values})
     assert _same(average, saved.average)
     if state:  # a worker's process that is not its leader does not see it

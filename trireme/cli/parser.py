@@ -3,110 +3,20 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn
 
-from trireme.errors import UsageError, suggestion
-from trireme.job_config import OPTIONS, TASK_OPTIONS, Option
-from trireme.launch.config.sources import check_removed
+from trireme.cli.command_parser import Parser, add_option
+from trireme.job_config import OPTIONS, TASK_OPTIONS
+
+GRAPH_OPTIONS = tuple(
+    option
+    for option in OPTIONS
+    if option.field in ("workers", "mesh", "microbatches", "memory_limit")
+)
+"""The options of a job that decide how its graph is placed."""
 
 NOT_BUILT = ("plan", "bench")
-
-
-class Parser(argparse.ArgumentParser):
-    """The parser of one command. It raises `UsageError`, and finds where the program begins.
-
-    An option may be written with underscores instead of dashes, as in classic programs.
-    """
-
-    def __init__(self, command: str, usage: str, description: str) -> None:
-        self.arguments: list[argparse.Action] = []  # in the order of the help
-        super().__init__(
-            prog=f"trireme {command}",
-            usage=f"trireme {command} {usage}",
-            description=description,
-            allow_abbrev=False,
-            formatter_class=lambda prog: argparse.HelpFormatter(
-                prog, max_help_position=34, width=100
-            ),
-        )
-
-    def add_argument(self, *names: Any, **keywords: Any) -> argparse.Action:
-        """Adds an argument as `argparse` does, and records it."""
-        action = super().add_argument(*names, **keywords)
-        self.arguments.append(action)
-        return action
-
-    def error(self, message: str) -> NoReturn:
-        """Raises an error with the message that `argparse` would print.
-
-        Raises:
-            UsageError: always.
-        """
-        raise UsageError(f"{self.prog}: {message}")
-
-    def read(self, arguments: Sequence[str]) -> argparse.Namespace:
-        """Reads the arguments of a command that takes no program.
-
-        Raises:
-            UsageError: the command does not know an option or an argument.
-        """
-        words: list[str] = []
-        options, rest = self.split(arguments)
-        while rest:
-            words.append(rest[0])
-            head, rest = self.split(rest[1:])
-            options += head
-        return self.parse_args([*options, "--", *words] if words else options)
-
-    def split(self, arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-        """Splits before the first word that is no option, which is the program.
-
-        Returns:
-            The options, with dashes for underscores in their names; and the program with its own
-            arguments, unchanged.
-
-        Raises:
-            UsageError: the command does not know an option.
-        """
-        head: list[str] = []
-        position = 0
-        while position < len(arguments):
-            word = arguments[position]
-            if word == "--":
-                position += 1
-                break
-            if not word.startswith("-") or word == "-":
-                break
-            name, equals, value = word.partition("=")
-            name, takes_value = self._known(name)
-            head.append(name + equals + value)
-            position += 1
-            if takes_value and not equals:
-                head += arguments[position : position + 1]
-                position += 1
-        return head, list(arguments[position:])
-
-    def _known(self, name: str) -> tuple[str, bool]:
-        """Returns the name of an option, with dashes for underscores, and if it takes a value."""
-        dashed = "--" + name[2:].replace("_", "-") if name.startswith("--") else name
-        known = {each: action for action in self.arguments for each in action.option_strings}
-        if dashed not in known:
-            check_removed(dashed.removeprefix("--"), f"{self.prog} {name}")
-            raise UsageError(
-                f"`{self.prog}` has no option {name}{suggestion(dashed, known)}; "
-                f"`{self.prog} --help` lists them"
-            )
-        return dashed, known[dashed].nargs is None
-
-
-def _add(parser: Parser, option: Option) -> None:
-    names = [f"--{name}" for name in (option.name, option.classic) if name]
-    if option.metavar:
-        parser.add_argument(*names, metavar=option.metavar, help=option.help)
-    else:
-        parser.add_argument(*names, action="store_const", const="yes", help=option.help)
 
 
 def _run() -> Parser:
@@ -120,7 +30,7 @@ def _run() -> Parser:
         "pyproject.toml ([tool.trireme]).",
     )
     for option in OPTIONS:
-        _add(parser, option)
+        add_option(parser, option)
     parser.add_argument(
         "--config",
         metavar="FILE",
@@ -131,6 +41,37 @@ def _run() -> Parser:
         action="store_true",
         help="print every option with its origin and the layout of the model; do not train",
     )
+    return parser
+
+
+def _graph() -> Parser:
+    parser = Parser(
+        "graph",
+        "[OPTIONS] SCRIPT [ARGS...]",
+        "Draws the model of SCRIPT as a dataflow graph: as captured, optimised, placed on workers "
+        "and cut, with the costs of its operators, which it measures, and the predicted duration "
+        "of a step. Prints it as text. Runs SCRIPT in one process, up to its first step; trains "
+        "nothing. The environment and the file set options as for trireme run.",
+    )
+    for option in GRAPH_OPTIONS:
+        add_option(parser, option)
+    parser.add_argument(
+        "--svg",
+        metavar="FILE",
+        help="draw it into FILE as SVG: needs Graphviz, and pip install 'trireme-train[graph]'",
+    )
+    parser.add_argument(
+        "--html",
+        metavar="FILE",
+        help="write FILE, one self-contained page of HTML that folds by modules",
+    )
+    parser.add_argument(
+        "--strategy",
+        metavar="graph",
+        default="graph",
+        help="graph, the only strategy that it draws (default)",
+    )
+    parser.add_argument("--config", metavar="FILE", help="read options from FILE")
     return parser
 
 
@@ -163,7 +104,7 @@ def _task() -> Parser:
         help="the classic name of --strategy sync",
     )
     for option in TASK_OPTIONS:
-        _add(parser, option)
+        add_option(parser, option)
     parser.add_argument("--config", metavar="FILE", help="read options from FILE")
     parser.add_argument(
         "--secret-file",
@@ -357,6 +298,7 @@ def _certs() -> Parser:
 COMMANDS: dict[str, tuple[Callable[[], Parser], str]] = {
     "run": (_run, "start a job, on this host or on Ray: workers, parameter servers, coordinator"),
     "task": (_task, "run one task of a job, started by hand on its machine"),
+    "graph": (_graph, "draw the model of a program as a graph, placed on workers"),
     "status": (_status, "show the status of a job"),
     "top": (_top, "watch a running job, or replay one that has ended"),
     "report": (_report, "write a report on a run as one page of HTML"),

@@ -27,7 +27,12 @@ from trireme.launch.environment.tf_config import TF_VARIABLE, read_tf_config
 from trireme.launch.exit_reason import describe
 from trireme.launch.process_setup.orphans import end_with_parent
 from trireme.launch.process_setup.program import check_script, run_script
-from trireme.launch.process_setup.resources import keep_freed_memory, take_turns, thread_variables
+from trireme.launch.process_setup.resources import (
+    keep_freed_memory,
+    return_freed_memory,
+    take_turns,
+    thread_variables,
+)
 from trireme.launch.task_messages import (
     LauncherPipe,
     Listening,
@@ -73,6 +78,8 @@ def main(arguments: Sequence[str]) -> int:
     if given.tied_to is not None:
         end_with_parent(int(given.tied_to))
         task = detect(os.environ)
+        if task.config.memory_limit is not None:
+            return_freed_memory(os.environ)
         launcher = None if task.launcher_fd is None else LauncherPipe(task.launcher_fd)
         return _run(task, program, _Audience(launcher=launcher))
     return _by_hand(given, program)

@@ -21,18 +21,24 @@ from trireme.ps.server.trace import Note
 
 Event = dict[str, Any]
 
-_PHASES, _OPERATORS = 1, 10
+_PHASES, _STAGES, _OPERATORS = 1, 2, 10
+STAGE = "stage"
+"""The category of the operations of a pipeline's stages, or of a graph's segments."""
+MESSAGE = "message"
+"""The category of messages between the processes of a process group, which may overlap."""
+
 _SLACK = 1.0  # seconds by which clocks of two machines may differ from the measured offset
 
 
 class TraceSpan(msgspec.Struct, frozen=True, array_like=True):
-    """A step, a phase or an operator of a worker.
+    """A step, a phase, an operation of a stage, an operator, or a message, of a worker.
 
     Attributes:
         name: its name.
-        category: `step`, `phase`, or the category that `torch.profiler` gives an operator.
+        category: `step`, `phase`, `stage` for an operation of a pipeline's stage or of a graph's
+            segment, `message`, or the category that `torch.profiler` gives an operator.
         began, ended: its beginning and end, in seconds.
-        thread: the thread or stream of an operator; None for steps and phases.
+        thread: the thread or stream of an operator; None for all others.
     """
 
     name: str
@@ -57,7 +63,7 @@ class WorkerPart(msgspec.Struct, frozen=True):
         task: the task's name.
         place: the number of the task in the job, as `TaskConfig.number`.
         offset: the offset of its clock to the common clock, in seconds.
-        spans: the traced steps, then their phases, then their operators.
+        spans: the traced steps, then their phases, operations of stages, operators and messages.
         pushes: the pushes of the steps.
     """
 
@@ -146,10 +152,34 @@ def _of_worker(worker: WorkerPart) -> Iterator[Event]:
     threads = sorted({span.thread for span in worker.spans if span.thread is not None})
     numbers = {thread: _OPERATORS + place for place, thread in enumerate(threads)}
     tracks = {_PHASES: "phases"} | {number: "operators" for number in numbers.values()}
+    if any(span.category == STAGE for span in worker.spans):
+        tracks[_STAGES] = "stages"
+    rows = _rows([span for span in worker.spans if span.category == MESSAGE])
+    first = _OPERATORS + len(threads)
+    places = {id(span): first + place for place, row in enumerate(rows) for span in row}
+    tracks |= {first + place: "messages" for place in range(len(rows))}
     yield from _named(pid, worker.task, tracks)
     for span in worker.spans:
-        track = (pid, _PHASES if span.thread is None else numbers[span.thread])
+        if span.category == MESSAGE:
+            number = places[id(span)]
+        elif span.thread is not None:
+            number = numbers[span.thread]
+        else:
+            number = _STAGES if span.category == STAGE else _PHASES
+        track = (pid, number)
         yield _slice(span.name, span.category, track, span.began + offset, span.ended + offset)
+
+
+def _rows(spans: Sequence[TraceSpan]) -> list[list[TraceSpan]]:
+    """Divides spans into as few rows as hold them without overlap: viewers cannot draw overlap."""
+    rows: list[list[TraceSpan]] = []
+    for span in sorted(spans, key=lambda span: span.began):
+        row = next((row for row in rows if row[-1].ended <= span.began), None)
+        if row is None:
+            rows.append([span])
+        else:
+            row.append(span)
+    return rows
 
 
 def _arrows(

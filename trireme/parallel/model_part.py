@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -26,11 +27,13 @@ from trireme.parallel.stages import (
     notes_of,
     parameter_costs,
 )
-from trireme.parallel.tensors import to_local
+from trireme.parallel.tensors import mean_of, to_local
 from trireme.ps.module_names import named_buffers, named_parameters
 
 if TYPE_CHECKING:
     from trireme.parallel.pipeline import Pipeline
+
+_log = logging.getLogger(__name__)
 
 
 class ModelPart:
@@ -48,13 +51,19 @@ class ModelPart:
             None makes a copy.
 
     Attributes:
+        process_group: the argument.
         modules: the modules of this process: one, or one for each stage.
         parameters: the parameters of this process by their names in the model.
+        trained: those of them that are trained.
         device: the device of the parameters.
+        lean: whether no process holds the whole model: `model` has no values either.
+        say, warn: show the user a line, or a warning; a session sets them.
 
     Raises:
         ConfigurationError: the model cannot be split in this way.
     """
+
+    lean = False
 
     def __init__(
         self,
@@ -65,7 +74,9 @@ class ModelPart:
         *,
         cut: nn.Module | None = None,
     ) -> None:
-        self._process_group = process_group
+        self.process_group = process_group
+        self.say: Callable[[str], None] = _log.info
+        self.warn: Callable[[str], None] = _log.warning
         self._pipeline_config = pipeline
         self._plan = plan
         self.device = process_group.device
@@ -94,12 +105,14 @@ class ModelPart:
         # A program may freeze and unfreeze the parameters of `model`, which the part then follows.
         self._known = dict(named_parameters(model)) if cut is None else {}
         self._thawed = {name: known.requires_grad for name, known in self._known.items()}
-        self._trained = [p for p in self.parameters.values() if p.requires_grad]
-        self._processes = process_group.size // process_group.mesh.pp
+        self.trained: list[nn.Parameter] = [
+            parameter for parameter in self.parameters.values() if parameter.requires_grad
+        ]
+        self._processes = process_group.size // process_group.mesh.parts
 
     def _cut(self, model: nn.Module) -> None:
         config = self._pipeline_config = _one_piece_if_carried(model, self._pipeline_config)
-        mesh = self._process_group.mesh
+        mesh = self.process_group.mesh
         links = chain_of(model)
         total = mesh.pp * config.stages_per_process
         if config.split is not None:
@@ -113,7 +126,7 @@ class ModelPart:
             costs = parameter_costs(links)
             if config.example is not None:  # the measurement of rank 0 decides for all
                 measured = torch.tensor(measured_costs(links, config.example), dtype=torch.float64)
-                self._process_group.broadcast_tensor(measured)
+                self.process_group.broadcast_tensor(measured)
                 costs = measured.tolist()
             cuts = balance(costs, total)
         bounds = [0, *cuts, len(links)]
@@ -121,14 +134,14 @@ class ModelPart:
         self.stages = [
             (stage, Stage(links[bounds[stage] : bounds[stage + 1]]))
             for stage in range(total)
-            if stage % mesh.pp == self._process_group.coordinates["pp"]
+            if stage % mesh.pp == self.process_group.coordinates["pp"]
         ]
         _refuse_tied(links, bounds)
 
     def _cut_tensors(self, module: nn.Module) -> None:
         from trireme.parallel.tensor_parallel import tensor_parallel  # loads slowly
 
-        group = self._process_group
+        group = self.process_group
         try:
             tensor_parallel(module, group.submesh("tp"), self._plan)
         except ConfigurationError as error:
@@ -141,7 +154,7 @@ class ModelPart:
         from trireme.parallel.pipeline import Pipeline  # loads slowly
 
         return Pipeline(
-            self._process_group, self.stages, self.total_stages, self._pipeline_config, loss
+            self.process_group, self.stages, self.total_stages, self._pipeline_config, loss
         )
 
     # -- gradients ------------------------------------------------------------------------------
@@ -168,7 +181,7 @@ class ModelPart:
         for parameter in self.parameters.values():
             if not parameter.requires_grad:
                 parameter.grad = None
-        if self._process_group.mesh.pp == 1 and trained and all(p.grad is None for p in trained):
+        if self.process_group.mesh.parts == 1 and trained and all(p.grad is None for p in trained):
             raise ConfigurationError(
                 "the loss reached no parameter that is trained. Where the model is split (fsdp, "
                 "tensor, a mesh) a session computes with its own parts of it: compute the loss "
@@ -179,16 +192,16 @@ class ModelPart:
     def gradient_norm(self) -> torch.Tensor:
         """Returns the L2 norm of the gradient of the whole model, a 0-dim float64 tensor."""
         square = 0.0
-        for parameter in self._trained:
+        for parameter in self.trained:
             if parameter.grad is not None:
                 norm = torch.linalg.vector_norm(to_local(parameter.grad), dtype=torch.float64)
                 square += float(norm) ** 2 / copies(parameter, self._processes)
-        total: torch.Tensor = torch.tensor(self._process_group.total([square])()[0]).double().sqrt()
+        total: torch.Tensor = torch.tensor(self.process_group.total([square])()[0]).double().sqrt()
         return total
 
     def scale_gradients(self, factor: torch.Tensor | float) -> None:
         """Multiplies all gradients in place."""
-        for parameter in self._trained:
+        for parameter in self.trained:
             if parameter.grad is not None:
                 to_local(parameter.grad).mul_(factor)
 
@@ -213,14 +226,14 @@ class ModelPart:
         return frozenset(name for module in self.modules for name, _ in named_buffers(module))
 
 
-def join_stages(
+def join_parts(
     process_group: ProcessGroup, mine: Mapping[str, torch.Tensor]
 ) -> dict[str, torch.Tensor]:
-    """Returns the tensors of all pipeline stages together, on the CPU, in every process."""
-    if process_group.mesh.pp == 1:
+    """Returns the tensors of all parts of the layers together, on the CPU, in every process."""
+    if process_group.mesh.parts == 1:
         return dict(mine)
     joined: dict[str, torch.Tensor] = {}
-    for data in process_group.exchange(save_bytes(dict(mine)), process_group.stage_leaders()):
+    for data in process_group.exchange(save_bytes(dict(mine)), process_group.part_leaders()):
         joined |= load_bytes(data)
     return joined
 
@@ -228,15 +241,15 @@ def join_stages(
 def mean_over_replicas(
     process_group: ProcessGroup, mine: Mapping[str, torch.Tensor]
 ) -> dict[str, torch.Tensor]:
-    """Returns the mean over the replicas of CPU tensors that each of them has, in every process."""
+    """Returns the mean over the replicas of CPU tensors that each of them has, in every process.
+
+    Of a tensor of whole numbers or truth values it is that of the first replica.
+    """
     if process_group.mesh.replicas == 1:
         return dict(mine)
     said = process_group.exchange(save_bytes(dict(mine)), process_group.reporting_ranks)
     everyone = [load_bytes(data) for data in said]
-    return {
-        name: torch.stack([one[name].double() for one in everyone]).mean(0).to(tensor.dtype)
-        for name, tensor in mine.items()
-    }
+    return {name: mean_of([one[name] for one in everyone]) for name in mine}
 
 
 def _one_piece_if_carried(model: nn.Module, config: PipelineConfig) -> PipelineConfig:

@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import msgspec
 import torch
 import torch.distributed as dist
 from torch.distributed.pipelining import (
@@ -25,6 +24,7 @@ from torch.distributed.pipelining import (
 from torch.distributed.pipelining.schedules import PipelineScheduleSingle
 
 from trireme.parallel.config import PipelineConfig
+from trireme.parallel.operation_log import OperationLog
 from trireme.parallel.process_group import ProcessGroup
 from trireme.parallel.stage_operation import StageOperation
 from trireme.parallel.stages import Stage
@@ -43,7 +43,7 @@ _TIMED = (
 """The methods of a stage whose times can be recorded, and the kinds of these operations."""
 
 
-class Pipeline:
+class Pipeline(OperationLog):
     """Runs the stages of this process by a schedule.
 
     Args:
@@ -62,7 +62,7 @@ class Pipeline:
         config: PipelineConfig,
         loss: Callable[[Any, Any], torch.Tensor],
     ) -> None:
-        self._process_group = process_group
+        super().__init__(process_group)
         self._stages = stages
         self._total = total
         self._config = config
@@ -72,7 +72,6 @@ class Pipeline:
         self._factor = 1.0
         self._seen: list[tuple[Any, Any, float, int]] = []
         self._examples = 0
-        self.operations: list[StageOperation] | None = None  # a list while they are recorded
 
     @property
     def about(self) -> str:
@@ -81,30 +80,6 @@ class Pipeline:
             f"{self._config.schedule}, {self._total} stages in {self._process_group.mesh.pp} "
             f"processes, {self._pieces} micro-batches"
         )
-
-    def gather(
-        self, operations: Sequence[StageOperation], step: int, deadline: float
-    ) -> list[StageOperation]:
-        """Returns the operations of all processes of the chief's pipeline; empty elsewhere.
-
-        Args:
-            operations: the operations of this process.
-            step: the step's number, the same in all processes.
-            deadline: on the monotonic clock; the result is empty if operations are still missing
-                then.
-        """
-        process_group = self._process_group
-        process_group.put(
-            f"work/{step}/{process_group.rank}", msgspec.msgpack.encode(list(operations))
-        )
-        found: list[StageOperation] = []
-        for rank in process_group.stage_leaders() if process_group.is_chief else ():
-            while (data := process_group.get(f"work/{step}/{rank}")) is None:
-                if time.monotonic() > deadline:
-                    return []
-                time.sleep(0.01)
-            found += msgspec.msgpack.decode(data, type=list[StageOperation])
-        return found
 
     def step(
         self, inputs: Any, targets: Any, examples: int, factor: float

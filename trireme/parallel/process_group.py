@@ -71,6 +71,8 @@ class ProcessGroup:
         rank: the rank of this process, from 0; rank 0 is the chief.
         coordinates: the index of this process on each axis.
         replicas: the processes that average gradients with this one; None for a single replica.
+        output_part: the part of the layers that has the model's outputs; a dataflow graph may
+            change it.
         votes: this process's requests for the end of the step, such as to stop or to save, as
             numbers; `vote` returns their sums over all processes.
 
@@ -84,12 +86,13 @@ class ProcessGroup:
         self.rank = config.rank
         self.device = config.device
         self.coordinates = config.mesh.coordinates(config.rank)
+        self.output_part = self.mesh.parts - 1
         self._config = config
         self._met_at = _rendezvous(config)
         shape = tuple(getattr(self.mesh, axis) for axis in AXES)
         self._devices = init_device_mesh(self.device.type, shape, mesh_dim_names=AXES)
         # The group of all messages besides the model's tensors: always between CPUs.
-        self._control = dist.new_group(
+        self._control: dist.ProcessGroup = dist.new_group(
             backend="gloo", timeout=timedelta(seconds=config.wait_seconds)
         )
         self.replicas = self._replica_group()
@@ -103,10 +106,11 @@ class ProcessGroup:
         """Returns the processes that hold the same part of the model: along dp and fsdp."""
         if self.mesh.replicas == 1:
             return None
-        members: dict[tuple[int, int], list[int]] = {}
+        members: dict[tuple[int, ...], list[int]] = {}
         for rank in range(self.mesh.size):
             coordinates = self.mesh.coordinates(rank)
-            members.setdefault((coordinates["pp"], coordinates["tp"]), []).append(rank)
+            place = tuple(coordinates[axis] for axis in ("pp", "graph", "tp"))
+            members.setdefault(place, []).append(rank)
         mine: dist.ProcessGroup
         mine, _ = dist.new_subgroups_by_enumeration(  # type: ignore[no-untyped-call]
             list(members.values()), timeout=timedelta(seconds=self._config.wait_seconds)
@@ -133,18 +137,23 @@ class ProcessGroup:
     @property
     def reports_metrics(self) -> bool:
         """Whether this process reports loss and metrics: one process does for each replica."""
-        return self.coordinates["tp"] == 0 and self.coordinates["pp"] == self.mesh.pp - 1
+        return self.coordinates["tp"] == 0 and self.part == self.output_part
 
     @property
     def shows_progress(self) -> bool:
         """Whether this process displays progress that no other process displays."""
-        return self.is_chief or (self.mesh.pp == self.mesh.tp == 1)
+        return self.is_chief or (self.mesh.parts == self.mesh.tp == 1)
 
     @property
     def reporting_ranks(self) -> list[int]:
         """The rank that reports for each replica, in the order of the replicas."""
         replicas = [self.mesh.replica(rank) for rank in range(self.size)]
         return [replicas.index(replica) for replica in range(self.mesh.replicas)]
+
+    @property
+    def part(self) -> int:
+        """The index of this process's part of the layers, along pp or graph."""
+        return self.coordinates["pp"] + self.coordinates["graph"]
 
     def submesh(self, *axes: str) -> DeviceMesh:
         """Returns the submesh along the given axes that contains this process."""
@@ -153,6 +162,11 @@ class ProcessGroup:
     def group(self, axis: str) -> dist.ProcessGroup:
         """Returns the processes that differ from this process only along one axis."""
         return self._devices.get_group(axis)
+
+    @property
+    def control(self) -> dist.ProcessGroup:
+        """All processes, for messages besides the model's tensors: always between CPUs."""
+        return self._control
 
     # -- communication ---------------------------------------------------------------------------
 
@@ -242,17 +256,33 @@ class ProcessGroup:
         with lost_peer():
             dist.reduce(tensor, target, group=self._control)
 
+    def send_tensor(self, tensor: torch.Tensor, target: int) -> None:
+        """Sends a tensor to one process, which calls `receive_tensor`."""
+        if tensor.numel():
+            flat = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+            with lost_peer():
+                dist.send(flat, target, group=self._control)
+
+    def receive_tensor(self, tensor: torch.Tensor, source: int) -> None:
+        """Receives a tensor of one process into a contiguous CPU tensor of the same size."""
+        if tensor.numel():
+            with lost_peer():
+                dist.recv(tensor.view(-1).view(torch.uint8), source, group=self._control)
+
     def barrier(self) -> None:
         """Waits for all processes."""
         self.total([0.0])()
 
-    def stage_leaders(self) -> list[int]:
-        """Returns the first rank of each pipeline stage, in the order of the stages."""
-        per_stage = self.size // self.mesh.pp
-        return [stage * per_stage for stage in range(self.mesh.pp)]
+    def part_leaders(self) -> list[int]:
+        """Returns the first rank of each part of the layers, in the order of the parts."""
+        per_part = self.size // self.mesh.parts
+        return [part * per_part for part in range(self.mesh.parts)]
 
     def put(self, key: str, value: bytes) -> None:
-        """Stores bytes under a key for all processes, without waiting for any of them."""
+        """Stores bytes under a key for all processes, without waiting for any of them.
+
+        The store refuses more than 8 MiB: see `LargeValues`.
+        """
         with lost_peer():
             _store().set(key, value)  # type: ignore[arg-type]
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+import hashlib
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -96,6 +97,27 @@ def _made_anew(value: Any, items: dict[Any, Any]) -> Any:
         if item is not getattr(value, name):
             object.__setattr__(made, name, item)  # a frozen one too
     return made
+
+
+def digest(value: Any) -> bytes:
+    """Returns 16 bytes that differ where the tensors of a structure differ, but by chance."""
+    found = hashlib.blake2b(digest_size=16)
+    for tensor in tensors_in(value):
+        data = tensor.detach().cpu().contiguous()
+        found.update(repr((tuple(data.shape), data.dtype)).encode())
+        found.update(data.reshape(-1).view(torch.uint8).numpy().data)
+    return found.digest()
+
+
+def mean_of(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Returns the mean of tensors of one type and shape; the first, if they are no real numbers.
+
+    The mean of whole numbers, such as counters, would be none of theirs.
+    """
+    first = tensors[0]
+    if not first.is_floating_point():
+        return first
+    return torch.stack([tensor.double() for tensor in tensors]).mean(0).to(first.dtype)
 
 
 def is_dtensor(tensor: torch.Tensor) -> TypeIs[DTensor]:

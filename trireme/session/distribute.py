@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, Unpack, overload
@@ -13,7 +12,7 @@ from torch import nn
 from trireme.errors import ConfigurationError
 from trireme.launch.environment.detect import current_task
 from trireme.parallel.stages import called_modules
-from trireme.parallel.tensors import tensors_in
+from trireme.parallel.tensors import digest
 from trireme.ps.joint_optimizer import members
 from trireme.session.distributed_loop import LoopJob, refuse_second
 from trireme.session.dry_run import end_if_dry_run
@@ -86,7 +85,7 @@ def distribute(
     that it was built from, whatever gradients the others have. Each step of an optimizer is one
     global step; workers that make steps together must step the same optimizers in the same order.
 
-    It trains under every strategy but pipelines, whose schedules need a loop of their own. Without
+    It trains under every strategy but pipelines and graphs, which need a loop of their own. Without
     servers, and inside workers of several processes, all processes make every step together: the
     gradients are averaged in `step`, or by FSDP while backward runs. Then:
 
@@ -116,7 +115,7 @@ def distribute(
 
     Raises:
         ConfigurationError: an option belongs to the program's own loop; the strategy is a
-            pipeline; or an earlier call of `distribute` in this program was not closed.
+            pipeline or a graph; or an earlier call of `distribute` in this program was not closed.
         TriremeError: this process cannot take part in the job.
     """
     refuse_second()
@@ -133,6 +132,12 @@ def distribute(
         raise ConfigurationError(
             "distribute cannot run a pipeline in your own loop, which calls the whole model: "
             "use trireme.Session, or another strategy than pipeline and a mesh without pp"
+        )
+    if settings.graph is not None:
+        raise ConfigurationError(
+            f"{'trireme graph' if settings.task.draw is not None else 'the strategy graph'} cannot "
+            "be used with trireme.distribute, whose loop calls the whole model: train the model "
+            "with trireme.Session, which places its operations"
         )
     module = _module_of(model)
     device = next((parameter.device for parameter in module.parameters()), None)
@@ -271,7 +276,7 @@ def _check_first_batch(process_group: ProcessGroup, model: nn.Module) -> None:
 
     def check(module: nn.Module, args: Any, kwargs: Any) -> None:
         handles.pop(module).remove()
-        said = process_group.exchange(_digest((args, kwargs)))
+        said = process_group.exchange(digest((args, kwargs)))
         for rank, other in enumerate(said):
             if (
                 process_group.mesh.replica(rank) == process_group.replica
@@ -287,13 +292,3 @@ def _check_first_batch(process_group: ProcessGroup, model: nn.Module) -> None:
         module: module.register_forward_pre_hook(check, with_kwargs=True)
         for module in called_modules(model)
     }
-
-
-def _digest(value: Any) -> bytes:
-    """Returns a digest of the tensors in a nested structure."""
-    digest = hashlib.blake2b(digest_size=16)
-    for tensor in tensors_in(value):
-        data = tensor.detach().cpu().contiguous()
-        digest.update(repr((tuple(data.shape), data.dtype)).encode())
-        digest.update(data.reshape(-1).view(torch.uint8).numpy().data)
-    return digest.digest()

@@ -15,10 +15,12 @@ from trireme.session.training_setup import TrainingSetup
 def end_if_dry_run(setup: TrainingSetup) -> None:
     """Prints the description and ends the program, where the launch requests a dry run.
 
+    A graph is drawn later, when there is a batch: see `drawing_replica.py`.
+
     Raises:
         SystemExit: with status 0, for a dry run.
     """
-    if setup.settings.task.dry_run:
+    if setup.settings.task.dry_run and setup.settings.task.draw is None:
         print(describe(setup))
         raise SystemExit(0)
 
@@ -67,6 +69,8 @@ def _held(setup: TrainingSetup) -> str:
     mesh, gradients = setup.settings.mesh, size(setup.flat.layout.bytes)
     if mesh.size == 1:
         return "one process holds everything; a step sends nothing"
+    if setup.settings.graph is not None:
+        return f"operations are placed on {mesh.graph} tasks: `trireme graph` shows where"
     if mesh.sharded:
         return f"the model is split over {mesh.size} processes, by the mesh {mesh}"
     return f"each process holds everything; a step averages {gradients} of gradients"

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from trireme.errors import ConfigurationError, suggestion
-from trireme.parallel.config import PipelineConfig
+from trireme.parallel.config import GraphConfig, PipelineConfig
 from trireme.ps.rule import Average
 
 if TYPE_CHECKING:
@@ -69,6 +69,7 @@ class OptionValues(TypedDict, total=False):
     log_every: int
     device: str | torch.device | None
     pipeline: PipelineConfig
+    graph: GraphConfig
     tensor_plan: Mapping[str, str] | None
 
 
@@ -106,6 +107,7 @@ class Options:
         device: the device of the model; None leaves it where it is, or, where several processes
             compute together, takes a GPU for each process.
         pipeline: the configuration of the pipeline, where there is one.
+        graph: the placement of the model as a dataflow graph, under the strategy `graph`.
         tensor_plan: under tensor parallelism, pattern of a module's name -> `column`, `row` or
             `gathered`; None derives a plan for transformer blocks and chains of linear layers.
 
@@ -129,6 +131,7 @@ class Options:
     log_every: int = 100
     device: str | torch.device | None = None
     pipeline: PipelineConfig = field(default_factory=PipelineConfig)
+    graph: GraphConfig = field(default_factory=GraphConfig)
     tensor_plan: Mapping[str, str] | None = None
 
     def __post_init__(self) -> None:

@@ -33,12 +33,13 @@ from trireme.session.training_setup import (
     TrainingSetup,
     assemble,
     build_model,
+    deferred_model,
     replicas_of,
 )
 from trireme.session.worker import Worker
 
 if TYPE_CHECKING:
-    from trireme.parallel.pipeline import Pipeline
+    from trireme.parallel.operation_log import OperationLog
 
 
 class Session(SummaryMethods):
@@ -118,6 +119,8 @@ class Session(SummaryMethods):
             if isinstance(error, UsageError):  # the traceback through this package helps no user
                 raise error.with_traceback(None) from error.__cause__
             raise
+        if (part := self._setup.part) is not None:
+            part.say, part.warn = self.worker.progress.message, self.worker.progress.warn
         self._recorder = Recorder(self.worker)
         self._feed = DataFeed(self.worker, self._recorder.phases, self._finish_training)
         self._stepper = Stepper(self.worker, self._replica, self._make_optimizer)
@@ -179,7 +182,10 @@ class Session(SummaryMethods):
         """Builds the model, the optimizer, the flat buffers and the computation of gradients."""
         settings = self._settings
         self._setup: TrainingSetup = assemble(
-            settings, lambda: build_model(self._make_model, settings), self._make_optimizer
+            settings,
+            lambda: build_model(self._make_model, settings),
+            self._make_optimizer,
+            defer=lambda: deferred_model(self._make_model, settings),
         )
         self.model: nn.Module = self._setup.model
         self.optimizer: torch.optim.Optimizer = self._setup.optimizer
@@ -207,8 +213,8 @@ class Session(SummaryMethods):
         return self.worker.checkpoints.restored_from
 
     @property
-    def pipeline(self) -> Pipeline | None:
-        """The pipeline that runs this process's stages; None where there is no pipeline."""
+    def pipeline(self) -> OperationLog | None:
+        """What runs this process's stages or operations; None without a pipeline or a graph."""
         return self._replica.pipeline
 
     @property
@@ -383,7 +389,7 @@ class Session(SummaryMethods):
             self._recorder.training_ended()
             self.worker.finish()
             self._announce_checkpoints()
-            if self._setup.part is not None:
+            if self._setup.part is not None and not self._setup.lean:
                 self.worker.buffers.adopt_final_values()
 
     # -- evaluating and saving ------------------------------------------------------------------
@@ -398,6 +404,9 @@ class Session(SummaryMethods):
     ) -> dict[str, float]:
         """Returns the mean loss and metrics of a data set for the values of one consistent step.
 
+        Where no process holds the whole model (a graph that was placed by an example), all
+        processes must call it, with the same data.
+
         The moving average of the parameters is evaluated where one is kept; in a worker of several
         processes only its first process does so. The chief also records the result, in TensorBoard
         as the run `name`.
@@ -410,7 +419,10 @@ class Session(SummaryMethods):
         """
         worker = self.worker
         excused = worker.lifecycle.liveness.excused("it evaluates")
-        with excused, worker.buffers.consistent_values():
+        values = worker.buffers.consistent_values()
+        if self._setup.lean:  # no process can evaluate alone
+            values = worker.backend.evaluating()
+        with excused, values:
             results = self._evaluator.evaluate(dataset, batch_size=batch_size, transform=transform)
         if self.is_chief:
             self._recorder.evaluated(name, results)
@@ -421,6 +433,8 @@ class Session(SummaryMethods):
 
 def _with_profile(options: Options, task: TaskConfig) -> Options:
     """Returns the options, with a hook for the trace that the launch requests."""
+    if task.draw is not None:  # which leaves no trace in a run directory
+        return replace(options, hooks=(), checkpoint=None, resume="auto")
     if task.config.profile is None:
         return options
     from trireme.session.observers.profile import Profile

@@ -8,12 +8,13 @@ from pathlib import Path
 
 import msgspec
 
+from trireme.job_config import size_in_bytes
 from trireme.launch.config.task_config import TaskConfig
 from trireme.mesh import Mesh
-from trireme.parallel.config import PipelineConfig
+from trireme.parallel.config import GraphConfig, PipelineConfig
 from trireme.ps.rule import Rule
 from trireme.session.options import Options
-from trireme.strategies import SSP, Async, Collective, Strategy, choose
+from trireme.strategies import SSP, Async, Collective, Graph, Strategy, choose
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ class Settings:
         cls, task: TaskConfig, options: Options, run_dir: str | Path | None, max_steps: int | None
     ) -> Settings:
         """Returns the settings of a program's own arguments and of the launch."""
-        directory = task.config.run_dir or run_dir
+        directory = None if task.draw else task.config.run_dir or run_dir
         return cls(task, options, None if directory is None else Path(directory), max_steps)
 
     @cached_property
@@ -100,6 +101,22 @@ class Settings:
         if config.microbatches is not None:
             pipeline = replace(pipeline, microbatches=config.microbatches)
         return pipeline
+
+    @property
+    def graph(self) -> GraphConfig | None:
+        """How the model is placed as a dataflow graph; None where it is not one."""
+        if self.mesh.graph == 1 and not isinstance(self.strategy, Graph):
+            return None
+        config, graph = self.task.config, self.options.graph
+        if config.microbatches is not None:
+            graph = replace(graph, microbatches=config.microbatches)
+        if config.schedule is not None:
+            graph = replace(graph, schedule=config.schedule)  # type: ignore[arg-type]
+        if config.memory_limit is not None:
+            graph = replace(graph, memory_limit=size_in_bytes(config.memory_limit))
+        if config.log_placement:
+            graph = replace(graph, log_placement=True)
+        return graph
 
     @property
     def batches_per_step(self) -> int:

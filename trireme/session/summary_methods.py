@@ -11,6 +11,9 @@ from torch import nn
 
 from trireme.monitor.tensorboard.board import TensorBoard
 from trireme.monitor.tensorboard.forward_tracer import graph_of
+from trireme.parallel.graph_execution import GraphExecution
+from trireme.parallel.operation_log import OperationLog
+from trireme.parallel.tensors import map_tensors
 from trireme.session.worker import JobView
 
 if TYPE_CHECKING:
@@ -32,6 +35,11 @@ class SummaryMethods(JobView):
     @abstractmethod
     def board(self) -> TensorBoard | None:
         """The TensorBoard writer; None where nothing is recorded."""
+
+    @property
+    def pipeline(self) -> OperationLog | None:
+        """What runs this process's stages or operations; None without a pipeline or a graph."""
+        return None
 
     def log(
         self,
@@ -102,17 +110,24 @@ class SummaryMethods(JobView):
     def graph(self, example: Any, *, run: str = "train") -> None:
         """Records what the model computes from example inputs, with shapes and devices.
 
-        The model computes once, in evaluation mode and without gradients.
+        The model computes once, in evaluation mode and without gradients. Under the strategy
+        `graph`, after the first step, its modules are on the devices where they are placed.
 
         Args:
             example: a tensor, a tuple of arguments, or a dict of keyword arguments.
             run: the name of the run.
         """
+        execution = self.pipeline
+        placed = execution.graph if isinstance(execution, GraphExecution) else None
+        devices = placed.decision.modules if placed is not None else None
+        # A model that no process has the whole of has no memory: shapes are computed alone.
+        if any(parameter.is_meta for parameter in self.model.parameters()):
+            example = map_tensors(example, lambda tensor: tensor.to("meta"))
 
         def write(writer: SummaryWriter) -> None:
             from trireme.monitor.tensorboard.events import add_graph  # loads slowly
 
-            add_graph(writer, graph_of(self.model, example))
+            add_graph(writer, graph_of(self.model, example), devices)
 
         self._write_now(f"the graph of {type(self.model).__name__}", write, run)
 

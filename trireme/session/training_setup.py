@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,6 +22,7 @@ from trireme.session.result import Metric
 from trireme.session.settings import Settings
 
 if TYPE_CHECKING:
+    from trireme.parallel.deferred import Deferred
     from trireme.parallel.model_part import ModelPart
     from trireme.parallel.process_group import ProcessGroup
 
@@ -36,6 +38,7 @@ Optimizers: TypeAlias = (
 """The optimizer of a program, or several optimizers: see `Session`."""
 
 _SEED_MODEL = 11
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -80,6 +83,11 @@ class TrainingSetup:
         return OptimizerSpec(
             "SGD", tuple(GroupSpec(dict(outer)) for _ in self.optimizer.param_groups)
         )
+
+    @property
+    def lean(self) -> bool:
+        """Whether no process holds the whole model, not even its values of the last evaluation."""
+        return self.part is not None and self.part.lean
 
     @property
     def replica(self) -> int:
@@ -160,6 +168,39 @@ def device_of(settings: Settings) -> torch.device | None:
     if str(device) == "cuda" and several and torch.cuda.is_available():
         return torch.device("cuda", task.local_rank % torch.cuda.device_count())
     return device
+
+
+def deferred_model(
+    given: nn.Module | Callable[[], nn.Module], settings: Settings
+) -> Deferred | None:
+    """Returns a session's model without memory for its parameters, if it can be placed so.
+
+    That is the case for a dataflow graph with an example, without parameter servers, if the program
+    gives a function that builds the model. Values follow from the seed, as by `build_model`.
+
+    Args:
+        given: the model, or a function that builds it.
+        settings: the seed, and how the model is placed.
+    """
+    graph = settings.graph
+    if graph is None or graph.example is None or settings.task.servers or settings.task.dry_run:
+        return None
+    if isinstance(given, nn.Module):
+        _log.warning(
+            "every process holds the whole model, also the parts of others: give the session a "
+            "function that builds it, and not the model"
+        )
+        return None
+    from trireme.parallel.deferred import deferred
+
+    torch.manual_seed(derive(settings.options.seed, _SEED_MODEL))
+    try:
+        found = deferred(given)
+    except ConfigurationError as error:
+        _log.warning("every process builds the whole model, also the parts of others: %s", error)
+        return None
+    found.model.train()
+    return found
 
 
 def build_model(given: nn.Module | Callable[[], nn.Module], settings: Settings) -> nn.Module:
@@ -244,6 +285,7 @@ def assemble(
     *,
     in_place: bool = False,
     device: torch.device | None = None,
+    defer: Callable[[], Deferred | None] = lambda: None,
 ) -> TrainingSetup:
     """Assembles the model and the optimizer; joins the process group where there is one.
 
@@ -254,6 +296,7 @@ def assemble(
         in_place: whether the program's own loop computes with the model, so that the module itself
             is split, where the launch requests it, instead of a copy.
         device: the device of this process; None for that of `device_of`.
+        defer: returns the model without memory for its parameters, where it is placed so.
 
     Raises:
         ConfigurationError: the optimizer is invalid, or not over the model's parameters; or the
@@ -263,7 +306,7 @@ def assemble(
     task, mesh = settings.task, settings.mesh
     if task.threads is not None:
         torch.set_num_threads(task.threads)
-    if mesh.size == 1 or task.dry_run:
+    if (mesh.size == 1 and settings.graph is None) or task.dry_run:
         model = make_model()
         optimizer = build_optimizer(make_optimizer, model)
         flat = FlatModel(
@@ -276,7 +319,9 @@ def assemble(
     from trireme.session.replica.group_replica import assemble_together  # loads slowly
 
     here = device or device_of(settings) or torch.device("cpu")
-    return assemble_together(settings, here, make_model, make_optimizer, in_place=in_place)
+    return assemble_together(
+        settings, here, make_model, make_optimizer, in_place=in_place, defer=defer
+    )
 
 
 def replicas_of(
@@ -287,6 +332,11 @@ def replicas_of(
     Raises:
         ConfigurationError: an option has no meaning for a pipeline.
     """
+    if setup.settings.task.draw is not None:
+        from trireme.session.replica.drawing_replica import DrawingReplica  # loads slowly
+
+        drawing = DrawingReplica(setup, loss, metrics)
+        return drawing, drawing
     if setup.process_group is None:
         replica = Replica(setup.model, loss, setup.flat, setup.settings.options, metrics)
         return replica, replica

@@ -316,7 +316,7 @@ class Worker:
 
     def _unfrozen(self, parameter: nn.Parameter) -> ConfigurationError:
         """Returns the error that a frozen parameter requires a gradient now; names it."""
-        named = self.setup.model.named_parameters()
+        named = [*self.setup.model.named_parameters(), *self.setup.trained.parameters.items()]
         name = next((name for name, each in named if each is parameter), "of the optimizer")
         return ConfigurationError(
             f"parameter {name!r} requires a gradient now, and did not when training began: it has "

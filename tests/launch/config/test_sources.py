@@ -80,9 +80,9 @@ def test_strategies() -> None:
     ):
         read_config({}, {"TRIREME_STRATEGY": "sinc"}, None)
     with pytest.raises(
-        UsageError, match=r"graph is not built yet .*: it must be one of allreduce, async"
+        UsageError, match=r"slurm is not built yet .*: it must be one of local, ray"
     ):
-        read_config({"strategy": "graph"}, {}, None)
+        read_config({"on": "slurm"}, {}, None)
 
 
 def test_lines_show_value_and_origin() -> None:

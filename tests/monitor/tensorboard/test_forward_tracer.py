@@ -1,10 +1,15 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import nn
+from torch.utils.tensorboard import SummaryWriter
 
 from trireme.models import CifarNetwork
+from trireme.monitor.tensorboard.events import add_graph, device_name
 from trireme.monitor.tensorboard.forward_tracer import ForwardTracer, Node, graph_of
 
 
@@ -54,6 +59,38 @@ def test_modules_that_are_called_again_have_a_scope_again() -> None:
     # The parameter is one node, which both take.
     assert sum(node.kind == "Parameter" for node in found.values()) == 2
     assert "block/0/bias" in found["block_1/0/addmm"].sources
+
+
+def test_the_graph_has_the_device_of_the_innermost_placed_module(tmp_path: Path) -> None:
+    model = Twice()
+    with ForwardTracer(model) as watch:
+        model(torch.rand(2, 4), scale=torch.ones(()))
+    with SummaryWriter(str(tmp_path)) as writer:
+        add_graph(writer, watch.graph, {"block": "worker:1", "block.1": "worker:0/cuda:1"})
+    events = EventAccumulator(str(tmp_path))
+    events.Reload()
+    devices = {node.name: node.device for node in events.Graph().node}
+    first, second = "/job:worker/task:1/device:CPU:0", "/job:worker/task:0/device:GPU:1"
+    assert {name: device for name, device in devices.items() if "addmm" in name} == {
+        "block/0/addmm": first,
+        "block_1/0/addmm": first,
+    }
+    assert {devices[name] for name in ("block/1/relu", "block_1/1/relu")} == {second}
+    assert devices["block/0/weight"] == first
+    assert devices["mul"] == watch.graph[0].device  # in no placed module
+
+
+@pytest.mark.parametrize(
+    ("place", "name"),
+    [
+        ("worker:1", "/job:worker/task:1/device:CPU:0"),
+        ("worker:0/cpu", "/job:worker/task:0/device:CPU:0"),
+        ("worker:2/cuda:3", "/job:worker/task:2/device:GPU:3"),
+        ("ps:0", "/job:ps/task:0/device:CPU:0"),
+    ],
+)
+def test_places_have_tensorflow_s_names(place: str, name: str) -> None:
+    assert device_name(place) == name
 
 
 def test_what_is_computed_in_place_has_the_last_maker() -> None:

@@ -11,10 +11,21 @@ from tests.harness import Cluster, run_job
 from tests.tracing import arrows, check_nesting, read_trace, tasks_of
 from trireme.clock import clock_name
 from trireme.errors import ConfigurationError
-from trireme.monitor.trace import PushSpan, ServerPart, TraceSpan, WorkerPart, merge, pack, unpack
+from trireme.monitor.trace import (
+    MESSAGE,
+    STAGE,
+    PushSpan,
+    ServerPart,
+    TraceSpan,
+    WorkerPart,
+    merge,
+    pack,
+    unpack,
+)
 from trireme.ps.results import ServerClock
 from trireme.ps.server.trace import Note, Notes
-from trireme.session.observers.profile import Profile, _offsets, offset_of
+from trireme.session.observers.profile import Profile
+from trireme.session.observers.trace_clock import offset_of, offsets_of
 from trireme.session.session import Session
 
 
@@ -138,10 +149,10 @@ def test_the_quickest_round_trip_tells_how_far_a_clock_is_off() -> None:
 
 def test_times_of_other_servers_are_brought_to_the_clock_of_the_first() -> None:
     first, second = trip(1006.0, 5.0, 7.0), trip(56.0, 5.0, 7.0, "elsewhere")
-    own, servers = _offsets([[first], [second], [first]])
+    own, servers = offsets_of([[first], [second], [first]])
     assert own == 1000.0
     assert servers == [0.0, 950.0, 0.0]  # when it is 56 there, it is 6 here, and 1006 at the first
-    assert _offsets([]) == (0.0, [])
+    assert offsets_of([]) == (0.0, [])
 
 
 def test_parts_of_two_clocks_become_one_timeline() -> None:
@@ -166,6 +177,31 @@ def test_parts_of_two_clocks_become_one_timeline() -> None:
     assert push["ts"] == pytest.approx(500_000)
     assert apply["ts"] == pytest.approx(700_000)
     assert apply["name"] == "apply step 7"
+
+
+def test_stages_and_messages_have_rows_of_their_own() -> None:
+    spans = (
+        TraceSpan("step 3", "step", 0.0, 9.0),
+        TraceSpan("forward 1, micro-batch 0", STAGE, 1.0, 2.0),
+        TraceSpan("backward 1, micro-batch 0", STAGE, 2.0, 4.0),
+        TraceSpan("aten::mm", "cpu_op", 1.0, 1.5, 77),
+        TraceSpan("gloo:send", MESSAGE, 1.4, 3.0),
+        TraceSpan("gloo:recv", MESSAGE, 1.6, 5.0),
+        TraceSpan("gloo:all_reduce", MESSAGE, 3.0, 6.0),
+    )
+    events = merge([WorkerPart("worker:0", 1, 0.0, spans, ())])["traceEvents"]
+    check_nesting(events)
+    rows: dict[str, list[set[str]]] = {}
+    for about in events:
+        if about["name"] == "thread_name":
+            held = {e["name"] for e in events if e["ph"] == "X" and e["tid"] == about["tid"]}
+            rows.setdefault(about["args"]["name"], []).append(held)
+    assert rows == {
+        "phases": [{"step 3"}],
+        "stages": [{"forward 1, micro-batch 0", "backward 1, micro-batch 0"}],
+        "operators": [{"aten::mm"}],
+        "messages": [{"gloo:send", "gloo:all_reduce"}, {"gloo:recv"}],
+    }
 
 
 def test_notes_stay_for_a_worker_that_traces_its_steps_before_another_begins() -> None:

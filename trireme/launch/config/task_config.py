@@ -11,6 +11,7 @@ from typing import Literal
 import msgspec
 
 from trireme.certificates import Certificates
+from trireme.draw_request import DrawRequest
 from trireme.errors import ConfigurationError
 from trireme.job_config import JobConfig
 
@@ -47,6 +48,7 @@ class TaskConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         display: how progress is shown: `plain` lines; `events`, which are lines except those for
             steps, as the launcher shows steps; `none`; or `auto`, what suits the terminal.
         dry_run: whether to print what would be done, and end before training.
+        draw: what to draw of the model's graph, in place of the description of a dry run.
         connect_timeout: seconds within which the coordinator must be reached; short where it is
             known to listen already.
         threads: BLAS threads of this process; None leaves it to PyTorch.
@@ -82,6 +84,7 @@ class TaskConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     launcher_fd: int | None = None
     display: Literal["auto", "plain", "events", "none"] = "auto"
     dry_run: bool = False
+    draw: DrawRequest | None = None
     connect_timeout: float = 300.0
     threads: int | None = None
     restarts_left: int = 0

@@ -24,6 +24,7 @@ _THREAD_VARIABLES = (
 )
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
 _KEPT_BYTES = 1 << 30
+_RETURNED_BYTES = 1 << 20
 _ALLOCATOR_VARIABLES = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES")
 
 
@@ -58,12 +59,31 @@ def keep_freed_memory(environ: Mapping[str, str]) -> bool:
     Returns:
         Whether the allocator was configured. The allocators of other systems are left alone.
     """
+    return _configure_allocator(environ, _KEPT_BYTES)
+
+
+def return_freed_memory(environ: Mapping[str, str]) -> bool:
+    """Has the allocator return freed memory to the system, where a task's memory is limited.
+
+    Large tensors get memory of their own, so that freed ones leave no holes.
+
+    Args:
+        environ: as for `keep_freed_memory`.
+
+    Returns:
+        As `keep_freed_memory`.
+    """
+    return _configure_allocator(environ, _RETURNED_BYTES)
+
+
+def _configure_allocator(environ: Mapping[str, str], threshold: int) -> bool:
+    """Sets from how many bytes on a block is the system's, and how much freed memory is kept."""
     if sys.platform != "linux" or any(name in environ for name in _ALLOCATOR_VARIABLES):
         return False
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:
         return False
-    return bool(mallopt(_MMAP_THRESHOLD, _KEPT_BYTES) and mallopt(_TRIM_THRESHOLD, _KEPT_BYTES))
+    return bool(mallopt(_MMAP_THRESHOLD, threshold) and mallopt(_TRIM_THRESHOLD, threshold))
 
 
 def take_turns() -> bool:

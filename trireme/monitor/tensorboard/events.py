@@ -5,7 +5,10 @@ Each function takes the writer of a run.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from dataclasses import replace
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from tensorboard.compat.proto.attr_value_pb2 import AttrValue
@@ -35,11 +38,25 @@ Hyper = bool | float | str
 """The value of a hyper-parameter."""
 
 _PRODUCER = 22  # the version of the graph's format, as TensorBoard understands it
+_CALL = re.compile(r"_\d+$")
 
 
-def add_graph(writer: SummaryWriter, graph: Graph) -> None:
-    """Writes the graph of the run's model, with shapes and devices: the GRAPHS dashboard."""
-    nodes, versions = [_definition(node) for node in graph], VersionDef(producer=_PRODUCER)
+def add_graph(
+    writer: SummaryWriter, graph: Graph, devices: Mapping[str, str] | None = None
+) -> None:
+    """Writes the graph of the run's model, with shapes and devices: the GRAPHS dashboard.
+
+    TensorBoard colours the graph by these devices.
+
+    Args:
+        writer: the writer of the run.
+        graph: the graph of the traced pass.
+        devices: where modules are placed, such as `worker:1` or `worker:0/cuda:1`, by the paths of
+            modules with dots: a node is where the innermost of its modules in this mapping is;
+            "" is the model. Nodes of other modules are where they were traced.
+    """
+    placed = (_placed(node, devices) for node in graph) if devices else graph
+    nodes, versions = [_definition(node) for node in placed], VersionDef(producer=_PRODUCER)
     definition = GraphDef(node=nodes, versions=versions)
     _file(writer).add_event(Event(graph_def=definition.SerializeToString()))
 
@@ -117,6 +134,27 @@ def add_hparams(
 def _file(writer: SummaryWriter) -> Any:
     untyped: Any = writer
     return untyped._get_file_writer()
+
+
+def _placed(node: Node, devices: Mapping[str, str]) -> Node:
+    """Returns a node on the device of the innermost module that has one."""
+    path = node.name.split("/")[:-1]
+    for length in range(len(path), -1, -1):
+        # A module that is called again has a number behind its name.
+        spellings = [dict.fromkeys([name, _CALL.sub("", name)]) for name in path[:length]]
+        for names in product(*spellings):
+            if (scope := ".".join(names)) in devices:
+                return replace(node, device=device_name(devices[scope]))
+    return node
+
+
+def device_name(place: str) -> str:
+    """Returns TensorFlow's name of a place such as `worker:1`, `worker:0/cuda:1` or `ps:0`."""
+    task, _, device = place.partition("/")
+    role, _, index = task.partition(":")
+    kind, _, number = device.partition(":")
+    shown = "GPU" if kind == "cuda" else (kind or "cpu").upper()
+    return f"/job:{role}/task:{index or 0}/device:{shown}:{number or 0}"
 
 
 def _definition(node: Node) -> NodeDef:

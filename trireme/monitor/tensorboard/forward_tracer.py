@@ -92,7 +92,7 @@ class ForwardTracer:
     ) -> None:
         self._model = model
         self._observe = observe
-        self._names = _Names(name.replace(".", "/") for name, _ in model.named_modules())
+        self._names = Names(name.replace(".", "/") for name, _ in model.named_modules())
         # (name in the model, scope) of the modules that compute, innermost last.
         self._scopes: list[tuple[str, str]] = []
         self._scopes_used: set[str] = set()
@@ -184,7 +184,7 @@ def graph_of(model: nn.Module, inputs: Any) -> Graph:
     return watch.graph
 
 
-class _Names:
+class Names:
     """Makes unique names."""
 
     def __init__(self, taken: Iterator[str]) -> None:
@@ -204,7 +204,7 @@ class _DispatchTracer(TorchDispatchMode):
     """Records every operation below autograd, with its actual tensors."""
 
     def __init__(
-        self, names: _Names, scopes: Sequence[tuple[str, str]], model: nn.Module, task: str
+        self, names: Names, scopes: Sequence[tuple[str, str]], model: nn.Module, task: str
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.nodes: list[Node] = []

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
 
 from trireme.data.intervals import joined
 from trireme.ps.messages import GroupSpec, OptimizerSpec, Span
-from trireme.ps.results import PushResult
+from trireme.ps.results import PushResult, ServerClock
 from trireme.ps.rule import Rule
 from trireme.ps.snapshot import ModelState
 
@@ -42,6 +43,8 @@ class Backend(ABC):
         wants_save: whether this process, as chief, requests to save the step of the next exchange.
         saves: whether the last exchange agreed to save the step that it made; None where the chief
             saves without the other workers.
+        streams: whether the tensors of `saving` can be read within its block only, one at a time,
+            and all processes take part in the last save.
         local_optimizers: the optimizers of workers that train locally between exchanges; None where
             updates are made elsewhere, or another process of this worker has them.
     """
@@ -60,6 +63,7 @@ class Backend(ABC):
     group: ProcessGroup | None = None
     wants_save: bool = False
     saves: bool | None = None
+    streams: bool = False
     local_optimizers: LocalOptimizers | None = None
 
     # -- joining ----------------------------------------------------------------------------------
@@ -227,6 +231,13 @@ class Backend(ABC):
         """Returns the bytes that each worker has shared under a topic."""
         return {}
 
+    def clock_trips(self) -> Sequence[ServerClock]:
+        """Returns round trips to the chief's clock; none in the chief, and where there are servers.
+
+        All processes that make steps together must call it.
+        """
+        return ()
+
     @abstractmethod
     def snapshot(self, *, state: bool) -> ModelState:
         """Copies the values of one consistent step.
@@ -239,6 +250,24 @@ class Backend(ABC):
         Raises:
             WaitTimeout: no consistent copy could be completed in time.
         """
+
+    @contextmanager
+    def saving(self) -> Iterator[ModelState]:
+        """Yields the state to be saved, as `snapshot` with the optimizer's state returns it.
+
+        With `streams` each tensor comes from the process that holds it when it is read, and the
+        values must not change before the block ends; other processes than the chief get a state
+        without tensors.
+        """
+        yield self.snapshot(state=True)
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Puts the values to evaluate into the parts of the model while all processes evaluate.
+
+        All processes must enter it, each with the part that it holds.
+        """
+        yield
 
     def end(self) -> None:
         """Makes `stopping` true for this worker alone: the job goes on without it."""

@@ -8,25 +8,28 @@ the same ledger.
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 
 import msgspec
 import torch
-from safetensors.torch import load as load_bytes
-from safetensors.torch import save as save_bytes
 
 from trireme.errors import ConfigurationError, Rejected
-from trireme.parallel.model_part import join_stages
+from trireme.parallel.clock_trips import clock_trips
+from trireme.parallel.large_values import LargeValues
+from trireme.parallel.model_part import join_parts
 from trireme.parallel.process_group import ProcessGroup
 from trireme.parallel.sharding import full_tensor
 from trireme.parallel.straggler_watch import StragglerWatch
+from trireme.parallel.tensor_stream import TensorStream, spread
 from trireme.ps.messages import OptimizerSpec, Span
-from trireme.ps.results import PushResult
+from trireme.ps.results import PushResult, ServerClock
 from trireme.ps.rule import Rule
 from trireme.ps.snapshot import ModelState
 from trireme.session.backends.base import FirstState, joined_spans
 from trireme.session.backends.local import KINDS, Local, unpacked
+from trireme.session.checkpoint.streamed import StreamedTensors, joined, renamed, shapes_of
 from trireme.session.replica.replica import clip
 from trireme.session.training_setup import TrainingSetup
 
@@ -36,9 +39,11 @@ class _Action(enum.Enum):
 
     STEP = "makes a step"
     VALUES = "evaluates"
+    EVALUATE = "evaluates its part"
     STATE = "saves"
     OPEN = "begins to read a data set"
     MEAN = "records"
+    CLOCKS = "compares clocks"
     END = "ends its training"
 
 
@@ -70,10 +75,12 @@ class Collective(Local):
         self._clip_norm = options.clip_norm
         self._agree_on_skips = options.nan == "skip"  # a batch of one process may be left out
         self._watch = StragglerWatch(group.rank, group.size, group.put, group.get, waiting)
+        self._shared = LargeValues(group.put, group.get)
         self._wants_stop = False
         self._vote_totals: Callable[[], list[float]] | None = None
         self._opened: set[str] = set()  # the data sets that all processes have agreed on
         self._last: ModelState | None = None
+        self.streams = setup.lean
 
     # -- joining --------------------------------------------------------------------------------
 
@@ -82,14 +89,23 @@ class Collective(Local):
         self._watch.start()
 
     def _agreed(self, state: ModelState | None) -> ModelState:
-        """Broadcasts the chief's state to every process."""
-        header = data = None
+        """Hands the chief's state to every process: of the tensors, what the process holds."""
+        header: bytes | None = None
+        named: Mapping[str, torch.Tensor] = {}
         if state is not None:
-            data = save_bytes(_packed(state))
             header = msgspec.msgpack.encode(replace(state, values={}, average={}, optimizer={}))
+            named = _packed(state)
         head = msgspec.msgpack.decode(self.group.broadcast(header), type=ModelState)
-        values, average, optimizer = unpacked(load_bytes(self.group.broadcast(data)))
+        shapes = None if state is None else shapes_of(named)
+        mine = dict(spread(self.group, shapes, named.__getitem__, self._holds))
+        values, average, optimizer = unpacked(mine)
         return replace(head, values=values, average=average, optimizer=optimizer)
+
+    def _holds(self, key: str) -> bool:
+        """Returns whether a tensor, by `KIND/NAME`, is of a parameter of this process."""
+        kind, _, name = key.partition("/")
+        parameter = name.rpartition("/")[0] if kind == "state" else name
+        return parameter in self._held.parameters
 
     # -- collective actions ---------------------------------------------------------------------
 
@@ -110,13 +126,23 @@ class Collective(Local):
             chief = _ACTIONS[int(word)]
             if chief == action:
                 return
+            if chief == _Action.EVALUATE:
+                raise ConfigurationError(
+                    f"the chief evaluates at step {self.step}, and rank {self.group.rank} "
+                    f"{action.value}: no process holds the whole model (GraphConfig(example=...)), "
+                    "so that every process must call session.evaluate, with the same data"
+                )
             if chief not in (_Action.VALUES, _Action.STATE):
                 raise ConfigurationError(
                     f"rank {self.group.rank} {action.value} at step {self.step}, and the "
                     f"chief {chief.value}: every process must run the same program; "
                     "an action of one process alone must be the chief's"
                 )
-            self._gather(state=chief == _Action.STATE)
+            if chief == _Action.STATE:
+                with self._streamed():
+                    pass
+            else:
+                self._gather(state=False)
 
     def begin_step(self) -> None:
         self._watch.step_began(self.step)
@@ -181,17 +207,25 @@ class Collective(Local):
         self.group.barrier()
 
     def drain(self) -> int:
-        """Keeps the final state, which a single process may then copy; returns its step."""
+        """Keeps the final state, which a single process may then copy; returns its step.
+
+        Where no process holds the whole model nothing is kept: all processes save together.
+        """
         self._agree(_Action.END)
-        self._last = self._gather(state=True)
+        if not self.streams:
+            self._last = self._gather(state=True)
         return self.step
 
     def share(self, topic: str, data: bytes) -> None:
-        self.group.put(f"{topic}/{self.group.rank}", data)
+        self._shared.put(f"{topic}/{self.group.rank}", data)
 
     def collect(self, topic: str) -> dict[int, bytes]:
-        found = {rank: self.group.get(f"{topic}/{rank}") for rank in range(self.group.size)}
+        found = {rank: self._shared.get(f"{topic}/{rank}") for rank in range(self.group.size)}
         return {rank: data for rank, data in found.items() if data is not None}
+
+    def clock_trips(self) -> Sequence[ServerClock]:
+        self._agree(_Action.CLOCKS)
+        return clock_trips(self.group)
 
     def mean(self, values: Mapping[str, float], *, counts: bool) -> dict[str, float]:
         self._agree(_Action.MEAN)
@@ -210,7 +244,55 @@ class Collective(Local):
         # All processes join shards in the same order: sorted, as names read from a file may not be.
         mine = {name: full_tensor(tensors[name]).clone() for name in sorted(tensors)}
         consumed = self._all_consumed() if state else ()
-        return self._state(join_stages(self.group, mine), consumed, lacks)
+        return self._state(join_parts(self.group, mine), consumed, lacks)
+
+    @contextmanager
+    def saving(self) -> Iterator[ModelState]:
+        if not self.streams:
+            yield self.snapshot(state=True)
+            return
+        self._agree(_Action.STATE)
+        with self._streamed() as state:
+            yield state
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        self._agree(_Action.EVALUATE)
+        held = self._trained() if self._average else []
+        own = [parameter.detach().clone() for _, parameter in held]
+        with torch.no_grad():
+            for name, parameter in held:
+                parameter.copy_(self._average[name])
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for (_, parameter), value in zip(held, own, strict=True):
+                    parameter.copy_(value)
+
+    @contextmanager
+    def _streamed(self) -> Iterator[ModelState]:
+        """Yields the state, whose tensors the chief reads one at a time; the others send them.
+
+        Elsewhere than in the chief the state has no tensors, and the block begins when the chief's
+        has ended.
+        """
+        tensors, lacks = self._tensors(state=True)
+        head = self._state({}, self._all_consumed(), lacks)
+        stream = TensorStream(self.group, tensors)
+        if not self.group.is_chief:
+            stream.serve()
+            yield head
+            return
+        everything = StreamedTensors(stream.shapes, stream.read)
+        values, average, optimizer = (
+            renamed(everything, {key.partition("/")[2]: key for key in keys})
+            for keys in ([k for k in stream.shapes if k.startswith(f"{kind}/")] for kind in KINDS)
+        )
+        try:
+            yield replace(head, values=values, average=average, optimizer=optimizer)
+        finally:
+            stream.close()
 
     def _all_consumed(self) -> tuple[Span, ...]:
         """Returns the positions that all replicas have finished."""
@@ -223,11 +305,9 @@ class Collective(Local):
         self._watch.close()  # the lifecycle closes the process group
 
 
-def _packed(state: ModelState) -> dict[str, torch.Tensor]:
+def _packed(state: ModelState) -> Mapping[str, torch.Tensor]:
+    """Returns the tensors of a state by `KIND/NAME`, without reading those that are streamed."""
     kinds = zip(KINDS, (state.values, state.average, state.optimizer), strict=True)
-    # A tied or an expanded tensor is written out: the format knows no views.
-    return {
-        f"{kind}/{name}": tensor.contiguous().clone()
-        for kind, named in kinds
-        for name, tensor in named.items()
-    }
+    return joined(
+        *(renamed(named, {f"{kind}/{name}": name for name in named}) for kind, named in kinds)
+    )

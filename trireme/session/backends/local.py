@@ -84,7 +84,7 @@ class Local(Backend):
             self._average = {}
             for name, parameter in self._trained():
                 average = torch.zeros_like(parameter.detach())
-                fill_local(average, known[name])
+                fill_local(average, known.get(name, parameter.detach()))
                 self._average[name] = average
         if state.optimizer:
             restore_state(self._optimizer, self._held.parameters, state.optimizer, local_part)
@@ -93,6 +93,13 @@ class Local(Backend):
     def _trained(self) -> list[tuple[str, nn.Parameter]]:
         """Returns the parameters that the job trains, also those that the program froze later."""
         return [(n, p) for n, p in self._held.parameters.items() if n in self._names]
+
+    def _saved(self) -> list[tuple[str, nn.Parameter]]:
+        """Returns the parameters whose values are saved from here; the model has the frozen ones.
+
+        Where no process holds the whole model, each saves what it has, trained or not.
+        """
+        return list(self._held.parameters.items()) if self.streams else self._trained()
 
     # -- training -------------------------------------------------------------------------------
 
@@ -175,9 +182,10 @@ class Local(Backend):
             state: whether to return the optimizer's state too.
         """
         tensors: dict[str, torch.Tensor] = {
-            f"values/{name}": parameter.detach() for name, parameter in self._trained()
+            f"values/{name}": parameter.detach() for name, parameter in self._saved()
         }
-        tensors |= {f"average/{name}": tensor for name, tensor in self._average.items()}
+        if self._average:
+            tensors |= {f"average/{name}": self._average[name] for name, _ in self._trained()}
         if state:
             try:
                 mine = named_state(self._optimizer, self._held.parameters)

@@ -112,13 +112,13 @@ class Shards:
         here = torch.zeros(len(flat.parameters))
         for name, gradient in self._part.whole_gradients():
             here[self._position[name]] = 1.0
-            if group.rank in group.stage_leaders():
+            if group.rank in group.part_leaders():
                 target = flat.parameters[name].grad
                 assert target is not None
                 target.copy_(gradient)
         for vector in flat.gradients:
             group.reduce_tensor(vector)
-        if group.mesh.pp > 1:  # else every process has shares of all parameters
+        if group.mesh.parts > 1:  # else every process has shares of all parameters
             group.reduce_tensor(here)
         for name, position in self._position.items():
             if not here[position]:

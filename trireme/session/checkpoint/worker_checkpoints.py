@@ -15,7 +15,7 @@ from trireme.errors import CheckpointError, ConfigurationError, JobFailed, Trire
 from trireme.launch.exit_reason import describe
 from trireme.ps.joint_optimizer import members
 from trireme.ps.messages import OptimizerSpec
-from trireme.ps.module_names import state_of
+from trireme.ps.module_names import named_parameters, state_of
 from trireme.ps.optimizers import name_of
 from trireme.ps.snapshot import ModelState, lacking
 from trireme.session.backends.local_optimizers import LocalOptimizers
@@ -27,6 +27,7 @@ from trireme.session.checkpoint.restored import (
     local_states,
 )
 from trireme.session.checkpoint.storage import Storage
+from trireme.session.checkpoint.streamed import StreamedTensors, joined, renamed, shapes_of
 from trireme.session.checkpoint.tensors import dtype_name
 from trireme.session.lifecycle import Lifecycle
 from trireme.session.replica.buffers import Buffers
@@ -78,7 +79,8 @@ class WorkerCheckpoints:
         if checkpoint is None:
             self._lifecycle.enter("initialising")
             flat.collect_values()
-            state = ModelState(0, {n: p.detach().cpu() for n, p in flat.parameters.items()})
+            own = {} if self._setup.lean else flat.parameters  # every process has its values
+            state = ModelState(0, {n: p.detach().cpu() for n, p in own.items()})
         else:
             self._lifecycle.enter("restoring", f"step {checkpoint.step}")
             self.restored_from = checkpoint.step
@@ -134,7 +136,7 @@ class WorkerCheckpoints:
         """
         resume, run_dir = self._setup.settings.options.resume, self._setup.settings.run_dir
         if resume not in ("auto", "never"):
-            data = load(resume)
+            data = load(resume, streamed=self._backend.streams)
             if run_dir is not None and any(
                 step_of(path) > data.step for path in list_checkpoints(run_dir)
             ):
@@ -154,7 +156,11 @@ class WorkerCheckpoints:
                 )
             return None
         warn = self._progress.warn
-        return latest(run_dir, lambda path, why: warn(f"passing over the checkpoint {path}: {why}"))
+        return latest(
+            run_dir,
+            lambda path, why: warn(f"passing over the checkpoint {path}: {why}"),
+            streamed=self._backend.streams,
+        )
 
     def _restore(self, data: CheckpointData) -> ModelState:
         """Returns the state of the servers from a checkpoint, and restores this worker's part.
@@ -175,18 +181,26 @@ class WorkerCheckpoints:
             self._hand_out_local_state(data, then, self._backend.local_optimizers)
         return ModelState(
             step=data.step,
-            values={name: data.model[name] for name in flat.parameters},
-            average=dict(data.average),
+            values=renamed(data.model, {name: name for name in self._filled()}),
+            average=data.average,
             optimizer=self._optimizer_of(data, then),
             sizes=dict(then.sizes),
             consumed=then.spans,
         )
 
-    def _optimizer_of(self, data: CheckpointData, then: JobState) -> dict[str, torch.Tensor]:
+    def _filled(self) -> list[str]:
+        """Returns the names of the parameters whose values come with the state of the servers.
+
+        The chief hands out frozen ones as constants, unless it does not hold them.
+        """
+        trained, setup = self._setup.flat.parameters, self._setup
+        return [name for name, _ in named_parameters(setup.model)] if setup.lean else [*trained]
+
+    def _optimizer_of(self, data: CheckpointData, then: JobState) -> Mapping[str, torch.Tensor]:
         """Returns the state with which the servers' optimizer continues."""
         now = _applied(self._setup.outer)
         if now == then.applies:
-            return dict(data.optimizer)
+            return data.optimizer
         if then.applies != "gradients" and (data.optimizer or self._setup.outer is None):
             self._progress.warn(
                 f"the checkpoint is of a job whose servers applied {then.applies}, and here they "
@@ -261,16 +275,21 @@ class WorkerCheckpoints:
         if self._backend.local_optimizers is not None:
             self._backend.local_optimizers.leave()
 
-    def _copy(self) -> None:
-        """Copies a consistent state; an earlier copy is written first."""
+    def _copy(self, *, last: bool = False) -> None:
+        """Copies a consistent state; an earlier copy is written first.
+
+        A state that is streamed is written before this returns, with `last` as the last one.
+        """
         if not self._storage.scheduled:
             return
         self._write()
-        with self._lifecycle.liveness.excused("it saves"):
-            state = self._backend.snapshot(state=True)
-        known = self._storage.has(state.step)
-        if self._lifecycle.is_chief and not known:  # other workers only take part
-            self._copied = self._checkpoint_of(state)
+        with self._lifecycle.liveness.excused("it saves"), self._backend.saving() as state:
+            known = self._storage.has(state.step)
+            if self._lifecycle.is_chief and not known:  # other workers only take part
+                self._copied = self._checkpoint_of(state)
+                if self._backend.streams:  # while the other processes send their tensors
+                    self._write(last=last)
+                    self._storage.settle()
 
     def _write(self, *, last: bool = False) -> None:
         """Writes the copy in the background; with `last`, before it returns."""
@@ -299,8 +318,10 @@ class WorkerCheckpoints:
             self._write()
             self._storage.settle(at_the_end=True)
             self.leave_local_state()
-            self._copy()
+            self._copy(last=True)
             self._write(last=True)
+        elif self._backend.streams:
+            self._copy()  # sends this process's part
 
     def rescue(self, error: BaseException) -> None:
         """Saves this worker's values if a server was lost, and reports what is lost with it."""
@@ -357,12 +378,14 @@ class WorkerCheckpoints:
         # Only what `state_dict` has: not the model's non-persistent buffers.
         means = {} if more else parts.get("the mean of the buffers", self.buffers.average)
         averages = {name: mean for name, mean in means.items() if name in constants}
-        aliases = parts.get("the further names of tied parameters", self._aliases)
-        tied = {name: state.values[first] for name, first in aliases.items()}
+        aliases = parts.get(
+            "the further names of tied parameters", lambda: self._aliases(state.values)
+        )
+        tied = renamed(state.values, aliases)
         described["pushes"] = [msgspec.to_builtins(row) for row in state.workers]
         data = CheckpointData(
             state.step,
-            parts.held("model", {**constants, **averages, **state.values, **tied}),
+            parts.held("model", joined(constants, averages, state.values, tied)),
             parts.held("optimizer", state.optimizer),
             parts.held("average", state.average),
             described,
@@ -413,13 +436,13 @@ class WorkerCheckpoints:
             lost.append("the moving average")
         return [*lost, "the record of the examples used since the checkpoint before"]
 
-    def _aliases(self) -> dict[str, str]:
-        """Returns the further names of tied parameters, each with the name that is trained."""
-        trained = {id(p): name for name, p in self._setup.flat.parameters.items()}
+    def _aliases(self, values: Mapping[str, torch.Tensor]) -> dict[str, str]:
+        """Returns the further names of tied parameters, each with the name that values have."""
+        own = {id(p): name for name, p in named_parameters(self._setup.model) if name in values}
         return {
-            name: trained[id(tensor)]
+            name: own[id(tensor)]
             for name, tensor in state_of(self._setup.model).items()
-            if id(tensor) in trained and name not in self._setup.flat.parameters
+            if id(tensor) in own and name not in values
         }
 
 
@@ -442,18 +465,17 @@ class _Parts:
             self.lacks.append(lacking(what, error))
             return {}
 
-    def held(self, group: str, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def held(self, group: str, tensors: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
         """Returns the tensors that a checkpoint can hold."""
-        good, odd = dict(tensors), []
-        for name, tensor in tensors.items():
+        streamed, odd = isinstance(tensors, StreamedTensors), dict[str, str]()
+        for name, tensor in shapes_of(tensors).items():
             try:
-                dtype_name(name, tensor)
+                dtype_name(name, tensor, streamed=streamed)
             except CheckpointError:
-                odd.append(f"{name!r} of {tensor.dtype}")
-                del good[name]
+                odd[name] = f"{name!r} of {tensor.dtype}"
         if odd:
-            self.lacks.append(f"what it cannot hold of the {group}: {', '.join(odd)}")
-        return good
+            self.lacks.append(f"what it cannot hold of the {group}: {', '.join(odd.values())}")
+        return renamed(tensors, {name: name for name in tensors if name not in odd})
 
 
 def _applied(outer: OptimizerSpec | None) -> str:

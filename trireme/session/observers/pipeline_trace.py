@@ -42,18 +42,19 @@ class PipelineTrace(Hook):
         self._step = step
         self._path = None if path is None else Path(path)
         self._made = 0
+        self._mark: int | None = None  # of the operations of the step, while they are recorded
 
     def before_step(self, session: Session, batch: Any) -> None:
         self._made += 1
         pipeline = session.pipeline
         if pipeline is not None and self._made == self._step:
-            pipeline.operations = []
+            self._mark = pipeline.begin()
 
     def after_step(self, session: Session, result: StepResult) -> None:
         pipeline = session.pipeline
-        if pipeline is None or pipeline.operations is None:
+        if pipeline is None or self._mark is None:
             return
-        mine, pipeline.operations = pipeline.operations, None
+        mine, self._mark = pipeline.end(self._mark), None
         operations = pipeline.gather(mine, self._made, time.monotonic() + _PATIENCE)
         if not session.is_chief:
             return

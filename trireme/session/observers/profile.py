@@ -7,6 +7,11 @@ writes `RUN/traces/steps-10-15.json.gz`, which https://ui.perfetto.dev opens.
 Each worker traces its own steps 10 to 14 and shares its part at shard 0; the chief merges all
 parts with the notes of the servers. All times are on shard 0's clock: the offset of a worker's
 clock is measured by round trips, unless both read the same clock.
+
+Without servers the processes of a process group share their parts in the group's store, and all
+times are on the chief's clock. Each process says at its start that it profiles, and which clock it
+reads. Once all have made the first traced step, all read the same answers: so they agree, without
+another message, on whether to compare their clocks.
 """
 
 from __future__ import annotations
@@ -16,7 +21,7 @@ import math
 import tempfile
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +30,8 @@ import msgspec
 from trireme.clock import clock_name
 from trireme.errors import ConfigurationError
 from trireme.monitor.trace import (
+    MESSAGE,
+    STAGE,
     PushSpan,
     ServerPart,
     TraceSpan,
@@ -35,11 +42,14 @@ from trireme.monitor.trace import (
     write_trace,
 )
 from trireme.ps.messages import Applied
-from trireme.ps.results import ServerClock, decided
+from trireme.ps.results import decided
 from trireme.ps.server.trace import Note
 from trireme.session.hooks import Hook
+from trireme.session.observers.trace_clock import offset_of, offsets_of
 
 if TYPE_CHECKING:
+    from trireme.parallel.stage_operation import StageOperation
+    from trireme.session.backends.parameter_server import ParameterServer
     from trireme.session.result import StepResult
     from trireme.session.session import Session
 
@@ -47,8 +57,11 @@ _log = logging.getLogger(__name__)
 
 _ROUND_TRIPS = 8
 _LOOK_SECONDS = 1.0
+_PATIENCE = 30.0  # seconds, at the end, for the parts of the other processes
+_POLL_SECONDS = 0.05
 _CLOCK_MARK = "trireme clock"
 _NOTES = tuple[Note, ...]
+_BACKENDS = ("gloo:", "nccl:")
 _CATEGORIES = ("cpu_op", "user_annotation", "kernel", "gpu_memcpy", "gpu_memset", "cuda_runtime")
 
 
@@ -76,6 +89,7 @@ class Profile(Hook):
             )
         self.first, self.end = int(first), int(end)
         self._topic = f"trace/{self.first}-{self.end}"
+        self._clock_topic = f"trace-clock/{self.first}-{self.end}"
         self._operators = operators
         self._directory = None if directory is None else Path(directory)
         self._made = 0  # steps, so far
@@ -86,6 +100,8 @@ class Profile(Hook):
     def on_start(self, session: Session) -> None:
         if self._operators:
             import torch.profiler  # noqa: F401  # takes seconds, so not during a step
+        if session.worker.backend.together:
+            session.worker.backend.share(self._clock_topic, clock_name().encode())
         if self._directory is not None:
             return
         records = session.task.records  # in the launch's run directory
@@ -107,6 +123,8 @@ class Profile(Hook):
         self._made += 1
         if self._tracing is not None:
             self._tracing.end_step(self._made - 1, result)
+            if self._made == self.first + 1 and session.worker.backend.together:
+                self._compare_clocks(session, self._tracing)
             if self._made == self.end:
                 self._leave(session)
         elif time.monotonic() >= self._look_at:
@@ -121,6 +139,25 @@ class Profile(Hook):
 
     # -- inside ---------------------------------------------------------------------------------
 
+    def _compare_clocks(self, session: Session, tracing: _Tracing) -> None:
+        """Measures the offset of this process's clock to the chief's, unless all read the same.
+
+        All processes have made a step together by now, and thus shared their clocks' names.
+        """
+        backend = session.worker.backend
+        assert backend.group is not None
+        clocks = backend.collect(self._clock_topic)
+        if len(set(clocks.values())) == 1:
+            return
+        if len(clocks) == backend.group.size:
+            tracing.offset = offset_of(backend.clock_trips())
+        elif session.is_chief:
+            session.worker.progress.warn(
+                "times of the trace are not comparable between its processes: they read different "
+                "clocks, which only all processes together can compare; give this hook to "
+                f"{_names(set(range(backend.group.size)) - set(clocks))} too"
+            )
+
     def _leave(self, session: Session) -> None:
         """Ends tracing, and shares this worker's part."""
         assert self._tracing is not None
@@ -131,24 +168,42 @@ class Profile(Hook):
             self._look_at = 0.0
             session.worker.lifecycle.servers.trace("stop")
             session.worker.backend.share(self._topic, pack(part))
-        else:  # no servers: each process writes its own trace
+        elif session.worker.backend.together:
+            self._look_at = 0.0
+            session.worker.backend.share(self._topic, pack(part))
+        else:  # alone, or a process of a worker that another one represents at the servers
             self._write(session, [part], [], name="" if session.is_chief else f".{part.task}")
 
     def _gather(self, session: Session, *, wait_for_all: bool) -> None:
         """Merges the parts, as chief; with `wait_for_all`, once all workers have shared theirs."""
         if not session.is_chief:
             return
-        connected = session.worker.lifecycle.servers
-        assert connected is not None
-        parts = connected.collect(self._topic)
-        if wait_for_all and len(parts) < session.task.workers:
-            return
+        backend, connected = session.worker.backend, session.worker.lifecycle.servers
+        wanted = set(range(session.task.workers))
+        if connected is None:
+            wanted = set(backend.collect(self._clock_topic))
+        parts = backend.collect(self._topic)
+        deadline = time.monotonic() + (_PATIENCE if connected is None else 0.0)
+        while missing := wanted - set(parts):
+            if wait_for_all:
+                return
+            if time.monotonic() >= deadline:
+                session.worker.progress.warn(
+                    f"the trace of steps {self.first} to {self.end - 1} lacks {_names(missing)}"
+                )
+                break
+            time.sleep(_POLL_SECONDS)
+            parts = backend.collect(self._topic)
+        workers = [unpack(data) for _, data in sorted(parts.items())]
+        self._write(session, workers, [] if connected is None else self._notes(connected))
+
+    def _notes(self, connected: ParameterServer) -> list[ServerPart]:
+        """Returns the parts of the servers."""
         notes = [answer.notes for answer in connected.trace("read")]
-        servers = [
+        return [
             ServerPart(index, self._servers[index], msgspec.json.decode(each, type=_NOTES))
             for index, each in enumerate(notes)
         ]
-        self._write(session, [unpack(data) for _, data in sorted(parts.items())], servers)
 
     def _write(
         self,
@@ -169,22 +224,29 @@ class Profile(Hook):
         session.worker.progress.message(f"trace: {path} (https://ui.perfetto.dev opens it)")
 
 
+def _names(workers: Collection[int]) -> str:
+    return ", ".join(f"worker:{index}" for index in sorted(workers))
+
+
 class _Tracing:
     """One worker's trace while it is made."""
 
     def __init__(self, session: Session, *, operators: bool) -> None:
         self._worker, self._recorder = session.worker, session.recorder
         self._task = session.task
+        self._pipeline = session.pipeline
         self._began = 0.0
+        self._mark = 0  # of the operations of the pipeline, in its log
         self._steps: list[TraceSpan] = []
         self._phases: list[TraceSpan] = []
+        self._stages: list[TraceSpan] = []
         self._pushes: list[PushSpan] = []
         self._undecided: deque[TraceSpan] = deque()
         self._connected = session.worker.lifecycle.servers
         trips = []
         if self._connected is not None:
             trips = [self._connected.trace("start") for _ in range(1 + _ROUND_TRIPS)]
-        self._offset, self.servers = _offsets(list(zip(*trips, strict=True)))
+        self.offset, self.servers = offsets_of(list(zip(*trips, strict=True)))
         self._profiler = _Profiler() if operators else None
         self._recorder.phases.observe(self._saw)
 
@@ -195,10 +257,15 @@ class _Tracing:
             self._undecided.append(span)
 
     def begin_step(self) -> None:
+        if self._pipeline is not None:
+            self._mark = self._pipeline.begin()
         self._began = time.monotonic()
 
     def end_step(self, number: int, result: StepResult) -> None:
         self._steps.append(TraceSpan(f"step {number}", "step", self._began, time.monotonic()))
+        if self._pipeline is not None:
+            operations = self._pipeline.end(self._mark)
+            self._stages += _stage_spans(operations, time.monotonic() - time.time())
         self._recorder.phases.settle()
         times = self._worker.update_times
         # With prefetch the newest push is not decided yet.
@@ -216,10 +283,43 @@ class _Tracing:
         return WorkerPart(
             task=self._task.name,
             place=self._task.number,
-            offset=self._offset,
-            spans=(*self._steps, *self._phases, *operators),
+            offset=self.offset,
+            spans=(*self._steps, *self._phases, *self._stages, *operators),
             pushes=tuple(self._pushes),
         )
+
+
+def _stage_spans(operations: Sequence[StageOperation], offset: float) -> list[TraceSpan]:
+    """Returns the operations of a pipeline's stages, or of a graph's segments, as spans.
+
+    Args:
+        operations: the operations of this process.
+        offset: what to add to the wall clock for the monotonic clock.
+    """
+    return [
+        TraceSpan(
+            f"{one.kind} {one.stage}, micro-batch {one.microbatch}",
+            STAGE,
+            one.start + offset,
+            one.stop + offset,
+        )
+        for one in operations
+    ]
+
+
+def _operator(event: Mapping[str, Any], offset: float) -> TraceSpan:
+    """Returns the span of an event of `torch.profiler`.
+
+    Args:
+        event: the event.
+        offset: the offset of the profiler's clock, in seconds.
+    """
+    began = 1e-6 * float(event["ts"]) + offset
+    ended = began + 1e-6 * float(event["dur"])
+    # A message goes on while its thread, to which the profiler attributes it, does other things.
+    if event["cat"] == "user_annotation" and event["name"].startswith(_BACKENDS):
+        return TraceSpan(event["name"], MESSAGE, began, ended)
+    return TraceSpan(event["name"], event["cat"], began, ended, int(event["tid"]))
 
 
 class _Profiler:
@@ -251,13 +351,7 @@ class _Profiler:
         events = [event for event in found if event.get("ph") == "X"]
         offset = self._offset(events)
         return [
-            TraceSpan(
-                event["name"],
-                event["cat"],
-                1e-6 * float(event["ts"]) + offset,
-                1e-6 * (float(event["ts"]) + float(event["dur"])) + offset,
-                int(event["tid"]),
-            )
+            _operator(event, offset)
             for event in events
             if event.get("cat") in _CATEGORIES and event["name"] != _CLOCK_MARK
         ]
@@ -272,28 +366,3 @@ class _Profiler:
         pairs = list(zip(self._marks, seen, strict=False))
         (before, after), middle = min(pairs, key=lambda pair: pair[0][1] - pair[0][0])
         return (before + after) / 2 - 1e-6 * middle
-
-
-def offset_of(trips: Sequence[ServerClock]) -> float:
-    """Returns what to add to this process's monotonic clock for a server's, in seconds.
-
-    Of several round trips the quickest counts; nothing where both read the same clock, or where
-    there was no trip.
-    """
-    if not trips or trips[0].clock == clock_name():
-        return 0.0
-    best = min(trips, key=lambda trip: trip.heard - trip.asked)
-    return best.now - (best.asked + best.heard) / 2
-
-
-def _offsets(servers: Sequence[Sequence[ServerClock]]) -> tuple[float, list[float]]:
-    """Returns the offsets of this process's clock, and of each server's, to shard 0's clock.
-
-    Args:
-        servers: the round trips with each server; none where there are no servers.
-    """
-    if not servers:
-        return 0.0, []
-    own = offset_of(servers[0])
-    common = servers[0][0].clock
-    return own, [0.0 if t[0].clock == common else own - offset_of(t) for t in servers]

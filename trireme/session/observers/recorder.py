@@ -63,14 +63,12 @@ class Recorder:
 
     def __init__(self, worker: Worker) -> None:
         task, settings = worker.task, worker.setup.settings
-        process_group = worker.setup.process_group
         self.applied = 0
         self.stale = 0
         self.skipped = 0
         self._worker = worker
         self._settings = settings
         self._progress = worker.progress
-        self._reports_metrics = process_group is None or process_group.reports_metrics
         self._directory = None if settings.run_dir is None else settings.run_dir / "tensorboard"
         self._board: TensorBoard | None = None
         self._steps = 0
@@ -272,8 +270,10 @@ class Recorder:
         """Returns loss and metrics, as means over replicas that step together."""
         if self._worker.backend.group is None and not self._worker.lifecycle.is_chief:
             return {}
-        own = {"loss": result.loss, **result.metrics} if self._reports_metrics else {}
-        return self._worker.backend.mean(own, counts=self._reports_metrics)
+        group = self._worker.setup.process_group
+        reports = group is None or group.reports_metrics
+        own = {"loss": result.loss, **result.metrics} if reports else {}
+        return self._worker.backend.mean(own, counts=reports)
 
     def _report(self, result: StepResult, *, last: bool = False) -> None:
         """Reports the worker's status to the coordinator and to the records."""
@@ -372,6 +372,8 @@ class Recorder:
 
     def finish(self) -> None:
         """Shows a summary of this worker, and as chief of the job, with the path of the curves."""
+        if self._worker.task.draw is not None:  # no step was made
+            return
         say = self._progress.message
         skipped = f", {self.skipped} skipped: the loss was not finite" if self.skipped else ""
         if self._worker.task.servers:

@@ -21,6 +21,8 @@ import torch
 from trireme.errors import ConfigurationError
 from trireme.monitor.tensorboard.capture import Capture
 from trireme.monitor.tensorboard.forward_tracer import ForwardTracer
+from trireme.parallel.graph_execution import GraphExecution
+from trireme.parallel.graph_part import PlacedGraph
 from trireme.ps.joint_optimizer import members
 from trireme.session.hooks import Hook
 from trireme.session.replica.batch import inputs_and_targets
@@ -66,7 +68,8 @@ class Summaries(Hook):
     as text and as hyper-parameters.
 
     Where processes hold a model in parts, the chief records the parts of the parameters that it
-    holds, and of the forward pass nothing.
+    holds, and of the forward pass nothing, but under the strategy `graph` the graph, each operation
+    on the device where it is placed.
 
     Args:
         every: the number of global steps between two records.
@@ -124,9 +127,11 @@ class Summaries(Hook):
             if session.is_chief:
                 _log.warning("Summaries record nothing: the session has no run directory")
         elif session.is_chief and not session.holds_whole_model:
+            placed = isinstance(session.pipeline, GraphExecution)
             _log.warning(
                 "this process holds a part of the model: Summaries record the parameters and "
                 "gradients that are here, and nothing of the forward pass"
+                + (" but the graph" if placed else "")
             )
 
     # -- each step ------------------------------------------------------------------------------
@@ -180,10 +185,12 @@ class Summaries(Hook):
         if first and "hparams" in self._kinds:
             self._write_hparams(session, settings)
         model = str(session.model) if first else ""
+        execution = session.pipeline
+        placed = execution.graph if isinstance(execution, GraphExecution) else None
 
         def write(writer: SummaryWriter) -> None:
             try:
-                self._write(writer, capture, step, first)
+                self._write(writer, capture, step, first, placed)
                 if first and "text" in self._kinds:
                     rows = "\n".join(f"| {name} | {value} |" for name, value in settings.items())
                     table = f"| setting | value |\n| --- | --- |\n{rows}"
@@ -195,12 +202,24 @@ class Summaries(Hook):
         assert session.board is not None
         session.board.submit("the summaries", write)
 
-    def _write(self, writer: SummaryWriter, capture: Capture, step: int, first: bool) -> None:
+    def _write(
+        self,
+        writer: SummaryWriter,
+        capture: Capture,
+        step: int,
+        first: bool,
+        placed: PlacedGraph | None,
+    ) -> None:
         """Writes a step; in the writing thread."""
         from trireme.monitor.tensorboard import events
 
         kinds, graph = self._kinds, capture.graph
-        if first and "graph" in kinds and graph:
+        if first and "graph" in kinds and placed is not None:
+            from trireme.monitor.tensorboard.placed_graph import placed_graph
+
+            module = placed.optimised.capture.module
+            events.add_graph(writer, placed_graph(module, placed.devices))
+        elif first and "graph" in kinds and graph:
             events.add_graph(writer, graph)
         if "costs" in kinds and graph:
             events.add_costs(writer, graph, f"step {step}", step)

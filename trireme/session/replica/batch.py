@@ -60,6 +60,13 @@ def _without(batch: Mapping[Any, Any], name: str) -> Any:
     return {key: value for key, value in batch.items() if key != name}
 
 
+def arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Returns the arguments with which a model is called: positional, and by name."""
+    if isinstance(inputs, Mapping):
+        return (), dict(inputs)
+    return (inputs if isinstance(inputs, tuple) else (inputs,)), {}
+
+
 def examples_in(value: Any) -> int:
     """Returns the length of the first dimension of the first tensor.
 

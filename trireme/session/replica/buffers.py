@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load as load_bytes
 from safetensors.torch import save as save_bytes
 
+from trireme.parallel.tensors import mean_of
 from trireme.ps.module_names import named_buffers, state_of
 from trireme.session.backends.base import Backend
 from trireme.session.training_setup import TrainingSetup
@@ -25,7 +26,8 @@ class Buffers:
     """The buffers and the frozen parameters of a model that several workers train.
 
     All workers begin with those of the chief. Then the floating-point buffers of the workers
-    differ, and their mean is evaluated and saved.
+    differ, and their mean is evaluated and saved. Other buffers, such as counters, are those of the
+    chief; where processes hold parts of a model, those of the first process that has the part.
 
     Args:
         setup: the model, and which of its parameters are trained.
@@ -50,16 +52,17 @@ class Buffers:
         return {
             name: tensor.detach().cpu().contiguous().clone()
             for name, tensor in state_of(model).items()
-            if id(tensor) not in trained
+            if id(tensor) not in trained and not tensor.is_meta  # another process holds it
         }
 
     def set_constants(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Replaces the named buffers and frozen parameters; ignores names of trained parameters."""
         own = state_of(self._setup.model)
         with torch.no_grad():
-            for name, tensor in tensors.items():
-                if name in own and name not in self._setup.flat.parameters:
-                    own[name].copy_(tensor)
+            for name in tensors:
+                known = name in own and name not in self._setup.flat.parameters
+                if known and not own[name].is_meta:
+                    own[name].copy_(tensors[name])
 
     def hand_out(self) -> None:
         """Shares, as chief, the constants with which every worker begins."""
@@ -81,20 +84,20 @@ class Buffers:
 
     def publish(self) -> None:
         """Shares this worker's buffers for evaluation and checkpoints."""
-        if self._alone or not self._floating():
+        if self._alone or not self._changing():
             return
         own = self._own()
         if (group := self._worker_group) is not None:
-            from trireme.parallel.model_part import join_stages, mean_over_replicas
+            from trireme.parallel.model_part import join_parts, mean_over_replicas
 
-            own = mean_over_replicas(group, join_stages(group, own))
+            own = mean_over_replicas(group, join_parts(group, own))
         self._backend.share(_BUFFERS, save_bytes(own))
 
     def average(self) -> dict[str, torch.Tensor]:
-        """Returns the mean over the workers of each floating buffer, as they were last shared."""
+        """Returns the mean over the workers of each buffer, as they were last shared."""
         if self._last is not None:
             return self._last
-        everything = self._floating()
+        everything = self._changing()
         if self._alone or not everything:
             return everything
         shared = {w: load_bytes(data) for w, data in self._backend.collect(_BUFFERS).items()}
@@ -105,8 +108,8 @@ class Buffers:
         shared[self._task.index] = self._own() | left if several else left | self._own()
         averages: dict[str, torch.Tensor] = {}
         for name, tensor in everything.items():
-            found = [s[name].double() for s in shared.values() if name in s] or [tensor.double()]
-            averages[name] = torch.stack(found).mean(0).to(tensor.dtype)
+            found = [s[name] for _, s in sorted(shared.items()) if name in s] or [tensor]
+            averages[name] = mean_of(found)
         return averages
 
     def settle(self) -> None:
@@ -167,14 +170,15 @@ class Buffers:
 
     def _own(self) -> dict[str, torch.Tensor]:
         """Returns the buffers that this process keeps up to date."""
-        part, everything = self._setup.part, self._floating()
+        part, everything = self._setup.part, self._changing()
         if part is None:
             return everything
         return {name: b for name, b in everything.items() if name in part.buffer_names}
 
-    def _floating(self) -> dict[str, torch.Tensor]:
+    def _changing(self) -> dict[str, torch.Tensor]:
+        """Returns the buffers of which the chief's own are not those to evaluate and save."""
         return {
             name: buffer.detach().cpu().contiguous().clone()
             for name, buffer in named_buffers(self._setup.model)
-            if buffer.is_floating_point()
+            if buffer.is_floating_point() or self._setup.part is not None
         }

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -17,7 +18,12 @@ from torch import nn
 from trireme.errors import ConfigurationError
 from trireme.launch.config.task_config import TaskConfig
 from trireme.mesh import Mesh
+from trireme.parallel.config import GraphConfig
+from trireme.parallel.deferred import Deferred
 from trireme.parallel.gradients import BucketedMean, EqualBatchMean, ListMean, ShardedMean
+from trireme.parallel.graph_decision import Decider, Example
+from trireme.parallel.graph_execution import GraphExecution, Piece
+from trireme.parallel.graph_part import GraphPart
 from trireme.parallel.model_part import ModelPart
 from trireme.parallel.pipeline import Pipeline
 from trireme.parallel.process_group import ProcessGroup, ProcessGroupConfig, lost_peer
@@ -27,9 +33,10 @@ from trireme.ps.flat import FlatModel
 from trireme.ps.joint_optimizer import members
 from trireme.ps.layout import Layout
 from trireme.ps.messages import LayoutSpec
-from trireme.ps.module_names import named_parameters
+from trireme.ps.module_names import named_parameters, own_name
 from trireme.session.options import Options
-from trireme.session.replica.batch import examples_in
+from trireme.session.replica.batch import arguments, examples_in, pieces
+from trireme.session.replica.division import divides
 from trireme.session.replica.replica import Loss, Replica, model_loss, named_groups, scalar
 from trireme.session.result import Metric, StepResult
 from trireme.session.settings import Settings
@@ -43,6 +50,7 @@ def assemble_together(
     make_optimizer: Optimizers,
     *,
     in_place: bool,
+    defer: Callable[[], Deferred | None] = lambda: None,
 ) -> TrainingSetup:
     """Joins the process group that holds the model, and assembles this process's part of it.
 
@@ -67,9 +75,17 @@ def assemble_together(
         )
     )
     try:
-        model = make_model()
+        deferred = defer()
+        if deferred is None:
+            model = make_model()
+        else:
+            model = deferred.model
+            # A tied parameter has several names: none of them is another tensor.
+            every = model.named_parameters(remove_duplicate=False)
+            parameters = {own_name(name) for name, _ in every}
+            deferred.materialise([*(set(deferred.names) - parameters), *deferred.attributes])
         optimizer = build_optimizer(make_optimizer, model)
-        return _split(settings, process_group, model, optimizer, in_place=in_place)
+        return _split(settings, process_group, model, optimizer, deferred, in_place=in_place)
     except BaseException:
         process_group.close(together=False)
         raise
@@ -80,6 +96,7 @@ def _split(
     process_group: ProcessGroup,
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
+    deferred: Deferred | None,
     *,
     in_place: bool,
 ) -> TrainingSetup:
@@ -87,7 +104,7 @@ def _split(
     task = settings.task
     servers = max(task.servers, 1)
     shared = task.servers > 0 and process_group.is_chief
-    if not process_group.mesh.sharded:
+    if not process_group.mesh.sharded and settings.graph is None:
         groups = named_groups(model, optimizer)
         flat = FlatModel(groups, servers=servers, shared=shared, counted=True)
         _check_same(task, process_group, flat)
@@ -96,15 +113,28 @@ def _split(
     every = named_groups(model, optimizer, frozen=True)
     names = [[name for name, _ in group] for group in every]
     whole, cut = model, None
-    if in_place:
+    if in_place or deferred is not None:
         whole, cut = copy.deepcopy(model), model
         _point(optimizer, names, dict(named_parameters(whole)))
     flat = FlatModel(named_groups(whole, optimizer), servers=servers, shared=shared)
     _check_same(task, process_group, flat)  # before parts of other shapes are cut
-    plan = settings.options.tensor_plan
-    part = ModelPart(process_group, whole, settings.pipeline, plan, cut=cut)
+    if settings.graph is not None:
+        part: ModelPart = GraphPart(
+            process_group,
+            whole,
+            settings.graph,
+            Decider.of(settings.graph, optimizer, task.servers),
+            deferred,
+        )
+    else:
+        plan = settings.options.tensor_plan
+        part = ModelPart(process_group, whole, settings.pipeline, plan, cut=cut)
     if not task.servers:
         _point(optimizer, names, part.parameters)
+        if isinstance(part, GraphPart):  # which other processes hold parts of after the first batch
+            part.on_placed = lambda: _point(optimizer, names, part.parameters)
+    if isinstance(part, GraphPart) and settings.graph is not None and part.lean:
+        part.graph(partial(_example_of, settings.graph), early=True)
     reducer = _reducer(process_group, part, in_place=in_place)
     return TrainingSetup(settings, whole, optimizer, flat, process_group, part, reducer)
 
@@ -123,10 +153,20 @@ def replicas_together(
         whole = ProcessGroupReplica(setup.model, loss, setup.flat, options, metrics, reducer)
         return whole, whole
     evaluator = Replica(setup.model, loss, setup.flat, options, metrics)
+    if isinstance(part, GraphPart):
+        graph = GraphReplica(part, loss, options, metrics, reducer)
+        return graph, graph if part.lean else evaluator
     if setup.settings.mesh.pp > 1:
         return PipelineReplica(part, loss, options, metrics, reducer), evaluator
     replica = ProcessGroupReplica(part.modules[0], loss, part, options, metrics, reducer)
     return replica, evaluator
+
+
+def _example_of(graph: GraphConfig, count: int) -> Example:
+    """Returns a micro-batch of the example of a graph's configuration."""
+    size = examples_in(graph.example)
+    piece, _ = next(pieces(graph.example, min(count, size)))
+    return Example(*arguments(piece))
 
 
 def _check_same(task: TaskConfig, process_group: ProcessGroup, flat: FlatModel) -> None:
@@ -174,7 +214,7 @@ def _point(
 def _reducer(process_group: ProcessGroup, part: ModelPart, *, in_place: bool) -> Reducer:
     mesh: Mesh = process_group.mesh
     if mesh.dp > 1 and mesh.fsdp == 1:
-        return ListMean(process_group, [p for p in part.parameters.values() if p.requires_grad])
+        return ListMean(process_group, part.trained)
     if mesh.replicas == 1:
         return Reducer()
     if in_place:
@@ -250,3 +290,83 @@ class PipelineReplica(ProcessGroupReplica):
         with torch.autocast(self.flat.device.type, torch.bfloat16, enabled=self._autocast):
             loss, outputs = self.pipeline.step(inputs, targets, examples, share)
         return StepResult(loss, list(outputs), self._metrics, examples)
+
+
+class GraphReplica(ProcessGroupReplica):
+    """Computes this process's operations of a dataflow graph.
+
+    All processes know the loss; the one that receives the model's outputs has them.
+
+    Args:
+        part: the operations of this process.
+        loss: see `Loss`.
+        options: the session's options.
+        metrics: the metrics by name.
+        reducer: averages the gradients of the replicas.
+
+    Raises:
+        ConfigurationError: an option has no meaning for a graph.
+    """
+
+    def __init__(
+        self,
+        part: GraphPart,
+        loss: Loss,
+        options: Options,
+        metrics: Mapping[str, Metric],
+        reducer: Reducer,
+    ) -> None:
+        if options.accumulate > 1:
+            raise ConfigurationError(
+                f"accumulate={options.accumulate} with a graph: micro-batches do that already; "
+                f"use --microbatches {options.accumulate}"
+            )
+        if options.precision != "float32":
+            raise ConfigurationError(
+                f"precision={options.precision!r} with a graph: it computes in the precision of "
+                "the model; convert the model, or take another strategy"
+            )
+        super().__init__(part.modules[0], loss, part, options, metrics, reducer)
+        self._reducer: Reducer = reducer
+        self._part = part
+        self.pipeline: GraphExecution = GraphExecution(
+            part.process_group,
+            part,
+            lambda outputs, targets: scalar(self._loss(outputs, targets)),
+        )
+
+    def _compute(self, batch: tuple[Any, Any], begin: Callable[[float], None] | None) -> StepResult:
+        def split(count: int) -> list[Piece]:
+            return [
+                (arguments(inputs), targets, size)
+                for (inputs, targets), size in pieces(batch, min(count, examples))
+            ]
+
+        examples = examples_in(batch)
+
+        def divided(count: int) -> bool:
+            # Without the whole model nothing can be compared.
+            return not self._part.lean and divides(self.model, self._loss, batch, count)
+
+        graph = self.pipeline.prepare(split, divided)
+        share = self._reducer.scale_factor(examples)()
+        loss, outputs = self.pipeline.step(graph, split(graph.decision.pieces), share)
+        return StepResult(loss, list(outputs), self._metrics, examples)
+
+    def _evaluated(self, inputs: Any, targets: Any) -> tuple[torch.Tensor, Any] | None:
+        piece: Piece = (arguments(inputs), targets, examples_in(inputs))
+        with torch.inference_mode(False), torch.no_grad():  # the graph may have to be captured
+            outputs = self.pipeline.outputs(
+                self.pipeline.prepare(lambda count: [piece], lambda count: False), piece
+            )
+            return (
+                None if outputs is None else (scalar(self._loss(outputs[0], targets)), outputs[0])
+            )
+
+    def _united(self, totals: dict[str, float]) -> dict[str, float]:
+        return dict(zip(totals, self.pipeline.total(list(totals.values())), strict=True))
+
+    def _penalise(self) -> None:
+        own = self._part.trained
+        self._penalised = [each for each in own if each.dim() >= 2]
+        super()._penalise()

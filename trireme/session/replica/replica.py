@@ -17,12 +17,18 @@ from trireme.parallel.reducer import Reducer
 from trireme.parallel.tensors import map_tensors, to_local
 from trireme.ps.module_names import named_parameters
 from trireme.session.options import Options
-from trireme.session.replica.batch import examples_in, inputs_and_targets, move, pieces
+from trireme.session.replica.batch import (
+    arguments,
+    examples_in,
+    inputs_and_targets,
+    move,
+    pieces,
+)
 from trireme.session.result import Metric, StepResult
 
 if TYPE_CHECKING:
     from trireme.parallel.model_part import ModelPart
-    from trireme.parallel.pipeline import Pipeline
+    from trireme.parallel.operation_log import OperationLog
     from trireme.ps.flat import FlatModel
 
 Loss = Callable[[Any, Any], Any]
@@ -131,10 +137,11 @@ class Replica:
         reducer: averages the gradients of replicas that step together; None for one replica.
 
     Attributes:
-        pipeline: runs this process's pipeline stages; None where there are none.
+        pipeline: runs this process's pipeline stages, or its operations of a dataflow graph; None
+            where there are neither.
     """
 
-    pipeline: Pipeline | None = None
+    pipeline: OperationLog | None = None
 
     def __init__(
         self,
@@ -255,8 +262,7 @@ class Replica:
             batch_size: the number of examples that are computed at a time.
             transform: applied to each batch before it is computed.
         """
-        totals: dict[str, float] = dict.fromkeys(["loss", *self._metrics], 0.0)
-        count = 0
+        totals: dict[str, float] = dict.fromkeys(["examples", "loss", *self._metrics], 0.0)
         training = self.model.training
         self.model.eval()
         try:
@@ -267,15 +273,27 @@ class Replica:
                         keep_targets=self._loss is model_loss,
                     )
                     inputs, targets = (move(each, self.flat.device) for each in (inputs, targets))
-                    size = examples_in(inputs)
-                    loss, outputs = self.forward(inputs, targets)
+                    found = self._evaluated(inputs, targets)
+                    if found is None:
+                        continue
+                    (loss, outputs), size = found, examples_in(inputs)
+                    totals["examples"] += size
                     totals["loss"] += float(loss) * size
                     for name, metric in self._metrics.items():
                         totals[name] += float(metric(outputs, targets)) * size
-                    count += size
         finally:
             self.model.train(training)
-        return {name: total / max(count, 1) for name, total in totals.items()}
+        totals = self._united(totals)
+        count = max(totals.pop("examples"), 1.0)
+        return {name: total / count for name, total in totals.items()}
+
+    def _evaluated(self, inputs: Any, targets: Any) -> tuple[torch.Tensor, Any] | None:
+        """Returns the loss and the outputs of a batch; None if another process has them."""
+        return self.forward(inputs, targets)
+
+    def _united(self, totals: dict[str, float]) -> dict[str, float]:
+        """Returns the sums over the processes that evaluate together."""
+        return totals
 
     @contextmanager
     def another_loss(self, loss: Loss) -> Iterator[None]:
@@ -346,11 +364,8 @@ def _backward(loss: torch.Tensor) -> None:
 
 
 def _call(model: nn.Module, inputs: Any) -> Any:
-    if isinstance(inputs, Mapping):
-        return model(**inputs)
-    if isinstance(inputs, tuple):
-        return model(*inputs)
-    return model(inputs)
+    args, kwargs = arguments(inputs)
+    return model(*args, **kwargs)
 
 
 def _batches(dataset: Dataset[Any], batch_size: int) -> Iterator[Any]:

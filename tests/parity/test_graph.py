@@ -1,0 +1,44 @@
+"""A model as a dataflow graph, spread over tasks, trains to what one plain process trains to."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from tests.parity.plain import Values, difference
+from tests.parity.spread import ABSENT, CASES, HAS_TRANSFORMERS, TIED, train_plain, train_spread
+from tests.process_groups import ProcessGroup, run_process_group
+from trireme.parallel.config import GraphConfig
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(400)]
+
+CLOSE = 1e-5
+
+SCATTERED = GraphConfig(algorithm="round-robin")
+"""Neighbours are on different tasks: nearly every value is sent."""
+
+
+def trained(process_group: ProcessGroup, case: str, replicas: int, **options: Any) -> list[Values]:
+    """What each process ends with."""
+    ran = run_process_group(process_group, train_spread, case, replicas, "", options)
+    return [{n: torch.from_numpy(v) for n, v in values.items()} for values in ran.values]
+
+
+@pytest.mark.parametrize("case", [*CASES, *TIED, *ABSENT, "batch normalization"])
+def test_a_scattered_graph_equals_one_process(case: str) -> None:
+    wanted = train_plain(case)
+    pieces = 1 if case == "batch normalization" else 3
+    spread = ProcessGroup(3, strategy="graph", microbatches=pieces)
+    for values in trained(spread, case, 1, graph=SCATTERED):
+        assert difference(values, wanted) <= CLOSE
+
+
+@pytest.mark.skipif(not HAS_TRANSFORMERS, reason="pip install 'transformers>=5'")
+@pytest.mark.parametrize("case", ["BERT", "GPT-2"])
+def test_models_of_transformers(case: str) -> None:
+    wanted = train_plain(case)
+    spread = ProcessGroup(2, strategy="graph")
+    for values in trained(spread, case, 1, graph=SCATTERED):
+        assert difference(values, wanted) <= CLOSE

@@ -1,0 +1,195 @@
+"""Traces of process groups: one file, whichever clock each process reads."""
+
+from __future__ import annotations
+
+import logging
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from tests.process_groups import ProcessGroup, run_process_group
+from tests.tracing import Event, read_trace, tasks_of
+from trireme.launch.environment.detect import current_task
+from trireme.parallel import clock_trips
+from trireme.session.hooks import Hook
+from trireme.session.observers import profile, trace_clock
+from trireme.session.observers.pipeline_trace import PipelineTrace
+from trireme.session.observers.profile import Profile
+from trireme.session.result import StepResult
+from trireme.session.session import Session
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(400)]
+
+AHEAD = 5000.0  # seconds
+INPUTS = torch.linspace(-1, 1, 400).reshape(100, 4)
+DATA = TensorDataset(INPUTS, INPUTS[:, :2].argmax(1))
+WAYS = {
+    "allreduce": ProcessGroup(workers=2),
+    "fsdp": ProcessGroup(workers=2, strategy="fsdp"),
+    "pipeline": ProcessGroup(workers=2, strategy="pipeline", microbatches=4),
+}
+
+
+class Warnings(logging.Handler):
+    """Keeps what a process warns of."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.said: list[str] = []
+        logging.getLogger("trireme").addHandler(self)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.said.append(record.getMessage())
+
+
+# What the processes run -------------------------------------------------------------------------
+
+
+def train(*hooks: Hook, steps: int = 6) -> list[str]:
+    warnings = Warnings()
+    torch.manual_seed(0)
+    session = Session(
+        nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2)),
+        nn.CrossEntropyLoss(),
+        lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+        max_steps=steps,
+        checkpoint=None,
+        hooks=hooks,
+    )
+    with session:
+        for batch in session.loader(DATA, 8):
+            session.step(batch)
+    return warnings.said
+
+
+def on_hosts_of_their_own() -> int:
+    """Gives this process another monotonic clock than the others; returns its rank."""
+    rank, real = current_task().rank, time.monotonic
+    time.monotonic = lambda: real() + rank * AHEAD
+    for module in (profile, trace_clock, clock_trips):
+        module.clock_name = lambda: f"host {rank}"  # type: ignore[attr-defined]
+    return rank
+
+
+class Evaluates(Hook):
+    """Evaluates after each step, in the chief alone: the others then wait for the chief's word."""
+
+    def after_step(self, session: Session, result: StepResult) -> None:
+        if session.is_chief:
+            session.evaluate(DATA)
+
+
+def with_other_clocks(directory: Path, steps: str) -> list[str]:
+    on_hosts_of_their_own()
+    return train(Evaluates(), Profile(steps, operators=False, directory=directory))
+
+
+def with_other_clocks_in_some(directory: Path, profiling: list[int]) -> list[str]:
+    hooks: list[Hook] = [Profile("4:6", operators=False, directory=directory)]
+    if on_hosts_of_their_own() in profiling:
+        hooks.append(Profile("1:3", operators=False, directory=directory))
+    return train(*hooks)
+
+
+def with_a_picture(directory: Path, order: int) -> list[str]:
+    hooks: list[Hook] = [
+        Profile("2:4", operators=False, directory=directory),
+        PipelineTrace(step=3, path=directory / "pipeline.png"),
+    ]
+    return train(*hooks[::order])
+
+
+class Silent(Profile):
+    """Profiles, and does not share what it has."""
+
+    def _leave(self, session: Session) -> None:
+        self._tracing = None
+
+
+def without_the_second_part(directory: Path) -> list[str]:
+    profile._PATIENCE = 0.1
+    kind = Silent if current_task().rank else Profile
+    return train(kind("2:4", operators=False, directory=directory))
+
+
+# What comes of it -------------------------------------------------------------------------------
+
+
+def steps_of(events: list[Event], worker: str) -> dict[str, Event]:
+    pid = tasks_of(events)[worker]
+    return {e["name"]: e for e in events if e["pid"] == pid and e.get("cat") == "step"}
+
+
+@pytest.mark.parametrize("steps", ["0:1", "2:5", "4:100"])
+@pytest.mark.parametrize("way", ["allreduce", pytest.param("fsdp", marks=pytest.mark.thorough)])
+def test_steps_that_processes_make_together_are_together_on_the_timeline(
+    tmp_path: Path, way: str, steps: str
+) -> None:
+    said = run_process_group(WAYS[way], with_other_clocks, tmp_path, steps).values
+    assert said == [[], []]
+    (path,) = tmp_path.iterdir()
+    assert path.name == f"steps-{steps.replace(':', '-')}.json.gz"
+    events = read_trace(path)
+    assert tasks_of(events) == {"worker:0": 1, "worker:1": 2}
+    first, second = (steps_of(events, worker) for worker in ("worker:0", "worker:1"))
+    begin, end = map(int, steps.split(":"))
+    assert list(first) == list(second) == [f"step {n}" for n in range(begin, min(end, 6))]
+    for name, one in first.items():  # neither ends a step before the other has begun it
+        other = second[name]
+        assert one["ts"] < other["ts"] + other["dur"] + 1e4
+        assert other["ts"] < one["ts"] + one["dur"] + 1e4
+
+
+@pytest.mark.parametrize(
+    ("profiling", "warns"), [([0], False), pytest.param([0, 2], True, marks=pytest.mark.thorough)]
+)
+def test_a_process_without_the_hook_is_no_part_of_the_trace(
+    tmp_path: Path, profiling: list[int], warns: bool
+) -> None:
+    ran = run_process_group(ProcessGroup(workers=3), with_other_clocks_in_some, tmp_path, profiling)
+    said, *others = ran.values
+    assert others == [[], []]
+    assert len(said) == warns
+    assert all("they read different clocks" in s and s.endswith("to worker:1 too") for s in said)
+    wanted = {f"worker:{rank}" for rank in profiling}
+    assert set(tasks_of(read_trace(tmp_path / "steps-1-3.json.gz"))) == wanted
+    assert len(tasks_of(read_trace(tmp_path / "steps-4-6.json.gz"))) == 3
+
+
+def test_a_part_that_does_not_come_is_named(tmp_path: Path) -> None:
+    ran = run_process_group(WAYS["allreduce"], without_the_second_part, tmp_path)
+    (warning,), none = ran.values
+    assert warning == "the trace of steps 2 to 3 lacks worker:1"
+    assert none == []
+    assert set(tasks_of(read_trace(tmp_path / "steps-2-4.json.gz"))) == {"worker:0"}
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_stages_are_on_the_timeline_and_in_the_picture_of_the_same_step(
+    tmp_path: Path, order: int
+) -> None:
+    assert run_process_group(WAYS["pipeline"], with_a_picture, tmp_path, order).values == [[], []]
+    assert (tmp_path / "pipeline.png").exists()
+    events = read_trace(tmp_path / "steps-2-4.json.gz")
+    tasks = tasks_of(events)
+    for stage, worker in enumerate(("worker:0", "worker:1")):
+        found = [e for e in events if e["pid"] == tasks[worker] and e.get("cat") == "stage"]
+        wanted = [
+            f"{kind} {stage}, micro-batch {piece}"
+            for kind in ("backward", "forward")
+            for piece in range(4)
+            for _ in range(2)
+        ]
+        assert sorted(each["name"] for each in found) == wanted
+        computes = [e for e in events if e["pid"] == tasks[worker] and e.get("name") == "compute"]
+        assert len(computes) == 2
+        for each in found:  # one clock, although these are timed by another
+            assert any(
+                phase["ts"] - 1e3 <= each["ts"]
+                and each["ts"] + each["dur"] <= phase["ts"] + phase["dur"] + 1e3
+                for phase in computes
+            ), each

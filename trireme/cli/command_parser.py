@@ -1,0 +1,107 @@
+"""The parser of one command: it knows where its options end and a program begins."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from trireme.errors import UsageError, suggestion
+from trireme.job_config import Option
+from trireme.launch.config.sources import check_removed
+
+
+class Parser(argparse.ArgumentParser):
+    """The parser of one command. It raises `UsageError`, and finds where the program begins.
+
+    An option may be written with underscores instead of dashes, as in classic programs.
+    """
+
+    def __init__(self, command: str, usage: str, description: str) -> None:
+        self.arguments: list[argparse.Action] = []  # in the order of the help
+        super().__init__(
+            prog=f"trireme {command}",
+            usage=f"trireme {command} {usage}",
+            description=description,
+            allow_abbrev=False,
+            formatter_class=lambda prog: argparse.HelpFormatter(
+                prog, max_help_position=34, width=100
+            ),
+        )
+
+    def add_argument(self, *names: Any, **keywords: Any) -> argparse.Action:
+        """Adds an argument as `argparse` does, and records it."""
+        action = super().add_argument(*names, **keywords)
+        self.arguments.append(action)
+        return action
+
+    def error(self, message: str) -> NoReturn:
+        """Raises an error with the message that `argparse` would print.
+
+        Raises:
+            UsageError: always.
+        """
+        raise UsageError(f"{self.prog}: {message}")
+
+    def read(self, arguments: Sequence[str]) -> argparse.Namespace:
+        """Reads the arguments of a command that takes no program.
+
+        Raises:
+            UsageError: the command does not know an option or an argument.
+        """
+        words: list[str] = []
+        options, rest = self.split(arguments)
+        while rest:
+            words.append(rest[0])
+            head, rest = self.split(rest[1:])
+            options += head
+        return self.parse_args([*options, "--", *words] if words else options)
+
+    def split(self, arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+        """Splits before the first word that is no option, which is the program.
+
+        Returns:
+            The options, with dashes for underscores in their names; and the program with its own
+            arguments, unchanged.
+
+        Raises:
+            UsageError: the command does not know an option.
+        """
+        head: list[str] = []
+        position = 0
+        while position < len(arguments):
+            word = arguments[position]
+            if word == "--":
+                position += 1
+                break
+            if not word.startswith("-") or word == "-":
+                break
+            name, equals, value = word.partition("=")
+            name, takes_value = self._known(name)
+            head.append(name + equals + value)
+            position += 1
+            if takes_value and not equals:
+                head += arguments[position : position + 1]
+                position += 1
+        return head, list(arguments[position:])
+
+    def _known(self, name: str) -> tuple[str, bool]:
+        """Returns the name of an option, with dashes for underscores, and if it takes a value."""
+        dashed = "--" + name[2:].replace("_", "-") if name.startswith("--") else name
+        known = {each: action for action in self.arguments for each in action.option_strings}
+        if dashed not in known:
+            check_removed(dashed.removeprefix("--"), f"{self.prog} {name}")
+            raise UsageError(
+                f"`{self.prog}` has no option {name}{suggestion(dashed, known)}; "
+                f"`{self.prog} --help` lists them"
+            )
+        return dashed, known[dashed].nargs is None
+
+
+def add_option(parser: Parser, option: Option) -> None:
+    """Adds an option of a job to a command."""
+    names = [f"--{name}" for name in (option.name, option.classic) if name]
+    if option.metavar:
+        parser.add_argument(*names, metavar=option.metavar, help=option.help)
+    else:
+        parser.add_argument(*names, action="store_const", const="yes", help=option.help)

@@ -1,0 +1,75 @@
+"""`trireme graph SCRIPT`: draws the graph of a program's model, placed on workers."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from trireme.cli.parser import COMMANDS, GRAPH_OPTIONS
+from trireme.draw_request import DRAWN, DrawRequest
+from trireme.errors import UsageError
+from trireme.job_config import JobConfig
+from trireme.launch.config.sources import read_config, read_file
+from trireme.launch.config.task_config import TASK_VARIABLE, TaskConfig, encode_task, fresh_job
+from trireme.launch.process_setup.program import check_script, run_script
+from trireme.launch.process_setup.resources import thread_variables, threads_of_task
+
+_STRATEGY = "graph"
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Runs the program until its session has drawn the model's graph, and returns its status.
+
+    Raises:
+        UsageError: an option is unknown or wrong, or the program does not exist.
+    """
+    parser = COMMANDS["graph"][0]()
+    options, program = parser.split(arguments)
+    given = parser.parse_args(options)
+    if given.strategy != _STRATEGY:
+        raise UsageError(
+            f"--strategy {given.strategy}: `trireme graph` draws what strategy graph would do; "
+            "leave it out"
+        )
+    file = read_file(given.config, Path.cwd())
+    config = read_config(vars(given), os.environ, file, GRAPH_OPTIONS)
+    config = config.replaced("trireme graph", strategy=_STRATEGY)
+    if not program:
+        raise UsageError("name the program: trireme graph [OPTIONS] SCRIPT [ARGS...]")
+    script = check_script(program[0])
+    task = _task(config, given.svg, given.html)
+    os.environ.update(thread_variables(os.environ, task.threads or 1))
+    os.environ[TASK_VARIABLE] = encode_task(task)
+    status = run_script(script, program[1:])
+    if status == DRAWN:
+        return 0
+    if status == 0:
+        print(
+            f"error: {script} has ended, and no session in it has made a step, at which its graph "
+            "is drawn: give the program the options with which it trains, or draw another program",
+            file=sys.stderr,
+        )
+        return 1
+    return status
+
+
+def _task(config: JobConfig, svg: str | None, html: str | None) -> TaskConfig:
+    """Returns the task that draws: the first of a job, which starts no other."""
+    if config.workers == "auto":
+        raise UsageError(
+            f"workers is auto ({config.origin('workers')}), and a graph is placed on a number of "
+            "workers: give --workers N"
+        )
+    processes = config.workers * config.inside
+    return TaskConfig(
+        job=fresh_job(),
+        workers=processes,
+        processes=processes,
+        config=config,
+        display="none",
+        dry_run=True,
+        draw=DrawRequest(workers=processes, svg=svg, html=html),
+        threads=threads_of_task(os.environ, processes),  # as each task would have
+    )
