@@ -9,9 +9,11 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from tests.conftest import PYTHONPATH
+from trireme.session.checkpoint import load
 
 ROOT = Path(__file__).parent.parent
 EXAMPLES = ROOT / "examples"
@@ -115,6 +117,59 @@ def test_the_convolutional_program(tmp_path: Path, cifar_dir: Path) -> None:
     assert (tmp_path / "runs/cifar10/checkpoints/step-000000020").is_dir()
 
 
+def apart(output: str) -> list[float]:
+    """Returns by how much a program's loss and parameters differ from those of one process."""
+    said = re.search(
+        r"^(?:worker:0 \| )?compared with one process: the loss .* differs by (\S+), "
+        r"parameters after \d+ steps by at most (\S+)$",
+        output,
+        re.MULTILINE,
+    )
+    assert said is not None, output
+    return [float(number) for number in said.groups()]
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    "launch",
+    [
+        (),
+        ("-m", "trireme", "run", "--workers", "2", "--strategy", "graph"),
+        ("-m", "trireme", "run", "--ps", "1", "--workers", "1", "--mesh", "graph=2"),
+    ],
+    ids=["one process", "two tasks", "a server"],
+)
+def test_in_graph_replication_is_training_of_the_whole_batch(
+    tmp_path: Path, launch: tuple[str, ...]
+) -> None:
+    output = run(tmp_path, *launch, EXAMPLES / "in_graph_replication.py", "--check")
+    assert reached(output) >= 0.9
+    assert max(apart(output)) <= 1e-6
+    assert "cannot be on" not in output
+
+
+@pytest.mark.thorough
+def test_between_graph_replication_over_whole_and_over_divided_workers(tmp_path: Path) -> None:
+    launch = ("-m", "trireme", "run", "--ps", "1", "--workers", "2")
+    output = run(tmp_path, *launch, EXAMPLES / "between_graph_replication.py")
+    assert reached(output) >= 0.93
+    applied = [int(count) for count in re.findall(r"local steps: (\d+) applied", output)]
+    assert len(applied) == 2
+    assert sum(applied) == 400
+    program = (EXAMPLES / "between_graph_replication.py", "--max-steps", "20", "--run-dir")
+    synchronous = (*launch, "--strategy", "sync")
+    run(tmp_path, *program, "one", "--batch-size", "128")
+    run(tmp_path, *synchronous, *program, "whole")
+    run(tmp_path, *synchronous, "--mesh", "graph=2", *program, "divided")
+    one, whole, divided = (
+        load(tmp_path / name / "checkpoints/step-000000020").model
+        for name in ("one", "whole", "divided")
+    )
+    for name, values in one.items():
+        torch.testing.assert_close(whole[name], values, rtol=0, atol=1e-6)
+        torch.testing.assert_close(divided[name], values, rtol=0, atol=1e-6)
+
+
 def perplexities(output: str) -> list[dict[str, float]]:
     """Returns what the chief says at the end of each epoch."""
     lines = re.findall(
@@ -149,3 +204,26 @@ def test_the_transformer_on_a_corpus_of_ones_own(tmp_path: Path) -> None:
     assert len(found) >= 2
     assert all(value < 1.5 for value in found[-1].values())
     assert (tmp_path / "run/checkpoints/step-000000050").is_dir()
+
+
+def test_the_towers_on_two_tasks_equal_one_process(tmp_path: Path) -> None:
+    launch = ("-m", "trireme", "run", "--workers", "2", "--strategy", "graph", "--log-placement")
+    program = (EXAMPLES / "placed_towers.py", "--max-steps", "20", "--check")
+    output = run(tmp_path, *launch, "--run-dir", "run", *program)
+    found = re.search(
+        r"^worker:0 \| compared with one process: the loss of the first step differs by (\S+), "
+        r"parameters after 20 steps by at most (\S+)$",
+        output,
+        re.MULTILINE,
+    )
+    assert found is not None, output
+    loss, parameters = map(float, found.groups())
+    assert loss <= 1e-6 and parameters <= 1e-5
+    for tower, task in (("left", 0), ("right", 1)):
+        assert re.search(rf"{tower}\S* .*worker:{task}/cpu", output), output
+
+
+def test_the_towers_need_no_launcher(tmp_path: Path) -> None:
+    output = run(tmp_path, EXAMPLES / "placed_towers.py", "--max-steps", "20", "--check")
+    assert "by 0.0e+00, parameters after 20 steps by at most 0.0e+00" in output
+    assert reached(output) >= 0.5

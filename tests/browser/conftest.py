@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -55,13 +56,18 @@ def driver() -> Iterator[object]:
 
 @pytest.fixture(scope="session")
 def run_dir(driver: object, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What a job of one server and two workers has left, started as a user would."""
-    directory = tmp_path_factory.mktemp("job") / "run"
-    launch = ("run", "--ps", "1", "--workers", "2", "--strategy", "sync", "--run-dir", directory)
+    """What a job of one server and two workers has left."""
+    launch = ("--ps", "1", "--workers", "2", "--strategy", "sync")
+    return train(tmp_path_factory.mktemp("job") / "run", *launch, program=PROGRAM)
+
+
+def train(directory: Path, *launch: str, program: Path) -> Path:
+    """Runs a job as a user would, and returns its run directory."""
+    command = ("run", "--run-dir", directory, *launch, program)
     environ = {name: value for name, value in os.environ.items() if name != "TRIREME_TASK"}
     environ |= {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     ended = subprocess.run(
-        [sys.executable, "-m", "trireme", *launch, PROGRAM],
+        [sys.executable, "-m", "trireme", *command],
         env=environ,
         capture_output=True,
         text=True,
@@ -74,6 +80,13 @@ def run_dir(driver: object, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def tensorboard(run_dir: Path) -> Iterator[str]:
     """The address of a TensorBoard on that job."""
+    with serve(run_dir) as address:
+        yield address
+
+
+@contextmanager
+def serve(run_dir: Path) -> Iterator[str]:
+    """Starts a TensorBoard on a job; yields its address."""
     command = [sys.executable, "-m", "tensorboard.main", "--port", "0", "--reload_interval", "1"]
     with subprocess.Popen(
         [*command, "--host", "127.0.0.1", "--logdir", str(run_dir / "tensorboard")],
@@ -103,7 +116,12 @@ def profiler() -> None:
 @pytest.fixture(scope="session")
 def page(driver: object, tensorboard: str) -> object:
     """The browser on that TensorBoard."""
+    return page_of(driver, tensorboard)
+
+
+def page_of(driver: object, address: str) -> object:
+    """Returns the browser on a TensorBoard."""
     from tests.browser.page import Page
 
     PICTURES.mkdir(parents=True, exist_ok=True)
-    return Page(driver, tensorboard, PICTURES)  # type: ignore[arg-type]
+    return Page(driver, address, PICTURES)  # type: ignore[arg-type]
