@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from benchmarks.context import Context
+from benchmarks.programs.task import TIME, VOCABULARY
 
 _CIFAR_SIZE = 24
 _SYNTHETIC = {"mlp": (20_000, 784), "cifar": (10_000, 3 * _CIFAR_SIZE**2), "wide": (8_192, 1024)}
+_TOKENS = 4_096
 _CLASSES = {"wide": 1000}
 
 
@@ -33,9 +36,7 @@ def prepare(context: Context, network: str) -> tuple[Path, str]:
     return directory, described.read_text()
 
 
-def _arrays(
-    context: Context, kind: str
-) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64], str]:
+def _arrays(context: Context, kind: str) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64], str]:
     mnist, cifar = context.real("mnist"), context.real("cifar-10-batches-bin")
     if kind == "mlp" and mnist is not None:
         from trireme.data import mnist as reader
@@ -47,6 +48,9 @@ def _arrays(
 
         pixels, labels = images.load(cifar)[0].tensors
         return _cropped(pixels).numpy(), labels.numpy(), f"{len(labels):,} images of CIFAR-10"
+    if kind == "transformer":
+        text = np.random.default_rng(0).integers(VOCABULARY, size=(_TOKENS, TIME + 1))
+        return text[:, :-1], text[:, 1:], f"{_TOKENS:,} texts of random tokens"
     count, width = _SYNTHETIC[kind]
     inputs, targets = _taught(count, width, _CLASSES.get(kind, 10))
     if kind == "cifar":

@@ -80,13 +80,13 @@ def main() -> None:
     for make in (skips, branches, tangle):
         graph = make(options.operations)
         alone = sum(each.forward_seconds + each.backward_seconds for each in graph.operations)
-        began = time.perf_counter()
+        began = time.process_time()
         placement = place(graph, HARDWARE, micro_batches=options.micro_batches)
-        seconds = time.perf_counter() - began
+        seconds = time.process_time() - began
         share = placement.prediction.step_seconds / (alone * options.micro_batches)
         print(
-            f"{make.__name__}: {len(graph.operations)} operations in {seconds:.2f} s; "
-            f"a step takes {share:.2f} of one device's ({placement.algorithm})"
+            f"{make.__name__}: {len(graph.operations)} operations in {seconds:.2f} s of processor "
+            f"time; a step takes {share:.2f} of one device's ({placement.algorithm})"
         )
 
 

@@ -214,13 +214,14 @@ def trireme_job(
     servers: int = 1,
     options: Sequence[str] = (),
     program: Sequence[str] = (),
+    script: str = "trireme_replica.py",
 ) -> Commands:
     """A job as a user starts it: `trireme run`, with options, and more for the program."""
 
     def commands(place: Place) -> list[list[str]]:
         run = [sys.executable, "-m", "trireme", "run", "--ps", str(servers)]
         run += ["--workers", str(workers), "--strategy", strategy, *options]
-        return [[*run, str(PROGRAMS / "trireme_replica.py"), *place.common, *program]]
+        return [[*run, str(PROGRAMS / script), *place.common, *program]]
 
     return commands
 

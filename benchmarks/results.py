@@ -64,7 +64,7 @@ class Goal:
         condition: under which.
         contender: over which.
         reference: which other contender.
-        at_least, at_most: the bound; one of them.
+        at_least, at_most: the bounds; one of them or both.
         reference_condition: the other's condition, where it is not the same.
     """
 
@@ -85,6 +85,8 @@ class Goal:
     @property
     def bound(self) -> str:
         """The bound in words."""
+        if self.at_least is not None and self.at_most is not None:
+            return f"{self.at_least:g} to {self.at_most:g}"
         if self.at_least is not None:
             return f"at least {self.at_least:g}"
         return f"at most {self.at_most:g}"

@@ -55,6 +55,9 @@ BENCHMARKS = (
     Benchmark("j", "tls", "benchmarks.bench_tls", 20),
     Benchmark("k", "replication", "benchmarks.bench_replication", 60, trains=True),
     Benchmark("l", "replicated_exchange", "benchmarks.bench_replicated_exchange", 20),
+    Benchmark("m", "graph_placement", "benchmarks.bench_graph_placement", 60, trains=True),
+    Benchmark("n", "graph_prediction", "benchmarks.bench_graph_prediction", 25, trains=True),
+    Benchmark("o", "graph_pipeline", "benchmarks.bench_graph_pipeline", 45, trains=True),
 )
 """All of them, in order."""
 

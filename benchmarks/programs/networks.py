@@ -11,8 +11,8 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from benchmarks.programs.task import NETWORKS
-from trireme.models import MLP, CifarNetwork, LeNet5
+from benchmarks.programs.task import LAYERS, NETWORKS, TIME, VOCABULARY, WIDTH
+from trireme.models import MLP, CifarNetwork, LeNet5, Transformer
 
 
 def make_network(name: str) -> nn.Module:
@@ -22,6 +22,8 @@ def make_network(name: str) -> nn.Module:
         return LeNet5()
     if name == "cifar":
         return CifarNetwork()
+    if name == "transformer":
+        return Transformer(VOCABULARY, WIDTH, heads=4, layers=LAYERS, context=TIME)
     return MLP(1024, 4096, 4096, 1000)
 
 

@@ -23,10 +23,16 @@ class Training:
     learning_rate: float
 
 
+VOCABULARY, TIME, WIDTH, LAYERS = 256, 64, 128, 6
+"""Of the transformer."""
+
 NETWORKS = {
     "mlp": Training("MNIST replica program, 784-100-10", 100, "Adam", 0.01),
     "lenet": Training("LeNet-5 on 28x28", 100, "Adam", 0.001),
     "cifar": Training("CIFAR network on 24x24", 128, "SGD", 0.05),
+    "transformer": Training(
+        f"transformer of {LAYERS} blocks, width {WIDTH}, {TIME} tokens", 32, "SGD", 0.01
+    ),
     "wide": Training("25 million parameters, 1024-4096-4096-1000", 256, "Adam", 0.0001),
 }
 """The networks by name; see `networks.make_network`."""
