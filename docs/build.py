@@ -23,7 +23,8 @@ import msgspec
 import push_drawing
 import push_path
 
-from trireme.cli.parser import COMMANDS, Parser
+from trireme.cli.command_parser import Parser
+from trireme.cli.parser import COMMANDS
 from trireme.cluster import messages as cluster_messages
 from trireme.cluster import view as cluster_view
 from trireme.job_config import OPTIONS
