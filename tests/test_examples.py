@@ -148,11 +148,11 @@ def test_in_graph_replication_is_training_of_the_whole_batch(
     assert "cannot be on" not in output
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_between_graph_replication_over_whole_and_over_divided_workers(tmp_path: Path) -> None:
     launch = ("-m", "trireme", "run", "--ps", "1", "--workers", "2")
     output = run(tmp_path, *launch, EXAMPLES / "between_graph_replication.py")
-    assert reached(output) >= 0.93
+    assert reached(output) >= 0.9
     applied = [int(count) for count in re.findall(r"local steps: (\d+) applied", output)]
     assert len(applied) == 2
     assert sum(applied) == 400

@@ -22,7 +22,8 @@ from trireme.graph.plan import Schedule
 from trireme.graph.transfers import Place
 
 TASKS = 4
-EXAMPLES = 200
+EXAMPLES = 60
+MANY_EXAMPLES = 400
 CPU = torch.device("cpu")
 OTHER_CPU = torch.device("cpu", 0)
 """Counts as another device: values between it and `CPU` are copied."""
@@ -132,6 +133,22 @@ def by_several(rank: int, case: Case, graph: bytes, schedule: Schedule) -> tuple
 def test_any_graph_in_any_placement_equals_one_process(
     group: StandingGroup, case: Case, schedule: Schedule
 ) -> None:
+    check_that_tasks_equal_one_process(group, case, schedule)
+
+
+@pytest.mark.slow
+@settings(max_examples=MANY_EXAMPLES, deadline=None, phases=set(Phase) - {Phase.shrink})
+@given(case=cases(), schedule=st.sampled_from(["gpipe", "1f1b"]))
+def test_many_graphs_in_any_placement_equal_one_process(
+    group: StandingGroup, case: Case, schedule: Schedule
+) -> None:
+    check_that_tasks_equal_one_process(group, case, schedule)
+
+
+def check_that_tasks_equal_one_process(
+    group: StandingGroup, case: Case, schedule: Schedule
+) -> None:
+    """Fails if several tasks compute something else than one process, or another task does."""
     outputs, losses, gradients, buffers = alone(case)
     graph = packed(capture(case.model(), case.batches()[0], verify=False).module)
     results = group(by_several, case, graph, schedule)

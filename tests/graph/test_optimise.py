@@ -151,9 +151,21 @@ def rows_of(size: int) -> torch.Tensor:
     return torch.randn(size, WIDTH, dtype=torch.float64, generator=generator)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(model=expressions(), training=st.booleans())
 def test_random_graphs_compute_the_same(model: Expressions, training: bool) -> None:
+    check_that_it_computes_the_same(model, training)
+
+
+@pytest.mark.slow
+@settings(max_examples=400, deadline=None)
+@given(model=expressions(), training=st.booleans())
+def test_many_random_graphs_compute_the_same(model: Expressions, training: bool) -> None:
+    check_that_it_computes_the_same(model, training)
+
+
+def check_that_it_computes_the_same(model: Expressions, training: bool) -> None:
+    """Fails if the captured or the optimised graph differs from the model."""
     model.train(training)
     batches = [[rows_of(4)], [rows_of(7)]]
     captured = capture(model, batches[0], verify=False)

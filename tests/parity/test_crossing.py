@@ -43,7 +43,6 @@ WAYS = {
     "pipeline": ProcessGroup(2, strategy="pipeline"),
     "fsdp=2,tp=2": ProcessGroup(mesh="fsdp=2,tp=2", inside=4),
     "ps sync over graph=2": ProcessGroup(2, servers=1, strategy="sync", mesh="graph=2", inside=2),
-    "graph": ProcessGroup(2, strategy="graph"),
     "graph without the whole": ProcessGroup(2, strategy="graph"),
 }
 LEAN = "graph without the whole"

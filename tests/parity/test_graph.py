@@ -35,6 +35,13 @@ def test_a_scattered_graph_equals_one_process(case: str) -> None:
         assert difference(values, wanted) <= CLOSE
 
 
+def test_two_replicas_of_two_tasks_each_equal_one_process() -> None:
+    wanted = train_plain("MLP")
+    spread = ProcessGroup(mesh="dp=2,graph=2", inside=4)
+    for values in trained(spread, "MLP", 2, graph=SCATTERED):
+        assert difference(values, wanted) <= CLOSE
+
+
 @pytest.mark.skipif(not HAS_TRANSFORMERS, reason="pip install 'transformers>=5'")
 @pytest.mark.parametrize("case", ["BERT", "GPT-2"])
 def test_models_of_transformers(case: str) -> None:

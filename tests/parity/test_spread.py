@@ -47,9 +47,24 @@ def spread(way: str, case: str, optimizer: str = "sgd", **options: Any) -> list[
     return [{n: torch.from_numpy(v) for n, v in values.items()} for values in ran.values]
 
 
+COMPOSED = tuple(way for way in WAYS if "=" in way)
+"""Ways of several axes: on all models they take minutes, and `make parity` shows them."""
+
+
 @pytest.mark.thorough(but=tuple(f"MLP-{way}" for way in WAYS))
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    ("case", "way"),
+    [
+        pytest.param(
+            case,
+            way,
+            id=f"{case}-{way}",
+            marks=[pytest.mark.slow] * (way in COMPOSED and case in ("LeNet-5", "LSTM")),
+        )
+        for case in CASES
+        for way in WAYS
+    ],
+)
 def test_every_way_equals_one_process(case: str, way: str, plain: Any) -> None:
     key = (case, "sgd", None)
     if key not in plain:
