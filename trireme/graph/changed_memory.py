@@ -29,15 +29,26 @@ def copy_returned_buffers(graph: fx.Graph, memory: Memory) -> None:
 
 
 def changed(graph: fx.Graph, memory: Memory) -> list[list[fx.Node]]:
-    """Returns the nodes that share memory which some node changes, with their readers."""
+    """Returns the nodes that share memory which some node changes, with their readers.
+
+    What reads or shares it after the last change is left out: it is a value like any other then.
+    """
     groups: dict[fx.Node, dict[fx.Node, None]] = defaultdict(dict)
     for node in graph.nodes:
         if node.op != "output" and has_tensors(node) and memory.changes(node):
             found = groups[memory.group(node)]
-            if node.op != "placeholder":  # all places have it
+            if node.op != "placeholder" and not memory.is_final(node):  # all places have inputs
                 found[node] = None
-            readers = (each for each in node.users if each.op != "output" and has_tensors(each))
-            found.update(dict.fromkeys(readers))
+            group = memory.group(node)
+            found.update(
+                dict.fromkeys(
+                    each
+                    for each in node.users
+                    if each.op != "output"
+                    and has_tensors(each)
+                    and not memory.is_final_at(group, each)
+                )
+            )
     return [list(found) for found in groups.values() if found]
 
 

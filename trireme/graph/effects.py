@@ -168,6 +168,8 @@ class Memory:
         for node in graph.nodes:
             for group in {self.group(each) for each in written(node)}:
                 self._changes.setdefault(group, []).append(self._place[node])
+        given = [node for node in graph.nodes if node.op in ("get_attr", "placeholder")]
+        self._lasting = {self.group(each) for each in given}
         returned = graph.output_node().all_input_nodes
         self._returned = {self.group(each) for each in returned}
 
@@ -188,6 +190,18 @@ class Memory:
     def changes(self, node: fx.Node) -> bool:
         """Returns whether some node of the graph changes a value's memory."""
         return self.group(node) in self._changes
+
+    def is_final(self, node: fx.Node) -> bool:
+        """Returns whether no node changes a value's memory from this node on.
+
+        Memory that is there before the graph is computed, or afterwards, is never final: parameters
+        and buffers change from batch to batch, and inputs belong to the caller.
+        """
+        return self.is_final_at(self.group(node), node)
+
+    def is_final_at(self, group: fx.Node, node: fx.Node) -> bool:
+        """Returns whether no node changes the memory of a group from another node on."""
+        return group not in self._lasting and self._changes[group][-1] < self._place[node]
 
     def changes_before(self, node: fx.Node, value: fx.Node) -> int:
         """Returns how often a value's memory has changed when a node reads it."""
