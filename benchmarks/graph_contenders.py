@@ -31,7 +31,7 @@ class Chosen:
     Attributes:
         devices: the device of each operation.
         pieces: the number of micro-batches.
-        prediction: what it is predicted to take.
+        prediction: the predicted step of the placement: seconds, memory and traffic.
         algorithm: what found it.
     """
 

@@ -25,7 +25,7 @@ class Branched:
     """A model to place.
 
     Attributes:
-        title: what it is.
+        title: a short description of the model, for tables.
         make: makes the model.
         batch: makes the arguments of the model, and the targets.
         loss: (outputs, targets) -> the mean loss.

@@ -10,6 +10,8 @@ import math
 import statistics
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import astuple
+from itertools import combinations
 
 import torch
 import torch.distributed as dist
@@ -72,9 +74,18 @@ def measure_links(
                 mine[one, other] = _measured(ranks[other], group, seconds)
             elif here == other:
                 _answer(ranks[one], group)
-    everything: list[dict[tuple[int, int], Link]] = [{} for _ in ranks]
-    dist.all_gather_object(everything, mine, group)
-    return dict(sorted((pair, link) for found in everything for pair, link in found.items()))
+    return _shared(mine, len(ranks), group)
+
+
+def _shared(
+    mine: Mapping[tuple[int, int], Link], count: int, group: dist.ProcessGroup | None
+) -> dict[tuple[int, int], Link]:
+    """Returns the links that all processes have measured, each of which one has measured."""
+    table = torch.zeros(count, count, 4, dtype=torch.float64)
+    for (one, other), link in mine.items():
+        table[one, other] = torch.tensor(astuple(link), dtype=torch.float64)
+    dist.all_reduce(table, group=group)
+    return {pair: Link(*table[pair].tolist()) for pair in combinations(range(count), 2)}
 
 
 def _rounds(count: int) -> list[list[tuple[int, int]]]:
