@@ -29,9 +29,9 @@ def test_workers_are_killed_on_hosts_of_their_own_and_every_update_counts_once(
         pytest.skip(f"NO HOSTS ARE TESTED: {error}")
     assert outcome.problems == []
     assert len(outcome.struck) >= 1
-    incarnations = len(outcome.accounts)
-    assert incarnations == 2 + len(outcome.struck)
-    assert sum(account.ended for account in outcome.accounts.values()) == 2
+    unheard = 2 + len(outcome.struck) - len(outcome.accounts)
+    assert unheard in (0, 1)  # the last one killed may join again just as the job ends
+    assert sum(account.ended for account in outcome.accounts.values()) == 2 - unheard
     assert sum(account.applied[0] for account in outcome.accounts.values()) > 100
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -29,11 +31,12 @@ def secret_lines(files: Sequence[Path]) -> list[bytes]:
 
 def shown(shell: Shell, run: Path, but: Sequence[Path]) -> dict[str, bytes]:
     """What others may see of a job: its files, and its processes' command lines and variables."""
-    seen = {
-        str(file): file.read_bytes()
-        for file in run.rglob("*")
-        if file.is_file() and file not in but
-    }
+    seen = {}
+    for directory, _, names in os.walk(run):  # a running job removes files beside this
+        for file in (Path(directory, name) for name in names):
+            with suppress(FileNotFoundError):
+                if file.is_file() and file not in but:
+                    seen[str(file)] = file.read_bytes()
     for process in shell.processes():
         environ = "\n".join(f"{key}={value}" for key, value in process.environ().items())
         seen[f"process {process.pid}"] = "\n".join([*process.cmdline(), environ]).encode()

@@ -163,6 +163,7 @@ def test_a_directory_that_cannot_be_written_is_found_before_training(
 def test_a_second_session_is_refused_before_it_trains(tmp_path: Path) -> None:
     with session(tmp_path) as first:
         first.step(DATA[:10])
+        first.worker.storage.settle()  # else the next save may replace it
         with pytest.raises(ConfigurationError, match="this program itself writes") as refused:
             session(tmp_path).__enter__()
         assert len(refused.traceback) <= 2  # the caller, and what it called
