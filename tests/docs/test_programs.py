@@ -100,7 +100,7 @@ def test_every_program_runs_in_one_process(tmp_path: Path) -> None:
         env=environment(tmp_path),
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=280,
     )
     assert ended.returncode == 0, ended.stdout + ended.stderr
 
@@ -117,7 +117,7 @@ def run(page: Page, directory: Path) -> None:
             env=environment(directory),
             capture_output=True,
             text=True,
-            timeout=240,
+            timeout=280,
         )
         assert ended.returncode == 0, f"{block}\n{ended.stdout}\n{ended.stderr}"
 
