@@ -167,7 +167,7 @@ class Trials:
         return max(one - (many - one) / (long - short) * short, 0.0)
 
 
-_OTHER_BYTES = 1 << 23
+_OTHER_BYTES = 3 << 22
 """How much other memory is read: more than a core's own caches hold, and part of its share of those
 that cores have together."""
 
