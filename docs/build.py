@@ -19,6 +19,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import get_args
 
+import guide_figures
+import guide_tables
 import msgspec
 import push_drawing
 import push_path
@@ -68,7 +70,11 @@ def generated() -> Iterator[tuple[Path, str]]:
     yield COMMAND_LINE, command_line_page()
     path = push_path.follow()
     yield ROOT / "docs" / "images" / "push.svg", push_drawing.drawing(path)
-    regions = (*REGIONS, ("docs/architecture.md", "push", lambda: push_path.listing(path)))
+    regions = (
+        *REGIONS,
+        *guide_tables.REGIONS,
+        ("docs/architecture.md", "push", lambda: push_path.listing(path)),
+    )
     pages: dict[Path, str] = {}
     for name, region, write in regions:
         page = ROOT / name
