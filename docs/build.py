@@ -19,7 +19,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import get_args
 
-import guide_figures
 import guide_tables
 import msgspec
 import push_drawing
@@ -194,6 +193,14 @@ def files() -> str:
     return drawn([*rows, ("examples/", FOLDERS["examples"]), *tree(ROOT / "examples", 1)])
 
 
+def examples() -> str:
+    """Returns the examples, with the first sentence of each."""
+    lines = ["| program | what it is |", "| --- | --- |"]
+    for path in sorted((ROOT / "examples").glob("*.py")):
+        lines.append(f"| [{path.name}]({path.name}) | {first_sentence(path)} |")
+    return "\n".join(lines)
+
+
 def drawn(rows: list[tuple[str, str]]) -> str:
     """Returns names and what they are, in two columns."""
     width = max(len(name) for name, comment in rows if comment) + 2
@@ -315,6 +322,7 @@ def parse_docstring(text: str) -> tuple[str, dict[str, str]]:
 
 REGIONS: tuple[tuple[str, str, Callable[[], str]], ...] = (
     ("README.md", "layout", layout),
+    ("examples/README.md", "examples", examples),
     ("docs/architecture.md", "files", files),
     ("docs/protocol.md", "messages", messages),
 )
@@ -326,7 +334,7 @@ REGIONS: tuple[tuple[str, str, Callable[[], str]], ...] = (
 
 def pages() -> list[Path]:
     """Returns every page of the project."""
-    return sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+    return sorted([*ROOT.glob("*.md"), *ROOT.glob("examples/*.md"), *(ROOT / "docs").rglob("*.md")])
 
 
 def broken_links() -> list[str]:

@@ -29,12 +29,11 @@ extensions = [
     "site_extension",
 ]
 root_doc = "docs/index"
-include_patterns = ["*.md", "docs/**.md", "benchmarks/**.md"]
-exclude_patterns = ["docs/README.md", "**/.*", ".*", "build", "runs"]
+include_patterns = ["*.md", "docs/**.md", "benchmarks/**.md", "examples/README.md"]
 source_suffix = {".md": "myst-nb"}
-# A section without pages yet is no mistake; programs in pages may be excerpts.
-suppress_warnings = ["toc.empty_glob", "misc.highlighting_failure"]
-nitpicky = False
+# Programs in pages may be excerpts.
+suppress_warnings = ["misc.highlighting_failure", "myst-nb.lexer"]
+default_role = "py:obj"  # in docstrings `name` is a name, with a link where there is a target
 
 # Markdown as GitHub reads it.
 myst_heading_anchors = 6
@@ -42,7 +41,7 @@ myst_enable_extensions = ["colon_fence"]
 
 # Commands are run when the site is built; one that fails fails the site.
 nb_execution_mode = "force"
-nb_execution_timeout = 120
+nb_execution_timeout = 300
 nb_execution_raise_on_error = False  # a warning, which -W makes an error: other pages go on
 nb_execution_in_temp = True
 nb_merge_streams = True
