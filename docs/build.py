@@ -19,10 +19,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import get_args
 
+import guide_figures
 import guide_tables
 import msgspec
 import push_drawing
 import push_path
+import site_pages
 
 from trireme.cli.command_parser import Parser
 from trireme.cli.parser import COMMANDS
@@ -50,10 +52,14 @@ def main() -> int:
         if page.exists() and page.read_text(encoding="utf-8") == text:
             continue
         if "--check" in sys.argv[1:]:
-            problems.append(f"{page.relative_to(ROOT)} is out of date: run `make docs`")
+            problems.append(f"{page.relative_to(ROOT)} is out of date: run `make pages`")
         else:
             page.write_text(text, encoding="utf-8")
-    problems += broken_links()
+    problems += [
+        f"docs/images/guides/{name}.svg is out of date: run `make docs`"
+        for name in guide_figures.stale()
+    ]
+    problems += [*site_pages.unlisted(pages()), *broken_links()]
     for problem in problems:
         print(problem, file=sys.stderr)
     if not problems:
@@ -104,7 +110,7 @@ def command_line_page() -> str:
     parts = [
         "# The command line",
         "",
-        "<!-- Written by docs/build.py from the parser itself: change that, then `make docs`. -->",
+        "<!-- Written by docs/build.py from the parser itself: change that, then `make pages`. -->",
         "",
         "Exit status: 0 the run finished; 1 a task failed; 2 bad usage; 130 interrupted after a "
         "clean save.",

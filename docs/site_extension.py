@@ -6,13 +6,8 @@ import logging
 from pathlib import Path
 from typing import Any
 
+from site_pages import CHILDREN
 from sphinx.application import Sphinx
-
-CHILDREN = {
-    "docs/decisions/README": "0*",
-    "benchmarks/README": "results/*",
-}
-"""Pages that list other pages, and which: GitHub would show a toctree as code."""
 
 START = """<!doctype html>
 <meta charset="utf-8">
