@@ -15,7 +15,6 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-import guide_tables
 from guide_tables import RESULTS, result
 from update_timelines import Span, timelines
 
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
 
 FOLDER = Path(__file__).resolve().parent / "images" / "guides"
 BLUE, ORANGE, GREEN, GREY, RED = "#3b6fb6", "#e08a2e", "#3f9c5a", "#c9ced6", "#c0392b"
-SOURCES = (__file__, guide_tables.__file__, Path(__file__).with_name("update_timelines.py"))
+SOURCES = (__file__, Path(__file__).with_name("update_timelines.py"))
 
 
 def updates(figure: Figure) -> None:

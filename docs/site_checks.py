@@ -81,7 +81,7 @@ def missing_names(site: Path) -> list[str]:
     """Returns the public names that the reference does not have."""
     with (site / "objects.inv").open("rb") as file:
         inventory = InventoryFile.load(file, "", lambda base, path: path)
-    known = {name for domain in inventory.data.values() for name in domain}
+    known = {name for domain in inventory.values() for name in domain}
     public = [f"trireme.{name}" for name in trireme.__all__]
     public += [f"trireme.data.{name}" for name in trireme.data.__all__]
     public += [f"trireme.models.{name}" for name in trireme.models.__all__]

@@ -1,4 +1,4 @@
-"""Which pages the site has, and whether one can get to each: without Sphinx, so that it costs nothing."""
+"""Which pages the site has, and whether one can get to each; without Sphinx, hence quick."""
 
 from __future__ import annotations
 
