@@ -11,6 +11,9 @@ INDEX = ROOT / "docs" / "index.md"
 CHILDREN = {
     "docs/decisions/README": "0*",
     "benchmarks/README": "results/*",
+    "docs/from_tensorflow/index": "*",
+    "docs/from_pytorch/index": "*",
+    "docs/questions/index": "*",
 }
 """Pages that list other pages, and which: GitHub would show a toctree as code."""
 TOCTREE = re.compile(r"^```\{toctree\}\n(.*?)^```", re.DOTALL | re.MULTILINE)
