@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,18 @@ START = """<!doctype html>
 """The page at the top of the site: its sources begin at the root of the project."""
 
 
-def add_children(app: Sphinx, docname: str, source: list[str]) -> None:
-    """Adds the toctree of a page that lists other pages."""
-    if pattern := CHILDREN.get(docname):
-        source[0] += f"\n```{{toctree}}\n:hidden:\n:glob:\n\n{pattern}\n```\n"
+CELL = re.compile(
+    r"^```\{code-cell\} bash\n(:tags: \[remove-cell\]\n)?(.*?)^```\n", re.DOTALL | re.MULTILINE
+)
+
+
+def change_source(app: Sphinx, docname: str, source: list[str]) -> None:
+    """Adds the toctree of a page that lists others; runs no cell of a translation again."""
+    if docname.startswith("docs/zh/"):
+        source[0] = CELL.sub(lambda cell: "" if cell[1] else f"```sh\n{cell[2]}```\n", source[0])
+    if patterns := CHILDREN.get(docname):
+        listed = "\n".join(patterns)
+        source[0] += f"\n```{{toctree}}\n:hidden:\n:glob:\n\n{listed}\n```\n"
 
 
 def write_start(app: Sphinx, error: Exception | None) -> None:
@@ -37,7 +46,7 @@ def is_not_an_empty_glob(record: logging.LogRecord) -> bool:
 
 def setup(app: Sphinx) -> dict[str, Any]:
     """Connects to Sphinx's events."""
-    app.connect("source-read", add_children)
+    app.connect("source-read", change_source)
     app.connect("build-finished", write_start)
     logging.getLogger("sphinx.sphinx.directives.other").addFilter(is_not_an_empty_glob)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -8,12 +8,13 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 INDEX = ROOT / "docs" / "index.md"
-CHILDREN = {
-    "docs/decisions/README": "0*",
-    "benchmarks/README": "results/*",
-    "docs/from_tensorflow/index": "*",
-    "docs/from_pytorch/index": "*",
-    "docs/questions/index": "*",
+CHILDREN: dict[str, tuple[str, ...]] = {
+    "docs/decisions/README": ("0*",),
+    "benchmarks/README": ("results/*",),
+    "docs/from_tensorflow/index": ("*",),
+    "docs/from_pytorch/index": ("*",),
+    "docs/questions/index": ("*",),
+    "docs/zh/README": ("*", "guides/*", "from_tensorflow/*"),
 }
 """Pages that list other pages, and which: GitHub would show a toctree as code."""
 TOCTREE = re.compile(r"^```\{toctree\}\n(.*?)^```", re.DOTALL | re.MULTILINE)
@@ -33,8 +34,9 @@ def reachable() -> Iterator[Path]:
     """Yields the pages that the toctrees name."""
     for entry in entries(INDEX.read_text(encoding="utf-8")):
         yield from matching(INDEX.parent, entry)
-    for parent, pattern in CHILDREN.items():
-        yield from matching((ROOT / parent).parent, pattern)
+    for parent, patterns in CHILDREN.items():
+        for pattern in patterns:
+            yield from matching((ROOT / parent).parent, pattern)
 
 
 def entries(page: str) -> Iterator[str]:
