@@ -139,20 +139,20 @@ class HostEngine:
         Args:
             console: where to say why that cannot be, or can no longer be.
         """
-        script = Path(self._directory or "", self._program[0])
+        path = (self._directory or Path()).resolve()
+        # A program without a script, such as a module, finds its modules in the directory first.
+        script = path / self._program[0] if self._program else path
         with contextlib.suppress(OSError, UnicodeDecodeError):
             if sets_environment_early(script.read_text(encoding="utf-8")):
                 console.say(
-                    f"{script} may set environment variables before it imports torch, so that each "
-                    "task imports torch by itself, which takes longer"
+                    f"{self._program[0]} may set environment variables before it imports torch: "
+                    "each task imports torch by itself, which takes longer"
                 )
                 return
-        self._template = ForkedTasks(
-            self._environment(),
-            script.resolve().parent,
-            self._directory,
-            partial(console.say, alarm=True),
-        )
+        if script.is_file():
+            path = script.resolve().parent
+        say = partial(console.say, alarm=True)
+        self._template = ForkedTasks(self._environment(), path, self._directory, say)
         self.selector.register(self._template, selectors.EVENT_READ, self._template)
 
     def start(self, config: TaskConfig) -> None:
@@ -184,12 +184,11 @@ class HostEngine:
                 child = template.fork(config, command, *outputs.theirs)
                 self._drop_template_if_gone()
             if child is None:
-                fds = (config.launcher_fd, config.process_group_fd, config.secret_fd)
                 child = spawn(
                     command,
                     {**self._environment(), TASK_VARIABLE: encode_task(config)},
                     *outputs.theirs,
-                    pass_fds=[fd for fd in fds if fd is not None],
+                    pass_fds=[*config.descriptors.values()],
                     directory=self._directory,
                 )
             output, error = outputs.take()

@@ -11,8 +11,6 @@ from trireme.launch.forking.template import TaskTemplate
 from trireme.launch.process import ForkedProcess
 from trireme.launch.process_setup.blas import BLAS_VARIABLE
 
-_INHERITED = ("launcher_fd", "process_group_fd", "secret_fd")
-
 
 class ForkedTasks:
     """The template of one job, from its start on. Close it at the end.
@@ -76,8 +74,7 @@ class ForkedTasks:
         """
         if not self.ready:
             return None
-        fields = {name: getattr(config, name) for name in _INHERITED}
-        inherited = {name: fd for name, fd in fields.items() if fd is not None}
+        inherited = config.descriptors
         pid = self._template.fork(
             ForkRequest(
                 arguments=tuple(command),

@@ -41,6 +41,7 @@ def leave(status: int, kept: Collection[str] = ()) -> NoReturn:
     """
     _call(threading._shutdown)  # type: ignore[attr-defined]
     _call(atexit._run_exitfuncs)
+    _flush()  # first: a collector may close a file before the text over it is written
     _forget_program({*kept})
     gc.collect()
     written = _flush()
