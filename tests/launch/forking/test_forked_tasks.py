@@ -205,7 +205,8 @@ def test_its_end_is_that_of_any_program(ran: Ran) -> None:
 
 def test_its_failure_is_told(ran: Ran) -> None:
     end = ran.ended[f"worker:{FAILS}"]
-    assert (end.status, end.reason.summary) == (1, "ValueError: wrong (program.py:45)")
+    line = SCRIPT[: SCRIPT.index("raise ValueError")].count("\n") + 1
+    assert (end.status, end.reason.summary) == (1, f"ValueError: wrong (program.py:{line})")
     assert "ValueError: wrong" in ran.errors[f"worker:{FAILS}"][-1]
 
 
