@@ -34,7 +34,7 @@ FIRST, LAST, WHOLE, ENDING = "first step", "last line of a task", "whole", "end 
 PHASES = (LAUNCHED, IMPORTED, LISTENS, JOINED, FIRST, LAST, WHOLE, ENDING)
 
 ROUNDS = 7
-SECONDS = 120.0
+SECONDS = 600.0
 """How long one run may take."""
 
 

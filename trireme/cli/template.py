@@ -18,7 +18,7 @@ import random
 import socket
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import NoReturn
 
@@ -57,7 +57,8 @@ MODULES = (
 """What tasks need, in the order of its import."""
 
 ADOPTION_SECONDS = 5.0
-_DESCRIPTORS = 8
+_DESCRIPTORS = 16
+_GPU_FILES = ("/dev/nvidia", "/dev/kfd", "/dev/dri")
 _MICROSECONDS = 200e-6
 
 
@@ -199,17 +200,23 @@ class _Template:
 def reason_not_to_fork() -> Refused | None:
     """Returns why this process must not fork; None if it may.
 
-    It may if it has one thread, and has not initialised CUDA.
+    It may if it has one thread, and has no GPU open.
     """
     threads = 0
     with suppress(OSError), open("/proc/self/status", encoding="ascii") as file:
         threads = next((int(line.split()[1]) for line in file if line.startswith("Threads:")), 0)
     if threads != 1:
         return Refused(f"its process has {threads or 'unknown'} threads after the import of torch")
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_initialized():
-        return Refused("the import of torch has initialised CUDA")
+    if any(file.startswith(_GPU_FILES) for file in _open_files()):
+        return Refused("the import of torch has opened a GPU, which a forked process cannot use")
     return None
+
+
+def _open_files() -> Iterator[str]:
+    """Yields the paths of the files that this process has open."""
+    for descriptor in os.listdir("/proc/self/fd"):
+        with suppress(OSError):
+            yield os.readlink(f"/proc/self/fd/{descriptor}")
 
 
 def _diverge() -> None:

@@ -84,7 +84,7 @@ def _flush() -> bool:
     written = True
     for stream in (sys.stderr, sys.stdout):
         try:
-            if stream is not None:
+            if stream is not None and not getattr(stream, "closed", False):
                 stream.flush()
         except (OSError, ValueError):
             written = stream is sys.stderr
