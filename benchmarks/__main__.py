@@ -35,6 +35,9 @@ def main() -> int:
     parser.add_argument("--peers", type=Path, default=DIRECTORY, help="the peers' environments")
     parser.add_argument("--data", type=Path, default=real_data(), help="the real data, if any")
     parser.add_argument("--results", type=Path, default=ROOT / "benchmarks" / "results")
+    parser.add_argument(
+        "--against", type=Path, metavar="PATH", help="the checkout of an older commit, for start"
+    )
     given = parser.parse_args()
     try:
         benchmarks = chosen([word for word in given.only.split(",") if word])
@@ -55,6 +58,7 @@ def main() -> int:
         data=given.data,
         scratch=Path(),
         say=lambda line: print(line, flush=True),
+        against=given.against and given.against.resolve(),
     )
     return 0 if run(benchmarks, context, given.results.resolve()) else 1
 

@@ -23,6 +23,7 @@ class Context:
         data: the folder with the real data; None where there is none.
         scratch: a directory that is removed afterwards.
         say: prints a line.
+        against: the checkout of an older commit to compare with; None for none.
     """
 
     seconds: float
@@ -32,6 +33,7 @@ class Context:
     data: Path | None
     scratch: Path
     say: Callable[[str], None]
+    against: Path | None = None
 
     def real(self, name: str) -> Path | None:
         """Returns a folder of the real data, if it is there."""

@@ -58,6 +58,7 @@ BENCHMARKS = (
     Benchmark("m", "graph_placement", "benchmarks.bench_graph_placement", 60, trains=True),
     Benchmark("n", "graph_prediction", "benchmarks.bench_graph_prediction", 25, trains=True),
     Benchmark("o", "graph_pipeline", "benchmarks.bench_graph_pipeline", 45, trains=True),
+    Benchmark("p", "start", "benchmarks.bench_start", 58),
 )
 """All of them, in order."""
 

@@ -262,6 +262,9 @@ class JobConfig(
     on: Annotated[Literal["local", "ray"], Option("ENGINE",
         "where tasks run: local: this host; ray: the nodes of a Ray cluster (default local)",
         planned=("slurm",), run_only=True)] = "local"
+    start: Annotated[Literal["auto", "spawn"], Option("HOW",
+        "auto: fork tasks from one process that has imported PyTorch, where that is safe; spawn: "
+        "each imports it by itself (default auto)", run_only=True)] = "auto"
     ray_address: Annotated[str, Option("ADDRESS",
         "ray: the cluster's head, host:port; auto: the cluster of this host (default auto)",
         run_only=True)] = "auto"

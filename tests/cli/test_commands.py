@@ -221,7 +221,7 @@ def test_each_command_has_help(command: str, capsys) -> None:
 @pytest.mark.processes
 def test_runs_a_program_to_its_end(capsys) -> None:
     write("train.py", "import sys; print(sys.argv[1:], 'torch' in sys.modules)")
-    assert main(["run", "train.py", "--max-steps", "4"]) == 0
+    assert main(["run", "--start", "spawn", "train.py", "--max-steps", "4"]) == 0
     captured = capsys.readouterr()
     assert captured.out == "worker:0 | ['--max-steps', '4'] False\n"
     assert "finished in" in captured.err

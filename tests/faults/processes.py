@@ -13,8 +13,9 @@ import psutil
 from trireme.errors import UsageError
 from trireme.launch.run_directory import read_record
 
-STARTED_BY = "TRIREME_TASK"
-"""The environment variable that every process of a task has."""
+STARTED_BY = "TRIREME_LAUNCH"
+"""The environment variable with which the system shows each process that a launcher has started, or
+had forked."""
 GONE_SECONDS = 10.0
 
 

@@ -12,9 +12,11 @@ import os
 import selectors
 import signal
 import socket
+import subprocess
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import IO
 
@@ -23,9 +25,13 @@ import msgspec
 from trireme.cluster.spec import LOOPBACK
 from trireme.launch.config.secret import SECRET_VARIABLE, secret_descriptor
 from trireme.launch.config.task_config import TASK_VARIABLE, TaskConfig, encode_task
-from trireme.launch.launcher import Event, Job, Launcher, StopSignalled, TaskEnded
+from trireme.launch.exit_reason import describe_status
+from trireme.launch.forking.early_changes import sets_environment_early
+from trireme.launch.forking.forked_tasks import ForkedTasks
+from trireme.launch.forking.template import can_fork
+from trireme.launch.launcher import Event, Job, Launcher, StopSignalled, TaskEnded, TaskLocated
 from trireme.launch.output import Console, TaskOutputs
-from trireme.launch.process import TaskProcess
+from trireme.launch.process import ForkedProcess, TaskProcess, spawn
 from trireme.launch.process_setup.orphans import OrphanReaper
 from trireme.launch.process_setup.resources import thread_variables, threads_of_task
 from trireme.launch.process_setup.signals import requests_to_stop, signals
@@ -64,6 +70,8 @@ def run_local(
     with signals() as (wakeup, _), TaskOutputs(directory.log, console) as outputs:
         with HostEngine(job.program, environ, outputs.show, build_command) as engine:
             engine.selector.register(wakeup, selectors.EVENT_READ)
+            if job.task.config.start == "auto" and can_fork():
+                engine.fork_tasks(console)
             launcher = Launcher(job, directory, engine, outputs)
             launcher.run()
         return launcher.conclude()
@@ -107,6 +115,9 @@ class HostEngine:
         self._directory = directory
         self._reaper = OrphanReaper()
         self._processes: dict[str, TaskProcess] = {}
+        self._template: ForkedTasks | None = None
+        self._waiting: dict[str, TaskConfig] = {}  # for the template, in the order of their start
+        self._events: list[Event] = []
 
     def __enter__(self) -> HostEngine:
         return self
@@ -115,35 +126,84 @@ class HostEngine:
         """Kills every task that lives, even if the launcher itself failed."""
         for process in self._processes.values():
             process.send_signal(signal.SIGKILL)
+        if self._template is not None:
+            self._template.close()
         self.selector.close()
         self._reaper.close()
 
+    def fork_tasks(self, console: Console) -> None:
+        """Has servers and workers forked from one process that has imported PyTorch.
+
+        Not for a program that sets variables which PyTorch reads when it is imported.
+
+        Args:
+            console: where to say why that cannot be, or can no longer be.
+        """
+        path = (self._directory or Path()).resolve()
+        # A program without a script, such as a module, finds its modules in the directory first.
+        script = path / self._program[0] if self._program else path
+        with contextlib.suppress(OSError, UnicodeDecodeError):
+            if sets_environment_early(script.read_text(encoding="utf-8")):
+                console.say(
+                    f"{self._program[0]} may set environment variables before it imports torch: "
+                    "each task imports torch by itself, which takes longer"
+                )
+                return
+        if script.is_file():
+            path = script.resolve().parent
+        say = partial(console.say, alarm=True)
+        self._template = ForkedTasks(self._environment(), path, self._directory, say)
+        self.selector.register(self._template, selectors.EVENT_READ, self._template)
+
     def start(self, config: TaskConfig) -> None:
+        forks = self._template is not None and self._build_command is task_command
+        # The coordinator needs no PyTorch, and is there before the template is.
+        if forks and config.role != "coordinator":
+            self._waiting[config.name] = config
+            self._start_waiting()
+        else:
+            self._start(config, None)
+
+    def _start_waiting(self) -> None:
+        """Starts the tasks that wait for the template, if it is ready, or never will be."""
+        while self._waiting and (self._template is None or self._template.ready):
+            name = next(iter(self._waiting))
+            self._start(self._waiting.pop(name), self._template)
+            self._events.append(TaskLocated())
+
+    def _start(self, config: TaskConfig, template: ForkedTasks | None) -> None:
+        """Starts a task: forks it from a template where there is one that can, else spawns it."""
         name, group = config.name, config.group
         if group is not None and config.rank and not config.process_group:
             address = self.process_groups[group]  # rank 0 was started first
             config = msgspec.structs.replace(config, process_group=address)
-        with _inherited(config, self._host) as (config, messages):
-            fds = (config.launcher_fd, config.process_group_fd, config.secret_fd)
-            process = TaskProcess(
-                self._build_command(config, self._program),
-                {
-                    **self._environ,
-                    **self._reaper.variables,
-                    TASK_VARIABLE: encode_task(config),
-                    "PYTHONUNBUFFERED": "1",
-                },
-                show=lambda line, error: self._show(name, line, error),
-                messages=messages,
-                pass_fds=[fd for fd in fds if fd is not None],
-                directory=self._directory,
-            )
+        with _inherited(config, self._host) as (config, messages), _Outputs() as outputs:
+            command = self._build_command(config, self._program)
+            child: ForkedProcess | subprocess.Popen[bytes] | None = None
+            if template is not None:
+                child = template.fork(config, command, *outputs.theirs)
+                self._drop_template_if_gone()
+            if child is None:
+                child = spawn(
+                    command,
+                    {**self._environment(), TASK_VARIABLE: encode_task(config)},
+                    *outputs.theirs,
+                    pass_fds=[*config.descriptors.values()],
+                    directory=self._directory,
+                )
+            output, error = outputs.take()
+            shown = partial(self._show, name)
+            process = TaskProcess(child, output, error, messages, show=shown)
         if group is not None and not config.rank:
             self.process_groups[group] = config.process_group
         self._processes[name] = process
         self.pids[name] = process.pid
         for pipe in process.pipes:
             self.selector.register(pipe.stream, selectors.EVENT_READ, pipe)
+
+    def _environment(self) -> dict[str, str]:
+        """Returns the environment of every task, but for what tells each what it is."""
+        return {**self._environ, **self._reaper.variables, "PYTHONUNBUFFERED": "1"}
 
     def host(self, name: str) -> str:
         return socket.gethostname()
@@ -152,6 +212,8 @@ class HostEngine:
         process = self._processes.get(name)
         if process is not None:
             process.send_signal(number)
+        elif self._waiting.pop(name, None) is not None:
+            self._events.append(TaskEnded(name, -number, describe_status(-number)))
 
     def dismiss(self, names: Collection[str]) -> None:
         """Does nothing: of a process of this host that has ended, nothing is held."""
@@ -161,10 +223,12 @@ class HostEngine:
         return 0.0 if process is None else process.used()
 
     def wait(self, seconds: float) -> list[Event]:
-        events: list[Event] = []
-        for key, _ in self.selector.select(seconds):
+        events, self._events = self._events, []
+        for key, _ in self.selector.select(0.0 if events else seconds):
             if key.data is None:
                 events += [StopSignalled()] * requests_to_stop(key.fd)
+            elif key.data is self._template:
+                self._look_at_template()
             elif key.data.read() == 0:
                 self.selector.unregister(key.fileobj)
         statuses = {name: process.poll() for name, process in self._processes.items()}
@@ -176,12 +240,52 @@ class HostEngine:
                 ended.append(self._ended(name, status))
         return events + ended
 
+    def _look_at_template(self) -> None:
+        assert self._template is not None  # it is registered
+        self._template.look()
+        self._drop_template_if_gone()
+        self._start_waiting()
+
+    def _drop_template_if_gone(self) -> None:
+        if self._template is not None and self._template.gone:
+            self.selector.unregister(self._template)
+            self._template.close()
+            self._template = None
+
     def _ended(self, name: str, status: int) -> TaskEnded:
         process = self._processes.pop(name)
         for pipe in process.pipes:
             with contextlib.suppress(KeyError):  # it was closed before
                 self.selector.unregister(pipe.stream)
         return TaskEnded(name, status, process.finish(status))
+
+
+@dataclass(slots=True)
+class _Outputs:
+    """The pipes for the output of a task: from both ends, first the one of standard output."""
+
+    theirs: list[int] = field(default_factory=list)
+    _ours: list[IO[bytes]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        for _ in range(2):
+            reader, writer = os.pipe()
+            self._ours.append(os.fdopen(reader, "rb"))
+            self.theirs.append(writer)
+
+    def take(self) -> list[IO[bytes]]:
+        """Returns the ends to read from, which the caller closes."""
+        ours, self._ours = self._ours, []
+        return ours
+
+    def __enter__(self) -> _Outputs:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for writer in self.theirs:
+            os.close(writer)
+        for reader in self._ours:
+            reader.close()
 
 
 def task_command(config: TaskConfig, program: Sequence[str]) -> list[str]:

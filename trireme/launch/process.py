@@ -62,56 +62,109 @@ def _last_state(line: bytes) -> bytes:
     return line.rstrip(b"\r").rpartition(b"\r")[2]
 
 
-class TaskProcess(subprocess.Popen[bytes]):
-    """A running task, leader of a session and process group of its own.
+class ForkedProcess:
+    """A child of this process that another process has forked for it.
+
+    Args:
+        pid: its process id.
+    """
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self._status: int | None = None
+
+    def poll(self) -> int | None:
+        """Returns its exit status, or minus the number of a signal; None while it lives."""
+        if self._status is None:
+            try:
+                pid, status = os.waitpid(self.pid, os.WNOHANG)
+            except ChildProcessError:  # somebody else has waited for it
+                self._status = -signal.SIGKILL
+            else:
+                self._status = os.waitstatus_to_exitcode(status) if pid else None
+        return self._status
+
+    def send_signal(self, sig: int) -> None:
+        """Sends it a signal, if it lives."""
+        if self.poll() is None:
+            os.kill(self.pid, sig)
+
+
+def spawn(
+    command: Sequence[str],
+    environ: Mapping[str, str],
+    output: int,
+    error: int,
+    *,
+    pass_fds: Sequence[int] = (),
+    directory: Path | None = None,
+) -> subprocess.Popen[bytes]:
+    """Starts a process, leader of a session and process group of its own.
 
     Ctrl-C on the terminal does not reach it: its launcher passes signals on.
 
     Args:
         command: its command line.
         environ: its environment.
-        show: called with each line of its output, and whether that went to standard error.
-        messages: the pipe of its messages.
+        output: the descriptor of its standard output.
+        error: that of its standard error.
         pass_fds: the descriptors that it inherits.
         directory: the directory to start it in; None for the launcher's own.
+    """
+    return subprocess.Popen(
+        command,
+        env=dict(environ),
+        cwd=directory,
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=error,
+        start_new_session=True,
+        pass_fds=tuple(pass_fds),
+    )
+
+
+class TaskProcess:
+    """A running task, leader of a session and process group of its own.
+
+    Args:
+        child: its process.
+        output: the pipe from its standard output.
+        error: that from its standard error.
+        messages: the pipe of its messages.
+        show: called with each line of its output, and whether that went to standard error.
 
     Attributes:
+        pid: its process id.
         pipes: the pipes from it. Read them when they are ready.
     """
 
     def __init__(
         self,
-        command: Sequence[str],
-        environ: Mapping[str, str],
+        child: ForkedProcess | subprocess.Popen[bytes],
+        output: IO[bytes],
+        error: IO[bytes],
+        messages: IO[bytes],
         *,
         show: Callable[[bytes, bool], None],
-        messages: IO[bytes],
-        pass_fds: Sequence[int] = (),
-        directory: Path | None = None,
     ) -> None:
+        self.pid = child.pid
+        self._child = child
         self._show = show
         self._lines = 0
         self._messages: list[Listening | MembershipReport] = []
         self._reason: ExitReason | None = None
-        super().__init__(
-            command,
-            env=dict(environ),
-            cwd=directory,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            start_new_session=True,
-            pass_fds=tuple(pass_fds),
-        )
-        assert self.stdout is not None and self.stderr is not None  # by PIPE
         self._message_pipe = Pipe(messages, self._take_message)
         self.pipes = [
-            Pipe(self.stdout, partial(self._take_line, False)),
-            Pipe(self.stderr, partial(self._take_line, True)),
+            Pipe(output, partial(self._take_line, False)),
+            Pipe(error, partial(self._take_line, True)),
             self._message_pipe,
         ]
         for pipe in self.pipes:
             os.set_blocking(pipe.stream.fileno(), False)
+
+    def poll(self) -> int | None:
+        """Returns its exit status, or minus the number of a signal; None while it lives."""
+        return self._child.poll()
 
     def used(self) -> float:
         """Returns how much the task has done: seconds of a core, and a second for each line."""
@@ -120,7 +173,7 @@ class TaskProcess(subprocess.Popen[bytes]):
     def send_signal(self, sig: int) -> None:
         """Asks the task to end by SIGTERM, or ends it and its children at once by SIGKILL."""
         if sig != signal.SIGKILL:
-            super().send_signal(sig)
+            self._child.send_signal(sig)
             return
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)

@@ -110,6 +110,12 @@ class TaskConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         return f"{self.role}:{self.index}{within}"
 
     @property
+    def descriptors(self) -> dict[str, int]:
+        """The inherited descriptors, by the names of their fields."""
+        fields = {name: getattr(self, name) for name in self.__struct_fields__}
+        return {name: fd for name, fd in fields.items() if name.endswith("_fd") and fd is not None}
+
+    @property
     def own_certificates(self) -> Certificates | None:
         """What the task proves itself with under TLS; None where the job does not use it."""
         return Certificates(self.certificates) if self.certificates else None
