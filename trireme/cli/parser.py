@@ -22,7 +22,7 @@ NOT_BUILT = ("plan", "bench")
 def _run() -> Parser:
     parser = Parser(
         "run",
-        "[OPTIONS] SCRIPT [ARGS...]",
+        "[OPTIONS] SCRIPT|-m MODULE [ARGS...]",
         "Starts SCRIPT as the workers of a job, with its parameter servers and its coordinator, on "
         "this host or on a Ray cluster, and returns when all tasks have ended. At the first Ctrl-C "
         "the workers save and end; at the second, all tasks end at once. Each option may also be "
@@ -36,6 +36,7 @@ def _run() -> Parser:
         metavar="FILE",
         help="read options from FILE instead of trireme.toml or pyproject.toml",
     )
+    parser.add_module()
     parser.add_argument(
         "--dry-run",
         action="store_true",
@@ -47,7 +48,7 @@ def _run() -> Parser:
 def _graph() -> Parser:
     parser = Parser(
         "graph",
-        "[OPTIONS] SCRIPT [ARGS...]",
+        "[OPTIONS] SCRIPT|-m MODULE [ARGS...]",
         "Draws the model of SCRIPT as a dataflow graph: as captured, optimised, placed on workers "
         "and cut, with the costs of its operators, which it measures, and the predicted duration "
         "of a step. Prints it as text. Runs SCRIPT in one process, up to its first step; trains "
@@ -55,6 +56,7 @@ def _graph() -> Parser:
     )
     for option in GRAPH_OPTIONS:
         add_option(parser, option)
+    parser.add_module()
     parser.add_argument(
         "--svg",
         metavar="FILE",
@@ -79,7 +81,7 @@ def _task() -> Parser:
     parser = Parser(
         "task",
         "--job-name ROLE --task-index I --ps-hosts a:p,... --worker-hosts a:p,...\n"
-        "                    [OPTIONS] [SCRIPT ARGS...]",
+        "                    [OPTIONS] [SCRIPT|-m MODULE ARGS...]",
         "Runs one task of a job in this process. Start each task on its machine with the same "
         "lists of hosts; ps:0 hosts the coordinator unless --coordinator names another address. "
         "Options may be written with underscores, as in --job_name.",
@@ -105,6 +107,7 @@ def _task() -> Parser:
     )
     for option in TASK_OPTIONS:
         add_option(parser, option)
+    parser.add_module()
     parser.add_argument("--config", metavar="FILE", help="read options from FILE")
     parser.add_argument(
         "--secret-file",

@@ -124,7 +124,10 @@ class HostEngine:
             address = self.process_groups[group]  # rank 0 was started first
             config = msgspec.structs.replace(config, process_group=address)
         with _inherited(config, self._host) as (config, messages):
-            fds = (config.launcher_fd, config.process_group_fd, config.secret_fd)
+            fds = (
+                *(config.launcher_fd, config.process_group_fd, config.secret_fd),
+                *((config.call_fd, config.result_fd) if config.role == "worker" else ()),
+            )
             process = TaskProcess(
                 self._build_command(config, self._program),
                 {
