@@ -16,6 +16,8 @@ GRAPH_OPTIONS = tuple(
 )
 """The options of a job that decide how its graph is placed."""
 
+SHELLS = ("bash", "zsh", "fish")
+
 NOT_BUILT = ("plan", "bench")
 
 
@@ -298,6 +300,19 @@ def _certs() -> Parser:
     return parser
 
 
+def _completion() -> Parser:
+    parser = Parser(
+        "completion",
+        "SHELL",
+        "Prints the script by which SHELL completes commands, options, their values, run "
+        'directories and files. bash: eval "$(trireme completion bash)" in ~/.bashrc; zsh: trireme '
+        "completion zsh > _trireme in a directory of $fpath; fish: trireme completion fish > "
+        "~/.config/fish/completions/trireme.fish.",
+    )
+    parser.add_argument("shell", metavar="SHELL", help="bash, zsh or fish")
+    return parser
+
+
 COMMANDS: dict[str, tuple[Callable[[], Parser], str]] = {
     "run": (_run, "start a job, on this host or on Ray: workers, parameter servers, coordinator"),
     "task": (_task, "run one task of a job, started by hand on its machine"),
@@ -310,6 +325,7 @@ COMMANDS: dict[str, tuple[Callable[[], Parser], str]] = {
     "scale": (_scale, "change the number of servers and workers of a running job"),
     "checkpoint": (_checkpoint, "list, show, verify or export checkpoints"),
     "doctor": (_doctor, "check this host and what it reaches, and say what to do"),
+    "completion": (_completion, "print the script by which a shell completes commands"),
 }
 """Every command: the function that makes its parser, and a summary."""
 
@@ -327,7 +343,7 @@ def overview() -> str:
             "commands:",
             *lines,
             "",
-            "  trireme COMMAND --help shows the options; trireme --version shows the release.",
+            "  trireme COMMAND --help shows the options; trireme --version shows the versions.",
             "",
             "exit status: 0 finished, 1 a task failed, 2 bad usage, 130 interrupted and saved",
         ]
