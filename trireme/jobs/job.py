@@ -267,7 +267,9 @@ class LaunchedJob:
             )
         if ended.status:
             report = "\n".join(ended.failure) or "the job was ended before all workers had saved"
-            report = report.replace("its traceback is above and in", "its traceback is below and in")
+            report = report.replace(
+                "its traceback is above and in", "its traceback is below and in"
+            )
             trace = f"\n\n{ended.traceback.rstrip()}" if ended.traceback else ""
             return JobFailed(report + trace)
         return None
