@@ -13,7 +13,7 @@ from trireme.errors import UsageError
 from trireme.job_config import JobConfig
 from trireme.launch.config.sources import read_config, read_file
 from trireme.launch.config.task_config import TASK_VARIABLE, TaskConfig, encode_task, fresh_job
-from trireme.launch.process_setup.program import check_program, program_name, run_program
+from trireme.launch.process_setup.program import MODULE, check_program, run_program
 from trireme.launch.process_setup.resources import thread_variables, threads_of_task
 
 _STRATEGY = "graph"
@@ -46,8 +46,9 @@ def main(arguments: Sequence[str]) -> int:
     if status == DRAWN:
         return 0
     if status == 0:
+        what = " ".join(program[: 2 if program[0] == MODULE else 1])
         print(
-            f"error: {program_name(program)} has ended, and no session in it has made a step, at "
+            f"error: {what} has ended, and no session in it has made a step, at "
             "which its graph is drawn: give the program the options with which it trains, or draw "
             "another program",
             file=sys.stderr,

@@ -10,6 +10,8 @@ import sys
 from types import ModuleType
 from typing import Any
 
+__all__: list[str] = []
+
 
 class _CallablePackage(ModuleType):
     """This package, which is called as the function `trireme.jobs.launch.launch`.

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import importlib
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -150,7 +152,7 @@ def test_who_runs_at_exit_can_see_a_failing_status(script) -> None:
 
 
 @pytest.fixture
-def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A package in the directory that this process stands in."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", ["somewhere", *sys.path[1:]])
@@ -159,7 +161,10 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (tmp_path / each).write_text("")
     for each in ("here", "here/deep", "runnable"):
         (tmp_path / each / "__init__.py").write_text("")
-    return tmp_path
+    importlib.invalidate_caches()
+    yield tmp_path
+    for name in [name for name in sys.modules if name.partition(".")[0] in ("here", "apart")]:
+        del sys.modules[name]
 
 
 def test_a_module_runs_as_by_python_m(package: Path, capsys: pytest.CaptureFixture[str]) -> None:
