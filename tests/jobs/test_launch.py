@@ -35,6 +35,7 @@ def test_the_package_is_the_function() -> None:
     from trireme.launch.run_directory import claim
 
     assert callable(trireme.launch) and claim.__module__ == "trireme.launch.run_directory"
+    assert inspect.signature(trireme.launch) == inspect.signature(launch)
     documented = inspect.getdoc(launch) or ""
     for name in inspect.signature(launch).parameters:
         assert name == "function_or_script" or re.search(rf"^ +\**{name}: ", documented, re.M)

@@ -81,7 +81,9 @@ def script(shell: str) -> str:
     """Returns the script for a shell, one of `SHELLS`."""
     import shtab  # only this command needs it
 
-    text: str = shtab.complete(_whole_parser(), shell=shell, preamble=_PREAMBLE)
+    # Its annotation says a string; its documentation, and its code, one for each shell.
+    preamble: Any = _PREAMBLE
+    text: str = shtab.complete(_whole_parser(), shell=shell, preamble=preamble)
     return text
 
 
@@ -102,7 +104,7 @@ def _whole_parser() -> argparse.ArgumentParser:
 
 def _describe(command: str, parser: Parser) -> None:
     """Has each argument of a command completed by what it takes."""
-    choices = {option.field: _literals(option.type) for option in OPTIONS}
+    choices: dict[str, Sequence[str]] = {option.field: _literals(option.type) for option in OPTIONS}
     choices["compress"] = CODECS
     for action in parser.arguments:
         words = _WORDS.get((command, action.dest)) or choices.get(action.dest)

@@ -305,8 +305,8 @@ def _completion() -> Parser:
         "completion",
         "SHELL",
         "Prints the script by which SHELL completes commands, options, their values, run "
-        'directories and files. bash: eval "$(trireme completion bash)" in ~/.bashrc; zsh: trireme '
-        "completion zsh > _trireme in a directory of $fpath; fish: trireme completion fish > "
+        'directories and files. bash: eval "$(trireme completion bash)" in ~/.bashrc; zsh: eval '
+        '"$(trireme completion zsh)" in ~/.zshrc, after compinit; fish: trireme completion fish > '
         "~/.config/fish/completions/trireme.fish.",
     )
     parser.add_argument("shell", metavar="SHELL", help="bash, zsh or fish")

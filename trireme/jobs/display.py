@@ -161,7 +161,7 @@ def _widget(
         if progress.max_steps:
             bar.value = min(progress.step / progress.max_steps, 1.0)
             bar.bar_style = "success" if ended and bar.value == 1.0 else ""
-        label.value = progress.text or label.value
+        label.value = progress.text.replace("  ", " · ") or label.value
         style = "margin:0;line-height:1.3;font-size:12px;white-space:pre-wrap"
         text.value = f'<pre style="{style}">{html.escape(lines)}</pre>'
         if button is not None:

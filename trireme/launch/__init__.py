@@ -1,11 +1,13 @@
 """Finds out which task this process is, and starts the tasks of a job.
 
 `trireme.launch(...)` starts a job from a program: the package itself can be called.
+`help(trireme.jobs.launch.launch)` explains the arguments.
 """
 
 from __future__ import annotations
 
 import importlib
+import inspect
 import sys
 from types import ModuleType
 from typing import Any
@@ -23,6 +25,11 @@ class _CallablePackage(ModuleType):
     def __call__(self, *arguments: Any, **options: Any) -> Any:
         # By name: the function is in a layer far above.
         return importlib.import_module("trireme.jobs.launch").launch(*arguments, **options)
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        """The function's, for editors and notebooks."""
+        return inspect.signature(importlib.import_module("trireme.jobs.launch").launch)
 
 
 sys.modules[__name__].__class__ = _CallablePackage
