@@ -80,7 +80,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_installed_wheel_trains(environment: Path, tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(PROGRAM)
     trireme = environment / "trireme"
-    alone = run(tmp_path, environment / "python", "program.py", seconds=60)
+    alone = run(tmp_path, environment / "python", "program.py", seconds=240)
     assert f"loss small {environment.parent}" in alone
     job = ("run", "--ps", 1, "--workers", 2, "--strategy", "sync", "--run-dir", "job")
     assert f"loss small {environment.parent}" in run(tmp_path, trireme, *job, "program.py")

@@ -6,6 +6,8 @@ import inspect
 import os
 import re
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -16,7 +18,7 @@ import pytest
 
 import trireme
 from trireme.launch.config.task_config import TASK_VARIABLE
-from trireme.launch.run_directory import is_running, read_record
+from trireme.launch.run_directory import is_running, read_record, wait_until_free
 
 
 @pytest.fixture(autouse=True)
@@ -210,3 +212,26 @@ def test_a_job_that_takes_too_long_is_stopped() -> None:
     with pytest.raises(trireme.WaitTimeout, match="has not ended within 2 s"):
         trireme.launch(learn, args=(10**9,), run_dir="run", timeout=2.0, verbose=False)
     assert not is_running(Path("run"))
+
+
+DIES = """
+import os, signal, time
+import trireme
+from tests.jobs.test_launch import learn
+
+job = trireme.launch(learn, args=(10**9,), run_dir="run", wait=False, verbose=False)
+deadline = time.monotonic() + 120
+while job.status().step == 0 and time.monotonic() < deadline:
+    time.sleep(0.05)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.processes
+@pytest.mark.thorough
+def test_a_job_ends_with_the_python_that_has_started_it_and_saves() -> None:
+    ended = subprocess.run([sys.executable, "-c", DIES], timeout=200)
+    assert ended.returncode == -signal.SIGKILL
+    assert wait_until_free(Path("run"), 100.0)
+    assert read_record(Path("run")).state == "interrupted"
+    assert list(Path("run/checkpoints").glob("step-*"))
