@@ -15,8 +15,9 @@
 #   make recovery          how long training pauses when a task dies, is stopped, or joins
 #   make test-ray the tests that need a Ray cluster, which they start on this host
 #   make browser-test   TensorBoard's dashboards in Chromium; screenshots in build/browser/
-#   make wheel    a wheel of the distribution trireme-train, in dist/
-#   make wheel-test    installs it into an empty environment and trains there
+#   make wheel    a wheel and an sdist of the distribution trireme-train, in dist/
+#   make wheel-test    installs it into an empty environment and trains there; with 3.12 and 3.13 too,
+#                 where there is such a Python; else only their dependencies are resolved
 #   make lint     style, types, direction of imports
 #   make bench    the benchmarks               make bench BENCH_ARGS='--only a,b --quick'
 #   make bench-peers   the environments of those that the benchmarks compare with
@@ -134,9 +135,9 @@ browser-test: $(BROWSER_STAMP)
 	$(BIN)/pytest -m browser tests/browser $(PYTEST_ARGS)
 
 wheel: $(STAMP)
-	rm -f dist/trireme_train-*.whl
-	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
-	@ls dist/trireme_train-*.whl
+	rm -f dist/trireme_train-*
+	$(BIN)/python -m build --outdir dist . >/dev/null
+	@ls dist/trireme_train-*
 
 wheel-test: wheel
 	$(BIN)/pytest -m slow tests/integration/test_wheel.py $(PYTEST_ARGS)

@@ -14,6 +14,9 @@ from trireme.errors import *  # noqa: F403  # errors.__all__ lists them
 
 if TYPE_CHECKING:
     from trireme.graph.scopes import device as device
+    from trireme.jobs.job import JobStatus as JobStatus
+    from trireme.jobs.job import LaunchedJob as LaunchedJob
+    from trireme.jobs.launch import launch as launch
     from trireme.parallel.config import GraphConfig as GraphConfig
     from trireme.parallel.config import PipelineConfig as PipelineConfig
     from trireme.ps.messages import Applied as Applied
@@ -44,6 +47,7 @@ __version__ = "0.1.0.dev0"
 
 _HOME = {
     "trireme.graph.scopes": ("device",),
+    "trireme.jobs.job": ("JobStatus", "LaunchedJob"),
     "trireme.parallel.config": ("GraphConfig", "PipelineConfig"),
     "trireme.ps.messages": ("Applied", "Stale"),
     "trireme.session.distribute": ("distribute",),
@@ -63,10 +67,10 @@ _HOME = {
 """The names that are imported when they are first accessed, by the module that defines them."""
 
 __all__ = [name for names in _HOME.values() for name in names]
-__all__ += errors.__all__
+__all__ += ["launch", *errors.__all__]
 
-_SUBPACKAGES = frozenset({"data", "models", "ps"})
-"""The subpackages that `trireme.NAME` imports when they are first accessed."""
+_SUBPACKAGES = frozenset({"data", "launch", "models", "ps"})
+"""The subpackages that `trireme.NAME` imports at the first access. `launch` can be called."""
 
 
 def __getattr__(name: str) -> Any:

@@ -23,6 +23,7 @@ The classes are::
         TaskClaimedError           another live process holds this task
         WaitTimeout                a task did not come in time; names it
         JobFailed                  the job ended because a task failed; names it
+        JobStopped                 the job was stopped before its end, and has saved
       ServerError                the parameter server refused a request
         Rejected                   the server cannot accept the request
         Fenced                     the request names an old view or an old incarnation
@@ -143,6 +144,10 @@ class JobFailed(ClusterError):
     """
 
     loss = ""
+
+
+class JobStopped(ClusterError):
+    """The job was stopped before its end; its workers have saved, so that it can go on."""
 
 
 class ServerError(TriremeError):

@@ -32,6 +32,9 @@ STRATEGIES: tuple[str, ...] = get_args(StrategyName)
 CODECS = ("none", "fp16", "bf16", "int8", "topk")
 """The values of `compress` besides `topk:SHARE`. A test compares them with `trireme.wire.codec`."""
 
+COMMAND_LINE, LAUNCH_CALL = "command line", "launch()"
+"""The origins of values that a command, or a call of `trireme.launch`, has given itself."""
+
 _SWITCH = {"yes": "true", "no": "false"}
 _MOST = 2**63 - 1  # the largest integer that a message encodes
 _LONGEST = 1e9  # seconds, as infinity is not a valid timeout
@@ -305,7 +308,7 @@ class JobConfig(
         Raises:
             UsageError: they are not; the message says what to do.
         """
-        if self.origin("certs") == "command line":
+        if self.origin("certs") in (COMMAND_LINE, LAUNCH_CALL):
             raise UsageError(
                 "--certs is for tasks that are started by hand: `trireme run` makes certificates "
                 "itself, for --on ray and with --tls; leave it out"
@@ -323,7 +326,7 @@ class JobConfig(
             return
         for option in OPTIONS:
             elsewhere = option.name.startswith("ray-") or option.field == "allow_plaintext"
-            if elsewhere and self.origin(option.field) == "command line":
+            if elsewhere and self.origin(option.field) in (COMMAND_LINE, LAUNCH_CALL):
                 raise UsageError(f"--{option.name} is for jobs on a Ray cluster: add --on ray")
 
     def check_together(self, servers: int) -> None:

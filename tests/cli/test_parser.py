@@ -22,6 +22,7 @@ def run() -> Parser:
         (["--max_restarts", "a_b", "x_y.py"], ["--max-restarts", "a_b"], ["x_y.py"]),
         (["--run_dir=a_b", "x_y.py", "--a_b"], ["--run-dir=a_b"], ["x_y.py", "--a_b"]),
         (["--", "--odd.py"], [], ["--odd.py"]),
+        (["--ps", "1", "-m", "a.b", "--ps", "2"], ["--ps", "1"], ["-m", "a.b", "--ps", "2"]),
         (["--ps"], ["--ps"], []),
         ([], [], []),
     ],

@@ -9,16 +9,22 @@ from typing import Any, NoReturn
 from trireme.errors import UsageError, suggestion
 from trireme.job_config import Option
 from trireme.launch.config.sources import check_removed
+from trireme.launch.process_setup.program import MODULE
 
 
 class Parser(argparse.ArgumentParser):
     """The parser of one command. It raises `UsageError`, and finds where the program begins.
 
     An option may be written with underscores instead of dashes, as in classic programs.
+
+    Attributes:
+        arguments: the arguments of the command, in the order of the help.
+        module: the word that begins a program which is a module; "" where there is none.
     """
 
     def __init__(self, command: str, usage: str, description: str) -> None:
-        self.arguments: list[argparse.Action] = []  # in the order of the help
+        self.arguments: list[argparse.Action] = []
+        self.module = ""
         super().__init__(
             prog=f"trireme {command}",
             usage=f"trireme {command} {usage}",
@@ -34,6 +40,16 @@ class Parser(argparse.ArgumentParser):
         action = super().add_argument(*names, **keywords)
         self.arguments.append(action)
         return action
+
+    def add_module(self) -> None:
+        """Lets the program be a module, after `-m`."""
+        self.module = MODULE
+        self.add_argument(
+            MODULE,
+            metavar="MODULE",
+            help="run the module MODULE, as python -m does, in place of SCRIPT; after all options, "
+            "as what follows are its arguments",
+        )
 
     def error(self, message: str) -> NoReturn:
         """Raises an error with the message that `argparse` would print.
@@ -74,7 +90,7 @@ class Parser(argparse.ArgumentParser):
             if word == "--":
                 position += 1
                 break
-            if not word.startswith("-") or word == "-":
+            if not word.startswith("-") or word in ("-", self.module):
                 break
             name, equals, value = word.partition("=")
             name, takes_value = self._known(name)

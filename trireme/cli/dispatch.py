@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import select
 import signal
 import sys
@@ -66,9 +67,7 @@ def _run(arguments: Sequence[str]) -> int:
         print(overview())
         return 0
     if name == "--version":
-        from trireme import __version__
-
-        print(f"trireme {__version__}")
+        print(_versions())
         return 0
     if name in NOT_BUILT:
         raise UsageError(
@@ -82,6 +81,19 @@ def _run(arguments: Sequence[str]) -> int:
         )
     command: Callable[[Sequence[str]], int] = import_module(f"trireme.cli.{name}").main
     return command(rest)
+
+
+def _versions() -> str:
+    """Returns the versions of Trireme, PyTorch and Python, without importing PyTorch."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    from trireme import __version__
+
+    try:
+        torch = version("torch")
+    except PackageNotFoundError:  # it was built by hand, or is missing
+        torch = "of unknown version"
+    return f"trireme {__version__}, torch {torch}, Python {platform.python_version()}"
 
 
 def _complain(error: TriremeError, status: int) -> int:

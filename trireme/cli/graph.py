@@ -13,7 +13,7 @@ from trireme.errors import UsageError
 from trireme.job_config import JobConfig
 from trireme.launch.config.sources import read_config, read_file
 from trireme.launch.config.task_config import TASK_VARIABLE, TaskConfig, encode_task, fresh_job
-from trireme.launch.process_setup.program import check_script, run_script
+from trireme.launch.process_setup.program import MODULE, check_program, run_program
 from trireme.launch.process_setup.resources import thread_variables, threads_of_task
 
 _STRATEGY = "graph"
@@ -38,17 +38,19 @@ def main(arguments: Sequence[str]) -> int:
     config = config.replaced("trireme graph", strategy=_STRATEGY)
     if not program:
         raise UsageError("name the program: trireme graph [OPTIONS] SCRIPT [ARGS...]")
-    script = check_script(program[0])
+    check_program(program)
     task = _task(config, given.svg, given.html)
     os.environ.update(thread_variables(os.environ, task.threads or 1))
     os.environ[TASK_VARIABLE] = encode_task(task)
-    status = run_script(script, program[1:])
+    status = run_program(program)
     if status == DRAWN:
         return 0
     if status == 0:
+        what = " ".join(program[: 2 if program[0] == MODULE else 1])
         print(
-            f"error: {script} has ended, and no session in it has made a step, at which its graph "
-            "is drawn: give the program the options with which it trains, or draw another program",
+            f"error: {what} has ended, and no session in it has made a step, at "
+            "which its graph is drawn: give the program the options with which it trains, or draw "
+            "another program",
             file=sys.stderr,
         )
         return 1

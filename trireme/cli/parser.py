@@ -16,13 +16,15 @@ GRAPH_OPTIONS = tuple(
 )
 """The options of a job that decide how its graph is placed."""
 
+SHELLS = ("bash", "zsh", "fish")
+
 NOT_BUILT = ("plan", "bench")
 
 
 def _run() -> Parser:
     parser = Parser(
         "run",
-        "[OPTIONS] SCRIPT [ARGS...]",
+        "[OPTIONS] SCRIPT|-m MODULE [ARGS...]",
         "Starts SCRIPT as the workers of a job, with its parameter servers and its coordinator, on "
         "this host or on a Ray cluster, and returns when all tasks have ended. At the first Ctrl-C "
         "the workers save and end; at the second, all tasks end at once. Each option may also be "
@@ -36,6 +38,7 @@ def _run() -> Parser:
         metavar="FILE",
         help="read options from FILE instead of trireme.toml or pyproject.toml",
     )
+    parser.add_module()
     parser.add_argument(
         "--dry-run",
         action="store_true",
@@ -47,7 +50,7 @@ def _run() -> Parser:
 def _graph() -> Parser:
     parser = Parser(
         "graph",
-        "[OPTIONS] SCRIPT [ARGS...]",
+        "[OPTIONS] SCRIPT|-m MODULE [ARGS...]",
         "Draws the model of SCRIPT as a dataflow graph: as captured, optimised, placed on workers "
         "and cut, with the costs of its operators, which it measures, and the predicted duration "
         "of a step. Prints it as text. Runs SCRIPT in one process, up to its first step; trains "
@@ -55,6 +58,7 @@ def _graph() -> Parser:
     )
     for option in GRAPH_OPTIONS:
         add_option(parser, option)
+    parser.add_module()
     parser.add_argument(
         "--svg",
         metavar="FILE",
@@ -79,7 +83,7 @@ def _task() -> Parser:
     parser = Parser(
         "task",
         "--job-name ROLE --task-index I --ps-hosts a:p,... --worker-hosts a:p,...\n"
-        "                    [OPTIONS] [SCRIPT ARGS...]",
+        "                    [OPTIONS] [SCRIPT|-m MODULE ARGS...]",
         "Runs one task of a job in this process. Start each task on its machine with the same "
         "lists of hosts; ps:0 hosts the coordinator unless --coordinator names another address. "
         "Options may be written with underscores, as in --job_name.",
@@ -108,6 +112,7 @@ def _task() -> Parser:
     )
     for option in TASK_OPTIONS:
         add_option(parser, option)
+    parser.add_module()
     parser.add_argument("--config", metavar="FILE", help="read options from FILE")
     parser.add_argument(
         "--secret-file",
@@ -298,6 +303,19 @@ def _certs() -> Parser:
     return parser
 
 
+def _completion() -> Parser:
+    parser = Parser(
+        "completion",
+        "SHELL",
+        "Prints the script by which SHELL completes commands, options, their values, run "
+        'directories and files. bash: eval "$(trireme completion bash)" in ~/.bashrc; zsh: eval '
+        '"$(trireme completion zsh)" in ~/.zshrc, after compinit; fish: trireme completion fish > '
+        "~/.config/fish/completions/trireme.fish.",
+    )
+    parser.add_argument("shell", metavar="SHELL", help="bash, zsh or fish")
+    return parser
+
+
 COMMANDS: dict[str, tuple[Callable[[], Parser], str]] = {
     "run": (_run, "start a job, on this host or on Ray: workers, parameter servers, coordinator"),
     "task": (_task, "run one task of a job, started by hand on its machine"),
@@ -310,6 +328,7 @@ COMMANDS: dict[str, tuple[Callable[[], Parser], str]] = {
     "scale": (_scale, "change the number of servers and workers of a running job"),
     "checkpoint": (_checkpoint, "list, show, verify or export checkpoints"),
     "doctor": (_doctor, "check this host and what it reaches, and say what to do"),
+    "completion": (_completion, "print the script by which a shell completes commands"),
 }
 """Every command: the function that makes its parser, and a summary."""
 
@@ -327,7 +346,7 @@ def overview() -> str:
             "commands:",
             *lines,
             "",
-            "  trireme COMMAND --help shows the options; trireme --version shows the release.",
+            "  trireme COMMAND --help shows the options; trireme --version shows the versions.",
             "",
             "exit status: 0 finished, 1 a task failed, 2 bad usage, 130 interrupted and saved",
         ]

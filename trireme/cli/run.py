@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,14 +15,14 @@ from trireme.cli.announcer import Announcer
 from trireme.cli.live import job_watch
 from trireme.cli.parser import COMMANDS
 from trireme.errors import UsageError
-from trireme.job_config import JobConfig
+from trireme.job_config import COMMAND_LINE, JobConfig
 from trireme.launch.config.secret import fresh_secret, read_secret
 from trireme.launch.config.sources import read_config, read_file
 from trireme.launch.config.task_config import TASK_VARIABLE, TaskConfig, encode_task, fresh_job
 from trireme.launch.launcher import Job
 from trireme.launch.local import run_local
-from trireme.launch.output import Console
-from trireme.launch.process_setup.program import check_script, run_script
+from trireme.launch.output import Console, terminal_console
+from trireme.launch.process_setup.program import check_program, program_name, run_program
 from trireme.launch.process_setup.resources import thread_variables, threads_of_task
 from trireme.launch.run_directory import RunDirectory, claim, claim_free
 from trireme.launch.supervision_state import SupervisionLimits
@@ -38,6 +38,10 @@ _COORDINATOR_RESTARTS = 10
 """How often a job's coordinator is started again: one that dies more often does not get better."""
 
 
+Watch = Callable[[Path], AbstractContextManager[object]]
+"""Shows the job in a run directory while the context that it returns lasts."""
+
+
 def main(arguments: Sequence[str]) -> int:
     """Runs the command and returns the job's exit status.
 
@@ -47,19 +51,51 @@ def main(arguments: Sequence[str]) -> int:
     parser = COMMANDS["run"][0]()
     options, program = parser.split(arguments)
     given = parser.parse_args(options)
-    file = read_file(given.config, Path.cwd())
-    config = read_config(vars(given), os.environ, file)
+    task = prepare(configuration(vars(given), given.config))
+    if not program:
+        raise UsageError("name the program to run: trireme run [OPTIONS] SCRIPT [ARGS...]")
+    check_program(program)
+    if given.dry_run:
+        return _dry_run(task, program)
+    console = terminal_console()
+
+    def watch(run: Path) -> AbstractContextManager[object]:
+        return job_watch(run, console.status)
+
+    watched = console.live and task.servers > 0  # one line shows the steps of all workers
+    name = program_name(program)
+    return start(task, program, name, console, watch if watched else None)
+
+
+def configuration(
+    given: Mapping[str, str | None], file: str | None, given_by: str = COMMAND_LINE
+) -> JobConfig:
+    """Returns the configuration of a job that starts in this process's directory and environment.
+
+    Args:
+        given: the text of each option that was given, by its field.
+        file: the configuration file; None for that of the directory, if there is one.
+        given_by: the origin of what is in `given`.
+
+    Raises:
+        UsageError: an option does not accept its value.
+    """
+    found = read_file(file, Path.cwd())
+    return read_config(given, os.environ, found, given_by=given_by)
+
+
+def prepare(config: JobConfig) -> TaskConfig:
+    """Checks the configuration of a job; returns what all its tasks have in common.
+
+    Raises:
+        UsageError: options contradict each other.
+    """
     config.check_engine()
     config = _sized(config)
     task = _task(config)
     config.check_together(task.servers)
     choose(config, workers=task.workers, servers=task.servers)
-    if not program:
-        raise UsageError("name the program to run: trireme run [OPTIONS] SCRIPT [ARGS...]")
-    script = check_script(program[0])
-    if given.dry_run:
-        return _dry_run(task, script, program[1:])
-    return _start(task, script, program)
+    return task
 
 
 def _sized(config: JobConfig) -> JobConfig:
@@ -96,7 +132,7 @@ def _task(config: JobConfig) -> TaskConfig:
     )
 
 
-def _dry_run(task: TaskConfig, script: Path, arguments: Sequence[str]) -> int:
+def _dry_run(task: TaskConfig, program: Sequence[str]) -> int:
     """Prints the configuration, then runs the program, whose session prints the rest and ends."""
     for line in task.config.lines():
         print(line)
@@ -105,10 +141,29 @@ def _dry_run(task: TaskConfig, script: Path, arguments: Sequence[str]) -> int:
     dry = msgspec.structs.replace(task, dry_run=True, threads=threads)
     os.environ.update(thread_variables(os.environ, threads))
     os.environ[TASK_VARIABLE] = encode_task(dry)
-    return run_script(script, arguments)
+    return run_program(program)
 
 
-def _start(task: TaskConfig, script: Path, program: Sequence[str]) -> int:
+def start(
+    task: TaskConfig,
+    program: Sequence[str],
+    name: str,
+    console: Console,
+    watch: Watch | None,
+) -> int:
+    """Runs a job to its end and returns its exit status. Call it from the main thread.
+
+    Args:
+        task: what all its tasks have in common.
+        program: the program of its workers, with its arguments.
+        name: the name of the run directory under `runs/`, where no other is configured.
+        console: where the lines of its tasks go.
+        watch: shows its steps, in place of the lines that workers print about them; None for
+            those lines.
+
+    Raises:
+        TriremeError: the job cannot start.
+    """
     config = task.config
     run: Callable[[Job, RunDirectory, Console], int] = run_local
     if config.on == "ray":
@@ -117,15 +172,13 @@ def _start(task: TaskConfig, script: Path, program: Sequence[str]) -> int:
 
         load_ray()  # fails here if Ray is missing, before anything is written
         run = run_ray
-    console = Console(sys.stdout, sys.stderr, os.environ)
     if config.run_dir is not None:
         directory = claim(Path(config.run_dir))
     else:
-        directory = claim_free(Path("runs") / script.stem)
+        directory = claim_free(Path("runs") / name)
     try:
         directory.write_secret(fresh_secret())
-        watched = console.live and task.servers > 0
-        if watched:  # one line shows the steps of all workers
+        if watch is not None:
             task = msgspec.structs.replace(task, display="events")
         if config.on == "local":  # other hosts may not have the directory
             records = records_directory(directory.path.resolve())
@@ -142,7 +195,7 @@ def _start(task: TaskConfig, script: Path, program: Sequence[str]) -> int:
             ),
         )
         with (
-            job_watch(directory.path, console.status) if watched else nullcontext(),
+            nullcontext() if watch is None else watch(directory.path),
             Announcer(directory.path) if task.servers else nullcontext() as announcer,
         ):
             if announcer is not None:

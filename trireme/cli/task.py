@@ -25,8 +25,9 @@ from trireme.launch.config.task_config import TASK_VARIABLE, TaskConfig, encode_
 from trireme.launch.environment.detect import detect, manual_task
 from trireme.launch.environment.tf_config import TF_VARIABLE, read_tf_config
 from trireme.launch.exit_reason import describe
+from trireme.launch.function import run_call
 from trireme.launch.process_setup.orphans import end_with_parent
-from trireme.launch.process_setup.program import check_script, run_script
+from trireme.launch.process_setup.program import run_program
 from trireme.launch.process_setup.resources import (
     keep_freed_memory,
     return_freed_memory,
@@ -119,8 +120,10 @@ def _run(task: TaskConfig, program: Sequence[str], audience: _Audience) -> int:
     if task.role == "worker":
         if not program:
             raise UsageError(f"{task.name} needs a program: add SCRIPT [ARGS...] at the end")
-        script, name = check_script(program[0]), audience.name.strip()
-        return run_script(script, program[1:], task=name, launcher=audience.launcher)
+        if task.call_fd is not None:
+            return run_call(task, audience.launcher)
+        name = audience.name.strip()
+        return run_program(program, task=name, launcher=audience.launcher)
     logging.basicConfig(level=logging.WARNING, format=f"{audience.name}%(message)s")
     try:
         serve = _serve_coordinator if task.role == "coordinator" else _serve_parameters

@@ -71,12 +71,14 @@ class ExitReason(msgspec.Struct, frozen=True, kw_only=True, tag="ended"):
         at: the time of day in seconds since 1970; the present by default.
         loss: what the job loses with this failure, in a sentence; "" where this task does not
             know of a loss.
+        traceback: the text of the program's traceback, its end if it is long; "" for none.
     """
 
     kind: Kind
     summary: str
     at: float = msgspec.field(default_factory=time.time)
     loss: str = ""
+    traceback: str = ""
 
     @property
     def sudden(self) -> bool:

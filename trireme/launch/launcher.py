@@ -281,7 +281,7 @@ class Launcher:
 
     def _record(self, state: str, status: int | None, failure: Sequence[str] = ()) -> None:
         """Writes `job.json`, which `trireme status` reads."""
-        task = self._job.task
+        task, culprit = self._job.task, self._supervision.verdict.culprit
         record = JobRecord(
             job=task.job,
             state=state,
@@ -301,6 +301,7 @@ class Launcher:
             started=self._started,
             ended=None if status is None else time.time(),
             failure=tuple(failure),
+            traceback=culprit.reason.traceback if failure and culprit is not None else "",
             events=tuple(self._events),
         )
         try:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -93,6 +94,11 @@ class Console:
                 other = self._out if stream is self._error else self._error
                 reason = f"trireme: WARNING: output cannot be written ({error.strerror}): it stops"
                 self._write(other, reason)
+
+
+def terminal_console() -> Console:
+    """Returns a console of this process's standard output and error."""
+    return Console(sys.stdout, sys.stderr, os.environ)
 
 
 def _printable(line: str, stream: TextIO) -> str:

@@ -49,6 +49,7 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
         started: the time of day in seconds since 1970.
         ended: likewise; None while it runs.
         failure: the lines of the failure report; empty unless the job failed.
+        traceback: the traceback of the task that failed first, as text; "" for none.
         events: what the launcher has told of its tasks, such as those that were lost and started
             again, with the seconds since the start; the newest ones.
     """
@@ -69,6 +70,7 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
     nodes: dict[str, str] = {}
     certificate_file: str = ""
     failure: tuple[str, ...] = ()
+    traceback: str = ""
     events: tuple[tuple[float, str], ...] = ()
 
 
@@ -91,7 +93,7 @@ class RunDirectory:
 
     def log(self, name: str) -> Path:
         """Returns the file for the output of a task, such as `logs/worker-1.log`."""
-        return self.path / "logs" / f"{name.replace(':', '-').replace('/', '-')}.log"
+        return task_log(self.path, name)
 
     def write_secret(self, secret: str) -> None:
         """Writes the secret so that only this user can read it.
@@ -125,6 +127,11 @@ class RunDirectory:
         self.secret_file.unlink(missing_ok=True)
         self.certificate_file.unlink(missing_ok=True)
         self.lock.close()
+
+
+def task_log(run: Path, name: str) -> Path:
+    """Returns the file for the output of a task in a run directory."""
+    return run / "logs" / f"{name.replace(':', '-').replace('/', '-')}.log"
 
 
 def claim(path: Path) -> RunDirectory:

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import importlib
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -9,7 +11,13 @@ import pytest
 from trireme.errors import UsageError
 from trireme.launch.exit_reason import ExitReason, describe_status
 from trireme.launch.process_setup import program
-from trireme.launch.process_setup.program import check_script, run_script
+from trireme.launch.process_setup.program import (
+    check_program,
+    check_script,
+    program_name,
+    run_program,
+    run_script,
+)
 from trireme.launch.task_messages import LauncherPipe, decode_message
 
 
@@ -141,3 +149,77 @@ def test_who_runs_at_exit_can_see_a_failing_status(script) -> None:
     assert program.ProgramEnd().error is None
     assert script("import sys; sys.exit(3)")[0] == 3
     assert isinstance(program.ProgramEnd().error, SystemExit)
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A package in the directory that this process stands in."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", ["somewhere", *sys.path[1:]])
+    for each in ("here/deep/train.py", "here/beside.py", "runnable/__main__.py", "apart/x.py"):
+        (tmp_path / each).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / each).write_text("")
+    for each in ("here", "here/deep", "runnable"):
+        (tmp_path / each / "__init__.py").write_text("")
+    importlib.invalidate_caches()
+    yield tmp_path
+    for name in [name for name in sys.modules if name.partition(".")[0] in ("here", "apart")]:
+        del sys.modules[name]
+
+
+def test_a_module_runs_as_by_python_m(package: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (package / "here" / "deep" / "train.py").write_text(
+        "import sys\nfrom .. import beside\n"
+        "print(__name__, __package__, sys.argv, sys.path[0])\nsys.exit(4)\n"
+    )
+    assert run_program(["-m", "here.deep.train", "--depth", "2"]) == 4
+    path = package / "here" / "deep" / "train.py"
+    argv = [str(path), "--depth", "2"]
+    assert capsys.readouterr().out == f"__main__ here.deep {argv} {package}\n"
+
+
+def test_the_traceback_of_a_module_begins_in_it(
+    package: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (package / "here" / "beside.py").write_text("1 / 0\n")
+    assert run_program(["-m", "here.beside"]) == 1
+    shown = capsys.readouterr().err
+    assert shown.count("  File ") == 1 and "beside.py" in shown and "ZeroDivisionError" in shown
+
+
+def test_a_module_is_found_without_an_import_of_its_packages(package: Path) -> None:
+    (package / "here" / "__init__.py").write_text("raise AssertionError")
+    for module in ("here.deep.train", "here.beside", "runnable", "apart.x", "json.tool"):
+        check_program(["-m", module])
+    assert "here" not in sys.modules
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["-m"], "name a module after -m"),
+        (["-m", "here.missing"], "there is no module here.missing"),
+        (["-m", "nowhere.train"], "there is no module nowhere.train"),
+        (["-m", "here/beside.py"], "with dots and without .py"),
+        (["-m", "here.beside.py"], "with dots and without .py"),
+        (["-m", "here.deep"], "is a package without __main__.py"),
+        (["here"], "is a directory"),
+    ],
+)
+def test_a_module_that_cannot_run_is_an_error(
+    package: Path, words: list[str], message: str
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        check_program(words)
+
+
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        (["a/train.py", "x"], "train"),
+        (["-m", "here.deep.train"], "train"),
+        (["-m", "runnable.__main__"], "runnable"),
+    ],
+)
+def test_a_run_directory_is_called_after_its_program(words: list[str], name: str) -> None:
+    assert program_name(words) == name

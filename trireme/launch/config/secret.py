@@ -14,12 +14,12 @@ import string
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import IO
 
 import msgspec
 
 from trireme.errors import ConfigurationError
 from trireme.launch.config.task_config import TaskConfig
+from trireme.launch.nameless_file import nameless_file
 
 SECRET_VARIABLE = "TRIREME_SECRET"
 SECRET_FILE = "job.secret"
@@ -159,16 +159,10 @@ def secret_descriptor(task: TaskConfig) -> Iterator[TaskConfig]:
     if not task.secret:
         yield task
         return
-    with _nameless_file() as file:
+    with nameless_file("secret") as file:
         file.write(f"{MARK} {task.job} {task.secret}\n{task.certificates}".encode())
         fd = file.fileno()
         yield msgspec.structs.replace(task, secret="", certificates="", secret_fd=fd)
-
-
-def _nameless_file() -> IO[bytes]:
-    if hasattr(os, "memfd_create"):
-        return os.fdopen(os.memfd_create("trireme-secret"), "wb", buffering=0)
-    return tempfile.TemporaryFile(buffering=0)
 
 
 def receive_secret(fd: int, job: str) -> tuple[str, str]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from trireme.errors import ConfigurationError, UsageError, suggestion
-from trireme.job_config import OPTIONS, JobConfig, Option
+from trireme.job_config import COMMAND_LINE, OPTIONS, JobConfig, Option
 
 REMOVED: Mapping[str, str] = {
     "host-aggregator": "leave it out, and each worker pushes by itself; with trireme run, "
@@ -32,6 +32,8 @@ def read_config(
     environ: Mapping[str, str],
     file: tuple[str, Mapping[str, str]] | None,
     options: Sequence[Option] = OPTIONS,
+    *,
+    given_by: str = COMMAND_LINE,
 ) -> JobConfig:
     """Returns the configuration, with each value's origin.
 
@@ -41,6 +43,7 @@ def read_config(
         file: the name of the configuration file and the text of each option in it, by its field,
             if there is one.
         options: the options to look for; the others keep their defaults.
+        given_by: the origin of what `command_line` holds.
 
     Raises:
         UsageError: an option does not accept its value, or the name of an environment variable is
@@ -51,7 +54,7 @@ def read_config(
     values, origins = {}, {}
     for option in options:
         for source, text in (
-            ("command line", command_line.get(option.field)),
+            (given_by, command_line.get(option.field)),
             (f"environment {option.variable}", environ.get(option.variable) or None),
             (f"file {origin}", file_values.get(option.field)),
         ):

@@ -45,6 +45,9 @@ class TaskConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             them; see `secret.py`.
         launcher_fd: an inherited descriptor for messages to the launcher, if there is one; see
             `task_messages.py`.
+        call_fd: an inherited descriptor that holds the function which a worker calls, in place of
+            a program that it runs; see `function.py`.
+        result_fd: an inherited descriptor for what that function returns.
         display: how progress is shown: `plain` lines; `events`, which are lines except those for
             steps, as the launcher shows steps; `none`; or `auto`, what suits the terminal.
         dry_run: whether to print what would be done, and end before training.
@@ -82,6 +85,8 @@ class TaskConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     certificates: str = ""
     secret_fd: int | None = None
     launcher_fd: int | None = None
+    call_fd: int | None = None
+    result_fd: int | None = None
     display: Literal["auto", "plain", "events", "none"] = "auto"
     dry_run: bool = False
     draw: DrawRequest | None = None

@@ -260,3 +260,19 @@ def _print_error(
     # Not sys.stderr: torch.distributed wraps this hook, and drops what it prints when it exits.
     print(f"{prefix}error: {' '.join(str(error).split())}", file=sys.__stderr__, flush=True)
     raise SystemExit(2 if isinstance(error, UsageError) else 1)
+
+
+def check_no_task(what: str) -> None:
+    """Checks that this process is no task of a job, which may not start another job.
+
+    Args:
+        what: what would start a job, for the message.
+
+    Raises:
+        ConfigurationError: this process is a task, or was started by one.
+    """
+    if os.environ.get(TASK_VARIABLE):
+        raise ConfigurationError(
+            f"{what} starts a job, and this process is a task of a job already: run the program "
+            "by python, and not by `trireme run`; or open a Session in it instead"
+        )

@@ -1,23 +1,116 @@
 """Runs the user's program as `python` would, and tells how it failed and whether it ends by that.
 
+A program is a script, or a module after `-m`, with its arguments.
+
 `sys.last_value` does not tell: an interactive interpreter keeps every exception there that it has
 shown, and goes on.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import inspect
 import os
 import runpy
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import TracebackType
+
+import msgspec
 
 from trireme.errors import JobFailed, TriremeError, UsageError
 from trireme.launch.exit_reason import INTERRUPTED, describe
 from trireme.launch.task_messages import LauncherPipe
+
+MODULE = "-m"
+"""The word before the name of a module."""
+_TRACEBACK_LENGTH = 1 << 15
+_OWN_FILES = str(Path(__file__).parent.parent) + os.sep
+
+
+def check_program(program: Sequence[str]) -> None:
+    """Checks that a program exists, without importing anything of it.
+
+    Args:
+        program: a script, or `-m` and a module, with the arguments.
+
+    Raises:
+        UsageError: there is no such script or module, or it cannot be read.
+    """
+    if program[0] != MODULE:
+        check_script(program[0])
+        return
+    if len(program) < 2:
+        raise UsageError("name a module after -m, such as -m package.train")
+    module = program[1]
+    spec = _find_module(module)
+    if spec is None:
+        raise UsageError(
+            f"there is no module {module} (looked from {os.getcwd()} and in what is installed); "
+            "give its name with dots and without .py"
+        )
+    inside = spec.submodule_search_locations
+    if inside is not None and PathFinder.find_spec("__main__", list(inside)) is None:
+        raise UsageError(
+            f"{module} is a package without __main__.py: name the module in it, such as "
+            f"{module}.train"
+        )
+
+
+def _find_module(name: str) -> ModuleSpec | None:
+    """Returns where a module is, without importing the packages that it is in."""
+    first, *inner = name.split(".")
+    if not all(part.isidentifier() for part in (first, *inner)):
+        return None
+    spec = PathFinder.find_spec(first, [os.getcwd()]) or importlib.util.find_spec(first)
+    path = first
+    for part in inner:
+        if spec is None or spec.submodule_search_locations is None:
+            return None
+        path = f"{path}.{part}"
+        spec = PathFinder.find_spec(path, list(spec.submodule_search_locations))
+    return spec
+
+
+def program_name(program: Sequence[str]) -> str:
+    """Returns a short name of a program, after which its run directory is called."""
+    if program[0] != MODULE:
+        return Path(program[0]).stem
+    parts = [part for part in program[1].split(".") if part != "__main__"]
+    return parts[-1] if parts else "main"
+
+
+def run_program(
+    program: Sequence[str], *, task: str = "", launcher: LauncherPipe | None = None
+) -> int:
+    """Runs a script as `run_script` does, or a module as `python -m` does.
+
+    Args:
+        program: a script, or `-m` and a module, with the arguments.
+        task: as in `run_script`.
+        launcher: as in `run_script`.
+
+    Returns:
+        The exit status, as `run_script`.
+
+    Raises:
+        UsageError: there is no such script or module, or it cannot be read.
+    """
+    check_program(program)
+    if program[0] != MODULE:
+        return run_script(Path(program[0]), program[1:], task=task, launcher=launcher)
+    module = program[1]
+    sys.argv = [module, *program[2:]]
+    if not sys.flags.safe_path:
+        sys.path[0] = os.getcwd()
+    return run_body(
+        lambda: runpy.run_module(module, run_name="__main__", alter_sys=True),
+        task=task,
+        launcher=launcher,
+    )
 
 
 def check_script(script: str) -> Path:
@@ -57,8 +150,23 @@ def run_script(
     sys.argv = [str(script), *arguments]
     if not sys.flags.safe_path:
         sys.path[0] = str(script.resolve().parent)
+    return run_body(
+        lambda: runpy.run_path(str(script), run_name="__main__"), task=task, launcher=launcher
+    )
+
+
+def run_body(
+    body: Callable[[], object], *, task: str = "", launcher: LauncherPipe | None = None
+) -> int:
+    """Runs a program that is there already, and returns its exit status, as `run_script`.
+
+    Args:
+        body: the program.
+        task: as in `run_script`.
+        launcher: as in `run_script`.
+    """
     try:
-        runpy.run_path(str(script), run_name="__main__")
+        body()
     except SystemExit as error:
         return _exited(error, launcher)
     except KeyboardInterrupt as error:
@@ -92,15 +200,19 @@ def _failed(error: BaseException, task: str, launcher: LauncherPipe | None) -> i
     else:
         traceback.print_exception(type(error), error, own)
     if launcher is not None:
-        launcher.send(describe(error, _location(own)))
+        reason = describe(error, _location(own))
+        if reason.kind == "exception":
+            text = "".join(traceback.format_exception(type(error), error, own))
+            reason = msgspec.structs.replace(reason, traceback=text[-_TRACEBACK_LENGTH:])
+        launcher.send(reason)
     return 2 if isinstance(error, UsageError) else 1
 
 
 def _without_launcher(frames: TracebackType | None) -> TracebackType | None:
-    """Drops this file's and runpy's frames from the top of a traceback."""
+    """Drops the launcher's and runpy's frames from the top of a traceback."""
     while frames is not None:
         name = frames.tb_frame.f_code.co_filename
-        if name != __file__ and "runpy" not in name:
+        if not name.startswith(_OWN_FILES) and "runpy" not in name:
             break
         frames = frames.tb_next
     return frames

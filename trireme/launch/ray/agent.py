@@ -20,6 +20,7 @@ from pathlib import Path
 from trireme.launch.config.task_config import TaskConfig
 from trireme.launch.launcher import Event, TaskEnded
 from trireme.launch.local import HostEngine
+from trireme.launch.process_setup.program import MODULE
 
 POLL_SECONDS = 0.05
 UNREAD_LIMIT = 1 << 22
@@ -128,7 +129,7 @@ class TaskAgent:
         script, problem = self._directory / self._program[0], ""
         if not self._directory.is_dir():
             problem = f"there is no directory {self._directory}"
-        elif not os.access(script, os.R_OK):
+        elif self._program[0] != MODULE and not os.access(script, os.R_OK):
             problem = f"{script} cannot be read"
         hostname = socket.gethostname()
         return NodeFacts(node, address, host_identity(), hostname, installed_version(), problem)

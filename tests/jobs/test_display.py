@@ -1,0 +1,145 @@
+"""What a program shows of a job, without the job."""
+
+from __future__ import annotations
+
+import io
+import sys
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from trireme.jobs.display import ConsoleDisplay, Display, NotebookDisplay, make_display
+from trireme.jobs.messages import Progress
+from trireme.launch.output import Console
+
+HALF = Progress(
+    step=50,
+    max_steps=100,
+    loss=0.5,
+    examples_per_second=1234.0,
+    tasks={"ps:0": "serving", "worker:0": "training", "worker:1": "training"},
+)
+
+
+@pytest.mark.parametrize(
+    ("progress", "text"),
+    [
+        (Progress(), ""),
+        (HALF, "global step 50/100  loss 0.5  1,234 examples/s  training"),
+        (Progress(step=3), "global step 3"),
+        (Progress(missing=("ps:0", "worker:1")), "waiting for ps:0, worker:1"),
+        (
+            Progress(tasks={"worker:0": "saving", "worker:1": "finished"}),
+            "worker:0 saving, worker:1 finished",
+        ),
+    ],
+)
+def test_the_progress_is_one_line(progress: Progress, text: str) -> None:
+    assert progress.text == text
+
+
+def test_a_program_prints_what_the_command_prints() -> None:
+    out, error = io.StringIO(), io.StringIO()
+    display = ConsoleDisplay(Console(out, error, {}))
+    display.line("worker:0", "training", False)
+    display.line("worker:0", "a warning", True)
+    display.progress(HALF)  # a live line, which only a terminal has
+    display.say("finished", False)
+    display.end(HALF)
+    assert out.getvalue() == "worker:0 | training\n"
+    assert error.getvalue() == "worker:0 | a warning\ntrireme: finished\n"
+
+
+def test_a_terminal_has_a_live_line() -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    out = Terminal()
+    display = ConsoleDisplay(Console(out, Terminal(), {"TERM": "xterm"}))
+    display.progress(HALF)
+    assert "━" * 16 + "╌" * 16 + " global step 50/100" in out.getvalue()
+
+
+def test_a_notebook_shows_the_newest_lines_and_the_end() -> None:
+    shown: list[tuple[Progress, str, bool]] = []
+    display = NotebookDisplay(lambda *what: shown.append(what))
+    for number in range(30):
+        display.line("worker:0", f"line {number}", False)
+    display.progress(HALF)
+    assert shown[-1] == (
+        HALF,
+        "\n".join(f"worker:0 | line {number}" for number in range(18, 30)),
+        False,
+    )
+    assert len(shown) < 30  # not one for each line
+    display.say("finished", False)
+    display.end(HALF)
+    assert shown[-1][1].endswith("trireme: finished") and shown[-1][2]
+
+
+@pytest.fixture
+def widgets() -> ModuleType:
+    """The real widgets, imported before anything looks like a kernel."""
+    module: ModuleType = pytest.importorskip("ipywidgets")
+    return module
+
+
+@pytest.fixture
+def notebook(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Has this process look like a kernel; gives what is displayed."""
+    displayed: list[Any] = []
+
+    class Handle:
+        def update(self, content: Any, raw: bool) -> None:
+            displayed.append(content)
+
+    def display(what: Any, **options: Any) -> Handle:
+        displayed.append(what)
+        return Handle()
+
+    ipython, part = ModuleType("IPython"), ModuleType("IPython.display")
+    ipython.get_ipython = lambda: SimpleNamespace(kernel=object())  # type: ignore[attr-defined]
+    part.display = display  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "IPython", ipython)
+    monkeypatch.setitem(sys.modules, "IPython.display", part)
+    return displayed
+
+
+def test_without_widgets_a_notebook_shows_text(
+    notebook: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "ipywidgets", None)
+    display = make_display(verbose=True, stop=None)
+    display.progress(HALF)
+    display.line("worker:0", "<b>", False)
+    display.end(HALF)
+    assert notebook[0] == {"text/plain": "starting"}
+    first, second = notebook[-1]["text/plain"].splitlines()
+    assert first.endswith("training") and second == "worker:0 | <b>"
+
+
+def test_the_widget_has_a_bar_lines_and_a_button_that_stops(
+    widgets: Any, notebook: list[Any]
+) -> None:
+    stops: list[None] = []
+    display = make_display(verbose=True, stop=lambda: stops.append(None))
+    (box,) = notebook
+    (bar, label, button), text = box.children[0].children, box.children[1]
+    assert isinstance(bar, widgets.FloatProgress)
+    display.line("worker:0", "<b>", False)
+    display.progress(HALF)
+    assert (bar.value, label.value, text.value.count("&lt;b&gt;")) == (
+        0.5,
+        HALF.text.replace("  ", " · "),
+        1,
+    )
+    button.click()
+    assert len(stops) == 1 and not button.disabled
+    display.end(HALF)
+    assert button.disabled
+
+
+def test_silence_is_silent() -> None:
+    assert type(make_display(verbose=False, stop=None)) is Display

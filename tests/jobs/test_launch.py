@@ -1,0 +1,237 @@
+"""`trireme.launch`: what it refuses, and jobs of real processes."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import trireme
+from trireme.launch.config.task_config import TASK_VARIABLE
+from trireme.launch.run_directory import is_running, read_record, wait_until_free
+
+
+@pytest.fixture(autouse=True)
+def empty_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Each test stands in a directory of its own, in an environment without our variables."""
+    monkeypatch.chdir(tmp_path)
+    for name in [name for name in os.environ if name.startswith("TRIREME_")]:
+        monkeypatch.delenv(name)
+    root = str(Path(__file__).parents[2])
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([root, os.environ.get("PYTHONPATH", "")]))
+    return tmp_path
+
+
+def test_the_package_is_the_function() -> None:
+    from trireme.jobs.launch import launch
+    from trireme.launch.run_directory import claim
+
+    assert callable(trireme.launch) and claim.__module__ == "trireme.launch.run_directory"
+    assert inspect.signature(trireme.launch) == inspect.signature(launch)
+    documented = inspect.getdoc(launch) or ""
+    for name in inspect.signature(launch).parameters:
+        assert name == "function_or_script" or re.search(rf"^ +\**{name}: ", documented, re.M)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"wrkers": 2}, r"no option wrkers \(did you mean workers\?\)"),
+        ({"strategy": "snc", "ps": 1}, r"strategy is 'snc' \(launch\(\)\).*did you mean sync\?"),
+        ({"workers": 0}, r"workers is '0' \(launch\(\)\): it must be a whole number from 1"),
+        ({"strategy": trireme.Sync()}, r'give its name, and its values as options .*"sync"'),
+        ({"host_aggregator": True}, r"the option host-aggregator was removed"),
+        ({"replicas": 2, "ps": 1}, r"replicas is 2 \(launch\(\)\)"),
+        ({"ray_address": "a:1"}, "add --on ray"),
+        ({"on": "ray"}, r"on is ray: a function goes to processes of this host alone"),
+        ({"config": "none.toml"}, r"none\.toml cannot be read"),
+    ],
+)
+def test_an_option_that_cannot_be_is_refused_before_anything_starts(
+    options: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(trireme.UsageError) as refused:
+        trireme.launch(print, **options)
+    assert re.search(message, str(refused.value))
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_script_or_module_that_is_not_there_is_refused() -> None:
+    with pytest.raises(trireme.UsageError, match=r"there is no program nothing\.py"):
+        trireme.launch("nothing.py")
+    with pytest.raises(trireme.UsageError, match="there is no module no_such_package"):
+        trireme.launch("-m no_such_package.train")
+
+
+def test_a_task_of_a_job_starts_no_other_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(TASK_VARIABLE, "{}")
+    with pytest.raises(trireme.ConfigurationError, match="a task of a job already"):
+        trireme.launch(print)
+
+
+def learn(steps: int, seen: list[int] | None = None) -> dict[str, Any]:
+    """Trains a little; returns where it was."""
+    import torch
+    from torch import nn
+    from torch.utils.data import TensorDataset
+
+    inputs = torch.randn(64, 4, generator=torch.Generator().manual_seed(1))
+    session = trireme.Session(
+        nn.Linear(4, 1),
+        nn.MSELoss(),
+        lambda params: torch.optim.SGD(params, lr=0.1),
+        max_steps=steps,
+        seed=3,
+    )
+    with session:
+        for batch in session.loader(TensorDataset(inputs, inputs.sum(1, True)), batch_size=16):
+            session.step(batch)
+    return {"step": session.global_step, "pid": os.getpid(), "seen": seen}
+
+
+@pytest.mark.processes
+def test_a_function_trains_and_returns_and_can_be_looked_at() -> None:
+    with trireme.launch(learn, args=(40, [1, 2]), run_dir="run", wait=False, verbose=False) as job:
+        returned = job.result(timeout=120)
+    assert returned["step"] == 40 and returned["seen"] == [1, 2] and returned["pid"] != os.getpid()
+    status = job.status()
+    assert (status.state, status.step, status.max_steps) == ("finished", 40, 40)
+    assert job.metrics["global_step"][-1] == 40
+    assert len(job.metrics["time"]) == len(job.metrics["loss"])
+    assert "finished" in job.logs("worker:0")
+    with pytest.raises(trireme.ConfigurationError, match="there is output of: worker:0"):
+        job.logs("worker:1")
+    assert read_record(Path("run")).command == ("learn()",)
+    assert not is_running(Path("run"))
+
+
+@pytest.mark.processes
+def test_an_exception_in_the_function_is_one_error_with_the_task_and_its_traceback() -> None:
+    def fails() -> None:
+        raise ValueError("boom")
+
+    with pytest.raises(trireme.JobFailed) as failed:
+        trireme.launch(fails, verbose=False)
+    text = str(failed.value)
+    assert "First worker:0 failed: ValueError: boom (test_launch.py:" in text
+    assert "its traceback is below and in runs/fails/logs/worker-0.log" in text
+    assert text.rstrip().endswith("ValueError: boom") and 'raise ValueError("boom")' in text
+
+
+@pytest.mark.processes
+@pytest.mark.thorough
+def test_a_script_prints_as_trireme_run_does(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("program.py").write_text("import sys\nprint('words', sys.argv[1:])\nsys.exit(3)\n")
+    with pytest.raises(trireme.JobFailed, match=r"worker:0 failed: sys.exit\(3\)"):
+        trireme.launch("program.py", args=("--depth", 2))
+    assert "worker:0 | words ['--depth', '2']" in capsys.readouterr().out
+
+
+@pytest.mark.processes
+@pytest.mark.thorough
+def test_servers_and_workers_of_a_closure(capsys: pytest.CaptureFixture[str]) -> None:
+    steps = 30
+
+    def train() -> dict[str, Any]:
+        return learn(steps)
+
+    returned = trireme.launch(train, ps=1, workers=2, strategy="sync", run_dir="run")
+    assert returned["step"] == 30
+    assert "ps:0 | listens on" in capsys.readouterr().out
+
+
+@pytest.fixture
+def endless() -> Iterator[Any]:
+    """A job that trains until it is stopped."""
+    job = trireme.launch(learn, args=(10**9,), run_dir="run", wait=False, verbose=False)
+    try:
+        yield job
+    finally:
+        job.stop()
+        job.stop()
+        assert job.wait(60)
+
+
+def until_training(job: Any) -> None:
+    deadline = time.monotonic() + 120
+    while job.status().step == 0:
+        assert time.monotonic() < deadline and job.error is None, job.error
+        time.sleep(0.05)
+
+
+@pytest.mark.processes
+@pytest.mark.thorough
+def test_a_job_that_is_stopped_has_saved_and_goes_on(endless: Any) -> None:
+    until_training(endless)
+    with pytest.raises(trireme.WaitTimeout):
+        endless.result(timeout=0.01)
+    with pytest.raises(trireme.ConfigurationError, match="a job runs in run already"):
+        trireme.launch(learn, args=(1,), run_dir="run", verbose=False)
+    endless.stop()
+    with pytest.raises(trireme.JobStopped, match="has saved; the same call goes on"):
+        endless.result(timeout=90)
+    assert endless.status().state == "interrupted"
+    end = endless.status().step + 10
+    assert trireme.launch(learn, args=(end,), run_dir="run", verbose=False)["step"] == end
+
+
+@pytest.mark.processes
+@pytest.mark.thorough
+def test_ctrl_c_stops_the_job_that_is_waited_for() -> None:
+    def interrupt() -> None:
+        deadline = time.monotonic() + 120
+        log = Path("run/logs/worker-0.log")
+        while not (log.exists() and "training" in log.read_text()):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt, match="has saved"):
+        trireme.launch(learn, args=(10**9,), run_dir="run", verbose=False)
+    thread.join()
+    assert signal.getsignal(signal.SIGINT) is before
+    assert read_record(Path("run")).state == "interrupted"
+
+
+@pytest.mark.processes
+@pytest.mark.thorough
+def test_a_job_that_takes_too_long_is_stopped() -> None:
+    with pytest.raises(trireme.WaitTimeout, match="has not ended within 2 s"):
+        trireme.launch(learn, args=(10**9,), run_dir="run", timeout=2.0, verbose=False)
+    assert not is_running(Path("run"))
+
+
+DIES = """
+import os, signal, time
+import trireme
+from tests.jobs.test_launch import learn
+
+job = trireme.launch(learn, args=(10**9,), run_dir="run", wait=False, verbose=False)
+deadline = time.monotonic() + 120
+while job.status().step == 0 and time.monotonic() < deadline:
+    time.sleep(0.05)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.processes
+@pytest.mark.thorough
+def test_a_job_ends_with_the_python_that_has_started_it_and_saves() -> None:
+    ended = subprocess.run([sys.executable, "-c", DIES], timeout=200)
+    assert ended.returncode == -signal.SIGKILL
+    assert wait_until_free(Path("run"), 100.0)
+    assert read_record(Path("run")).state == "interrupted"
+    assert list(Path("run/checkpoints").glob("step-*"))

@@ -1,0 +1,1 @@
+"""Jobs that a program or a notebook starts: `trireme.launch`."""

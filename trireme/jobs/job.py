@@ -1,0 +1,340 @@
+"""A job that this program has started, as the program sees it."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, Self
+
+import msgspec
+
+from trireme.errors import ConfigurationError, JobFailed, JobStopped, TriremeError, WaitTimeout
+from trireme.jobs.display import Display
+from trireme.jobs.messages import Begun, Ended, Line, Progress, Report, Said
+from trireme.launch.exit_reason import INTERRUPTED
+from trireme.launch.function import read_result
+from trireme.launch.run_directory import task_log
+
+if TYPE_CHECKING:
+    import numpy as np
+
+_STOP = b"s"
+_TURN_SECONDS = 1.0
+_LAST_CHARACTERS = 2000
+
+
+@dataclass(frozen=True, slots=True)
+class JobStatus:
+    """The state of a job.
+
+    Attributes:
+        state: `starting`, `running`, `finished`, `failed` or `interrupted`.
+        step: the global step.
+        max_steps: the global step at which training ends; 0 if unknown.
+        loss: the chief's newest loss; None if there is none yet.
+        examples_per_second: of all workers together.
+        waits_for: the tasks that the job waits for.
+        tasks: the state of each task, such as `training`, by its name.
+        run_dir: the run directory; None until the job has one.
+    """
+
+    state: str
+    step: int
+    max_steps: int
+    loss: float | None
+    examples_per_second: float
+    waits_for: tuple[str, ...]
+    tasks: dict[str, str]
+    run_dir: Path | None
+
+
+class LaunchedJob:
+    """A job that this program has started by `trireme.launch(..., wait=False)`.
+
+    It ends with this program: when this process ends, however it does, the job is stopped as
+    Ctrl-C stops it. As a context manager it stops the job at the end of the block, unless it has
+    ended. Any thread may call its methods.
+
+    Args:
+        launcher: the process of the job's launcher; its standard input takes requests to stop.
+        reports: the pipe of the launcher's reports.
+        errors: the file that takes what the launcher prints on standard error.
+        display: shows the job.
+        returned: the file for what the chief returns; None for a program.
+        id_: the job's id.
+    """
+
+    def __init__(
+        self,
+        launcher: subprocess.Popen[bytes],
+        reports: IO[bytes],
+        errors: IO[bytes],
+        display: Display,
+        returned: IO[bytes] | None,
+        id_: str,
+    ) -> None:
+        self._launcher = launcher
+        self._errors = errors
+        self._display = display
+        self._returned = returned
+        self._id = id_
+        self._run_dir: Path | None = None
+        self._progress = Progress()
+        self._ended: Ended | None = None
+        self._over = threading.Event()
+        self._reader = threading.Thread(
+            target=self._read, args=(reports,), name="job-reports", daemon=True
+        )
+        self._reader.start()
+
+    def __repr__(self) -> str:
+        """Shows the state, the step and the run directory."""
+        status = self.status()
+        return f"<job in {status.run_dir}: {status.state}, global step {status.step}>"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if not self._over.is_set():
+            self.stop()
+        self.wait()
+
+    # What it does ----------------------------------------------------------------------------
+
+    @property
+    def run_dir(self) -> Path | None:
+        """The run directory, with checkpoints, logs and records; None until the job has one."""
+        return self._run_dir
+
+    def status(self) -> JobStatus:
+        """Returns the state of the job, half a second old at most."""
+        progress = self._progress
+        return JobStatus(
+            state=self._state(),
+            step=progress.step,
+            max_steps=progress.max_steps,
+            loss=progress.loss,
+            examples_per_second=progress.examples_per_second,
+            waits_for=progress.missing,
+            tasks=dict(progress.tasks),
+            run_dir=self._run_dir,
+        )
+
+    def _state(self) -> str:
+        if not self._over.is_set():
+            return "starting" if self._run_dir is None else "running"
+        status = 1 if self._ended is None else self._ended.status
+        return {0: "finished", INTERRUPTED: "interrupted"}.get(status, "failed")
+
+    def logs(self, task: str = "worker:0") -> str:
+        """Returns what a task has printed, of all jobs in the run directory.
+
+        Args:
+            task: the task's name, such as `worker:1` or `ps:0`.
+
+        Raises:
+            ConfigurationError: there is no such task, or it has printed nothing yet.
+        """
+        path = None if self._run_dir is None else task_log(self._run_dir, task)
+        if path is None or not path.exists():
+            there = [] if path is None else sorted(each.stem for each in path.parent.glob("*.log"))
+            names = ", ".join(name.replace("-", ":", 1) for name in there) or "none yet"
+            raise ConfigurationError(f"no output of a task {task}; there is output of: {names}")
+        return path.read_text(encoding="utf-8", errors="replace")
+
+    @property
+    def metrics(self) -> dict[str, np.ndarray[Any, np.dtype[np.float64]]]:
+        """The history of the chief's status, for plots: arrays of equal length, by name.
+
+        `time` is in seconds since the first record; others are `global_step`, `loss`,
+        `examples_per_second` and whatever else the task reports. A value that is not there is NaN.
+        A record is made each half second, then more rarely: see docs/monitoring.md.
+        """
+        import numpy as np
+
+        from trireme.monitor.records import read_starts
+
+        starts = [] if self._run_dir is None else read_starts(self._run_dir, self._id)
+        workers = [start for start in starts if start.begin.task.startswith("worker:")]
+        first = workers[0].begin.task if workers else ""
+        records = [r for start in workers if start.begin.task == first for r in start.records]
+        names = {
+            name: None
+            for record in records
+            for name, value in record.status.items()
+            if isinstance(value, int | float)
+        }
+        columns = {
+            "time": np.array([r.time for r in records]) - (records[0].time if records else 0)
+        }
+        for name in names:
+            values = [record.status.get(name) for record in records]
+            columns[name] = np.array(
+                [v if isinstance(v, int | float) else np.nan for v in values], dtype=np.float64
+            )
+        return columns
+
+    @property
+    def curves(self) -> dict[str, dict[str, np.ndarray[Any, np.dtype[np.float64]]]]:
+        """The curves that the session has written for TensorBoard, for plots.
+
+        By name, such as `loss`, and run, such as `train` or `test`: an array of shape (n, 2) with
+        the global step and the value. They cover all jobs that trained in the run directory.
+        """
+        import numpy as np
+
+        from trireme.monitor.curves import read_curves
+
+        if self._run_dir is None:
+            return {}
+        found = read_curves(self._run_dir / "tensorboard")
+        return {
+            name: {run: np.array(points, dtype=np.float64) for run, points in runs.items()}
+            for name, runs in found.items()
+        }
+
+    # Stopping and waiting --------------------------------------------------------------------
+
+    def stop(self) -> None:
+        """Asks the job to stop, and returns at once: the workers save and end, as at Ctrl-C.
+
+        A second call ends all tasks at once; what was not saved is lost.
+        """
+        pipe = self._launcher.stdin
+        assert pipe is not None  # asked for by PIPE
+        with suppress(OSError, ValueError):  # the job has ended
+            pipe.write(_STOP)
+            pipe.flush()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Waits until the job has ended; returns whether it has.
+
+        Args:
+            timeout: the seconds to wait at most; None for no limit.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        # In turns: a wait without an end cannot be interrupted on every system.
+        while not self._over.is_set():
+            left = _TURN_SECONDS if deadline is None else deadline - time.monotonic()
+            if left <= 0:
+                return False
+            self._over.wait(min(left, _TURN_SECONDS))
+        return True
+
+    def result(self, timeout: float | None = None) -> Any:
+        """Waits until the job has ended and returns what the chief's function returned.
+
+        Args:
+            timeout: the seconds to wait at most; None for no limit. The job goes on after that.
+
+        Returns:
+            What the chief returned; None for a script or module.
+
+        Raises:
+            JobFailed: a task failed; the message names it, and has its traceback.
+            JobStopped: the job was stopped before its end, and has saved.
+            WaitTimeout: it has not ended in time.
+            ConfigurationError: the job could not start, or the result cannot be read here.
+        """
+        if not self.wait(timeout):
+            raise WaitTimeout(f"the job in {self._run_dir} has not ended within {timeout:g} s")
+        error = self.error
+        if error is not None:
+            raise error
+        return None if self._returned is None else read_result(self._returned)
+
+    @property
+    def error(self) -> TriremeError | None:
+        """Why the job has not finished: the error that `result` raises; None for none."""
+        ended = self._ended
+        if not self._over.is_set():
+            return None
+        if ended is None:
+            return JobFailed(self._launcher_died())
+        if ended.error:
+            return (ConfigurationError if ended.usage else JobFailed)(ended.error)
+        if ended.status == INTERRUPTED:
+            return JobStopped(
+                f"the job in {self._run_dir} was stopped at global step {self._progress.step}, "
+                "and has saved; the same call goes on from there"
+            )
+        if ended.status:
+            report = "\n".join(ended.failure) or "the job was ended before all workers had saved"
+            report = report.replace(
+                "its traceback is above and in", "its traceback is below and in"
+            )
+            trace = f"\n\n{ended.traceback.rstrip()}" if ended.traceback else ""
+            return JobFailed(report + trace)
+        return None
+
+    def _launcher_died(self) -> str:
+        with suppress(OSError, ValueError):
+            self._errors.seek(0)
+        printed = self._errors.read().decode(errors="replace").strip()[-_LAST_CHARACTERS:]
+        return (
+            f"the launcher of the job ended with status {self._launcher.returncode} and has not "
+            "said why; its tasks have ended with it"
+            + (f". It printed:\n{printed}" if printed else "")
+        )
+
+    @contextmanager
+    def interruptible(self) -> Iterator[list[float]]:
+        """Has Ctrl-C, or an interrupt of the kernel, stop the job while the block runs.
+
+        Only in the main thread, which alone may handle signals.
+
+        Yields:
+            The times of the interrupts.
+        """
+        times: list[float] = []
+        if threading.current_thread() is not threading.main_thread():
+            yield times
+            return
+
+        def handle(number: int, frame: object) -> None:
+            times.append(time.monotonic())
+            self.stop()
+
+        before = signal.signal(signal.SIGINT, handle)
+        try:
+            yield times
+        finally:
+            signal.signal(signal.SIGINT, before)
+
+    # On a thread of its own ------------------------------------------------------------------
+
+    def _read(self, reports: IO[bytes]) -> None:
+        """Takes in the launcher's reports until it has ended."""
+        decoder = msgspec.json.Decoder(Report)
+        with reports:
+            for line in reports:
+                with suppress(msgspec.MsgspecError):  # a line that the launcher could not end
+                    self._take(decoder.decode(line))
+        self._launcher.wait()
+        with suppress(Exception):  # a display must not hide the end
+            self._display.end(self._progress)
+        self._over.set()
+
+    def _take(self, report: Report) -> None:
+        match report:
+            case Begun(run_dir):
+                self._run_dir = Path(run_dir)
+            case Progress():
+                self._progress = report
+            case Ended():
+                self._ended = report
+        with suppress(Exception):  # nor end the job: its output may be closed
+            match report:
+                case Line(task, text, error):
+                    self._display.line(task, text, error)
+                case Said(text, alarm):
+                    self._display.say(text, alarm)
+                case Progress():
+                    self._display.progress(report)

@@ -1,0 +1,216 @@
+"""`trireme.launch`: starts a job from a program or a notebook."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import IO, Any
+
+import msgspec
+
+from trireme.cli.run import configuration, prepare
+from trireme.errors import ConfigurationError, JobStopped, TriremeError, WaitTimeout, suggestion
+from trireme.job_config import LAUNCH_CALL, OPTIONS
+from trireme.jobs.display import make_display
+from trireme.jobs.job import LaunchedJob
+from trireme.jobs.messages import Order
+from trireme.launch.config.sources import check_removed
+from trireme.launch.config.task_config import TaskConfig
+from trireme.launch.environment.detect import check_no_task
+from trireme.launch.function import function_name, new_result, pack_call
+from trireme.launch.nameless_file import nameless_file
+from trireme.launch.process_setup.program import MODULE, check_program, program_name
+
+_LEAST_WAIT = 10.0
+"""The seconds that a job which was stopped for its timeout is given to kill what does not end."""
+_STOP_SECONDS = 90.0
+
+
+def launch(
+    function_or_script: Callable[..., Any] | str | os.PathLike[str],
+    /,
+    *,
+    args: Sequence[Any] = (),
+    ps: int | None = None,
+    workers: int | str | None = None,
+    strategy: str | None = None,
+    mesh: str | None = None,
+    replicas: int | None = None,
+    run_dir: str | os.PathLike[str] | None = None,
+    max_restarts: int | None = None,
+    config: str | os.PathLike[str] | None = None,
+    wait: bool = True,
+    timeout: float | None = None,
+    verbose: bool = True,
+    **options: Any,
+) -> Any:
+    """Starts a job from this program or notebook, as `trireme run` does from a shell.
+
+    Every worker calls the function, or runs the script, in a process of its own, which is started
+    anew and not forked from this one. The function travels there by cloudpickle, with its arguments
+    and all that it refers to; so does what the chief returns. It may be defined in a notebook. It
+    opens a `Session`, or calls `distribute`, as a script does.
+
+    Options that are not given come from the environment (`TRIREME_WORKERS`), then from
+    `trireme.toml` or `pyproject.toml`, as for `trireme run`.
+
+    Ctrl-C, or an interrupt of the kernel, stops the job while `launch` waits: the workers save and
+    end, and `KeyboardInterrupt` is raised. A second one ends them at once. The same call goes on
+    from the newest checkpoint. A job ends with the process that has started it, saving first.
+
+    Args:
+        function_or_script: the function; or the path of a script, or `-m package.module`.
+        args: the arguments of the function, or the words after the script.
+        ps: how many parameter servers (default 0).
+        workers: how many workers, or `auto`: one for each GPU (default 1).
+        strategy: the name of a strategy, such as `sync`; its values are options.
+        mesh: the processes inside each worker, such as `pp=2`.
+        replicas: on how many servers each parameter is.
+        run_dir: the directory of checkpoints, records and logs (default `runs/NAME`, with the name
+            of the function or script).
+        max_restarts: how often a task is started again.
+        config: the file of options, in place of `trireme.toml`.
+        wait: whether to wait for the end. Otherwise a `LaunchedJob` is returned at once.
+        timeout: the seconds after which a job that has not ended is stopped, as by Ctrl-C; None for
+            no limit. Only with `wait`.
+        verbose: whether to show the job: in a notebook below the cell, else as `trireme run` does.
+        **options: any other option of `trireme run`, with underscores for dashes: `aggregate=4`,
+            `compress="int8"`, `tls=True`.
+
+    Returns:
+        What the chief's function returned; None for a script or module, or if the function ended
+        by `sys.exit`. With `wait=False` a `LaunchedJob`.
+
+    Raises:
+        ConfigurationError: an option is unknown or wrong, the script does not exist, or the
+            function cannot be pickled.
+        JobFailed: a task failed; the message names it, and has its traceback.
+        JobStopped: somebody else has stopped the job, such as by `trireme stop`; it has saved.
+        WaitTimeout: the job was stopped because of `timeout`.
+        KeyboardInterrupt: the job was interrupted; says whether it has saved.
+    """
+    check_no_task(LAUNCH_CALL)
+    given: dict[str, Any] = {"ps": ps, "workers": workers, "strategy": strategy, "mesh": mesh}
+    given |= {"replicas": replicas, "run_dir": run_dir, "max_restarts": max_restarts, **options}
+    file = None if config is None else os.fspath(config)
+    task = prepare(configuration(_texts(given), file, LAUNCH_CALL))
+    if callable(function_or_script):
+        job = _start_function(function_or_script, args, task, verbose=verbose, wait=wait)
+    else:
+        program = _program(os.fspath(function_or_script), args)
+        job = _start(Order(task, program, program_name(program)), verbose=verbose, wait=wait)
+    return _wait(job, timeout) if wait else job
+
+
+def _wait(job: LaunchedJob, timeout: float | None) -> Any:
+    """Waits for a job, which Ctrl-C stops, and returns its result."""
+    with job.interruptible() as interrupts:
+        late = not job.wait(timeout)
+        if late:
+            job.stop()
+            if not job.wait(_STOP_SECONDS):
+                job.stop()
+                job.wait(_LEAST_WAIT)
+    error = job.error
+    if interrupts and error is not None:
+        raise KeyboardInterrupt(str(error)) from None
+    if late and (error is None or isinstance(error, JobStopped)):
+        raise WaitTimeout(f"the job in {job.run_dir} has not ended within {timeout:g} s; {error}")
+    return job.result(0.1)
+
+
+def _texts(given: Mapping[str, Any]) -> dict[str, str | None]:
+    """Returns the text of each option, as it would stand on the command line.
+
+    Raises:
+        ConfigurationError: there is no such option, or its value is of a class of its own.
+    """
+    known = {option.field: option for option in OPTIONS}
+    texts: dict[str, str | None] = {}
+    for field, value in given.items():
+        if field not in known:
+            check_removed(field.replace("_", "-"), "launch()")
+            raise ConfigurationError(
+                f"launch() has no option {field}{suggestion(field, known)}; `trireme run --help` "
+                "lists them, here with underscores for dashes"
+            )
+        if value is None:
+            texts[field] = None
+        elif isinstance(value, bool):
+            texts[field] = "yes" if value else "no"
+        elif isinstance(value, str | int | float | os.PathLike):
+            texts[field] = os.fspath(value) if isinstance(value, os.PathLike) else str(value)
+        else:
+            raise ConfigurationError(
+                f"{field} is {value!r}: give its name, and its values as options of launch(), "
+                'such as strategy="sync", aggregate=4'
+            )
+    return texts
+
+
+def _program(text: str, args: Sequence[Any]) -> tuple[str, ...]:
+    words = text.split() if text.startswith(f"{MODULE} ") else [text]
+    program = (*words, *(str(each) for each in args))
+    check_program(program)
+    return program
+
+
+def _start_function(
+    function: Callable[..., Any],
+    args: Sequence[Any],
+    task: TaskConfig,
+    *,
+    verbose: bool,
+    wait: bool,
+) -> LaunchedJob:
+    if task.config.on != "local":
+        raise ConfigurationError(
+            f"on is {task.config.on}: a function goes to processes of this host alone; write it "
+            "into a script, and launch its path"
+        )
+    name = function_name(function)
+    with pack_call(function, args) as call:
+        result = new_result()
+        task = msgspec.structs.replace(task, call_fd=call.fileno(), result_fd=result.fileno())
+        return _start(Order(task, (f"{name}()",), name), result, verbose=verbose, wait=wait)
+
+
+def _start(
+    order: Order, result: IO[bytes] | None = None, *, verbose: bool, wait: bool
+) -> LaunchedJob:
+    """Starts the launcher of a job in a process of its own.
+
+    It has a session of its own too: signals for the group of this process do not reach it.
+    """
+    errors = nameless_file("errors")
+    reader, writer = os.pipe()
+    fds = (writer, order.task.call_fd, order.task.result_fd)
+    try:
+        launcher = subprocess.Popen(
+            [sys.executable, "-m", "trireme.jobs.host", str(writer)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=errors,
+            pass_fds=[fd for fd in fds if fd is not None],
+            start_new_session=True,
+        )
+    except OSError as error:
+        os.close(reader)
+        raise TriremeError(f"the launcher of the job cannot be started: {error}") from error
+    finally:
+        os.close(writer)
+    assert launcher.stdin is not None  # asked for by PIPE
+    try:
+        launcher.stdin.write(msgspec.json.encode(order) + b"\n")
+        launcher.stdin.flush()
+    except OSError:
+        pass  # it has ended: its status says how
+    requests: list[LaunchedJob] = []
+    stop = None if wait else lambda: requests[0].stop()
+    display = make_display(verbose=verbose, stop=stop)
+    reports = os.fdopen(reader, "rb")
+    job = LaunchedJob(launcher, reports, errors, display, result, order.task.job)
+    requests.append(job)
+    return job

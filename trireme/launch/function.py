@@ -1,0 +1,217 @@
+"""A function that the workers of a job call, and what it returns.
+
+This is the only module that pickles. Pickled functions and results are in nameless files, which
+only the processes of the job inherit: they never cross a network, and are on no disk.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import functools
+import linecache
+import os
+import pickle
+import struct
+import sys
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import IO, Any
+
+import msgspec
+
+from trireme.errors import ConfigurationError
+from trireme.launch.config.task_config import TaskConfig
+from trireme.launch.nameless_file import nameless_file, write_all
+from trireme.launch.process_setup.program import run_body
+from trireme.launch.task_messages import LauncherPipe
+
+_HEADER = struct.Struct("<qq")
+"""The index of the worker that has returned the result, and the length of the pickle after it."""
+_EMPTY = _HEADER.pack(-1, 0)
+_SOURCES_LENGTH = 1 << 22
+
+
+class _Parcel(msgspec.Struct, frozen=True):
+    """A function as the workers receive it.
+
+    Attributes:
+        paths: where the caller's modules are searched for, `sys.path`.
+        sources: the text of code that is in no file, such as a notebook's cells, by its name.
+        call: the pickle of the function and its arguments.
+    """
+
+    paths: list[str]
+    sources: dict[str, str]
+    call: bytes
+
+
+def function_name(function: Callable[..., object]) -> str:
+    """Returns a short name of a function that a file can have, such as `train`."""
+    inner = function
+    while isinstance(inner, functools.partial):
+        inner = inner.func
+    name = getattr(inner, "__name__", type(inner).__name__)
+    return "".join(each if each.isalnum() else "-" for each in name).strip("-") or "function"
+
+
+def pack_call(function: Callable[..., object], args: Sequence[object]) -> IO[bytes]:
+    """Returns a nameless file that holds a function and its arguments, for `run_call`.
+
+    Raises:
+        ConfigurationError: cloudpickle is not installed; or the function, or a value that it
+            refers to, cannot be pickled.
+    """
+    try:
+        call = _cloudpickle().dumps((function, tuple(args)))
+    except ConfigurationError:
+        raise
+    except Exception as error:  # whatever the objects' own code raises
+        raise ConfigurationError(
+            f"{function_name(function)} cannot be sent to the workers of a job: "
+            f"{type(error).__name__}: {error}. It, its arguments and what it refers to travel to "
+            "other processes: open files, locks and connections inside the function"
+        ) from error
+    paths = [os.path.abspath(path) for path in sys.path]
+    file = nameless_file("function")
+    write_all(file, msgspec.msgpack.encode(_Parcel(paths, _sources(), call)))
+    return file
+
+
+def _cloudpickle() -> ModuleType:
+    try:
+        import cloudpickle  # an extra, and slow to load
+    except ModuleNotFoundError as error:
+        raise ConfigurationError(
+            "to launch a function cloudpickle must be installed: pip install "
+            "'trireme-train[notebook]'; or write the function into a script, and launch its path"
+        ) from error
+    module: ModuleType = cloudpickle
+    return module
+
+
+def _sources() -> dict[str, str]:
+    """Returns the text of code that is in no file, so that tracebacks in workers can show it."""
+    found: dict[str, str] = {}
+    length = 0
+    for name, entry in reversed(list(linecache.cache.items())):
+        if len(entry) != 4 or entry[1] is not None or os.path.exists(name):
+            continue
+        text = "".join(entry[2])
+        length += len(text)
+        if length > _SOURCES_LENGTH:
+            break
+        found[name] = text
+    return found
+
+
+def new_result() -> IO[bytes]:
+    """Returns a nameless file for what a function returns."""
+    file = nameless_file("result")
+    write_all(file, _EMPTY)
+    return file
+
+
+def read_result(file: IO[bytes]) -> object:
+    """Returns what the chief has returned; None if no worker has returned anything.
+
+    Call it after all workers have ended. It unpickles what they wrote, and so runs code of theirs.
+
+    Raises:
+        ConfigurationError: this process cannot read it, such as for a module that it lacks.
+    """
+    size = os.fstat(file.fileno()).st_size
+    data = bytearray()
+    while len(data) < size:  # one call reads 2 GiB at most
+        part = os.pread(file.fileno(), size - len(data), len(data))
+        if not part:
+            break
+        data += part
+    index, length = _HEADER.unpack_from(data)
+    if index < 0:
+        return None
+    try:
+        value: object = pickle.loads(memoryview(data)[_HEADER.size : _HEADER.size + length])
+    except Exception as error:  # whatever the objects' own code raises
+        raise ConfigurationError(
+            f"what worker:{index} returned cannot be read here: {type(error).__name__}: {error}. "
+            "Return numbers, tensors, or a state_dict()"
+        ) from error
+    return value
+
+
+# In a worker -------------------------------------------------------------------------------------
+
+
+def run_call(task: TaskConfig, launcher: LauncherPipe | None) -> int:
+    """Calls the function of a worker, leaves what it returns, and returns the exit status.
+
+    Args:
+        task: the worker, whose descriptors are closed.
+        launcher: the pipe for the reason of a failure.
+    """
+    assert task.call_fd is not None
+    call_fd, result_fd = task.call_fd, task.result_fd
+
+    def call() -> None:
+        function, args = _receive(call_fd, task.name)
+        if result_fd is not None:
+            os.set_inheritable(result_fd, False)
+        value = function(*args)
+        if result_fd is not None and task.rank == 0:
+            _leave(result_fd, task.index, value)
+
+    return run_body(call, launcher=launcher)
+
+
+def _receive(fd: int, task: str) -> tuple[Callable[..., object], tuple[Any, ...]]:
+    """Returns the function and its arguments.
+
+    Raises:
+        ConfigurationError: they cannot be read in this process.
+    """
+    with os.fdopen(os.dup(fd), "rb") as file:  # a duplicate is not inherited by children
+        os.close(fd)
+        size = os.fstat(file.fileno()).st_size
+        data = os.pread(file.fileno(), size, 0)  # the position is shared with other workers
+        while len(data) < size and (more := os.pread(file.fileno(), size, len(data))):
+            data += more
+    parcel = msgspec.msgpack.decode(data, type=_Parcel)
+    sys.path += [path for path in parcel.paths if path not in sys.path]
+    for name, text in parcel.sources.items():
+        linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
+    try:
+        function, args = pickle.loads(parcel.call)
+    except Exception as error:  # whatever the objects' own code raises
+        raise ConfigurationError(
+            f"{task} cannot read the function that it is to call: {type(error).__name__}: {error}"
+        ) from error
+    return function, args
+
+
+def _leave(fd: int, index: int, value: object) -> None:
+    """Leaves a worker's result, unless a worker of lower index has left one.
+
+    The chief is the worker of lowest index of those that live, so its result stays.
+
+    Raises:
+        ConfigurationError: the value cannot be pickled.
+    """
+    try:
+        data = _cloudpickle().dumps(value)
+    except Exception as error:  # whatever the objects' own code raises
+        raise ConfigurationError(
+            f"what worker:{index} returned cannot be sent back: {type(error).__name__}: {error}. "
+            "Return numbers, tensors, or a state_dict()"
+        ) from error
+    with os.fdopen(fd, "r+b", buffering=0) as file:
+        fcntl.lockf(file, fcntl.LOCK_EX)  # a lock of this process, which ends with it
+        before, _ = _HEADER.unpack(os.pread(fd, _HEADER.size, 0))
+        if 0 <= before < index:
+            return
+        os.pwrite(fd, _EMPTY, 0)  # a worker that is killed here leaves nothing
+        offset = _HEADER.size
+        rest = memoryview(data)
+        while rest:
+            written = os.pwrite(fd, rest, offset)
+            rest, offset = rest[written:], offset + written
+        os.pwrite(fd, _HEADER.pack(index, len(data)), 0)
