@@ -22,6 +22,23 @@ MOST_DEALT = 1 << 60
 MOST_POSITIONS = 1 << 32
 """The largest number of positions in a span."""
 
+_MOST_PARTS = 1 << 31
+
+
+def size_of_parts(parts: int) -> int:
+    """Returns the number of positions of a part of a stream, of which an epoch has `parts`.
+
+    Only the first ones have examples. Another number of parts gives another size, so that it is
+    noticed.
+    """
+    return MOST_POSITIONS - parts
+
+
+def parts_of(size: int) -> int:
+    """Returns how many parts of a given size make an epoch: 1 but for streams."""
+    parts = MOST_POSITIONS - size
+    return parts if 0 < parts < _MOST_PARTS else 1
+
 
 class EpochEnd(IntEnum):
     """What becomes of the batch that crosses the end of an epoch.
@@ -148,7 +165,8 @@ class Ledger:
 
         Args:
             worker: one of the members.
-            batch: the largest number of positions in a span.
+            batch: the largest number of positions in a span; with `MOST_POSITIONS`, which takes all
+                of an epoch, spans are not interleaved.
             count: how many spans; fewer are dealt where no more are left below `until`.
             end: what becomes of a batch that crosses the end of an epoch.
             until: positions from here on are not dealt; None for no such limit.
@@ -159,9 +177,10 @@ class Ledger:
                 epoch has not one batch.
         """
         self._check(worker, batch, count)
-        if self.interleave:
+        rounds = self.interleave and batch < MOST_POSITIONS
+        if rounds:
             self._agree(worker, batch, end)
-        if end == EpochEnd.DROP and self.size < batch * (len(self._held) if self.interleave else 1):
+        if end == EpochEnd.DROP and self.size < batch * (len(self._held) if rounds else 1):
             raise ValueError(
                 f"an epoch of {self.size} examples has no batch of {batch} for each worker that "
                 "steps in the same round, so that all of it would be left out: make batches "
@@ -172,10 +191,12 @@ class Ledger:
         while len(spans) < count:
             span = self._reopened(batch, end, until)
             if span is None:
-                start, stop = self._upcoming(worker, batch, end)
+                start, stop = self._upcoming(worker, batch, end, rounds=rounds)
                 if until is not None and start >= until:
                     break
-                span = self._fresh(worker, start, stop if until is None else min(stop, until))
+                if rounds:
+                    self._next[worker] += len(self._next)
+                span = self._fresh(start, stop if until is None else min(stop, until))
             if span is not None:
                 self._held[worker].add(*span)
                 spans.append(span)
@@ -257,7 +278,7 @@ class Ledger:
             for rest in self._done.gaps(*piece):
                 self._open.add(*rest)
 
-    def lack(self, start: int, stop: int) -> None:
+    def lack(self, worker: int, start: int, stop: int) -> None:
         """Notes that the positions start to stop - 1 have no example: a part of the data ends.
 
         They count as finished, whoever holds them. Positions before that were passed over are
@@ -272,8 +293,8 @@ class Ledger:
             stop not in self._lengths and self._done.meets(start, stop) and self._lacks(start, stop)
         ):
             raise ValueError(
-                f"the data ends after {start % self.size} examples for this worker, and later or "
-                "earlier for others: every worker must read the same examples in the same order"
+                f"the data ends after {start % self.size} examples for worker {worker}, and later "
+                "or earlier for others: every worker must read the same examples in the same order"
             )
         if stop in self._lengths:
             return
@@ -304,7 +325,7 @@ class Ledger:
             held = [each for member, each in self._held.items() if member != worker]
             taken = IntervalSet(chain(taken, *held))
         gaps = taken.gaps(0, taken.end)
-        return (gaps[0][0] if gaps else taken.end) // self.size
+        return (gaps[0][0] if gaps else taken.end) // self.size // parts_of(self.size)
 
     def restore(self, consumed: Iterable[tuple[int, int]]) -> None:
         """Restores the finished positions; the gaps between them are dealt first.
@@ -369,12 +390,12 @@ class Ledger:
     def _end_of_epoch(self, position: int) -> int:
         return (position // self.size + 1) * self.size
 
-    def _upcoming(self, worker: int, batch: int, end: EpochEnd) -> tuple[int, int]:
+    def _upcoming(self, worker: int, batch: int, end: EpochEnd, *, rounds: bool) -> tuple[int, int]:
         """Returns the fresh span of a worker that comes next, without dealing it."""
         if end == EpochEnd.CROSS:
-            start = self._ahead(worker, 1)[0] if self.interleave else self.frontier
+            start = self._ahead(worker, 1)[0] if rounds else self.frontier
             return start, start + batch
-        if not self.interleave:
+        if not rounds:
             stop = self._end_of_epoch(self.frontier)
             if end == EpochEnd.DROP and stop - self.frontier < batch:
                 self._leave_out(self.frontier, stop)
@@ -411,10 +432,8 @@ class Ledger:
         self._done.add(start, stop)
         self.frontier = max(self.frontier, stop)
 
-    def _fresh(self, worker: int, start: int, stop: int) -> tuple[int, int] | None:
+    def _fresh(self, start: int, stop: int) -> tuple[int, int] | None:
         """Deals a fresh span; returns None if all of it was finished before it was dealt."""
-        if self.interleave:
-            self._next[worker] += len(self._next)
         self.frontier = max(self.frontier, stop)
         if start == stop:
             return start, stop

@@ -147,13 +147,11 @@ class SamplerOrder(Order):
         set_epoch = getattr(self._sampler, "set_epoch", None)
         if callable(set_epoch):
             set_epoch(epoch)
-        own = [
-            inner.generator
-            for inner in (self._sampler, getattr(self._sampler, "sampler", None))
-            if isinstance(getattr(inner, "generator", None), torch.Generator)
-        ]
+        holders = (self._sampler, getattr(self._sampler, "sampler", None))
+        own = [getattr(holder, "generator", None) for holder in holders]
         for generator in own:
-            generator.manual_seed(seed)
+            if isinstance(generator, torch.Generator):
+                generator.manual_seed(seed)
         with _seeded(seed):
             return [
                 [int(one) for one in item] if isinstance(item, list | tuple) else int(item)
@@ -215,13 +213,13 @@ def _length_of(sampler: object) -> int:
 @contextmanager
 def _seeded(seed: int) -> Iterator[None]:
     """Seeds the global random numbers during the block."""
-    before = random.getstate(), np.random.get_state()  # noqa: NPY002  # the program's own
+    before = random.getstate(), np.random.get_state()  # the program's own
     with torch.random.fork_rng(devices=[]):
-        torch.random.default_generator.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)
         random.seed(seed)
-        np.random.seed(seed % _NUMPY_SEEDS)  # noqa: NPY002
+        np.random.seed(seed % _NUMPY_SEEDS)
         try:
             yield
         finally:
             random.setstate(before[0])
-            np.random.set_state(before[1])  # noqa: NPY002
+            np.random.set_state(before[1])

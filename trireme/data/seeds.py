@@ -57,4 +57,4 @@ def _keys(size: int, seed: int) -> npt.NDArray[np.uint64]:
 
 def uniform(size: int, seed: int) -> npt.NDArray[np.float64]:
     """Returns `size` numbers from [0, 1) that depend on the place and `seed` alone."""
-    return (_keys(size, seed) >> np.uint64(11)) * 2.0**-53
+    return (_keys(size, seed) >> np.uint64(11)).astype(np.float64) * 2.0**-53

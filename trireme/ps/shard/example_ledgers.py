@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from trireme.data.ledger import MOST_DEALT, EpochEnd, Ledger, LedgerState
+from trireme.data.ledger import (
+    MOST_DEALT,
+    MOST_POSITIONS,
+    EpochEnd,
+    Ledger,
+    LedgerState,
+    parts_of,
+)
 from trireme.ps.messages import Lease, Leased, Span
 
 _MOST_DATASETS = 1024
@@ -78,7 +85,7 @@ class ExampleLedgers:
             return Leased((), epoch=self.epoch(request.dataset))
         ledger = self._ledger(worker, request)
         for start, stop in request.lacks:
-            ledger.lack(start, stop)
+            ledger.lack(worker, start, stop)
         until, spans = request.until or None, []
         if request.count:
             end = EpochEnd(request.end)
@@ -119,8 +126,8 @@ class ExampleLedgers:
             self._ledgers[request.dataset] = ledger
         if ledger.size != request.size:
             raise ValueError(
-                f"worker:{worker} has {request.size} examples of {request.dataset!r} and "
-                f"others have {ledger.size}: every worker must load the same data"
+                f"worker:{worker} has {_said(request.size)} of {request.dataset!r} and "
+                f"others have {_said(ledger.size)}: every worker must load the same data"
             )
         return ledger
 
@@ -237,6 +244,13 @@ def resized(
     """
     if before is None or before == request.size:
         return list(done)
+    then, now = parts_of(before), parts_of(request.size)
+    if then > 1 or now > 1 or before >= MOST_POSITIONS - 1 or request.size >= MOST_POSITIONS - 1:
+        raise ValueError(
+            f"the data set {request.dataset!r} was read in other parts when the checkpoint was "
+            f"saved: {_said(before)}, and worker:{worker} has {_said(request.size)}. Load the same "
+            "data, or begin in another run directory"
+        )
     if not request.resized:
         raise ValueError(
             f"the data set {request.dataset!r} had {before} examples in the checkpoint, and worker:"
@@ -247,3 +261,11 @@ def resized(
     if epochs * request.size > MOST_DEALT:
         raise ValueError(f"{epochs} epochs of {request.size} examples are more than can be counted")
     return [(0, epochs * request.size)] if epochs else []
+
+
+def _said(size: int) -> str:
+    """Returns the size of a data set in words."""
+    shards = MOST_POSITIONS - size
+    if shards == 1:
+        return "a stream"
+    return f"a stream of {shards} shards" if parts_of(size) > 1 else f"{size} examples"

@@ -49,7 +49,6 @@ from trireme.ps.messages import (
     FencedVerdict,
     FromServer,
     Lease,
-    Leased,
     Pull,
     Push,
     PushReply,
