@@ -46,8 +46,9 @@ class Loader:
     and any with a `collate_fn`, is loaded by torch's `DataLoader`. The source is always called in
     the caller's thread.
 
-    An iteration ends before an empty span, which `pause` takes away. Another iteration continues with the spans that were not handed out. Exceptions of the source,
-    the data set or the transform propagate from the iteration.
+    An iteration ends before an empty span, which `pause` takes away. Another iteration continues
+    with the spans that were not handed out. Exceptions of the source, the data set or the transform
+    propagate from the iteration.
     """
 
     def __init__(

@@ -134,9 +134,9 @@ class Stream:
             cursor = self._cursor_at(part, reached - part * self.size)
             more = cursor.read(limit - reached)
             found, reached = found + more, reached + len(more)
-        if reached >= stop:
-            return found, None
-        return found, self._ends[part] if part in self._ends else self._end(part, reached)
+            if reached < limit:  # the part may even end before `start`
+                self._end(part, part * self.size + cursor.index)
+        return found, None if reached >= stop else self._ends[part]
 
     def look_ahead(self, start: int, count: int) -> int | None:
         """Reads positions ahead; returns where the part ends, if that is before all are read."""
@@ -155,7 +155,7 @@ class Stream:
             cursor.close()
         self._cursors.clear()
 
-    def _end(self, part: int, reached: int) -> int:
+    def _end(self, part: int, reached: int) -> None:
         """Notes where a part ends."""
         self._ends[part] = reached
         begins = part // self.shards * self.shards
@@ -165,7 +165,6 @@ class Stream:
             raise DataError(
                 f"the {type(self._dataset).__name__} has no examples: nothing can be trained on"
             )
-        return reached
 
     # -- cursors --------------------------------------------------------------------------------
 

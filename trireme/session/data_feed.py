@@ -61,6 +61,7 @@ class DataFeed:
         self._idle = IdleSteps(worker, flush)
         self._places = StreamPlaces(worker)
         self._epochs: _Epochs | None = None
+        self._last_epoch = 0  # of the batch before
         self._since_update: list[Batch] = []  # the batches handed out since the last update
         self._loader: Loader | StreamLoader | None = None  # the one that is being iterated over
         # Positions that were leased and not handed out, by the data set's name and size.
@@ -265,7 +266,7 @@ class DataFeed:
                 if worker.should_stop:  # the answer to a prefetched push has come
                     break
                 self._idle.over()
-                batch.dataset = dealer.name
+                batch.dataset, self._last_epoch = dealer.name, batch.epoch
                 self._since_update.append(batch)
                 worker.last_iteration.asked(False)
                 yield batch
@@ -286,7 +287,9 @@ class DataFeed:
             the step is made.
         """
         if self._worker.backend.group is not None:
-            return loader.stand_in()
+            batch = loader.stand_in()
+            batch.epoch = self._last_epoch
+            return batch
         self._idle.make()
         return None
 

@@ -51,9 +51,9 @@ class Dealer:
         self._lacks: list[Span] = []
 
     def spans(self, count: int) -> list[Span]:
-        """Returns the next spans, fewer than `count` where no more are left; the source of a loader.
+        """Returns the next spans, fewer than `count` where no more are left.
 
-        Spans that were leased before and not handed out come first.
+        This is the source of a loader. Spans that were leased before and not handed out come first.
         """
         wanted = [span for span in self.left if not self.until or span[0] < self.until]
         if wanted:
