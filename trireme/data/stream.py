@@ -209,7 +209,7 @@ class Stream:
             set_epoch(epoch)
         if self.shards == 1:
             # A state that is loaded into a data set must not stay in it.
-            return copy.copy(dataset) if self._says else dataset
+            return _apart(dataset) if self._says else dataset
         if self._shuffle:
             number = int(permutation(self.shards, derive(self._seed, epoch))[number])
         return dataset.shard(num_shards=self.shards, index=number)
@@ -306,6 +306,18 @@ class _Cursor:
                 source = DataLoader(source, batch_size=None, **named)
             self._iterator = iter(source)
         return self._iterator
+
+
+def _apart(dataset: Any) -> Any:
+    """Returns a shallow copy of a data set.
+
+    Those of Hugging Face would share all attributes with a copy by `copy.copy`.
+    """
+    if not hasattr(dataset, "__dict__"):
+        return copy.copy(dataset)
+    clone = object.__new__(type(dataset))
+    clone.__dict__.update(vars(dataset))
+    return clone
 
 
 def _same(example: Any) -> Any:
