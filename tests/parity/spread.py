@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from torch.utils.data import Dataset, TensorDataset, default_collate
 
 from tests.parity.plain import Values, values_of
-from trireme.models import MLP, LeNet5, LSTMLanguageModel, Transformer
+from trireme.models import MLP, CifarNetwork, LeNet5, LSTMLanguageModel, Transformer
 from trireme.session.replica.replica import model_loss
 from trireme.session.session import Session
 
@@ -32,6 +32,7 @@ class Case:
         classes: how many targets there are.
         own_loss: whether the model computes its loss, from a batch by name.
         optimizer: by which it is trained, where nothing else is said.
+        ignored: whether half of the targets are ignored, from the fourth batch on.
         before: called with the trained parameters by name and the step before each step.
     """
 
@@ -41,6 +42,7 @@ class Case:
     classes: int = 10
     own_loss: bool = False
     optimizer: str = "sgd"
+    ignored: bool = False
     before: Callable[[Mapping[str, nn.Parameter], int], None] = lambda parameters, step: None
 
 
@@ -185,7 +187,12 @@ ABSENT = {
 GATED = {"gated": Case(Gated, (20,), optimizer="decay")}
 """What has a gradient in one process may have none in another."""
 
-ALL = CASES | TIED | TRANSFORMERS | STATEFUL | ABSENT | GATED
+CIFAR = {"CIFAR network": Case(lambda: CifarNetwork(8), (3, 8, 8))}
+
+IGNORED = {"ignored targets": Case(lambda: MLP(20, 32, 24, 10), (20,), ignored=True)}
+"""The loss is the mean over the examples for the first batches only."""
+
+ALL = CASES | IGNORED | TIED | TRANSFORMERS | STATEFUL | ABSENT | GATED | CIFAR
 
 
 class ByName(Dataset[dict[str, torch.Tensor]]):
@@ -225,7 +232,10 @@ def data_of(case: str) -> Dataset[Any]:
             return ByName(tokens, tokens.sum(1) % 10 if of_sequence else tokens)
         return TensorDataset(tokens, (tokens + 1) % WORDS)
     inputs = torch.randn(shape, generator=generator)
-    return TensorDataset(inputs, inputs.flatten(1)[:, :10].argmax(1))
+    targets = inputs.flatten(1)[:, :10].argmax(1)
+    if ALL[case].ignored:
+        targets.view(STEPS, BATCH)[3:, : BATCH // 2] = -100
+    return TensorDataset(inputs, targets)
 
 
 def batches_of(case: str, steps: int = STEPS) -> Iterator[Any]:

@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 
 from tests.parity.plain import Values, difference
-from tests.parity.spread import ABSENT, CASES, HAS_TRANSFORMERS, TIED, train_plain, train_spread
+from tests.parity.spread import (
+    ABSENT,
+    CASES,
+    CIFAR,
+    HAS_TRANSFORMERS,
+    TIED,
+    train_plain,
+    train_spread,
+)
 from tests.process_groups import ProcessGroup, run_process_group
 from trireme.parallel.config import GraphConfig
+from trireme.parallel.graph_decision import Decider
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(400)]
 
@@ -26,13 +36,34 @@ def trained(process_group: ProcessGroup, case: str, replicas: int, **options: An
     return [{n: torch.from_numpy(v) for n, v in values.items()} for values in ran.values]
 
 
-@pytest.mark.parametrize("case", [*CASES, *TIED, *ABSENT, "batch normalization"])
+@pytest.mark.parametrize("case", [*CASES, *CIFAR, *TIED, *ABSENT, "batch normalization"])
 def test_a_scattered_graph_equals_one_process(case: str) -> None:
     wanted = train_plain(case)
     pieces = 1 if case == "batch normalization" else 3
     spread = ProcessGroup(3, strategy="graph", microbatches=pieces)
     for values in trained(spread, case, 1, graph=SCATTERED):
         assert difference(values, wanted) <= CLOSE
+
+
+def test_the_cifar_network_placed_automatically_equals_one_process() -> None:
+    wanted = train_plain("CIFAR network")
+    for values in trained(ProcessGroup(2, strategy="graph"), "CIFAR network", 1):
+        assert difference(values, wanted) <= CLOSE
+
+
+def train_in_four(case: str) -> Values:
+    """As a job that finds four micro-batches to be fastest."""
+    with mock.patch.object(Decider, "_candidates", lambda *arguments: [4]):
+        found: Values = train_spread(case, 1, "", {"graph": SCATTERED})
+    return found
+
+
+def test_a_loss_that_stops_being_a_mean_is_computed_in_one_micro_batch() -> None:
+    wanted = train_plain("ignored targets")
+    ran = run_process_group(ProcessGroup(2, strategy="graph"), train_in_four, "ignored targets")
+    for values in ran.values:
+        found = {name: torch.from_numpy(value) for name, value in values.items()}
+        assert difference(found, wanted) <= CLOSE
 
 
 def test_two_replicas_of_two_tasks_each_equal_one_process() -> None:
