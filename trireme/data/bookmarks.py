@@ -123,5 +123,7 @@ def _add(found: hashlib.blake2b, value: Any) -> None:
         found.update(f"{type(value).__name__} {value!r};".encode())
     elif callable(getattr(value, "tobytes", None)):  # a picture, or a number of NumPy
         found.update(f"{type(value).__name__} ".encode() + value.tobytes())
+    elif attributes := vars(value):
+        _add(found, attributes)
     else:
-        _add(found, vars(value))
+        raise TypeError(f"a {type(value).__name__} cannot be told from another")
