@@ -44,7 +44,7 @@ def counting_in_a_process() -> Counts:
         return counting(session)
 
 
-def check(counts: list[Counts], *, together: bool = True) -> None:
+def check(counts: list[Counts]) -> None:
     for kind in kinds():
         found = [each for one in counts for each in one[kind]]
         times = Counter((epoch, number) for _, epoch, number in found)
@@ -58,9 +58,9 @@ def check(counts: list[Counts], *, together: bool = True) -> None:
         Cluster(servers=0),
         Cluster(workers=2),
         Cluster(workers=3, servers=2, strategy="sync"),
-        Cluster(workers=2, strategy="averaging", every=3),
-        Cluster(workers=2, prefetch=True),
-        Cluster(workers=3, strategy="sync", aggregate=2),
+        pytest.param(Cluster(workers=2, strategy="averaging", every=3), marks=pytest.mark.thorough),
+        pytest.param(Cluster(workers=2, prefetch=True), marks=pytest.mark.thorough),
+        pytest.param(Cluster(workers=3, strategy="sync", aggregate=2), marks=pytest.mark.thorough),
     ],
     ids=str,
 )
@@ -74,6 +74,7 @@ def test_each_example_counts_once_an_epoch(cluster: Cluster) -> None:
         assert found == {(e, n) for e in range(EPOCHS) for n in range(SIZE)}, kind
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "group",
     [
@@ -106,7 +107,7 @@ def dropping(session: Session) -> Counts:
 
 @pytest.mark.parametrize(
     "cluster",
-    [Cluster(servers=0), Cluster(workers=2), Cluster(workers=3, strategy="sync")],
+    [Cluster(servers=0), Cluster(workers=3, strategy="sync")],
     ids=str,
 )
 def test_the_last_batch_is_left_out(cluster: Cluster) -> None:
