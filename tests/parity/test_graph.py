@@ -8,7 +8,15 @@ import pytest
 import torch
 
 from tests.parity.plain import Values, difference
-from tests.parity.spread import ABSENT, CASES, CIFAR, HAS_TRANSFORMERS, TIED, train_plain, train_spread
+from tests.parity.spread import (
+    ABSENT,
+    CASES,
+    CIFAR,
+    HAS_TRANSFORMERS,
+    TIED,
+    train_plain,
+    train_spread,
+)
 from tests.process_groups import ProcessGroup, run_process_group
 from trireme.parallel.config import GraphConfig
 
