@@ -7,7 +7,7 @@ other. No more than a few parts are in memory at a time.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from types import TracebackType
@@ -190,28 +190,36 @@ class _S3Object(_Multipart):
             self._call("abort_multipart_upload", UploadId=self._id)
 
 
-def abort_uploads(store: ObjectStore, prefix: str) -> None:
-    """Gives up the uploads below a directory that killed processes have left behind.
+def list_uploads(store: ObjectStore, prefix: str) -> list[dict[str, str]]:
+    """Returns the uploads below a directory that are not complete.
 
-    Only S3 keeps such parts, for which it charges; elsewhere this does nothing.
+    Only S3 keeps such parts, for which it charges; elsewhere there are none.
     """
     call = getattr(store.file_system, "call_s3", None)
     if call is None:
-        return
-    bucket, name, _ = store.file_system.split_path(store.path(prefix))
+        return []
+    bucket, name, _ = store.file_system.split_path(store.path(f"{prefix}/"))
+    name = f"{name.rstrip('/')}/"
     listed = store.attempt(
-        "listed", prefix, lambda: call("list_multipart_uploads", Bucket=bucket, Prefix=f"{name}/")
+        "listed", prefix, lambda: call("list_multipart_uploads", Bucket=bucket, Prefix=name)
     )
-    for each in listed.get("Uploads") or ():
-        if each["Key"].startswith(f"{name}/"):
-            request = {"Bucket": bucket, "Key": each["Key"], "UploadId": each["UploadId"]}
-            with suppress(OSError):
-                _abort(store, prefix, request)
+    return [
+        {"Bucket": bucket, "Key": each["Key"], "UploadId": each["UploadId"]}
+        for each in listed.get("Uploads") or ()
+        if each["Key"].startswith(name)
+    ]
 
 
-def _abort(store: ObjectStore, prefix: str, request: Mapping[str, str]) -> None:
+def abort_uploads(store: ObjectStore, uploads: Iterable[dict[str, str]]) -> None:
+    """Gives up uploads that killed processes have left behind, as far as the store lets it."""
+    for each in uploads:
+        with suppress(OSError):
+            _abort(store, each)
+
+
+def _abort(store: ObjectStore, upload: dict[str, str]) -> None:
     call = store.file_system.call_s3
-    store.attempt("deleted", prefix, lambda: call("abort_multipart_upload", **request))
+    store.attempt("deleted", upload["Key"], lambda: call("abort_multipart_upload", **upload))
 
 
 def _parts(chunks: Iterable[_Chunk], size: int) -> Iterator[bytes]:

@@ -25,7 +25,7 @@ from tempfile import TemporaryDirectory
 from trireme.errors import CheckpointError, ConfigurationError
 from trireme.remote.ledger import Ledger
 from trireme.remote.object_store import ObjectStore
-from trireme.remote.upload import PART_BYTES, Uploads, abort_uploads
+from trireme.remote.upload import PART_BYTES, Uploads, abort_uploads, list_uploads
 from trireme.remote.url import RemotePath
 from trireme.session.checkpoint.manifest import (
     STATE,
@@ -108,11 +108,12 @@ class RemotePlace(Place):
 
     def _sweep(self, lock: RemoteLock) -> None:
         """Deletes what killed processes have left behind."""
-        lock.check()  # no folder of a successor's is mistaken for one of them
-        known = set(lock.checkpoints.values())
         found = {key.split("/")[1] for key in self._store.list(CHECKPOINTS) if key.count("/") > 1}
-        abort_uploads(self._store, CHECKPOINTS)
-        for folder in found - known:
+        uploads = list_uploads(self._store, CHECKPOINTS)
+        # Who takes the directory after this makes other folders than those that were listed before.
+        lock.check()
+        abort_uploads(self._store, uploads)
+        for folder in found - set(lock.checkpoints.values()):
             self._delete(folder)
 
     def _delete(self, folder: str) -> None:
