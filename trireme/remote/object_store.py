@@ -97,7 +97,7 @@ class ObjectStore:
             # lost and requested again finds the object of the first request.
             try:
                 return self.read(key) == content
-            except FileNotFoundError:
+            except OSError:
                 raise error from None
         return True
 
