@@ -3,9 +3,9 @@
     python -m benchmarks.object_store [--mebibytes 512] [--rounds 5] [--url s3://bucket/run]
 
 Without `--url` it starts a server on this host that throws large objects away (`s3_sink.py`); it
-shares the cores with what it measures. `raw` is s3fs's own upload of one file (`put`), in parts over parallel
-connections. `checkpoint` is `save` of one tensor of the same size: it hashes every byte, uploads,
-and publishes by the ledger. The two take turns; the ratio is the median over rounds.
+shares the cores with what it measures. `raw` is s3fs's own upload of one file (`put`), in parts
+over parallel connections. `checkpoint` is `save` of one tensor of the same size: it hashes every
+byte, uploads, and publishes by the ledger. The two take turns; the ratio is the median over rounds.
 
 It also trains a small model while such a checkpoint is uploaded, and prints how long the steps take
 meanwhile, and the longest of them.
