@@ -32,8 +32,8 @@ from trireme.session.checkpoint import (
 from trireme.session.checkpoint.places import place_of
 from trireme.session.checkpoint.run_lock import writer_here
 
-pytest.importorskip("s3fs", reason="S3 is not tested: pip install 'trireme-train[s3]'")
-pytest.importorskip("moto.server", reason="S3 is not tested: pip install 'moto[s3,server]'")
+pytest.importorskip("s3fs", reason="S3 is not tested: pip install 'trireme-train[s3-tests]'")
+pytest.importorskip("moto.server", reason="S3 is not tested: pip install 'trireme-train[s3-tests]'")
 pytestmark = [pytest.mark.thorough, pytest.mark.processes]
 
 MIB = 1 << 20
