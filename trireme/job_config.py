@@ -240,7 +240,7 @@ class JobConfig(
     metrics_host: Annotated[str, Option("ADDRESS",
         "the address of the metrics ports (default 127.0.0.1: this host only)")] = "127.0.0.1"
     run_dir: Annotated[str | None, Option("DIR",
-        "the directory of the job's checkpoints, records and logs",
+        "the directory of the job's checkpoints, records and logs, or a URL such as s3://bucket/run",
         expects="the name of a directory", check=_not_empty)] = None
     max_restarts: Annotated[Whole, Option("N",
         "how often each worker is started again when it fails, and each server where others hold "

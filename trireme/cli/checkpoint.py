@@ -10,6 +10,7 @@ from trireme.cli.parser import COMMANDS
 from trireme.errors import CheckpointError, UsageError, suggestion
 from trireme.monitor.numbers import size
 from trireme.monitor.report import CheckpointRow
+from trireme.remote.url import RemotePath
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -42,7 +43,7 @@ def _list(given: Namespace) -> int:
     return status
 
 
-def describe_all(paths: Iterable[Path]) -> Iterator[CheckpointRow]:
+def describe_all(paths: Iterable[Path | RemotePath]) -> Iterator[CheckpointRow]:
     """Yields what is known of each checkpoint, which may be damaged."""
     from trireme.session.checkpoint import describe
 
@@ -98,7 +99,7 @@ _ACTIONS: dict[str, Callable[[Namespace], int]] = {
 }
 
 
-def _listed(given: Namespace) -> list[Path]:
+def _listed(given: Namespace) -> list[Path | RemotePath]:
     """Returns the checkpoints of the run directory, oldest first; at least one."""
     from trireme.session.checkpoint import list_checkpoints
 
@@ -111,7 +112,7 @@ def _listed(given: Namespace) -> list[Path]:
     return paths
 
 
-def _chosen(given: Namespace) -> Path:
+def _chosen(given: Namespace) -> Path | RemotePath:
     """Returns the checkpoint of --step; the newest without it."""
     from trireme.session.checkpoint import step_of
 

@@ -31,6 +31,7 @@ from trireme.doctor.run_directory import check_directory
 from trireme.errors import TriremeError, UsageError
 from trireme.launch.environment.tf_config import read_cluster
 from trireme.launch.run_directory import RECORD, is_running, read_record
+from trireme.remote.url import local_directory
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -44,7 +45,7 @@ def main(arguments: Sequence[str]) -> int:
     ports = [int(_number("port", text)) for text in given.port]
     tasks = [task for where in given.where for task in _tasks(where, timeout)]
     directories = [Path(where) for where in given.where if Path(where).is_dir()]
-    directories += [Path(given.run_dir)] if given.run_dir is not None else []
+    directories += [local_directory(given.run_dir)] if given.run_dir is not None else []
 
     checks = [*_host(_constraints(given.constraints)), *check_addresses(probes.find_addresses())]
     checks += [check_port(port, probes.try_port(port)) for port in (0, *ports)]

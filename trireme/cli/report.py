@@ -7,11 +7,13 @@ from pathlib import Path
 
 from trireme.cli.checkpoint import describe_all
 from trireme.cli.parser import COMMANDS
+from trireme.cli.remote_run import local_run
 from trireme.errors import ConfigurationError
 from trireme.launch.run_directory import RECORD, read_record
 from trireme.monitor.curves import read_curves
 from trireme.monitor.records import Start, read_starts
 from trireme.monitor.report import ReportData, page
+from trireme.remote.url import RemotePath, local_directory, location
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -21,10 +23,13 @@ def main(arguments: Sequence[str]) -> int:
         ConfigurationError: nothing was run in that directory, or the page cannot be written.
     """
     given = COMMANDS["report"][0]().read(arguments)
-    path = Path(given.run)
-    output = Path(given.output) if given.output is not None else path / "report.html"
-    text = page(_material(path))
+    home = local_directory(given.run)
+    output = Path(given.output) if given.output is not None else home / "report.html"
+    with local_run(given.run) as path:
+        text = page(_material(path, location(given.run)))
     try:
+        if home != Path(given.run):
+            output.parent.mkdir(parents=True, exist_ok=True)
         output.write_text(text, encoding="utf-8")
     except OSError as error:
         raise ConfigurationError(
@@ -34,18 +39,23 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _material(path: Path) -> ReportData:
-    """Returns everything that a run has left."""
+def _material(path: Path, run: Path | RemotePath) -> ReportData:
+    """Returns everything that a run has left.
+
+    Args:
+        path: the directory of its records.
+        run: the run directory, or its URL, where checkpoints are.
+    """
     from trireme.session.checkpoint import list_checkpoints
 
     record = read_record(path) if (path / RECORD).exists() else None
     starts = read_starts(path, None if record is None else record.job)
     home = _home(path, starts)
     curves = read_curves(home / "tensorboard")
-    checkpoints = list(describe_all(list_checkpoints(home)))
+    checkpoints = list(describe_all(list_checkpoints(home if run == path else run)))
     if record is None and not (starts or curves or checkpoints):
         raise ConfigurationError(
-            f"nothing was run in {path}: it has no {RECORD}, no records of tasks, no curves and no "
+            f"nothing was run in {run}: it has no {RECORD}, no records of tasks, no curves and no "
             "checkpoints. Give the directory that `trireme run` named, or the program's run_dir"
         )
     return ReportData(path.resolve().name, record, starts, curves, checkpoints)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -27,7 +28,12 @@ from trireme.launch.process_setup.resources import thread_variables, threads_of_
 from trireme.launch.run_directory import RunDirectory, claim, claim_free
 from trireme.launch.supervision_state import SupervisionLimits
 from trireme.monitor.records import records_directory
+from trireme.remote.url import RemotePath, local_directory, location
 from trireme.strategies import choose
+
+if TYPE_CHECKING:
+    from trireme.remote.mirror import Mirror
+    from trireme.remote.object_store import ObjectStore
 
 CONNECT_TIMEOUT = 30.0
 """The coordinator listens before any other task starts. A task that cannot reach it need not wait
@@ -172,8 +178,9 @@ def start(
 
         load_ray()  # fails here if Ray is missing, before anything is written
         run = run_ray
+    remote = None if config.run_dir is None else _remote(config.run_dir)
     if config.run_dir is not None:
-        directory = claim(Path(config.run_dir))
+        directory = claim(local_directory(config.run_dir))
     else:
         directory = claim_free(Path("runs") / name)
     try:
@@ -197,9 +204,33 @@ def start(
         with (
             nullcontext() if watch is None else watch(directory.path),
             Announcer(directory.path) if task.servers else nullcontext() as announcer,
+            nullcontext() if remote is None else _mirror(remote, directory, task.job),
         ):
             if announcer is not None:
                 job = replace(job, announce=announcer.announce)
             return run(job, directory, console)
     finally:
         directory.release()
+
+
+def _remote(run_dir: str) -> ObjectStore | None:
+    """Returns the object store of a run directory that is a URL; fails before anything starts.
+
+    Raises:
+        ConfigurationError: the URL is not complete, or its file system is not installed.
+    """
+    where = location(run_dir)
+    if not isinstance(where, RemotePath):
+        return None
+    from trireme.remote.object_store import ObjectStore  # only for these runs: imports take long
+
+    return ObjectStore(where)
+
+
+def _mirror(store: ObjectStore, directory: RunDirectory, job: str) -> Mirror:
+    """Uploads the record, the logs and the records of tasks while the job's chief has the lock."""
+    from trireme.remote.ledger import Ledger
+    from trireme.remote.mirror import Mirror
+
+    names = ("job.json", "logs", "records")
+    return Mirror(store, directory.path, names, lambda: Ledger(store).job() == job)

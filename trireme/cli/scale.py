@@ -16,6 +16,7 @@ from trireme.errors import JobFailed, TriremeError, UsageError, WaitTimeout, Wir
 from trireme.launch.config.secret import find_secret
 from trireme.launch.environment.detect import JOB
 from trireme.launch.run_directory import JobRecord, is_running, read_record
+from trireme.remote.url import local_directory
 
 if TYPE_CHECKING:
     from trireme.cluster.messages import ClusterStatus, Scaled
@@ -44,13 +45,17 @@ def main(arguments: Sequence[str]) -> int:
     if servers is None and workers is None:
         raise UsageError("say how many tasks the job shall have: --ps N, --workers M, or both")
     timeout = _seconds(given.timeout)
-    record = None if given.run is None else _running(Path(given.run))
+    record = None if given.run is None else _running(local_directory(given.run))
     coordinator = _coordinator_by_hand(given) if record is None else observer(record)
     began = time.monotonic()
     scaled = coordinator.scale(servers, workers)
     _tell(scaled, coordinator.query_status(), by_hand=record is None)
     _wait(
-        coordinator, scaled, began + timeout, timeout, None if record is None else Path(given.run)
+        coordinator,
+        scaled,
+        began + timeout,
+        timeout,
+        None if record is None else local_directory(given.run),
     )
     seconds = time.monotonic() - began
     print(f"the job has {_numbers(scaled.servers, scaled.workers)} after {seconds:.1f} s")

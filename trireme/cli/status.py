@@ -13,12 +13,14 @@ import msgspec
 
 from trireme.cli.live import query
 from trireme.cli.parser import COMMANDS
+from trireme.cli.remote_run import local_run
 from trireme.cluster.spec import task_name
 from trireme.errors import CheckpointError, TriremeError
 from trireme.launch.run_directory import JobRecord, is_running, read_record
 from trireme.monitor.job_state import UNSAVED, findings, from_cluster
 from trireme.monitor.placement import Placement
 from trireme.monitor.records import read_starts
+from trireme.remote.url import RemotePath, location
 
 _EVENTS = 8
 """How many of the newest events are shown."""
@@ -33,13 +35,13 @@ def main(arguments: Sequence[str]) -> int:
         ConfigurationError: no job was started in that directory.
     """
     given = COMMANDS["status"][0]().read(arguments)
-    path = Path(given.run)
-    status = _status(path, read_record(path), is_running(path))
+    with local_run(given.run) as path:
+        status = _status(path, read_record(path), is_running(path), location(given.run))
     print(json.dumps(status, indent=2) if given.json else "\n".join(_lines(status)))
     return 0
 
 
-def _status(path: Path, record: JobRecord, running: bool) -> dict[str, Any]:
+def _status(path: Path, record: JobRecord, running: bool, run: Path | RemotePath) -> dict[str, Any]:
     until = time.time() if running else record.ended
     status: dict[str, Any] = {
         **{name: getattr(record, name) for name in _RECORDED},
@@ -50,7 +52,7 @@ def _status(path: Path, record: JobRecord, running: bool) -> dict[str, Any]:
         },
         "events": [{"seconds": seconds, "text": text} for seconds, text in record.events],
         "failure": list(record.failure),
-        "newest_checkpoint": None if running else _newest_checkpoint(path),
+        "newest_checkpoint": None if running else _newest_checkpoint(run),
         "tasks": [{"name": name, "pid": pid} for name, pid in record.pids.items()],
     }
     if running and record.coordinator:
@@ -65,12 +67,12 @@ def _status(path: Path, record: JobRecord, running: bool) -> dict[str, Any]:
     return status
 
 
-def _newest_checkpoint(path: Path) -> int | None:
+def _newest_checkpoint(run: Path | RemotePath) -> int | None:
     """Returns the step of the newest checkpoint in a run directory; None where there is none."""
     from trireme.session.checkpoint.history import list_checkpoints, step_of  # imports torch
 
     with suppress(CheckpointError):
-        return max((step_of(each) for each in list_checkpoints(path)), default=None)
+        return max((step_of(each) for each in list_checkpoints(run)), default=None)
     return None
 
 

@@ -6,11 +6,12 @@ import os
 import signal
 import socket
 from collections.abc import Sequence
-from pathlib import Path
 
 from trireme.cli.parser import COMMANDS
+from trireme.cli.remote_run import ELSEWHERE, local_run
 from trireme.errors import UsageError, WaitTimeout
 from trireme.launch.run_directory import is_running, read_record, wait_until_free
+from trireme.remote.url import local_directory
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -25,12 +26,16 @@ def main(arguments: Sequence[str]) -> int:
         WaitTimeout: the job did not end in time.
     """
     given = COMMANDS["stop"][0]().read(arguments)
-    path = Path(given.run)
     timeout = _seconds(given.timeout)
-    record = read_record(path)
-    if not is_running(path):
-        print(f"the job in {path} does not run: {record.state}")
+    with local_run(given.run) as path:
+        record = read_record(path)
+        running = is_running(path)
+    if record.state == ELSEWHERE:
+        raise UsageError(f"the job in {given.run} runs on {record.host}: stop it there")
+    if not running:
+        print(f"the job in {given.run} does not run: {record.state}")
         return 0
+    path = local_directory(given.run)
     if record.host != socket.gethostname():
         raise UsageError(f"the job in {path} runs on {record.host}: stop it there")
     os.kill(record.launcher, signal.SIGTERM)

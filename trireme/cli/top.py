@@ -10,6 +10,7 @@ from pathlib import Path
 
 from trireme.cli.live import query
 from trireme.cli.parser import COMMANDS
+from trireme.cli.remote_run import local_run
 from trireme.errors import ConfigurationError, TriremeError, UsageError
 from trireme.launch.run_directory import RECORD, is_running, read_record
 from trireme.monitor.job_state import JobSnapshot, from_cluster, from_records, span_of
@@ -28,12 +29,16 @@ def main(arguments: Sequence[str]) -> int:
         ConfigurationError: nothing was run in that directory.
     """
     given = COMMANDS["top"][0]().read(arguments)
-    path = Path(given.run)
+    with local_run(given.run) as path:
+        return _show(path, _speed(given.speed))
+
+
+def _show(path: Path, speed: float | None) -> int:
     from rich.console import Console
 
     console = Console()
     terminal = console.is_terminal and not console.is_dumb_terminal
-    frames = _frames(path, _speed(given.speed), _FRAME_SECONDS if terminal else _LINE_SECONDS)
+    frames = _frames(path, speed, _FRAME_SECONDS if terminal else _LINE_SECONDS)
     from trireme.monitor.top import line, render
 
     if not terminal:

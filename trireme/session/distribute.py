@@ -108,7 +108,8 @@ def distribute(
             whose step needs no closure. Learning-rate schedulers may act on the returned optimizer
             or on this one. In a job that resumes, advance yours to the step that it resumes from:
             `for _ in range(optimizer.global_step): scheduler.step()`.
-        run_dir: the directory of checkpoints; the launcher's `--run-dir` takes precedence.
+        run_dir: the directory of checkpoints, or a URL such as `s3://bucket/run`; the launcher's
+            `--run-dir` takes precedence.
         max_steps: the global step at which `should_stop()` becomes true.
         options: the options of `Session` that do not concern the computation of gradients.
             `clip_norm` clips the applied gradient: in a synchronous step, the mean.

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from trireme.errors import ConfigurationError
+from trireme.remote.url import RemotePath
 
 if TYPE_CHECKING:
     from trireme.session.result import StepResult
@@ -38,8 +39,12 @@ class Hook:
     def after_step(self, session: Session, result: StepResult) -> None:
         """Called after an update. Reading the result's loss or metrics may wait for a device."""
 
-    def on_checkpoint(self, session: Session, path: Path) -> None:
-        """Called on the chief, at a later step, when a checkpoint is on the disk."""
+    def on_checkpoint(self, session: Session, path: Path | RemotePath) -> None:
+        """Called on the chief, at a later step, when a checkpoint is on the disk.
+
+        `path` is a `RemotePath`, whose text is a URL, where the run directory is in an object
+        store.
+        """
 
     def on_evaluate(self, session: Session, name: str, metrics: Mapping[str, float]) -> None:
         """Called after `Session.evaluate` with its `name`; `metrics` includes `loss`."""

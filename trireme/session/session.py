@@ -61,7 +61,8 @@ class Session(SummaryMethods, DataMethods):
             function in a dict builds the optimizer from the parameters of the model's child of
             the same name.
         metrics: by name, (outputs, targets) -> the mean over the batch.
-        run_dir: the directory of checkpoints and records; the launcher's `--run-dir` goes first.
+        run_dir: the directory of checkpoints and records, or a URL such as `s3://bucket/run`
+            (docs/file_systems.md); the launcher's `--run-dir` goes first.
         max_steps: the global step at which training ends; None for no end.
         precision (default "float32"): `bfloat16` computes forward and loss under autocast;
             parameters and updates keep their dtype.

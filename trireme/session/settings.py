@@ -13,6 +13,7 @@ from trireme.launch.config.task_config import TaskConfig
 from trireme.mesh import Mesh
 from trireme.parallel.config import GraphConfig, PipelineConfig
 from trireme.ps.rule import Rule
+from trireme.remote.url import RemotePath, local_directory, location
 from trireme.session.options import Options
 from trireme.strategies import SSP, Async, Collective, Graph, Strategy, choose
 
@@ -27,7 +28,9 @@ class Settings:
     Attributes:
         task: the identity of this process, and the configuration of the launch.
         options: the session's options.
-        run_dir: the directory of checkpoints and records; None for none.
+        run_dir: the local directory of records, and of checkpoints unless there is a `remote`; None
+            for none.
+        remote: the run directory in an object store; None where it is local.
         max_steps: the global step at which training ends; None for no end.
     """
 
@@ -35,14 +38,28 @@ class Settings:
     options: Options
     run_dir: Path | None = None
     max_steps: int | None = None
+    remote: RemotePath | None = None
 
     @classmethod
     def of(
         cls, task: TaskConfig, options: Options, run_dir: str | Path | None, max_steps: int | None
     ) -> Settings:
-        """Returns the settings of a program's own arguments and of the launch."""
+        """Returns the settings of a program's own arguments and of the launch.
+
+        Raises:
+            ConfigurationError: the run directory is a URL that is not complete or not known.
+        """
         directory = None if task.draw else task.config.run_dir or run_dir
-        return cls(task, options, None if directory is None else Path(directory), max_steps)
+        if directory is None:
+            return cls(task, options, None, max_steps)
+        where = location(directory)
+        remote = None if isinstance(where, Path) else where
+        return cls(task, options, local_directory(where), max_steps, remote)
+
+    @property
+    def home(self) -> Path | RemotePath | None:
+        """Where checkpoints live: a directory or the URL of one; None for nowhere."""
+        return self.remote or self.run_dir
 
     @cached_property
     def strategy(self) -> Strategy:

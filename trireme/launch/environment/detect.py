@@ -41,6 +41,7 @@ from trireme.launch.environment.process_launchers import (
 )
 from trireme.launch.environment.tf_config import TF_VARIABLE, read_tf_config, tf_worker
 from trireme.launch.process_setup.resources import threads_of_task
+from trireme.remote.url import local_directory
 
 JOB = "by-hand"
 """The id of every job started by hand, as there is no launcher to choose one for all of its tasks.
@@ -218,7 +219,7 @@ def _certificates_path(config: JobConfig) -> Path | None:
     """Returns where the certificate is: as the user says, else `certs` in the run directory."""
     if config.certs is not None:
         return Path(config.certs)
-    usual = None if config.run_dir is None else Path(config.run_dir) / "certs"
+    usual = None if config.run_dir is None else local_directory(config.run_dir) / "certs"
     return usual if usual is not None and usual.is_dir() else None
 
 

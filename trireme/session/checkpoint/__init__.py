@@ -3,7 +3,6 @@
 from trireme.session.checkpoint.format import (
     CheckpointData,
     Description,
-    checkpoint_directory,
     describe,
     export,
     load,
@@ -11,6 +10,7 @@ from trireme.session.checkpoint.format import (
     verify,
 )
 from trireme.session.checkpoint.history import latest, list_checkpoints, prune, step_of
+from trireme.session.checkpoint.manifest import checkpoint_directory
 
 __all__ = [
     "CheckpointData",

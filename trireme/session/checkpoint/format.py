@@ -34,8 +34,13 @@ from trireme.session.checkpoint.manifest import (
     verify_files,
     write_manifest,
 )
+from trireme.session.checkpoint.place import Fetched, Location
+from trireme.session.checkpoint.places import RunDir, place_of, place_of_checkpoint
+from trireme.session.checkpoint.remote_place import fetched_errors
+from trireme.session.checkpoint.streamed import StreamedTensors
 from trireme.session.checkpoint.tensors import (
     FileRecord,
+    WriteFile,
     index_name,
     read_tensors,
     stream_tensors,
@@ -78,7 +83,7 @@ class Description:
     """The description of a checkpoint, which is read without its values.
 
     Attributes:
-        path: the directory.
+        path: the directory, or its URL.
         step: the global step.
         saved_at: the time of writing, in UTC and ISO 8601.
         nbytes: the size of all files.
@@ -87,7 +92,7 @@ class Description:
         state: see `CheckpointData`.
     """
 
-    path: Path
+    path: Location
     step: int
     saved_at: str
     nbytes: int
@@ -99,24 +104,20 @@ class Description:
     state: dict[str, Any]
 
 
-def checkpoint_directory(run_dir: str | Path) -> Path:
-    """Returns the directory of a run's checkpoints."""
-    return Path(run_dir) / "checkpoints"
-
-
 def save(
-    run_dir: str | Path,
+    run_dir: RunDir,
     data: CheckpointData,
     *,
     shard_bytes: int = _SHARD_BYTES,
     allowed: Callable[[], None] = lambda: None,
-) -> Path:
-    """Writes a checkpoint, and syncs it to the disk.
+) -> Location:
+    """Writes a checkpoint, and syncs it to the disk, or uploads it.
 
     An earlier checkpoint of the same step is replaced once the new one is complete.
 
     Args:
-        run_dir: the run's directory; made if it is not there.
+        run_dir: the run's directory; made if it is not there. In an object store, a URL or the
+            place whose lock this process holds.
         data: the checkpoint. Its tensors must not change meanwhile.
         shard_bytes: the largest size of a file of several tensors.
         allowed: called right before the checkpoint is published; raises where this process may no
@@ -134,27 +135,22 @@ def save(
             f"step {data.step} cannot be saved: steps count from 0, up to {LAST_STEP}"
         )
     _check_json(dict(data.state), "state")
-    parent = checkpoint_directory(run_dir)
-    final = parent / directory_name(data.step)
+    place, name = place_of(run_dir), directory_name(data.step)
+
+    def fill(directory: Location, write: WriteFile) -> None:
+        files: dict[str, FileRecord] = {}
+        for group in _GROUPS:
+            files |= write_tensors(directory, group, getattr(data, group), shard_bytes, write)
+        write_manifest(directory, data.step, files, data.state, write)
+
     try:
-        atomic_directories.make_directory(parent)
-        atomic_directories.sweep(parent)
-        with atomic_directories.staging(parent, final.name) as staged:
-            _write(staged, data, shard_bytes)
-            atomic_directories.publish(staged, final, allowed)
+        return place.write(name, fill, allowed)
     except (OSError, ValueError) as error:
+        final = f"{place.run_dir}/checkpoints/{name}"
         raise CheckpointError(
             f"the checkpoint of step {data.step} could not be written to {final}: {error}. "
             "Earlier checkpoints are unharmed"
         ) from error
-    return final
-
-
-def _write(staged: Path, data: CheckpointData, shard_bytes: int) -> None:
-    files: dict[str, FileRecord] = {}
-    for group in _GROUPS:
-        files |= write_tensors(staged, group, getattr(data, group), shard_bytes)
-    write_manifest(staged, data.step, files, data.state)
 
 
 def _check_json(value: object, where: str) -> None:
@@ -175,8 +171,10 @@ def _check_json(value: object, where: str) -> None:
         )
 
 
-def load(path: str | Path, *, streamed: bool = False) -> CheckpointData:
+def load(path: str | Location, *, streamed: bool = False) -> CheckpointData:
     """Verifies and reads a checkpoint.
+
+    One in an object store is copied to the directory of temporary files first.
 
     Args:
         path: the checkpoint.
@@ -189,54 +187,77 @@ def load(path: str | Path, *, streamed: bool = False) -> CheckpointData:
     Raises:
         CheckpointError: a file is missing, or differs from what was written; names it. Or the
             checkpoint was replaced while it was read.
+        ConfigurationError: an object store cannot be read now.
     """
-    path = Path(path)
+    place, path = place_of_checkpoint(path)
+    fetched = place.fetch(path)
+    if not streamed:
+        with fetched:
+            return _read(fetched, read_tensors)
+    with fetched_errors(fetched):
+        return _read(fetched, stream_tensors)
+
+
+def _read(fetched: Fetched, read: Callable[..., Mapping[str, torch.Tensor]]) -> CheckpointData:
+    path = fetched.path
     manifest = read_manifest(path)
     verify_files(path, manifest)
-    read = stream_tensors if streamed else read_tensors
-    groups: dict[str, Mapping[str, torch.Tensor]] = {
-        group: read(path, group, manifest.files) for group in _GROUPS
-    }
+    groups = {group: _kept(read(path, group, manifest.files), fetched) for group in _GROUPS}
     if read_manifest(path).files != manifest.files:
         raise CheckpointError(f"{path} was replaced by another checkpoint while it was read")
     return CheckpointData(manifest.step, **groups, state=manifest.state)
 
 
-def verify(path: str | Path) -> None:
+def _kept(tensors: Mapping[str, torch.Tensor], fetched: Fetched) -> Mapping[str, torch.Tensor]:
+    """Returns the tensors; those that are streamed keep the copy of the checkpoint alive."""
+    if not isinstance(tensors, StreamedTensors):
+        return tensors
+
+    def read(name: str, kept: Fetched = fetched) -> torch.Tensor:
+        return tensors[name]
+
+    return StreamedTensors(tensors.shapes, read)
+
+
+def verify(path: str | Location) -> None:
     """Verifies the checksum of every file of a checkpoint, and its indexes.
 
     Raises:
         CheckpointError: a file is missing, or differs from what was written; names it.
+        ConfigurationError: an object store cannot be read now.
     """
-    path = Path(path)
-    manifest = read_manifest(path)
-    verify_files(path, manifest)
-    _shapes(path, manifest)
+    place, path = place_of_checkpoint(path)
+    with place.fetch(path, content=False) as fetched:
+        manifest = read_manifest(fetched.path)
+        place.verify_content(path, manifest)
+        _shapes(fetched.path, manifest)
 
 
-def describe(path: str | Path) -> Description:
+def describe(path: str | Location) -> Description:
     """Returns the description of a checkpoint, without reading its values.
 
     It verifies `state.json`, the indexes, and the size of every file; see `verify` for the rest.
 
     Raises:
         CheckpointError: it is not a checkpoint, or it is damaged as far as was looked.
+        ConfigurationError: an object store cannot be read now.
     """
-    path = Path(path)
-    manifest = read_manifest(path)
-    verify_files(path, manifest, lambda name: name in _INDEXES)
-    return Description(
-        path=path,
-        step=manifest.step,
-        saved_at=manifest.saved_at,
-        nbytes=sum(record.size for record in manifest.files.values()),
-        versions=manifest.versions,
-        state=manifest.state,
-        **_shapes(path, manifest),
-    )
+    place, path = place_of_checkpoint(path)
+    with place.fetch(path, content=False) as fetched:
+        manifest = read_manifest(fetched.path)
+        verify_files(fetched.path, manifest, lambda name: name in _INDEXES)
+        return Description(
+            path=path,
+            step=manifest.step,
+            saved_at=manifest.saved_at,
+            nbytes=sum(record.size for record in manifest.files.values()),
+            versions=manifest.versions,
+            state=manifest.state,
+            **_shapes(fetched.path, manifest),
+        )
 
 
-def export(path: str | Path, output: str | Path) -> Path:
+def export(path: str | Location, output: str | Path) -> Path:
     """Writes a checkpoint's model as one plain safetensors file that any tool reads.
 
     Args:

@@ -4,33 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 
 from trireme.errors import CheckpointError
 from trireme.session.checkpoint import atomic_directories
-from trireme.session.checkpoint.format import CheckpointData, checkpoint_directory, load, verify
+from trireme.session.checkpoint.format import CheckpointData, load, verify
 from trireme.session.checkpoint.manifest import step_in
+from trireme.session.checkpoint.place import Location
+from trireme.session.checkpoint.places import RunDir, place_of
 
 
-def list_checkpoints(run_dir: str | Path) -> list[Path]:
+def list_checkpoints(run_dir: RunDir) -> list[Location]:
     """Returns the directories of a run's checkpoints, oldest first, including damaged ones.
 
     Raises:
         CheckpointError: the directory cannot be read.
     """
-    parent = checkpoint_directory(run_dir)
+    place = place_of(run_dir)
     try:
-        found = atomic_directories.list_directories(parent)
-    except FileNotFoundError:
-        return []
+        found = place.list()
     except OSError as error:
-        raise CheckpointError(f"the checkpoints in {parent} cannot be read: {error}") from error
+        raise CheckpointError(
+            f"the checkpoints in {place.run_dir}/checkpoints cannot be read: {error}"
+        ) from error
     steps = {step_in(name): path for name, path in found.items()}
     by_step = {step: path for step, path in steps.items() if step is not None}
     return [by_step[step] for step in sorted(by_step)]
 
 
-def step_of(path: Path) -> int:
+def step_of(path: Location) -> int:
     """Returns the global step of a checkpoint from its directory's name."""
     step = step_in(atomic_directories.published_name(path.name))
     if step is None:
@@ -39,8 +40,8 @@ def step_of(path: Path) -> int:
 
 
 def latest(
-    run_dir: str | Path,
-    on_damaged: Callable[[Path, CheckpointError], None],
+    run_dir: RunDir,
+    on_damaged: Callable[[Location, CheckpointError], None],
     *,
     streamed: bool = False,
 ) -> CheckpointData | None:
@@ -58,7 +59,8 @@ def latest(
         CheckpointError: the run has checkpoints, and all are damaged. To begin anew is then the
             user's decision.
     """
-    paths = list_checkpoints(run_dir)
+    place = place_of(run_dir)
+    paths = list_checkpoints(place)
     for path in reversed(paths):
         try:
             return load(path, streamed=streamed)
@@ -67,19 +69,19 @@ def latest(
     if not paths:
         return None
     raise CheckpointError(
-        f"every checkpoint in {checkpoint_directory(run_dir)} is damaged ({len(paths)} of them): "
+        f"every checkpoint in {place.run_dir}/checkpoints is damaged ({len(paths)} of them): "
         "restore one from a copy, or move them away to begin anew"
     )
 
 
 def prune(
-    run_dir: str | Path,
+    run_dir: RunDir,
     keep: int,
     keep_every_steps: int | None = None,
     *,
-    good: Path | None = None,
+    good: Location | None = None,
     allowed: Callable[[], None] = lambda: None,
-) -> list[Path]:
+) -> list[Location]:
     """Deletes old checkpoints of a run.
 
     It keeps the newest `keep`; with `keep_every_steps`, the first at or after each multiple; and
@@ -101,7 +103,8 @@ def prune(
     """
     if keep < 1:
         raise ValueError(f"keep is {keep}: at least one checkpoint has to stay")
-    paths = list_checkpoints(run_dir)
+    place = place_of(run_dir)
+    paths = list_checkpoints(place)
     stay = set(paths[-keep:]) | _milestones(paths, keep_every_steps)
     doomed = [path for path in paths if path not in stay]
     if doomed and good not in stay:
@@ -110,22 +113,22 @@ def prune(
     for path in doomed:
         allowed()
         try:
-            atomic_directories.remove(path)
+            place.remove(path)
         except OSError as error:
             raise CheckpointError(f"{path} could not be deleted: {error}") from error
     return doomed
 
 
-def _milestones(paths: list[Path], every: int | None) -> set[Path]:
+def _milestones(paths: list[Location], every: int | None) -> set[Location]:
     if every is None:
         return set()
-    first: dict[int, Path] = {}
+    first: dict[int, Location] = {}
     for path in paths:
         first.setdefault(step_of(path) // every, path)
     return {path for number, path in first.items() if number > 0}
 
 
-def _newest_good(paths: list[Path]) -> Path | None:
+def _newest_good(paths: list[Location]) -> Location | None:
     for path in reversed(paths):
         with suppress(CheckpointError):
             verify(path)

@@ -24,8 +24,9 @@ import torch
 
 from trireme import __version__
 from trireme.errors import CheckpointError
+from trireme.remote.url import RemotePath
 from trireme.session.checkpoint import strict_json
-from trireme.session.checkpoint.tensors import FileRecord, write_file
+from trireme.session.checkpoint.tensors import FileRecord, WriteFile, write_file
 from trireme.wire.message import Number
 
 STATE = "state.json"
@@ -68,6 +69,11 @@ class Manifest(msgspec.Struct, frozen=True):
     state: dict[str, Any]
 
 
+def checkpoint_directory(run_dir: str | Path) -> Path:
+    """Returns the directory of a run's checkpoints."""
+    return Path(run_dir) / "checkpoints"
+
+
 def directory_name(step: int) -> str:
     """Returns the name of the directory of a step's checkpoint, such as `step-000001234`."""
     return f"step-{step:09d}"
@@ -81,9 +87,13 @@ def step_in(name: str) -> int | None:
 
 
 def write_manifest(
-    directory: Path, step: int, files: dict[str, FileRecord], state: Mapping[str, Any]
+    directory: Path | RemotePath,
+    step: int,
+    files: dict[str, FileRecord],
+    state: Mapping[str, Any],
+    write: WriteFile = write_file,
 ) -> None:
-    """Writes the manifest of a checkpoint whose other files are written.
+    """Writes the manifest of a checkpoint whose other files are written, by `write`.
 
     Raises:
         OSError: as `write_file`.
@@ -103,7 +113,7 @@ def write_manifest(
         f'"{name}": {json.dumps(value, default=msgspec.to_builtins)},\n' for name, value in fields
     )
     body = ("{\n" + "".join(lines)).encode()
-    write_file(directory / STATE, [body, _tail(hashlib.sha256(body).hexdigest())])
+    write(directory / STATE, [body, _tail(hashlib.sha256(body).hexdigest())])
 
 
 def read_manifest(directory: Path) -> Manifest:
@@ -151,15 +161,29 @@ def verify_files(
                     found = hashlib.file_digest(file, "sha256").hexdigest()
         except OSError as error:
             raise CheckpointError(f"{path} cannot be read: {error}") from error
-        if size != record.size:
-            raise CheckpointError(
-                f"{path} is damaged: it has {size} bytes instead of {record.size}"
-            )
-        if found != record.sha256:
-            raise CheckpointError(
-                f"{path} is damaged: its content is not what was written (SHA-256 "
-                f"{found[:16]}... instead of {record.sha256[:16]}...)"
-            )
+        check_record(str(path), record, FileRecord(size, found))
+
+
+def check_record(name: str, record: FileRecord, found: FileRecord) -> None:
+    """Checks that a file is what was written.
+
+    Args:
+        name: the file's path or URL.
+        record: what was written.
+        found: what is there.
+
+    Raises:
+        CheckpointError: they differ.
+    """
+    if found.size != record.size:
+        raise CheckpointError(
+            f"{name} is damaged: it has {found.size} bytes instead of {record.size}"
+        )
+    if found.sha256 != record.sha256:
+        raise CheckpointError(
+            f"{name} is damaged: its content is not what was written (SHA-256 "
+            f"{found.sha256[:16]}... instead of {record.sha256[:16]}...)"
+        )
 
 
 def _tail(digest: str) -> bytes:

@@ -33,8 +33,9 @@ import psutil
 from trireme.clock import Clock, MonotonicClock
 from trireme.errors import CheckpointLockLost, ConfigurationError
 from trireme.file_lock import try_lock
-from trireme.session.checkpoint import checkpoint_directory
+from trireme.remote.url import RemotePath
 from trireme.session.checkpoint.atomic_directories import evict, sync_directory
+from trireme.session.checkpoint.manifest import checkpoint_directory
 
 WRITERS = "writers"
 
@@ -91,9 +92,14 @@ class Writer(msgspec.Struct, frozen=True, kw_only=True):
         return self._status == psutil.STATUS_ZOMBIE
 
     @property
+    def here(self) -> bool:
+        """Whether it is a process of this host."""
+        return self.host == socket.gethostname()
+
+    @property
     def _status(self) -> str:
         """The status of the process, a zombie once it has ended; "" where it is unknown."""
-        if self.host != socket.gethostname():
+        if not self.here:
             return ""
         try:
             process = psutil.Process(self.pid)
@@ -168,22 +174,22 @@ class RunLock:
         while True:
             number = _newest(run_dir)
             holder, free = _look(run_dir, number)
-            if holder is not None and _succeeds(holder, writer):
+            if holder is not None and succeeds(holder, writer):
                 raise ConfigurationError(
                     f"{holder.words} has taken over the run directory {run_dir} as chief of view "
                     f"{holder.view} of this job: {writer.task}, which was chief of view "
                     f"{writer.view}, may write there no more"
                 )
-            if free and not first and _came_between(holder, writer):
-                raise ConfigurationError(_taken(run_dir, holder))
-            if free or (holder is not None and _succeeds(writer, holder)):
+            if free and not first and came_between(holder, writer):
+                raise ConfigurationError(refusal(run_dir, holder))
+            if free or (holder is not None and succeeds(writer, holder)):
                 lock = cls._enter(run_dir, number + 1, writer)
                 if lock is not None:
                     return lock
                 continue  # another process was faster
             ending = holder is None or holder.released or holder.gone
             if not ending or clock.now() >= deadline:
-                raise ConfigurationError(_taken(run_dir, holder))
+                raise ConfigurationError(refusal(run_dir, holder))
             time.sleep(_POLL_SECONDS)
 
     @classmethod
@@ -292,17 +298,18 @@ def _is_free(file: FileIO, holder: Writer | None) -> bool:
         return holder is None or holder.released or holder.gone
 
 
-def _came_between(holder: Writer | None, writer: Writer) -> bool:
+def came_between(holder: Writer | None, writer: Writer) -> bool:
     """Returns whether another job has written to the directory since this process began."""
     return holder is not None and holder.epoch != writer.epoch and holder.since > writer.began
 
 
-def _succeeds(one: Writer, other: Writer) -> bool:
+def succeeds(one: Writer, other: Writer) -> bool:
     """Returns whether `one` is chief after `other`: in the same job and a later view."""
     return one.epoch == other.epoch and one.view > other.view
 
 
-def _taken(run_dir: Path, holder: Writer | None) -> str:
+def refusal(run_dir: Path | RemotePath, holder: Writer | None) -> str:
+    """Returns why another process cannot write to a run directory, and what to do."""
     if holder is None:
         return (
             f"another process is about to write to the run directory {run_dir}: the newest "

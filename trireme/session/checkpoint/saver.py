@@ -6,12 +6,13 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 from trireme.errors import CheckpointError, CheckpointLockLost
 from trireme.session.checkpoint.format import CheckpointData, save
 from trireme.session.checkpoint.history import prune
+from trireme.session.checkpoint.place import Location, Place
+from trireme.session.checkpoint.places import RunDir, place_of
 from trireme.session.options import Checkpoint
 
 _log = logging.getLogger(__name__)
@@ -76,7 +77,7 @@ class SaveResult(NamedTuple):
     """
 
     step: int
-    path: Path | None
+    path: Location | None
     error: Exception | None
 
 
@@ -99,14 +100,14 @@ class Saver:
 
     def __init__(
         self,
-        run_dir: str | Path,
+        run_dir: RunDir,
         options: Checkpoint,
-        write: Callable[[Path, CheckpointData], Path] = save,
+        write: Callable[[Place, CheckpointData], Location] = save,
         *,
         allowed: Callable[[], None] = lambda: None,
         sleep: Callable[[float], object] = time.sleep,
     ) -> None:
-        self._run_dir = Path(run_dir)
+        self._place = place_of(run_dir)
         self._options = options
         self._write = write
         self._allowed = allowed
@@ -132,7 +133,8 @@ class Saver:
         with self._lock:
             if self._closed:
                 raise CheckpointError(
-                    f"step {data.step} cannot be saved: the saver of {self._run_dir} is closed"
+                    f"step {data.step} cannot be saved: the saver of {self._place.run_dir} is "
+                    "closed"
                 )
             self._waiting = data, delays
             if self._writing is None:
@@ -164,7 +166,7 @@ class Saver:
                 step = waiting[0].step if waiting else self._writing
                 raise CheckpointError(
                     f"the checkpoint of step {step} was not on the disk after {timeout:g} s: "
-                    f"{self._run_dir} is slow or hangs; earlier checkpoints are unharmed"
+                    f"{self._place.run_dir} is slow or hangs; earlier checkpoints are unharmed"
                 )
         if self._newest is not None:
             raise self._newest
@@ -197,7 +199,7 @@ class Saver:
         further = iter(delays)
         while True:
             try:
-                path = self._write(self._run_dir, data)
+                path = self._write(self._place, data)
             except Exception as error:  # reported by `results`, `wait` and `close`
                 delay = next(further, None)
                 if delay is None or not isinstance(error.__cause__, OSError):
@@ -208,7 +210,7 @@ class Saver:
                 break
         keep, every = self._options.keep, self._options.keep_every_steps
         try:
-            prune(self._run_dir, keep, every, good=path, allowed=self._allowed)
+            prune(self._place, keep, every, good=path, allowed=self._allowed)
         except CheckpointLockLost:  # the present writer deletes old checkpoints
             pass
         except Exception as error:  # the checkpoint itself is written

@@ -6,32 +6,29 @@ and later saves are tried nevertheless. Only a failed last save fails the job.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from tempfile import NamedTemporaryFile
 from typing import Any
 
 from trireme.errors import CheckpointError, CheckpointLockLost, ConfigurationError
 from trireme.session.checkpoint import (
     CheckpointData,
-    checkpoint_directory,
     describe,
     list_checkpoints,
     save,
     step_of,
 )
-from trireme.session.checkpoint.atomic_directories import make_directory
-from trireme.session.checkpoint.run_lock import RunLock, read_writer, writer_here
+from trireme.session.checkpoint.place import Location, Lock, Place
+from trireme.session.checkpoint.places import place_of
+from trireme.session.checkpoint.run_lock import read_writer, writer_here
 from trireme.session.checkpoint.saver import LAST_DELAYS, RETRY_SECONDS, Saver, Schedule
 from trireme.session.observers.progress import Progress
 from trireme.session.settings import Settings
 
 _SAVE_SECONDS = 600.0
-_PROBE_BYTES = 4096
 _CHIEF_SECONDS = 3.0
 _POLL_SECONDS = 0.05
 
@@ -44,7 +41,7 @@ class Storage:
         progress: shows failures.
 
     Attributes:
-        run_dir: the directory of checkpoints and records; None for none.
+        run_dir: the directory of checkpoints, or its URL; None for none.
         epoch: the epoch of the job; set when it is known.
         scheduled: whether checkpoints are to be written at all.
         completed: the checkpoints that were completed and that the session has not announced.
@@ -56,8 +53,8 @@ class Storage:
 
     def __init__(self, settings: Settings, progress: Progress) -> None:
         self.epoch = ""  # known when this worker has joined the job
-        self.run_dir = settings.run_dir
-        self.completed: list[Path] = []
+        self.run_dir = settings.home
+        self.completed: list[Location] = []
         self.saved = 0
         self.failed = 0
         self.newest: int | None = None
@@ -65,11 +62,12 @@ class Storage:
         self._options = settings.options.checkpoint
         self._progress = progress
         self._task = settings.task
-        self._lock: RunLock | None = None
+        self._lock: Lock | None = None
+        self._place: Place | None = None if self.run_dir is None else place_of(self.run_dir)
         self._saver: Saver | None = None
-        if self.run_dir is not None and self._options is not None:
+        if self._place is not None and self._options is not None:
             write = partial(save, allowed=self._allowed)
-            self._saver = Saver(self.run_dir, self._options, write, allowed=self._allowed)
+            self._saver = Saver(self._place, self._options, write, allowed=self._allowed)
         self.scheduled = self._saver is not None
         self._after_a_failure = (
             f"Training goes on, and the next save is tried within {RETRY_SECONDS:.0f} s"
@@ -85,18 +83,13 @@ class Storage:
         Raises:
             ConfigurationError: another job writes to it, or it is not writable; says which.
         """
-        if self.run_dir is None or self._holds_lock:
+        if self._place is None or self._holds_lock:
             return
         try:
             if (refused := self._take(view, first=True)) is not None:
                 raise refused
             if self._options is not None:
-                checkpoints = checkpoint_directory(self.run_dir)
-                make_directory(checkpoints)
-                with NamedTemporaryFile(dir=checkpoints, prefix=".probe.") as probe:
-                    probe.write(bytes(_PROBE_BYTES))
-                    probe.flush()
-                    os.fsync(probe.fileno())
+                self._place.prepare()
         except OSError as error:
             problem = f"the run directory {self.run_dir} cannot be written: {_problem(error)}"
             if self._options is None:
@@ -130,7 +123,7 @@ class Storage:
 
     def _take(self, view: int, *, first: bool = False) -> OSError | ConfigurationError | None:
         """Takes the directory if this process does not have it; returns why it cannot."""
-        assert self.run_dir is not None
+        assert self._place is not None
         if self._holds_lock:
             return None
         self._release()
@@ -138,8 +131,7 @@ class Storage:
         stop = f"trireme stop {Path(task.records).parent.resolve()}" if task.records else ""
         writer = writer_here(task.name, task.job, epoch=self.epoch, view=view, stop=stop)
         try:
-            make_directory(self.run_dir)
-            self._lock = RunLock.claim(self.run_dir, writer, first=first)
+            self._lock = self._place.claim(writer, first=first)
         except (OSError, ConfigurationError) as error:
             return error
         return None
@@ -262,7 +254,7 @@ class Storage:
             elif error is not None:
                 self._warn_not_saved(step, error)
 
-    def take_completed(self) -> list[Path]:
+    def take_completed(self) -> list[Location]:
         """Returns the checkpoints that were completed since the last call."""
         self.look()
         completed, self.completed = self.completed, []
@@ -301,12 +293,12 @@ class Storage:
         Returns:
             What is lost, in a sentence; "" where another worker reports it.
         """
-        if not self.scheduled or self.run_dir is None:
+        if not self.scheduled or self._place is None:
             return f"{_lost_steps(1, step)}: nothing was saved, for there is no run directory"
         self.settle(at_the_end=True)
         taken = self._take_after(view, 0.0 if chief else _CHIEF_SECONDS)
         newest, state = 0, dict[str, Any]()
-        for path in reversed(list_checkpoints(self.run_dir)):
+        for path in reversed(list_checkpoints(self._place)):
             with suppress(CheckpointError):
                 newest, state = step_of(path), describe(path).state
                 break
@@ -320,7 +312,7 @@ class Storage:
                 "run directory saves them: it still holds the lock"
             )
         try:
-            self.completed.append(save(self.run_dir, values(state), allowed=self._allowed))
+            self.completed.append(save(self._place, values(state), allowed=self._allowed))
         except CheckpointError as error:
             return f"{_lost_steps(newest + 1, step)}: their values could not be saved: {error}"
         before = f"step {newest}" if newest else "none"
@@ -334,12 +326,11 @@ class Storage:
 
         A chief that is only slow keeps it, as it may be saving.
         """
-        assert self.run_dir is not None
         deadline = time.monotonic() + seconds
         while self._take(view) is not None:
             if time.monotonic() >= deadline:
-                writer = read_writer(self.run_dir)
                 # As chief of the next view, which was never made.
+                writer = read_writer(self.run_dir) if isinstance(self.run_dir, Path) else None
                 return writer is not None and writer.stopped and self._take(view + 1) is None
             time.sleep(_POLL_SECONDS)
         return True

@@ -23,6 +23,7 @@ import torch
 from safetensors import safe_open
 
 from trireme.errors import CheckpointError
+from trireme.remote.url import RemotePath
 from trireme.session.checkpoint import strict_json
 from trireme.session.checkpoint.streamed import StreamedTensors, renamed, shapes_of
 
@@ -53,6 +54,10 @@ class FileRecord(msgspec.Struct, frozen=True):
 
     size: Annotated[int, msgspec.Meta(ge=0)]
     sha256: Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{64}\Z")]
+
+
+WriteFile = Callable[[Any, Iterable[bytes | memoryview]], FileRecord]
+"""Writes a file of a checkpoint, given its path or URL, and its content; see `write_file`."""
 
 
 class _IndexMetadata(msgspec.Struct, frozen=True):
@@ -86,7 +91,11 @@ def index_name(group: str) -> str:
 
 
 def write_tensors(
-    directory: Path, group: str, tensors: Mapping[str, torch.Tensor], shard_bytes: int
+    directory: Path | RemotePath,
+    group: str,
+    tensors: Mapping[str, torch.Tensor],
+    shard_bytes: int,
+    write: WriteFile = write_file,
 ) -> dict[str, FileRecord]:
     """Writes tensors of any device, layout in memory and sharing, with their index.
 
@@ -96,6 +105,7 @@ def write_tensors(
         tensors: by name. Tensors that share memory are each written in full. Of
             `StreamedTensors` one at a time is read, in the order of the files.
         shard_bytes: where the next file begins. A larger tensor has a file to itself.
+        write: writes each file.
 
     Returns:
         The records of all files written, by file name; none if there are no tensors.
@@ -114,16 +124,18 @@ def write_tensors(
         part = f"-{number:05d}-of-{len(shards):05d}" if len(shards) > 1 else ""
         file_name = f"{group}{part}.safetensors"
         shard = renamed(tensors, {name: name for name in names})
-        records[file_name] = write_tensors_file(directory / file_name, shard)
+        records[file_name] = write_tensors_file(directory / file_name, shard, write)
         weight_map.update(dict.fromkeys(names, file_name))
     total = sum(tensor.nbytes for tensor in shapes.values())
     index = {"metadata": {"total_size": total}, "weight_map": weight_map}
     name = index_name(group)
-    records[name] = write_file(directory / name, [json.dumps(index, indent=2).encode()])
+    records[name] = write(directory / name, [json.dumps(index, indent=2).encode()])
     return records
 
 
-def write_tensors_file(path: Path, tensors: Mapping[str, torch.Tensor]) -> FileRecord:
+def write_tensors_file(
+    path: Path | RemotePath, tensors: Mapping[str, torch.Tensor], write: WriteFile = write_file
+) -> FileRecord:
     """Writes one safetensors file.
 
     Raises:
@@ -145,7 +157,7 @@ def write_tensors_file(path: Path, tensors: Mapping[str, torch.Tensor]) -> FileR
             "data_offsets": [offset, stop],
         }
         offset = stop
-    return write_file(path, _chunks(header, (tensors[name] for name in names)))
+    return write(path, _chunks(header, (tensors[name] for name in names)))
 
 
 def _chunks(

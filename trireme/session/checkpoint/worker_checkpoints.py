@@ -98,7 +98,7 @@ class WorkerCheckpoints:
         These are the newest undamaged checkpoint's; without any, the chief's own values, with
         which the servers' optimizer begins anew.
         """
-        run_dir = self._setup.settings.run_dir
+        run_dir = self._setup.settings.home
         self._storage.settle()
         warn = self._progress.warn
         checkpoint = None
@@ -138,7 +138,7 @@ class WorkerCheckpoints:
             CheckpointError: the named checkpoint cannot be read.
             ConfigurationError: the run directory has checkpoints that conflict with `resume`.
         """
-        resume, run_dir = self._setup.settings.options.resume, self._setup.settings.run_dir
+        resume, run_dir = self._setup.settings.options.resume, self._setup.settings.home
         if resume not in ("auto", "never"):
             data = load(resume, streamed=self._backend.streams)
             if run_dir is not None and any(

@@ -17,6 +17,9 @@ from trireme.monitor.prometheus import expose
 from trireme.monitor.records import Record, RecordWriter, begin_here, records_directory
 from trireme.monitor.tensorboard.board import TensorBoard
 from trireme.ps.messages import Applied, Verdict
+from trireme.remote.mirror import Mirror
+from trireme.remote.object_store import ObjectStore
+from trireme.remote.url import RemotePath
 from trireme.session.observers.phases import ALONE, SERVED, Phases
 from trireme.session.observers.progress import ProgressRow, summary_line
 from trireme.session.result import StepResult
@@ -93,6 +96,7 @@ class Recorder:
             records = task.records or records_directory(Path(settings.run_dir or "."))
             begun = begin_here(task.name, task.job, settings.run_dir)
             self._journal = RecordWriter(Path(records), begun)
+        self._mirror = None if settings.remote is None else self._mirrored(settings.remote)
         self._exposition = expose(
             self.registry, task.name, task.config.metrics_host, task.scrape_port
         )
@@ -111,6 +115,17 @@ class Recorder:
             name: (counter if name.endswith("_total") else gauge)(f"trireme_{name}", text)
             for name, text in _STATUS_METRICS.items()
         }
+
+    def _mirrored(self, remote: RemotePath) -> Mirror:
+        """Uploads what the chief writes; the launcher uploads the records of its tasks."""
+        assert self._settings.run_dir is not None
+        names = ["tensorboard", "traces", "pipeline.png"]
+        if self._worker.task.records is None:
+            names.append("records")
+        lifecycle = self._worker.lifecycle
+        return Mirror(
+            ObjectStore(remote), self._settings.run_dir, names, lambda: lifecycle.is_chief
+        )
 
     # -- each step ------------------------------------------------------------------------------
 
@@ -398,7 +413,7 @@ class Recorder:
                 "more steps, or start again in another run directory"
             )
         if self._board is not None:
-            say(f"curves: tensorboard --logdir {self._directory}")
+            say(f"curves: tensorboard --logdir {self._settings.home}/tensorboard")
         seconds = (self._ended or time.monotonic()) - self._began
         say(summary_line(steps, seconds, self.job_examples))
 
@@ -410,5 +425,8 @@ class Recorder:
             self._board = None
         if self._journal is not None:
             self._journal.close()
+        if self._mirror is not None:
+            self._mirror.close()
+            self._mirror = None
         if self._exposition is not None:
             self._exposition.close()

@@ -1,0 +1,1 @@
+"""Run directories in an object store, such as `s3://bucket/run`, by fsspec."""

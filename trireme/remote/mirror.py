@@ -1,0 +1,131 @@
+"""Uploads what a process writes in its local directory: records, event files, logs.
+
+A thread looks every few seconds for changed files, and uploads each as a whole. A large file waits
+until it has grown by a twentieth, so that a long run uploads a file some dozens of times. A failed
+upload is told once and tried again; it never ends training. Only the named files and folders are
+uploaded: no secret, key, lock or socket.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+
+from trireme.remote.object_store import ObjectStore
+
+SECONDS = 15.0
+"""How often the thread looks for changed files."""
+
+RUN_FILES = ("job.json", "records", "logs", "tensorboard", "traces", "pipeline.png")
+"""What of a run directory may be uploaded."""
+
+_SMALL = 1 << 20
+_COARSE_NS = 1_000_000_000  # files have coarser times than the clock
+_GROWTH = 1.05
+_CLOSE_SECONDS = 60.0
+_log = logging.getLogger(__name__)
+
+
+class Mirror:
+    """Uploads the named files and folders of a directory, as long as the context lasts.
+
+    Args:
+        store: where.
+        directory: the local directory.
+        names: which files and folders in it.
+        allowed: whether this process may upload now.
+        seconds: how often to look for changed files.
+    """
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        directory: Path,
+        names: Sequence[str],
+        allowed: Callable[[], bool] = lambda: True,
+        seconds: float = SECONDS,
+    ) -> None:
+        self._store = store
+        self._directory = directory
+        self._names = [name for name in names if name in RUN_FILES]
+        self._allowed = allowed
+        self._seconds = seconds
+        self._uploaded: dict[Path, tuple[int, int]] = {}  # size, time of the last change
+        self._failing = False
+        self._closed = threading.Event()
+        self._begun_at = time.time_ns() - _COARSE_NS
+        self._thread = threading.Thread(target=self._run, name="trireme-mirror", daemon=True)
+        self._thread.start()
+
+    def __enter__(self) -> Mirror:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Uploads what has changed, for a minute at most. May be called again."""
+        self._closed.set()
+        self._thread.join(_CLOSE_SECONDS)
+        if self._thread.is_alive():
+            _log.warning(
+                "what was written last in %s is not uploaded: %s does not answer",
+                self._directory,
+                self._store.root,
+            )
+
+    def _run(self) -> None:
+        while not self._closed.wait(self._seconds):
+            self._upload(last=False)
+        self._upload(last=True)
+
+    def _upload(self, *, last: bool) -> None:
+        """Uploads the files that have changed."""
+        try:
+            if not self._allowed():
+                return
+            for path in self._files():
+                found = path.stat()
+                now, before = (found.st_size, found.st_mtime_ns), self._uploaded.get(path)
+                if before is None and found.st_mtime_ns < self._begun_at:
+                    continue  # an earlier job's
+                grown = before is None or found.st_size >= before[0] * _GROWTH
+                if now != before and (last or grown or found.st_size < _SMALL):
+                    self._store.put(path.relative_to(self._directory).as_posix(), path.read_bytes())
+                    self._uploaded[path] = now
+            self._failing = False
+        except OSError as error:
+            if not self._failing:
+                _log.warning("%s is not uploaded for now: %s", self._directory, error)
+            self._failing = True
+
+    def _files(self) -> Iterator[Path]:
+        for name in self._names:
+            path = self._directory / name
+            for each in sorted(path.rglob("*")) if path.is_dir() else [path]:
+                if each.is_file() and not each.is_symlink():
+                    yield each
+
+
+def download(store: ObjectStore, directory: Path) -> None:
+    """Downloads what jobs have uploaded of a run directory, without its checkpoints.
+
+    Raises:
+        OSError: the store refuses, or a file cannot be written.
+    """
+    for name in RUN_FILES:
+        for key in store.list(name):
+            target = directory / key
+            if directory.resolve() not in target.resolve().parents:
+                continue  # a key with `..`
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(store.read(key))

@@ -1,0 +1,210 @@
+"""The objects below one URL of an object store: reads, writes, lists and deletes them, by fsspec.
+
+The one operation that a file system does not have is `create`, a conditional put
+(`If-None-Match: *`): of several processes that create an object of the same key, one succeeds.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from typing import Any, TypeVar
+
+from trireme.errors import ConfigurationError
+from trireme.remote.url import EXTRAS, RemotePath
+
+CONNECT_SECONDS = 10
+"""The longest that a connection to an S3 server may take to open."""
+
+READ_SECONDS = 60
+"""The longest that an S3 server may be silent."""
+
+_CREDENTIALS = ("NoCredentialsError", "PartialCredentialsError", "DefaultCredentialsError")
+_T = TypeVar("_T")
+
+
+class StoreError(OSError):
+    """An object store has refused a request, or did not answer; says what to do."""
+
+
+class ObjectStore:
+    """The objects below a URL. Any thread may use it. Keys are relative to the URL.
+
+    Every method raises `StoreError` where the store refuses or does not answer, after a few
+    attempts with deadlines.
+
+    Args:
+        root: the URL.
+        file_system: an fsspec file system; by default the one of the URL's scheme, which finds
+            credentials and endpoint as it documents.
+
+    Raises:
+        ConfigurationError: the package of the file system is not installed.
+    """
+
+    def __init__(self, root: RemotePath, file_system: Any = None) -> None:
+        self.root = root
+        self.file_system = _file_system(root) if file_system is None else file_system
+        self._base = self.file_system._strip_protocol(str(root)).rstrip("/")
+
+    def path(self, key: str) -> str:
+        """Returns the name of an object as the file system knows it."""
+        return f"{self._base}/{key}"
+
+    def attempt(self, what: str, key: str, action: Callable[[], _T]) -> _T:
+        """Calls `action`; translates what the file system raises.
+
+        Args:
+            what: what it does, such as `written`.
+            key: with which object.
+            action: the call.
+
+        Raises:
+            FileNotFoundError: there is no such object, or no such bucket.
+            FileExistsError: there is one already.
+            StoreError: any other error.
+        """
+        try:
+            return action()
+        except FileExistsError:
+            raise
+        except FileNotFoundError as error:
+            raise FileNotFoundError(
+                f"{self.root / key} cannot be {what}: it is not there, or its bucket is not"
+            ) from error
+        except Exception as error:  # the libraries of file systems raise their own
+            raise StoreError(
+                f"{self.root / key} cannot be {what}: {_why(self.root.scheme, error)}"
+            ) from error
+
+    def create(self, key: str, content: bytes) -> bool:
+        """Writes an object that is not there yet; returns False where there is one already.
+
+        Args:
+            key: of the object.
+            content: which no other process writes, so that an object that a lost answer has left in
+                doubt is recognised as this one.
+        """
+        try:
+            self.attempt(
+                "created",
+                key,
+                lambda: self.file_system.pipe_file(self.path(key), content, mode="create"),
+            )
+        except (FileExistsError, StoreError) as error:
+            # Some servers name the failed condition in words of their own, and an answer that was
+            # lost and requested again finds the object of the first request.
+            try:
+                return self.read(key) == content
+            except OSError:
+                raise error from None
+        return True
+
+    def put(self, key: str, content: bytes) -> None:
+        """Writes an object, and replaces one that is there."""
+        self.attempt("written", key, lambda: self.file_system.pipe_file(self.path(key), content))
+
+    def read(self, key: str, start: int | None = None, stop: int | None = None) -> bytes:
+        """Returns the content of an object, or its bytes [start, stop).
+
+        Raises:
+            FileNotFoundError: there is no such object.
+        """
+        read = self.file_system.cat_file
+        return bytes(self.attempt("read", key, lambda: read(self.path(key), start=start, end=stop)))
+
+    def list(self, prefix: str) -> dict[str, int]:
+        """Returns the size of each object below a directory, by key."""
+        self.file_system.invalidate_cache()
+        found: Mapping[str, Mapping[str, Any]] = self.attempt(
+            "listed", prefix, lambda: self._find(prefix)
+        )
+        keys = {name.removeprefix(self._base).lstrip("/"): each for name, each in found.items()}
+        return {key: int(each["size"]) for key, each in keys.items()}
+
+    def _find(self, prefix: str) -> Mapping[str, Mapping[str, Any]]:
+        try:
+            found: Mapping[str, Mapping[str, Any]] = self.file_system.find(
+                self.path(prefix), detail=True
+            )
+        except FileNotFoundError:
+            return {}
+        return found
+
+    def delete(self, keys: Iterable[str]) -> None:
+        """Deletes objects; those that are gone already are no error."""
+        for key in keys:
+            with suppress(FileNotFoundError):
+                self._delete(key)
+
+    def _delete(self, key: str) -> None:
+        self.attempt("deleted", key, lambda: self.file_system.rm_file(self.path(key)))
+
+    def check_writable(self) -> None:
+        """Checks that objects can be written here, and that `create` is conditional.
+
+        Raises:
+            ConfigurationError: the store ignores the condition.
+            OSError: an object cannot be written.
+        """
+        key = f".probe-{secrets.token_hex(8)}"
+        try:
+            refused = not self.create(key, b"first")
+            overwritten = self.create(key, b"second")
+        finally:
+            with suppress(OSError):
+                self.delete([key])
+        if refused or overwritten:
+            raise ConfigurationError(
+                f"{self.root} ignores the condition of a conditional put (If-None-Match: *), so "
+                "that two jobs that write there could not be told apart: use a server that knows "
+                "it, as Amazon S3, MinIO, Google Cloud Storage and Azure do"
+            )
+
+
+def _file_system(root: RemotePath) -> Any:
+    extra = EXTRAS[root.scheme]
+    try:
+        import fsspec
+
+        options = _S3_OPTIONS if extra == "s3" else {}
+        file_system, _ = fsspec.url_to_fs(str(root), use_listings_cache=False, **options)
+    except ImportError as error:
+        raise ConfigurationError(
+            f"the run directory {root} needs a package that is not installed ({error}): "
+            f"pip install 'trireme-train[{extra}]'"
+        ) from error
+    except Exception as error:  # such as no credentials, where a file system looks at once
+        raise ConfigurationError(
+            f"the run directory {root} cannot be opened: {_why(root.scheme, error)}"
+        ) from error
+    if extra == "s3":
+        file_system.retries = 2  # times the attempts below; its own 5 take minutes
+    return file_system
+
+
+_S3_OPTIONS: Mapping[str, Any] = {
+    "config_kwargs": {
+        "connect_timeout": CONNECT_SECONDS,
+        "read_timeout": READ_SECONDS,
+        "retries": {"mode": "standard", "total_max_attempts": 3},
+        "max_pool_connections": 32,
+    }
+}
+
+
+def _why(scheme: str, error: Exception) -> str:
+    """Returns in words why a request failed, and what to do."""
+    said = str(error) or type(error).__name__
+    if type(error).__name__ in _CREDENTIALS:
+        return (
+            f"no credentials were found ({said}). Set them as for the other tools of {scheme}:// "
+            "(docs/file_systems.md)"
+        )
+    if isinstance(error, PermissionError):
+        return (
+            f"the store denies it ({said}). Check the credentials, and that they may read, list, "
+            "write and delete there"
+        )
+    return said

@@ -1,0 +1,127 @@
+"""Where a run lives: a local directory, or a URL of an object store."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from trireme.errors import ConfigurationError
+
+EXTRAS = {
+    "s3": "s3",
+    "s3a": "s3",
+    "gs": "gs",
+    "gcs": "gs",
+    "abfs": "abfs",
+    "abfss": "abfs",
+    "az": "abfs",
+    "memory": "",
+}
+"""The schemes that a run directory may have, and the extra of this package that each needs."""
+
+_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
+_FLATTENED = re.compile(r"([a-z][a-z0-9+.-]+):/[^/]")
+
+
+@dataclass(frozen=True, order=True)
+class RemotePath:
+    """A directory or an object in an object store, named as a `Path` names a local one.
+
+    Attributes:
+        url: such as `s3://bucket/run`; without a slash at the end.
+    """
+
+    url: str
+
+    def __str__(self) -> str:
+        return self.url
+
+    def __truediv__(self, name: str) -> RemotePath:
+        return RemotePath(f"{self.url}/{name}")
+
+    @property
+    def name(self) -> str:
+        """The last part."""
+        return self.url.rpartition("/")[2]
+
+    @property
+    def parent(self) -> RemotePath:
+        """All but the last part."""
+        return RemotePath(self.url.rpartition("/")[0])
+
+    @property
+    def scheme(self) -> str:
+        """What comes before `://`."""
+        return self.url.partition("://")[0]
+
+    @property
+    def scratch(self) -> Path:
+        """The local directory of what a job keeps on its own host, below `runs/`.
+
+        Logs, records and event files are written there and uploaded; secrets, locks and sockets
+        stay there.
+        """
+        scheme, _, rest = self.url.partition("://")
+        parts = [re.sub(r"[^A-Za-z0-9._-]", "_", part) for part in rest.split("/")]
+        return Path("runs", scheme, *(part for part in parts if part not in ("", ".", "..")))
+
+
+def location(place: str | Path | RemotePath) -> Path | RemotePath:
+    """Returns a local directory as a `Path`, and one of an object store as a `RemotePath`.
+
+    Args:
+        place: a path, a URL such as `s3://bucket/run`, or `file:///home/me/run`, which is local.
+
+    Raises:
+        ConfigurationError: the URL has a scheme that no file system is known for, or no bucket; or
+            a `Path` was made of a URL.
+    """
+    if isinstance(place, RemotePath):
+        return place
+    if isinstance(place, Path):
+        flattened = _FLATTENED.match(str(place))
+        if flattened is not None and flattened[1] in (*EXTRAS, "file"):
+            raise ConfigurationError(
+                f"Path({str(place)!r}) was made of a URL and has lost one of its slashes: give the "
+                "URL itself, as text"
+            )
+        return place
+    match = _URL.fullmatch(place)
+    if match is None:
+        return Path(place)
+    scheme, rest = match[1].lower(), match[2].rstrip("/")
+    if scheme == "file":
+        return _local(place)
+    if scheme not in EXTRAS:
+        raise ConfigurationError(
+            f"the run directory {place} has the scheme {scheme}://, which is not known: give a "
+            f"local directory, or one of {', '.join(f'{each}://' for each in EXTRAS)}"
+        )
+    bucket, _, inside = rest.partition("/")
+    if not bucket or (not inside and scheme != "memory") or "//" in rest:
+        raise ConfigurationError(
+            f"the run directory {place} is not complete: name a bucket and a directory in it, such "
+            f"as {scheme}://bucket/run"
+        )
+    return RemotePath(f"{scheme}://{rest}")
+
+
+def local_directory(place: str | Path | RemotePath) -> Path:
+    """Returns the directory of what a job keeps on its own host; see `RemotePath.scratch`.
+
+    Raises:
+        ConfigurationError: as `location`.
+    """
+    where = location(place)
+    return where if isinstance(where, Path) else where.scratch
+
+
+def _local(url: str) -> Path:
+    parts = urlsplit(url)
+    if parts.netloc not in ("", "localhost") or not parts.path:
+        raise ConfigurationError(
+            f"{url} does not name a directory of this host: write file:///PATH, or the path alone"
+        )
+    return Path(unquote(parts.path))
