@@ -211,6 +211,7 @@ class DistributedOptimizer(JobView, torch.optim.Optimizer):
         """The number of batches that the job computes at a time."""
         return self.worker.setup.replicas
 
+    @torch.optim.Optimizer.profile_hook_step  # calls the hooks of `register_step_pre_hook`
     def step(self, closure: Callable[[], Any] | None = None, *, examples: float = 1.0) -> Any:
         """Pushes the gradients and brings the new values into the model.
 
@@ -254,9 +255,51 @@ class DistributedOptimizer(JobView, torch.optim.Optimizer):
             elif parameter.grad is not None:
                 parameter.grad.detach_().zero_()
 
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Loads hyper-parameters, and the optimizer's state where this process holds it.
+
+        The parameter groups stay the same objects. Where parameter servers run the optimizer, they
+        hold its state: `state_dict()` has the hyper-parameters only, and the job's checkpoints have
+        the state.
+
+        Args:
+            state_dict: what `state_dict` returned, here or of another optimizer of this class.
+
+        Raises:
+            ConfigurationError: it has a state, and parameter servers run the optimizer.
+        """
+        setup = self.worker.setup
+        if state_dict["state"] and setup.settings.task.servers and setup.outer is None:
+            raise ConfigurationError(
+                "load_state_dict: parameter servers run this optimizer and hold its state, which a "
+                "worker cannot replace: the job restores it from the checkpoints of its run "
+                'directory. To load only the hyper-parameters, give {**saved, "state": {}}'
+            )
+        given, groups = self._given, self.param_groups
+        given.load_state_dict(dict(state_dict))
+        for group, loaded in zip(groups, given.param_groups, strict=True):
+            group.update(loaded)  # the job and schedulers have these very objects
+        given.param_groups, self.state = groups, given.state
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Refuses another group: the job trains the parameters that it began with.
+
+        Raises:
+            ConfigurationError: always.
+        """
+        raise ConfigurationError(
+            "add_param_group: the job trains the parameters of the optimizer that distribute was "
+            "given. To unfreeze parameters later, put them into that optimizer, and call "
+            "requires_grad_(False) on them after distribute: without a gradient they are left alone"
+        )
+
     def close(self) -> None:
         """Saves, and leaves the job, with all its optimizers. May be called again."""
         self._job.close()
+
+
+# Otherwise torch wraps `step` again where an optimizer is copied or unpickled.
+DistributedOptimizer.step.hooked = True  # type: ignore[attr-defined]
 
 
 def _share_random_state(process_group: ProcessGroup) -> None:
