@@ -1,0 +1,25 @@
+"""A small network for digits, logged to MLflow."""
+
+import sys
+
+import mlflow
+import torch
+from torch import nn
+
+import trireme
+from trireme.data import digits
+
+batch_size = int(sys.argv[1]) if len(sys.argv) > 1 else 16
+train, test = digits.load()
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
+optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+mlflow.set_tracking_uri("sqlite:///mlflow.db")
+
+session = trireme.Session(
+    model, nn.CrossEntropyLoss(), optimizer, hooks=[trireme.MLflow(every=20)], max_steps=178
+)
+with session:
+    for batch in session.loader(train, batch_size):
+        session.step(batch)
+    session.evaluate(test, name="test")

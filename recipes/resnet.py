@@ -1,0 +1,46 @@
+"""A small ResNet for digits: mixup, a moving average of the weights, a cosine schedule."""
+
+import sys
+
+import torch
+from torch import nn
+
+import trireme
+from trireme.data import digits
+
+batch_size = int(sys.argv[1]) if len(sys.argv) > 1 else 32
+train, test = digits.load(flat=False)
+
+
+class Block(nn.Module):
+    def __init__(self, wide: int, out: int, stride: int) -> None:
+        super().__init__()
+        first = nn.Conv2d(wide, out, 3, stride, 1, bias=False), nn.BatchNorm2d(out), nn.ReLU()
+        self.path = nn.Sequential(*first, nn.Conv2d(out, out, 3, 1, 1), nn.BatchNorm2d(out))
+        self.short = nn.Conv2d(wide, out, 1, stride) if stride > 1 else nn.Identity()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(self.path(x) + self.short(x))
+
+
+def mixup(batch, generator):
+    (images, labels), share = batch, torch.rand((), generator=generator)
+    other = torch.randperm(len(labels), generator=generator)
+    targets = nn.functional.one_hot(labels, 10).float()
+    return tuple(share * each + (1 - share) * each[other] for each in (images, targets))
+
+
+torch.manual_seed(0)
+blocks = Block(1, 8, 1), Block(8, 16, 2), Block(16, 32, 2)
+model = nn.Sequential(*blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 10))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=5e-4)
+schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 90)
+
+session = trireme.Session(
+    model, nn.CrossEntropyLoss(), optimizer, scheduler=schedule, ema=0.95,
+    metrics={"accuracy": trireme.accuracy}, max_steps=88,
+)
+with session:
+    for batch in session.loader(train, batch_size, transform=mixup):
+        session.step(batch)
+    print("accuracy", session.evaluate(test)["accuracy"])

@@ -1,0 +1,52 @@
+"""A small ResNet for digits: mixup, a moving average of the weights, a cosine schedule."""
+
+import sys
+
+import torch
+from torch import nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+from torch.utils.data import DataLoader
+
+from trireme.data import digits
+
+batch_size = int(sys.argv[1]) if len(sys.argv) > 1 else 32
+train, test = digits.load(flat=False)
+
+
+class Block(nn.Module):
+    def __init__(self, wide: int, out: int, stride: int) -> None:
+        super().__init__()
+        first = nn.Conv2d(wide, out, 3, stride, 1, bias=False), nn.BatchNorm2d(out), nn.ReLU()
+        self.path = nn.Sequential(*first, nn.Conv2d(out, out, 3, 1, 1), nn.BatchNorm2d(out))
+        self.short = nn.Conv2d(wide, out, 1, stride) if stride > 1 else nn.Identity()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(self.path(x) + self.short(x))
+
+
+def mixup(batch, generator):
+    (images, labels), share = batch, torch.rand((), generator=generator)
+    other = torch.randperm(len(labels), generator=generator)
+    targets = nn.functional.one_hot(labels, 10).float()
+    return tuple(share * each + (1 - share) * each[other] for each in (images, targets))
+
+
+torch.manual_seed(0)
+blocks = Block(1, 8, 1), Block(8, 16, 2), Block(16, 32, 2)
+model = nn.Sequential(*blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 10))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=5e-4)
+schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 90)
+
+average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.95), use_buffers=True)
+generator = torch.Generator().manual_seed(0)
+for _ in range(2):
+    for batch in DataLoader(train, batch_size, shuffle=True, drop_last=True):
+        images, targets = mixup(batch, generator)
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(images), targets).backward()
+        optimizer.step()
+        average.update_parameters(model)
+        schedule.step()
+average.eval()
+images, labels = test.tensors
+print("accuracy", (average(images).argmax(1) == labels).float().mean().item())

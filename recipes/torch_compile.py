@@ -1,0 +1,22 @@
+"""A small network for digits, compiled by `torch.compile`."""
+
+import sys
+
+import torch
+from torch import nn
+
+import trireme
+from trireme.data import digits
+
+batch_size = int(sys.argv[1]) if len(sys.argv) > 1 else 16
+train, test = digits.load()
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(64, 32), nn.GELU(), nn.Linear(32, 10))
+model = torch.compile(model, dynamic=True)
+optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+
+session = trireme.Session(model, nn.CrossEntropyLoss(), optimizer, max_steps=178)
+with session:
+    for batch in session.loader(train, batch_size):
+        session.step(batch)
+    print("loss", session.evaluate(test)["loss"])

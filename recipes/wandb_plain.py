@@ -1,0 +1,28 @@
+"""A small network for digits, logged to Weights & Biases."""
+
+import sys
+
+import torch
+import wandb
+from torch import nn
+from torch.utils.data import DataLoader
+
+from trireme.data import digits
+
+batch_size = int(sys.argv[1]) if len(sys.argv) > 1 else 16
+train, test = digits.load()
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
+optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+
+run = wandb.init(mode="offline", config={"lr": 3e-3, "batch_size": batch_size})
+for _ in range(2):
+    for images, labels in DataLoader(train, batch_size, shuffle=True, drop_last=True):
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(images), labels)
+        loss.backward()
+        optimizer.step()
+    run.log({"loss": loss.item()})
+with torch.no_grad():
+    images, labels = test.tensors
+    run.log({"test/loss": nn.functional.cross_entropy(model(images), labels).item()})
