@@ -14,6 +14,8 @@ train, test = digits.load()
 
 
 class Classifier(lightning.LightningModule):
+    """A perceptron with one hidden layer."""
+
     def __init__(self):
         super().__init__()
         torch.manual_seed(0)
@@ -23,7 +25,7 @@ class Classifier(lightning.LightningModule):
         return nn.functional.cross_entropy(self.layers(batch[0]), batch[1])
 
     def validation_step(self, batch, index):
-        self.log("accuracy", (self.layers(batch[0]).argmax(1) == batch[1]).float().mean())
+        self.log("loss", self.training_step(batch, index))
 
     def configure_optimizers(self):
         optimizer = torch.optim.AdamW(self.parameters(), lr=3e-3)
@@ -35,9 +37,14 @@ class Classifier(lightning.LightningModule):
 
 
 trainer = lightning.Trainer(
-    max_epochs=2, gradient_clip_val=1.0, logger=False, enable_checkpointing=False,
-    accelerator="cpu", enable_progress_bar=False
+    max_epochs=2,
+    gradient_clip_val=1.0,
+    logger=False,
+    enable_checkpointing=False,
+    accelerator="cpu",
+    enable_progress_bar=False,
 )
 module = Classifier()
 trainer.fit(module)
-trainer.validate(module, DataLoader(test, 100))
+trainer.validate(module, DataLoader(test, 100), verbose=False)
+print("loss", trainer.callback_metrics["loss"].item())

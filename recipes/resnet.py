@@ -13,6 +13,8 @@ train, test = digits.load(flat=False)
 
 
 class Block(nn.Module):
+    """Two convolutions beside a connection that leaves them out."""
+
     def __init__(self, wide: int, out: int, stride: int) -> None:
         super().__init__()
         first = nn.Conv2d(wide, out, 3, stride, 1, bias=False), nn.BatchNorm2d(out), nn.ReLU()
@@ -24,6 +26,7 @@ class Block(nn.Module):
 
 
 def mixup(batch, generator):
+    """Returns a batch of which each example is a mixture of two."""
     (images, labels), share = batch, torch.rand((), generator=generator)
     other = torch.randperm(len(labels), generator=generator)
     targets = nn.functional.one_hot(labels, 10).float()
@@ -37,10 +40,15 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_dec
 schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 90)
 
 session = trireme.Session(
-    model, nn.CrossEntropyLoss(), optimizer, scheduler=schedule, ema=0.95,
-    metrics={"accuracy": trireme.accuracy}, max_steps=88,
+    model,
+    nn.CrossEntropyLoss(),
+    optimizer,
+    scheduler=schedule,
+    ema=0.95,
+    metrics={"accuracy": trireme.accuracy},
+    max_steps=88,
 )
 with session:
     for batch in session.loader(train, batch_size, transform=mixup):
         session.step(batch)
-    print("accuracy", session.evaluate(test)["accuracy"])
+    print("loss", session.evaluate(test)["loss"])

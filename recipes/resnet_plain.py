@@ -14,6 +14,8 @@ train, test = digits.load(flat=False)
 
 
 class Block(nn.Module):
+    """Two convolutions beside a connection that leaves them out."""
+
     def __init__(self, wide: int, out: int, stride: int) -> None:
         super().__init__()
         first = nn.Conv2d(wide, out, 3, stride, 1, bias=False), nn.BatchNorm2d(out), nn.ReLU()
@@ -25,6 +27,7 @@ class Block(nn.Module):
 
 
 def mixup(batch, generator):
+    """Returns a batch of which each example is a mixture of two."""
     (images, labels), share = batch, torch.rand((), generator=generator)
     other = torch.randperm(len(labels), generator=generator)
     targets = nn.functional.one_hot(labels, 10).float()
@@ -49,4 +52,4 @@ for _ in range(2):
         schedule.step()
 average.eval()
 images, labels = test.tensors
-print("accuracy", (average(images).argmax(1) == labels).float().mean().item())
+print("loss", nn.functional.cross_entropy(average(images), labels).item())

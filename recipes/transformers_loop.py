@@ -10,8 +10,9 @@ import trireme
 batch_size = int(sys.argv[1]) if len(sys.argv) > 1 else 16
 torch.manual_seed(0)
 dropout = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
-model = GPT2LMHeadModel(GPT2Config(vocab_size=50, n_positions=16, n_embd=32, n_layer=2, n_head=2,
-                                   **dropout))
+model = GPT2LMHeadModel(
+    GPT2Config(vocab_size=50, n_positions=16, n_embd=32, n_layer=2, n_head=2, **dropout)
+)
 words = (torch.arange(16) * torch.randint(1, 5, (384, 1)) + torch.randint(50, (384, 1))) % 50
 data = [{"input_ids": line, "labels": line} for line in words]
 optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)

@@ -56,6 +56,8 @@ class Tracker(Hook):
                 f"{type(self).__name__} needs the package {self.package!r}, which cannot be "
                 f"imported ({error}): install it, or leave the hook out"
             ) from error
+        if session.is_chief:  # here, as it may take seconds, and not in a step that others wait for
+            self._begin(session)
 
     def after_step(self, session: Session, result: StepResult) -> None:
         step = result.global_step

@@ -26,4 +26,6 @@ for epoch in range(2):
     mlflow.log_metric("loss", loss.item(), step=epoch)
 with torch.no_grad():
     images, labels = test.tensors
-    mlflow.log_metric("test/loss", nn.functional.cross_entropy(model(images), labels).item())
+    loss = nn.functional.cross_entropy(model(images), labels)
+    mlflow.log_metric("test/loss", loss.item())
+    print("loss", loss.item())

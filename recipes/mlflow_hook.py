@@ -1,7 +1,8 @@
-"""A small network for digits, logged to Weights & Biases."""
+"""A small network for digits, logged to MLflow."""
 
 import sys
 
+import mlflow
 import torch
 from torch import nn
 
@@ -13,11 +14,11 @@ train, test = digits.load()
 torch.manual_seed(0)
 model = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
 optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+mlflow.set_tracking_uri("sqlite:///mlflow.db")
 
-session = trireme.Session(
-    model, nn.CrossEntropyLoss(), optimizer, hooks=[trireme.WandB(every=20, mode="offline")], max_steps=178
-)
+hooks = [trireme.MLflow(every=20)]
+session = trireme.Session(model, nn.CrossEntropyLoss(), optimizer, hooks=hooks, max_steps=178)
 with session:
     for batch in session.loader(train, batch_size):
         session.step(batch)
-    session.evaluate(test, name="test")
+    print("loss", session.evaluate(test, name="test")["loss"])

@@ -1,10 +1,10 @@
-"""A small network for digits, logged to MLflow."""
+"""A small network for digits, measured by TorchMetrics."""
 
 import sys
 
-import mlflow
 import torch
 from torch import nn
+from torchmetrics.classification import MulticlassAUROC, MulticlassF1Score
 
 import trireme
 from trireme.data import digits
@@ -14,12 +14,12 @@ train, test = digits.load()
 torch.manual_seed(0)
 model = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
 optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-mlflow.set_tracking_uri("sqlite:///mlflow.db")
+metrics = {"f1": MulticlassF1Score(10), "auroc": MulticlassAUROC(10)}
 
-session = trireme.Session(
-    model, nn.CrossEntropyLoss(), optimizer, hooks=[trireme.MLflow(every=20)], max_steps=178
-)
+session = trireme.Session(model, nn.CrossEntropyLoss(), optimizer, metrics=metrics, max_steps=178)
 with session:
     for batch in session.loader(train, batch_size):
         session.step(batch)
-    session.evaluate(test, name="test")
+    values = session.evaluate(test, batch_size=100)
+    for name in metrics:
+        print(name, values[name])

@@ -1,10 +1,9 @@
-"""A small network for digits, measured by TorchMetrics."""
+"""A small network for digits, logged to Weights & Biases."""
 
 import sys
 
 import torch
 from torch import nn
-from torchmetrics.classification import MulticlassAUROC, MulticlassF1Score
 
 import trireme
 from trireme.data import digits
@@ -14,14 +13,10 @@ train, test = digits.load()
 torch.manual_seed(0)
 model = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
 optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-metrics = {"f1": MulticlassF1Score(10), "auroc": MulticlassAUROC(10)}
 
-session = trireme.Session(
-    model, nn.CrossEntropyLoss(), optimizer, metrics=metrics, max_steps=178
-)
+hooks = [trireme.WandB(every=20, mode="offline")]
+session = trireme.Session(model, nn.CrossEntropyLoss(), optimizer, hooks=hooks, max_steps=178)
 with session:
     for batch in session.loader(train, batch_size):
         session.step(batch)
-    values = session.evaluate(test, batch_size=100)
-    for name in metrics:
-        print(name, values[name])
+    print("loss", session.evaluate(test, name="test")["loss"])

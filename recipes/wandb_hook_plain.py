@@ -25,4 +25,6 @@ for _ in range(2):
     run.log({"loss": loss.item()})
 with torch.no_grad():
     images, labels = test.tensors
-    run.log({"test/loss": nn.functional.cross_entropy(model(images), labels).item()})
+    loss = nn.functional.cross_entropy(model(images), labels)
+    run.log({"test/loss": loss.item()})
+    print("loss", loss.item())
