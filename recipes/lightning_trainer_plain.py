@@ -36,14 +36,8 @@ class Classifier(lightning.LightningModule):
         return DataLoader(train, batch_size)
 
 
-trainer = lightning.Trainer(
-    max_epochs=2,
-    gradient_clip_val=1.0,
-    logger=False,
-    enable_checkpointing=False,
-    accelerator="cpu",
-    enable_progress_bar=False,
-)
+options = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+trainer = lightning.Trainer(max_epochs=2, accelerator="cpu", **options, gradient_clip_val=1.0)
 module = Classifier()
 trainer.fit(module)
 trainer.validate(module, DataLoader(test, 100), verbose=False)

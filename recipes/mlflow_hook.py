@@ -5,6 +5,7 @@ import sys
 import mlflow
 import torch
 from torch import nn
+from torch.utils.data import DataLoader
 
 import trireme
 from trireme.data import digits
@@ -14,11 +15,13 @@ train, test = digits.load()
 torch.manual_seed(0)
 model = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
 optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+loader = DataLoader(train, batch_size, shuffle=True, drop_last=True)
+images, labels = test.tensors
 mlflow.set_tracking_uri("sqlite:///mlflow.db")
 
-hooks = [trireme.MLflow(every=20)]
-session = trireme.Session(model, nn.CrossEntropyLoss(), optimizer, hooks=hooks, max_steps=178)
+hooks = [trireme.MLflow(every=10)]
+session = trireme.Session(model, nn.CrossEntropyLoss(), optimizer, hooks=hooks, max_steps=89)
 with session:
-    for batch in session.loader(train, batch_size):
+    for batch in session.loader(loader):
         session.step(batch)
-    print("loss", session.evaluate(test, name="test")["loss"])
+    print("loss", session.evaluate(test)["loss"])

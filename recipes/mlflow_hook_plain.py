@@ -14,18 +14,15 @@ train, test = digits.load()
 torch.manual_seed(0)
 model = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
 optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+loader = DataLoader(train, batch_size, shuffle=True, drop_last=True)
+images, labels = test.tensors
 mlflow.set_tracking_uri("sqlite:///mlflow.db")
 
 mlflow.log_params({"lr": 3e-3, "batch_size": batch_size})
-for epoch in range(2):
-    for images, labels in DataLoader(train, batch_size, shuffle=True, drop_last=True):
-        optimizer.zero_grad()
-        loss = nn.functional.cross_entropy(model(images), labels)
-        loss.backward()
-        optimizer.step()
-    mlflow.log_metric("loss", loss.item(), step=epoch)
-with torch.no_grad():
-    images, labels = test.tensors
-    loss = nn.functional.cross_entropy(model(images), labels)
-    mlflow.log_metric("test/loss", loss.item())
-    print("loss", loss.item())
+for batch, targets in loader:
+    optimizer.zero_grad()
+    loss = nn.functional.cross_entropy(model(batch), targets)
+    loss.backward()
+    optimizer.step()
+    mlflow.log_metric("loss", loss.item())
+print("loss", nn.functional.cross_entropy(model(images), labels).item())

@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader
 
 from trireme.data import digits
 
-batch_size = int(sys.argv[1]) if len(sys.argv) > 1 else 32
+batch_size = int(sys.argv[1]) if len(sys.argv) > 1 else 16
 train, test = digits.load(flat=False)
 
 
@@ -26,30 +26,27 @@ class Block(nn.Module):
         return torch.relu(self.path(x) + self.short(x))
 
 
-def mixup(batch, generator):
+def mixup(examples):
     """Returns a batch of which each example is a mixture of two."""
-    (images, labels), share = batch, torch.rand((), generator=generator)
-    other = torch.randperm(len(labels), generator=generator)
+    images, labels = torch.utils.data.default_collate(examples)
+    share, other = torch.rand(()), torch.randperm(len(labels))
     targets = nn.functional.one_hot(labels, 10).float()
-    return tuple(share * each + (1 - share) * each[other] for each in (images, targets))
+    return [share * each + (1 - share) * each[other] for each in (images, targets)]
 
 
 torch.manual_seed(0)
+loader = DataLoader(train, batch_size, shuffle=True, drop_last=True, collate_fn=mixup)
 blocks = Block(1, 8, 1), Block(8, 16, 2), Block(16, 32, 2)
 model = nn.Sequential(*blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 10))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=5e-4)
-schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 90)
+schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 89)
+images, labels = test.tensors
 
 average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.95), use_buffers=True)
-generator = torch.Generator().manual_seed(0)
-for _ in range(2):
-    for batch in DataLoader(train, batch_size, shuffle=True, drop_last=True):
-        images, targets = mixup(batch, generator)
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(model(images), targets).backward()
-        optimizer.step()
-        average.update_parameters(model)
-        schedule.step()
-average.eval()
-images, labels = test.tensors
-print("loss", nn.functional.cross_entropy(average(images), labels).item())
+for batch, targets in loader:
+    optimizer.zero_grad()
+    nn.functional.cross_entropy(model(batch), targets).backward()
+    optimizer.step()
+    average.update_parameters(model)
+    schedule.step()
+print("loss", nn.functional.cross_entropy(average.eval()(images), labels).item())

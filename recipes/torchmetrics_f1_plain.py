@@ -14,16 +14,14 @@ train, test = digits.load()
 torch.manual_seed(0)
 model = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
 optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+loader = DataLoader(train, batch_size, shuffle=True, drop_last=True)
+images, labels = test.tensors
 metrics = {"f1": MulticlassF1Score(10), "auroc": MulticlassAUROC(10)}
 
 for _ in range(2):
-    for images, labels in DataLoader(train, batch_size, shuffle=True, drop_last=True):
+    for batch, targets in loader:
         optimizer.zero_grad()
-        nn.functional.cross_entropy(model(images), labels).backward()
+        nn.functional.cross_entropy(model(batch), targets).backward()
         optimizer.step()
-with torch.no_grad():
-    for images, labels in DataLoader(test, 100):
-        for metric in metrics.values():
-            metric.update(model(images), labels)
-    for name, metric in metrics.items():
-        print(name, metric.compute().item())
+for name, metric in metrics.items():
+    print(name, metric(model(images), labels).item())

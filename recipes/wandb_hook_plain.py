@@ -14,17 +14,14 @@ train, test = digits.load()
 torch.manual_seed(0)
 model = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
 optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+loader = DataLoader(train, batch_size, shuffle=True, drop_last=True)
+images, labels = test.tensors
 
-run = wandb.init(mode="offline", config={"lr": 3e-3, "batch_size": batch_size})
-for _ in range(2):
-    for images, labels in DataLoader(train, batch_size, shuffle=True, drop_last=True):
-        optimizer.zero_grad()
-        loss = nn.functional.cross_entropy(model(images), labels)
-        loss.backward()
-        optimizer.step()
+run = wandb.init(mode="offline", config={"batch_size": batch_size})
+for batch, targets in loader:
+    optimizer.zero_grad()
+    loss = nn.functional.cross_entropy(model(batch), targets)
+    loss.backward()
+    optimizer.step()
     run.log({"loss": loss.item()})
-with torch.no_grad():
-    images, labels = test.tensors
-    loss = nn.functional.cross_entropy(model(images), labels)
-    run.log({"test/loss": loss.item()})
-    print("loss", loss.item())
+print("loss", nn.functional.cross_entropy(model(images), labels).item())

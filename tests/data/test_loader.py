@@ -12,7 +12,8 @@ import pytest
 import torch
 from torch.utils.data import Dataset, Subset, TensorDataset
 
-from trireme.data.loader import Batch, Loader, Span
+from trireme.data.batch import Batch, Span
+from trireme.data.loader import Loader
 from trireme.data.order import Order
 
 SIZE = 23

@@ -47,11 +47,11 @@ ALL = {
     "lightning_trainer": Recipe("lightning", 180, loops=True),
     "fabric_loop": Recipe("lightning", 180, loops=True),
     # Batch normalisation and mixup are of the batch that a worker has.
-    "resnet": Recipe("", 88, parity=("one worker",)),
+    "resnet": Recipe("", 89, parity=("one worker",)),
     "torch_compile": Recipe("", 178),
     "torchmetrics_f1": Recipe("torchmetrics", 178),
-    "mlflow_hook": Recipe("mlflow", 178),
-    "wandb_hook": Recipe("wandb", 178),
+    "mlflow_hook": Recipe("mlflow", 89),
+    "wandb_hook": Recipe("wandb", 89),
 }
 
 
@@ -67,8 +67,8 @@ def skip_without(name: str) -> None:
 def run(shell: Shell, name: str, way: str) -> Ended:
     """Runs a recipe to its end; two workers have half of the batch each."""
     command, words = WAYS[way]
-    batch = 32 if name == "resnet" else 16
-    size = batch if way in ("python", "one worker") else batch // 2
+
+    size = 16 if way in ("python", "one worker") else 8
     # The hook of the tests that delays the import of torch's compiler is not for foreign packages.
     environ = {"PYTHONPATH": str(ROOT), "WANDB_SILENT": "true"}
     return shell.start(

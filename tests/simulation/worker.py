@@ -171,7 +171,7 @@ class Worker:
 
     def _lease(self) -> Process:
         lease = self.client.protocol.lease(DATASET, SIZE, self.place.schedule.batch, 2)
-        self._spans = list((yield from self.client.run(lease)))
+        self._spans = list((yield from self.client.run(lease)).spans)
 
     def _steps(self, pulled: int) -> int:
         """Returns of how many steps an update is: mostly a whole period, where there are any."""

@@ -7,6 +7,7 @@ checkpoint, and a resumed job continues with exactly the open positions.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from enum import IntEnum
 from itertools import chain
 from typing import NamedTuple
 
@@ -21,6 +22,39 @@ MOST_DEALT = 1 << 60
 MOST_POSITIONS = 1 << 32
 """The largest number of positions in a span."""
 
+_MOST_PARTS = 1 << 31
+
+
+def size_of_parts(parts: int) -> int:
+    """Returns the number of positions of a part of a stream, of which an epoch has `parts`.
+
+    Only the first ones have examples. Another number of parts gives another size, so that it is
+    noticed.
+    """
+    return MOST_POSITIONS - parts
+
+
+def parts_of(size: int) -> int:
+    """Returns how many parts of a given size make an epoch: 1 but for streams."""
+    parts = MOST_POSITIONS - size
+    return parts if 0 < parts < _MOST_PARTS else 1
+
+
+class EpochEnd(IntEnum):
+    """What becomes of the batch that crosses the end of an epoch.
+
+    Attributes:
+        CROSS: it takes the rest from the next epoch, so that every batch is full.
+        SHORT: it is cut. With interleaving, the round in which an epoch ends is cut: together the
+            members hold the rest, and a member for which nothing is left is dealt an empty span.
+        DROP: what does not make a batch of each member (without interleaving: one batch) is left
+            out, and counts as finished.
+    """
+
+    CROSS = 0
+    SHORT = 1
+    DROP = 2
+
 
 class LedgerState(NamedTuple):
     """All that a ledger knows; see the attributes of `Ledger`.
@@ -28,7 +62,8 @@ class LedgerState(NamedTuple):
     Attributes:
         done, open: the ranges that are finished, and those that are dealt next.
         held: the ranges that each member holds, by worker.
-        base, places, batch, first: of interleaving.
+        base, places, batch, first, end: of interleaving.
+        lengths: where positions without an example begin, by where they end.
     """
 
     size: int
@@ -41,6 +76,8 @@ class LedgerState(NamedTuple):
     places: tuple[tuple[int, int], ...]
     batch: int
     first: int
+    end: int = 0
+    lengths: tuple[tuple[int, int], ...] = ()
 
 
 class Ledger:
@@ -77,10 +114,12 @@ class Ledger:
         self._held: dict[int, IntervalSet] = {}
         self.frontier = 0
         # With interleaving: where the rounds begin, the place of each member's next batch, the size
-        # of batches, and the worker that requested it first.
+        # of batches, what becomes of the last, and the worker that requested that first.
         self._base = 0
         self._next: dict[int, int] = {}
         self._batch, self._first = 0, 0
+        self._end = EpochEnd.CROSS
+        self._lengths: dict[int, int] = {}  # where positions without examples begin, by their end
 
     @property
     def workers(self) -> tuple[int, ...]:
@@ -111,15 +150,59 @@ class Ledger:
         for start, stop in list(self._held.get(worker, ())):
             self.give_back(worker, start, stop)
 
-    def lease(self, worker: int, batch: int, count: int) -> list[tuple[int, int]]:
+    def lease(
+        self,
+        worker: int,
+        batch: int,
+        count: int,
+        end: EpochEnd = EpochEnd.CROSS,
+        until: int | None = None,
+    ) -> list[tuple[int, int]]:
         """Deals `count` spans (start, stop) of `batch` positions each to `worker`.
 
-        A span is shorter where a returned piece, or a gap between finished positions, is.
+        A span is shorter where a returned piece, or a gap between finished positions, is; or by
+        what is done at the end of an epoch.
+
+        Args:
+            worker: one of the members.
+            batch: the largest number of positions in a span; with `MOST_POSITIONS`, which takes all
+                of an epoch, spans are not interleaved.
+            count: how many spans; fewer are dealt where no more are left below `until`.
+            end: what becomes of a batch that crosses the end of an epoch.
+            until: positions from here on are not dealt; None for no such limit.
 
         Raises:
             ValueError: the worker is no member; `batch` or `count` is below 1, or above the limit
-                of one lease; or, with interleaving, other members have another batch size.
+                of one lease; with interleaving, other members have another batch size; or an
+                epoch has not one batch.
         """
+        self._check(worker, batch, count)
+        rounds = self.interleave and batch < MOST_POSITIONS
+        if rounds:
+            self._agree(worker, batch, end)
+        if end == EpochEnd.DROP and self.size < batch * (len(self._held) if rounds else 1):
+            raise ValueError(
+                f"an epoch of {self.size} examples has no batch of {batch} for each worker that "
+                "steps in the same round, so that all of it would be left out: make batches "
+                "smaller, or do not drop the last (drop_last=False)"
+            )
+        plain = end == EpochEnd.CROSS and until is None
+        spans = self._all_fresh(worker, batch, count) if plain and not self._open else []
+        while len(spans) < count:
+            span = self._reopened(batch, end, until)
+            if span is None:
+                start, stop = self._upcoming(worker, batch, end, rounds=rounds)
+                if until is not None and start >= until:
+                    break
+                if rounds:
+                    self._next[worker] += len(self._next)
+                span = self._fresh(start, stop if until is None else min(stop, until))
+            if span is not None:
+                self._held[worker].add(*span)
+                spans.append(span)
+        return spans
+
+    def _check(self, worker: int, batch: int, count: int) -> None:
         if worker not in self._held:
             raise ValueError(f"worker {worker} takes no part: the members are {self.workers}")
         if batch < 1 or count < 1:
@@ -131,22 +214,23 @@ class Ledger:
             )
         if self.frontier + batch * count * len(self._held) > MOST_DEALT:
             raise ValueError(f"all positions up to {MOST_DEALT} are dealt")
-        if self.interleave:
-            if not self._batch:
-                self._batch, self._first = batch, worker
-            if self._batch != batch:
-                raise ValueError(
-                    f"worker {worker} asks for batches of {batch}, worker {self._first} for "
-                    f"batches of {self._batch}: a synchronous job needs the same batch size "
-                    "everywhere"
-                )
-        spans = [] if self._open else self._all_fresh(worker, batch, count)
-        while len(spans) < count:
-            span = self._reopened(batch) or self._fresh(worker, batch)
-            if span is not None:
-                self._held[worker].add(*span)
-                spans.append(span)
-        return spans
+
+    def _agree(self, worker: int, batch: int, end: EpochEnd) -> None:
+        """Checks that all members ask for the same rounds."""
+        if not self._batch:
+            self._batch, self._end, self._first = batch, end, worker
+        if self._batch != batch:
+            raise ValueError(
+                f"worker {worker} asks for batches of {batch}, worker {self._first} for "
+                f"batches of {self._batch}: a synchronous job needs the same batch size "
+                "everywhere"
+            )
+        if self._end != end:
+            raise ValueError(
+                f"worker {worker} asks for epochs that end by {end.name}, and before worker "
+                f"{self._first} by {self._end.name}: a synchronous job needs the same loops and "
+                "the same drop_last everywhere"
+            )
 
     def _all_fresh(self, worker: int, batch: int, count: int) -> list[tuple[int, int]]:
         """Deals all spans as fresh ones; returns none if some of these positions are finished."""
@@ -194,6 +278,55 @@ class Ledger:
             for rest in self._done.gaps(*piece):
                 self._open.add(*rest)
 
+    def lack(self, worker: int, start: int, stop: int) -> None:
+        """Notes that the positions start to stop - 1 have no example: a part of the data ends.
+
+        They count as finished, whoever holds them. Positions before that were passed over are
+        dealt next, and fresh ones begin at `stop`. To say it again changes nothing.
+
+        Raises:
+            ValueError: another length was said before, or an update has used these positions.
+        """
+        if not 0 <= start <= stop <= MOST_DEALT:
+            raise ValueError(f"[{start}, {stop}) is not a range of positions")
+        if self._lengths.get(stop, start) != start or (
+            stop not in self._lengths and self._done.meets(start, stop) and self._lacks(start, stop)
+        ):
+            raise ValueError(
+                f"the data ends after {start % self.size} examples for worker {worker}, and later "
+                "or earlier for others: every worker must read the same examples in the same order"
+            )
+        if stop in self._lengths:
+            return
+        self._lengths[stop] = start
+        for held in self._held.values():
+            held.remove(start, stop)
+        self._open.remove(start, stop)
+        self._done.add(start, stop)
+        if self.frontier < stop:
+            self.frontier = stop
+            self._begin()
+
+    def _lacks(self, start: int, stop: int) -> bool:
+        return bool(self._done.gaps(start, stop))
+
+    def finished(self, until: int) -> bool:
+        """Returns whether all positions below `until` are finished."""
+        return not self._lacks(0, until)
+
+    def epoch(self, worker: int | None = None) -> int:
+        """Returns the first epoch of which a position is not finished.
+
+        Args:
+            worker: if given, what other members hold counts as finished.
+        """
+        taken = self._done
+        if worker is not None:
+            held = [each for member, each in self._held.items() if member != worker]
+            taken = IntervalSet(chain(taken, *held))
+        gaps = taken.gaps(0, taken.end)
+        return (gaps[0][0] if gaps else taken.end) // self.size // parts_of(self.size)
+
     def restore(self, consumed: Iterable[tuple[int, int]]) -> None:
         """Restores the finished positions; the gaps between them are dealt first.
 
@@ -220,6 +353,8 @@ class Ledger:
             tuple(self._next.items()),
             self._batch,
             self._first,
+            self._end,
+            tuple(self._lengths.items()),
         )
 
     @classmethod
@@ -231,6 +366,7 @@ class Ledger:
         ledger._held = {worker: IntervalSet(held) for worker, held in state.held}
         ledger._base, ledger._next = state.base, dict(state.places)
         ledger._batch, ledger._first = state.batch, state.first
+        ledger._end, ledger._lengths = EpochEnd(state.end), dict(state.lengths)
         return ledger
 
     def _begin(self) -> None:
@@ -240,21 +376,68 @@ class Ledger:
         self._base, self._batch = self.frontier, 0
         self._next = {worker: place for place, worker in enumerate(self._held)}
 
-    def _reopened(self, batch: int) -> tuple[int, int] | None:
+    def _reopened(self, batch: int, end: EpochEnd, until: int | None) -> tuple[int, int] | None:
         for start, stop in self._open:
+            if until is not None and start >= until:
+                return None
             stop = min(stop, start + batch)
+            if end != EpochEnd.CROSS:
+                stop = min(stop, self._end_of_epoch(start))
             self._open.remove(start, stop)
             return start, stop
         return None
 
-    def _fresh(self, worker: int, batch: int) -> tuple[int, int] | None:
-        """Returns the next fresh span; None if all of it was finished before it was dealt."""
-        start = self.frontier
-        if self.interleave:
-            start = self._ahead(worker, 1)[0]
-            self._next[worker] += len(self._next)
-        self.frontier = max(self.frontier, start + batch)
-        pieces = self._done.gaps(start, start + batch)
+    def _end_of_epoch(self, position: int) -> int:
+        return (position // self.size + 1) * self.size
+
+    def _upcoming(self, worker: int, batch: int, end: EpochEnd, *, rounds: bool) -> tuple[int, int]:
+        """Returns the fresh span of a worker that comes next, without dealing it."""
+        if end == EpochEnd.CROSS:
+            start = self._ahead(worker, 1)[0] if rounds else self.frontier
+            return start, start + batch
+        if not rounds:
+            stop = self._end_of_epoch(self.frontier)
+            if end == EpochEnd.DROP and stop - self.frontier < batch:
+                self._leave_out(self.frontier, stop)
+                stop += self.size
+            return self.frontier, min(self.frontier + batch, stop)
+        number, place = divmod(self._next[worker], len(self._next))
+        start, stop = self._round(number, batch * len(self._next), end)
+        low = min(start + place * batch, stop)
+        return low, min(low + batch, stop)
+
+    def _round(self, number: int, together: int, end: EpochEnd) -> tuple[int, int]:
+        """Returns the positions of a round of `together` positions; none crosses an epoch's end.
+
+        What comes before the round and is left out counts as finished from now on.
+        """
+        first = self._end_of_epoch(self._base)
+
+        def rounds_of(examples: int) -> int:
+            """Returns how many rounds so many examples make."""
+            return (examples if end == EpochEnd.DROP else examples + together - 1) // together
+
+        in_first = rounds_of(first - self._base)
+        start, stop = self._base, first
+        if number >= in_first:
+            epochs, number = divmod(number - in_first, rounds_of(self.size))
+            start, stop = first + epochs * self.size, first + (epochs + 1) * self.size
+            if end == EpochEnd.DROP and not number:
+                began = start - self.size if epochs else self._base
+                self._leave_out(began + rounds_of(start - began) * together, start)
+        start += number * together
+        return start, min(start + together, stop)
+
+    def _leave_out(self, start: int, stop: int) -> None:
+        self._done.add(start, stop)
+        self.frontier = max(self.frontier, stop)
+
+    def _fresh(self, start: int, stop: int) -> tuple[int, int] | None:
+        """Deals a fresh span; returns None if all of it was finished before it was dealt."""
+        self.frontier = max(self.frontier, stop)
+        if start == stop:
+            return start, stop
+        pieces = self._done.gaps(start, stop)
         for piece in pieces[1:]:
             self._open.add(*piece)
         return pieces[0] if pieces else None

@@ -8,21 +8,22 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import dataclass
 from itertools import islice
-from typing import Any, final
+from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, default_collate
 
+from trireme.data.batch import Batch, Span
+from trireme.data.loading import Loading
 from trireme.data.order import Order
+from trireme.data.sampled_order import BatchSamplerOrder
 from trireme.data.seeds import derive
 
-Span = tuple[int, int]
-"""Positions [start, stop) of an `Order`: one batch."""
-
 Source = Callable[[int], Sequence[Span]]
-"""Returns up to the requested number of spans; none when there are no more."""
+"""Returns up to the requested number of spans; none when there are no more.
+
+An empty span is a step that others make without this loader's examples."""
 
 BatchTransform = Callable[[Any, torch.Generator], Any]
 """Transforms a batch; all randomness is drawn from the generator."""
@@ -36,49 +37,18 @@ _STOCK = 3  # batches being transformed: one to wait for, one in the making, one
 _TRANSFORMS = 0x7472616E  # keeps these streams apart from others derived from the same seed
 
 
-@final
-@dataclass(slots=True, eq=False)
-class Batch:
-    """A batch of examples, with their positions.
-
-    It unpacks as the items of the data set, `inputs, targets = batch`; `len(batch)` is the number
-    of examples.
-
-    Attributes:
-        data: the collated examples: a tuple of tensors, or whatever the data set's items make.
-        spans: the positions of the examples.
-        dataset: the name of the data set whose positions they are.
-    """
-
-    data: Any
-    spans: tuple[Span, ...]
-    dataset: str = ""
-
-    def __len__(self) -> int:
-        return sum(stop - start for start, stop in self.spans)
-
-    def __iter__(self) -> Iterator[Any]:
-        """Iterates over the fields; a batch that is one tensor or one mapping is the only one."""
-        return iter(self.data) if isinstance(self.data, tuple | list) else iter((self.data,))
-
-    def __getitem__(self, key: Any) -> Any:
-        return self.data[key]
-
-    def __repr__(self) -> str:
-        return f"Batch({len(self)} examples at {', '.join(map(str, self.spans))})"
-
-
 class Loader:
     """Iterates over the batches of a data set, as long as its source provides spans.
 
     It makes the same batches in three ways. Data sets for which `tensors_of` returns tensors, and
     `Subset`s of them, are gathered batch by batch, without per-example Python. With a transform, a
-    thread gathers and transforms the next batches while the caller computes. Any other data set is
-    loaded by torch's `DataLoader`, with `workers` processes. The source is always called in the
-    caller's thread.
+    thread gathers and transforms the next batches while the caller computes. Any other data set,
+    and any with a `collate_fn`, is loaded by torch's `DataLoader`. The source is always called in
+    the caller's thread.
 
-    Another iteration continues with the spans that were not handed out. Exceptions of the source,
-    the data set or the transform propagate from the iteration.
+    An iteration ends before an empty span, which `pause` takes away. Another iteration continues
+    with the spans that were not handed out. Exceptions of the source, the data set or the transform
+    propagate from the iteration.
     """
 
     def __init__(
@@ -90,7 +60,7 @@ class Loader:
         batch_size: int,
         ahead: int = 16,
         transform: BatchTransform | None = None,
-        workers: int = 0,
+        loading: Loading | None = None,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         """Makes a loader; it requests no spans before it is iterated over.
@@ -105,22 +75,21 @@ class Loader:
                 other worker can take them.
             transform: applied to each collated batch, with a generator seeded from the order's
                 seed and the span's start: the result is the same in every worker and at any time.
-            workers: the number of processes that load examples, where the data set is not in
-                memory.
+            loading: how examples are loaded where the data set is not in memory; in this process
+                by default.
             now: returns the time in seconds.
 
         Raises:
             ValueError: a number is out of range, or the order is of another size.
         """
-        if batch_size < 1 or ahead < 1 or workers < 0:
+        if batch_size < 1 or ahead < 1:
             raise ValueError(
-                f"batch_size is {batch_size}, ahead {ahead}, workers {workers}: batches and spans "
-                "ahead start at 1, workers at 0"
+                f"batch_size is {batch_size}, ahead {ahead}: batches and spans ahead start at 1"
             )
-        if len(dataset) != order.size:  # type: ignore[arg-type]  # map-style: has a length
+        if order.examples not in (None, len(dataset)):  # type: ignore[arg-type]  # map-style
             raise ValueError(
                 f"the data set has {len(dataset)} examples and the order "  # type: ignore[arg-type]
-                f"{order.size}: make the order for this data set"
+                f"{order.examples}: make the order for this data set"
             )
         self.dataset = dataset
         self.order = order
@@ -132,8 +101,9 @@ class Loader:
         self._now = now
         self._asked_at = float("-inf")
         self._transform = transform
-        self._workers = workers
-        self._take = _taker(dataset)
+        self._loading = loading or Loading()
+        self._take = _taker(dataset) if self._loading.collate_fn is None else None
+        self._processes: DataLoader[Any] | None = None  # kept where they persist
         self._waiting: deque[Span] = deque()  # given by the source, not begun
         self._begun: deque[Span] = deque()  # being made, oldest first
         self._ready: Any = None  # the examples of the oldest begun span, made before its time
@@ -150,9 +120,27 @@ class Loader:
 
         It does nothing where batches are made ahead anyway.
         """
-        if self._gathers and self._ready is None and self._waiting and self._take is not None:
+        if not self._gathers or self._ready is not None or self._take is None:
+            return
+        if self._waiting and self._waiting[0][0] < self._waiting[0][1]:
             self._ready = self._take(self.order.indices(*self._waiting[0]))
             self._begun.append(self._waiting.popleft())
+
+    def pause(self) -> bool:
+        """Returns whether the iteration has ended before an empty span, and takes that away."""
+        if self._waiting and self._waiting[0][0] == self._waiting[0][1]:
+            self._waiting.popleft()
+            return True
+        return False
+
+    def stand_in(self) -> Batch:
+        """Returns a full batch without positions, for a step that others make."""
+        indices = self.order.indices(0, min(self.batch_size, self.order.size))
+        data = self._examples(indices)
+        if self._transform is not None:
+            generator = torch.Generator()
+            data = self._transform(data, generator.manual_seed(self._seed((0, 0))))
+        return Batch(self._loading.pinned(data), (), examples=0)
 
     def originals(self, batch: Batch, count: int) -> Any:
         """Returns the first examples of a batch as they were before the transform.
@@ -165,9 +153,13 @@ class Loader:
             return None
         start, stop = batch.spans[0]
         indices = self.order.indices(start, min(stop, start + count))
+        return self._examples(indices)
+
+    def _examples(self, indices: torch.Tensor) -> Any:
         if self._take is not None:
             return self._take(indices)
-        return default_collate([self.dataset[index] for index in indices.tolist()])
+        collate = self._loading.collate_fn or default_collate
+        return collate([self.dataset[index] for index in indices.tolist()])
 
     def discard(self) -> tuple[Span, ...]:
         """Ends the iteration; drops and returns the unused spans."""
@@ -198,7 +190,11 @@ class Loader:
         try:
             with closing(made):
                 for data in made:
-                    yield Batch(data, (self._begun.popleft(),))
+                    span = self._begun.popleft()
+                    batch = Batch(data, (span,), epoch=span[0] // self.order.size)
+                    if isinstance(self.order, BatchSamplerOrder):
+                        batch.examples = len(self.order.indices(*span))
+                    yield batch
         finally:
             self._ready = None
             self._waiting.extendleft(reversed(self._begun))
@@ -208,7 +204,7 @@ class Loader:
         while self._ready is not None or self._begin_span() is not None:
             data = self._ready or take(self.order.indices(*self._begun[0]))
             self._ready = None
-            yield data
+            yield self._loading.pinned(data)
 
     def _transform_ahead(self, take: _Take, transform: BatchTransform) -> Generator[Any]:
         generator = torch.Generator()
@@ -227,25 +223,36 @@ class Loader:
                     pending.append(pool.submit(make, span, self.order.indices(*span)))
                 if not pending:
                     return
-                yield pending.popleft().result()
+                yield self._loading.pinned(pending.popleft().result())
         finally:
             pool.shutdown(cancel_futures=True)
 
     def _collate(self) -> Generator[Any]:
         generator = torch.Generator()
-        spans = iter(self._begin_span, None)
-        # The loader has a generator of its own: else it would draw from torch's global one.
-        batches = DataLoader(
-            self.dataset,
-            batch_sampler=(self.order.indices(*span).tolist() for span in spans),
-            num_workers=self._workers,
-            generator=generator.manual_seed(derive(self.order.seed, _TRANSFORMS)),
-        )
+        batches = self._processes
+        if batches is None:
+            # The loader has a generator of its own: else it would draw from torch's global one.
+            batches = DataLoader(
+                self.dataset,
+                batch_sampler=_Indices(self),
+                generator=generator.manual_seed(derive(self.order.seed, _TRANSFORMS)),
+                **self._loading.arguments,
+            )
+            if self._loading.persistent_workers:
+                self._processes = batches
         for data in batches:
             if self._transform is not None:
                 generator.manual_seed(self._seed(self._begun[0]))
                 data = self._transform(data, generator)
             yield data
+
+    def begin_indices(self) -> list[int] | None:
+        """Begins the next span; returns its examples, or None where there is none."""
+        span = self._begin_span()
+        if span is None:
+            return None
+        indices: list[int] = self.order.indices(*span).tolist()
+        return indices
 
     def _seed(self, span: Span) -> int:
         return derive(self.order.seed, _TRANSFORMS, span[0])
@@ -256,16 +263,26 @@ class Loader:
             if self._asked_at - before < _LEASE_SECONDS:  # the last ones did not last
                 self._ahead = min(2 * self._ahead, self._most)
             for start, stop in self._source(self._ahead):
-                if not 0 < stop - start <= self.batch_size:
+                if not 0 <= stop - start <= self.batch_size:
                     raise ValueError(
                         f"the source gave the span ({start}, {stop}) for batches of "
                         f"{self.batch_size}"
                     )
                 self._waiting.append((start, stop))
-        if not self._waiting:
+        if not self._waiting or self._waiting[0][0] == self._waiting[0][1]:
             return None
         self._begun.append(self._waiting.popleft())
         return self._begun[-1]
+
+
+class _Indices:
+    """The batch sampler of a loader: the examples of its spans, span by span."""
+
+    def __init__(self, loader: Loader) -> None:
+        self._loader = loader
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return iter(self._loader.begin_indices, None)
 
 
 def tensors_of(dataset: Dataset[Any]) -> tuple[torch.Tensor, ...] | None:

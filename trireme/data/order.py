@@ -23,7 +23,10 @@ class Order:
         size: the number of examples in the data set.
         seed: the seed of the shuffles.
         shuffle: whether epochs are shuffled; otherwise each runs from 0 to size - 1.
+        examples: the number of examples that the data set must have; None for any.
     """
+
+    examples: int | None
 
     def __init__(self, size: int, seed: int = 0, shuffle: bool = True) -> None:
         """Makes an order for `size` examples.
@@ -32,8 +35,8 @@ class Order:
             ValueError: there are no examples.
         """
         if size < 1:
-            raise ValueError(f"the data set has {size} examples: there must be at least one")
-        self.size = size
+            raise ValueError(f"an epoch has {size} examples: there must be at least one")
+        self.size = self.examples = size
         self.seed = seed
         self.shuffle = shuffle
         # The last two are kept: a batch may cross their border, and spans that a lost worker gave

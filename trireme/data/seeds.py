@@ -40,6 +40,11 @@ def permutation(size: int, seed: int) -> npt.NDArray[np.int64]:
     random libraries, the result never changes with a version, so a data position saved in a
     checkpoint means the same examples for good.
     """
+    return np.argsort(_keys(size, seed)).astype(np.int64, copy=False)
+
+
+def _keys(size: int, seed: int) -> npt.NDArray[np.uint64]:
+    """Returns `size` random numbers of 64 bits, no two the same."""
     key = np.arange(1, size + 1, dtype=np.uint64)
     key *= np.uint64(_GOLDEN)
     key += np.uint64(seed & _MASK)
@@ -47,4 +52,9 @@ def permutation(size: int, seed: int) -> npt.NDArray[np.int64]:
         key ^= key >> np.uint64(shift)
         key *= np.uint64(factor)
     key ^= key >> np.uint64(31)
-    return np.argsort(key).astype(np.int64, copy=False)
+    return key
+
+
+def uniform(size: int, seed: int) -> npt.NDArray[np.float64]:
+    """Returns `size` numbers from [0, 1) that depend on the place and `seed` alone."""
+    return (_keys(size, seed) >> np.uint64(11)).astype(np.float64) * 2.0**-53

@@ -14,7 +14,8 @@ sequence may come, which name the tasks that the reply is withheld for.
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+from collections.abc import Sequence
+from typing import Annotated, Any, ClassVar, Literal, TypedDict
 
 import msgspec
 
@@ -302,7 +303,11 @@ class Lease(FromWorker, frozen=True, array_like=True):
     this incarnation, then one more with each: a repeat with the same number gets the same
     examples, and none are lost with an answer that did not arrive. A lower number is refused.
     `resized` says that the data set is meant to be of another size than the checkpoint's: then the
-    next epoch begins.
+    next epoch begins. `end` says what becomes of a batch that crosses the end of an epoch: it takes
+    the rest from the next (0), is cut (1), or is left out (2). Positions from `until` on are not
+    dealt, where it is not 0. `lacks` are positions that turned out to have no example, as the data
+    ended before them: they count as finished. With a `count` of 0 nothing is dealt; with a `size`
+    of 0 the data set's is taken that is known.
     """
 
     kind: ClassVar[int] = 72
@@ -313,13 +318,40 @@ class Lease(FromWorker, frozen=True, array_like=True):
     count: Number
     number: Number = 0
     resized: bool = False
+    end: Number = 0
+    until: Number = 0
+    lacks: Pairs = ()
+
+    @classmethod
+    def of(
+        cls, dataset: str, size: int, batch: int, count: int, number: int, terms: LeaseTerms
+    ) -> Lease:
+        """Makes a request; its sender fills in the view."""
+        named: dict[str, Any] = {**terms, "lacks": tuple(terms.get("lacks", ()))}
+        return cls(0, dataset, size, batch, count, number, **named)
+
+
+class LeaseTerms(TypedDict, total=False):
+    """Those fields of `Lease` that may be left out; see there."""
+
+    resized: bool
+    end: int
+    until: int
+    lacks: Sequence[tuple[int, int]]
 
 
 class Leased(Message, frozen=True, array_like=True):
-    """The answer to `Lease`: one span a batch."""
+    """The answer to `Lease`: one span a batch.
+
+    There are fewer than were asked for where no more are left before `until`. An empty span says
+    that the worker sits out one synchronous round. `finished` says that all examples before
+    `until` are in the parameters, and `epoch` is the first of which some are not.
+    """
 
     kind: ClassVar[int] = 73
     spans: tuple[Span, ...]
+    finished: bool = False
+    epoch: Number = 0
 
 
 class StopJob(FromWorker, frozen=True, array_like=True):

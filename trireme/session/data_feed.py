@@ -4,19 +4,38 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch.utils.data import Dataset
 
-from trireme.data.loader import Batch, Loader
-from trireme.data.order import Order
+from trireme.data.batch import Batch
+from trireme.data.ledger import EpochEnd, parts_of
+from trireme.data.loader import Loader
+from trireme.data.request import Request
+from trireme.data.stream import Stream, is_stream, shards_of
+from trireme.data.stream_loader import StreamLoader
 from trireme.errors import ConfigurationError, Fenced
 from trireme.ps.messages import Span
+from trireme.session.batches import Batches
+from trireme.session.dealer import Dealer
+from trireme.session.idle_steps import IdleSteps
 from trireme.session.observers.phases import Phases
 from trireme.session.options import check_whole
+from trireme.session.stream_places import StreamPlaces
 from trireme.session.worker import Worker
+
+Transform = Callable[[Any, torch.Generator], Any]
+
+
+@dataclass(slots=True)
+class _Epochs:
+    """The epoch in which a program iterates, by `Session.epochs`."""
+
+    epoch: int
+    last: bool
 
 
 class DataFeed:
@@ -26,89 +45,275 @@ class DataFeed:
         worker: the worker, which has joined its job.
         phases: counts the time that the worker waits for batches.
         finish: called after the last batch.
+        flush: waits for the update that is under way, and exchanges local ones.
     """
 
-    def __init__(self, worker: Worker, phases: Phases, finish: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        worker: Worker,
+        phases: Phases,
+        finish: Callable[[], None],
+        flush: Callable[[], None],
+    ) -> None:
         self._worker = worker
         self._finish = finish
         self._phases = phases
+        self._idle = IdleSteps(worker, flush)
+        self._places = StreamPlaces(worker)
+        self._epochs: _Epochs | None = None
+        self._last_epoch = 0  # of the batch before
         self._since_update: list[Batch] = []  # the batches handed out since the last update
-        self._loader: Loader | None = None  # the loader that is being iterated over
+        self._loader: Loader | StreamLoader | None = None  # the one that is being iterated over
         # Positions that were leased and not handed out, by the data set's name and size.
         self._left_over: dict[tuple[str, int], list[tuple[int, int]]] = {}
 
+    # -- epochs ---------------------------------------------------------------------------------
+
+    def epochs(self, count: int, name: str) -> Iterator[int]:
+        """Iterates over the epochs of a data set that are not finished; see `Session.epochs`."""
+        count = check_whole("epochs", count, least=0)
+        if self._epochs is not None:
+            raise ConfigurationError(
+                "session.epochs inside session.epochs: an epoch has no epochs of its own"
+            )
+        for epoch in range(self._first_epoch(name), count):
+            if self._worker.asked_to_stop():
+                return
+            self._epochs = _Epochs(epoch, last=epoch + 1 == count)
+            try:
+                yield epoch
+            finally:
+                self._epochs = None
+
+    def _first_epoch(self, name: str) -> int:
+        while True:
+            try:
+                return self._worker.backend.lease(name, 0, 1, 0).epoch
+            except Fenced:
+                self._worker.come_back()
+
+    # -- batches --------------------------------------------------------------------------------
+
     def batches(
         self,
-        dataset: Dataset[Any],
-        batch_size: int,
+        request: Request,
         *,
         name: str,
-        shuffle: bool,
-        transform: Callable[[Any, torch.Generator], Any] | None,
-        workers: int,
+        transform: Transform | None,
         epochs: float | None,
         resized: bool,
-    ) -> Iterator[Batch]:
-        """Iterates over this worker's batches until training ends; see `Session.loader`."""
-        settings, backend = self._worker.setup.settings, self._worker.backend
-        size = _size_of(dataset)
+    ) -> Batches:
+        """Returns this worker's batches; see `Session.loader`."""
         if epochs is not None and not epochs > 0:
             raise ConfigurationError(f"epochs={epochs}: it must be above 0")
-        batch_size = check_whole("batch_size", batch_size)
-        workers = check_whole("workers", workers, least=0)
-        if epochs is not None and settings.max_steps is None:
-            per_step = batch_size * settings.batches_per_step
-            backend.set_end(-(-int(epochs * size) // per_step))
+        batch_size = check_whole("batch_size", request.batch_size)
+        for note in request.notes:
+            self._worker.progress.warn(note)
+        make = self._of_stream if is_stream(request.dataset) else self._of_dataset
+        loader, dealer = make(request, batch_size, name, transform, resized)
+        per_epoch = parts_of(dealer.size) * dealer.size
+        return Batches(partial(self._iteration, loader, dealer, per_epoch, epochs))
+
+    def _of_dataset(
+        self,
+        request: Request,
+        batch_size: int,
+        name: str,
+        transform: Transform | None,
+        resized: bool,
+    ) -> tuple[Loader, Dealer]:
+        dataset = request.dataset
+        order = request.order(_size_of(dataset), self._worker.setup.settings.options.seed)
+        cuts = EpochEnd.SHORT if self._epochs is not None else EpochEnd.CROSS
+        end = EpochEnd.DROP if request.drop_last else cuts
+        dealer = Dealer(
+            self._worker.backend, name, order.size, batch_size, end=end, resized=resized
+        )
+        loader = Loader(
+            dataset,
+            order,
+            dealer.spans,
+            batch_size=batch_size,
+            transform=transform,
+            loading=request.loading,
+        )
+        return loader, dealer
+
+    def _of_stream(
+        self,
+        request: Request,
+        batch_size: int,
+        name: str,
+        transform: Transform | None,
+        resized: bool,
+    ) -> tuple[StreamLoader, Dealer]:
+        worker, backend = self._worker, self._worker.backend
+        if request.sampler is not None or request.weights is not None or resized:
+            raise ConfigurationError(
+                f"a {type(request.dataset).__name__} can only be read in its own order, and has no "
+                "length: sampler, weights and resized are for data sets with __getitem__"
+            )
+        group = backend.group
+        if group is not None and group.mesh.replicas > 1 and not backend.together:
+            raise ConfigurationError(
+                f"a {type(request.dataset).__name__} in workers of several replicas with parameter "
+                "servers: where it ends cannot be agreed on within a step. Let each worker have "
+                "one replica, or train without servers"
+            )
+        shards = 1 if request.by == "position" else shards_of(request.dataset)
+        if request.by == "shard" and shards == 1:
+            raise ConfigurationError(
+                f"by='shard': the {type(request.dataset).__name__} has no num_shards above 1 and "
+                "shard(num_shards=, index=)"
+            )
+        seed = worker.setup.settings.options.seed if request.seed is None else request.seed
+        stream = Stream(
+            request.dataset,
+            shards,
+            loading=request.loading,
+            seed=seed,
+            shuffle=request.shuffle is True,
+            warn=worker.progress.warn,
+        )
+        dealer = Dealer(
+            backend,
+            name,
+            stream.size,
+            batch_size,
+            end=EpochEnd.SHORT,
+            whole=shards > 1 and group is None,
+        )
+        places = self._places.of(name, stream)
+        together = backend.group.mesh.replicas if backend.together and backend.group else 0
+        drop_last = request.drop_last
 
         def source(count: int) -> list[tuple[int, int]]:
-            left = self._left_over.pop((name, size), [])
-            return [piece for span in left for piece in _pieces(span, batch_size)] or [
-                (span.start, span.stop)
-                for span in backend.lease(name, size, batch_size, count, resized=resized)
-            ]
+            places.keep()
+            if not together:
+                return dealer.spans(count)
+            return dealer.spans_together(stream, together * batch_size, count, drop_last=drop_last)
 
-        order = Order(size, settings.options.seed, shuffle=shuffle)
-        loader = Loader(
-            dataset, order, source, batch_size=batch_size, transform=transform, workers=workers
+        loader = StreamLoader(
+            stream,
+            source,
+            dealer.lack,
+            batch_size=batch_size,
+            loading=request.loading,
+            seed=seed,
+            transform=transform,
+            drop_last=drop_last,
+            ahead=1 if together else 16,
         )
-        return self._iterate(loader, name)
+        return loader, dealer
 
-    def _iterate(self, loader: Loader, name: str) -> Iterator[Batch]:
-        worker = self._worker
+    # -- iterating ------------------------------------------------------------------------------
+
+    def _iteration(
+        self, loader: Loader | StreamLoader, dealer: Dealer, per_epoch: int, epochs: float | None
+    ) -> Iterator[Batch]:
+        """Begins an iteration: to the end of the epoch, of `epochs`, or of training."""
+        settings, within = self._worker.setup.settings, self._epochs
+        dealer.until, patient = 0, True
+        if within is not None:
+            dealer.until, patient = (within.epoch + 1) * per_epoch, within.last
+            dealer.end_epochs()
+        elif epochs is not None and settings.max_steps is None:
+            if dealer.crosses:
+                per_step = dealer.batch_size * settings.batches_per_step
+                self._worker.backend.set_end(-(-int(epochs * dealer.size) // per_step))
+            else:
+                dealer.until = int(epochs * per_epoch)
+        return self._iterate(loader, dealer, patient=patient)
+
+    def _iterate(
+        self, loader: Loader | StreamLoader, dealer: Dealer, *, patient: bool
+    ) -> Iterator[Batch]:
+        worker, key = self._worker, (dealer.name, dealer.size)
         if worker.asked_to_stop():
             self._finish()
             return
+        within = self._epochs
+        dealer.left += self._left_over.pop(key, [])
         batches = iter(loader)
         self._loader = loader
         rejoined = worker.rejoined
         try:
-            with suppress(StopIteration):
-                while not worker.backend.stopping:
-                    if rejoined != worker.rejoined:
-                        # The job had given this worker up, and dealt its positions to others.
-                        rejoined = worker.rejoined
-                        self._left_over.clear()
-                        loader.discard()
+            while not worker.backend.stopping:
+                if rejoined != worker.rejoined:
+                    # The job had given this worker up, and dealt its positions to others.
+                    rejoined = worker.rejoined
+                    self._left_over.clear()
+                    dealer.left.clear()
+                    loader.discard()
+                    batches = iter(loader)
+                began = time.monotonic()
+                try:
+                    batch = next(batches, None)
+                    if batch is None and loader.pause():
+                        batch = self._without_examples(loader)
                         batches = iter(loader)
-                    began = time.monotonic()
-                    try:
-                        batch = next(batches)
-                    except Fenced:  # the servers deal nothing to a worker that is out of the job
-                        worker.come_back()
+                        if batch is None:
+                            continue
+                    elif batch is None:
+                        if not dealer.until or not self._more(dealer, patient=patient):
+                            break
+                        batches = iter(loader)
                         continue
-                    self._phases.add(("data", began, time.monotonic()))
-                    if worker.should_stop:  # the answer to a prefetched push has come
-                        break
-                    batch.dataset = name
-                    self._since_update.append(batch)
-                    worker.last_iteration.asked(False)
-                    yield batch
+                except Fenced:  # the servers deal nothing to a worker that is out of the job
+                    worker.come_back()
+                    continue
+                self._phases.add(("data", began, time.monotonic()))
+                if worker.should_stop:  # the answer to a prefetched push has come
+                    break
+                self._idle.over()
+                batch.dataset, self._last_epoch = dealer.name, batch.epoch
+                self._since_update.append(batch)
+                worker.last_iteration.asked(False)
+                yield batch
             worker.last_iteration.asked(True)
         finally:
             self._loader = None
-            left = self._left_over.setdefault((name, loader.order.size), [])
-            left += loader.discard()
-        self._finish()
+            left = self._left_over.setdefault(key, [])
+            left += [*loader.discard(), *dealer.left]
+            dealer.left.clear()
+        if within is None or worker.backend.stopping:
+            self._finish()
+
+    def _without_examples(self, loader: Loader | StreamLoader) -> Batch | None:
+        """Takes part in a step for which the ledger has no examples for this worker.
+
+        Returns:
+            A batch that does not count, where other processes compute with this one; None where
+            the step is made.
+        """
+        if self._worker.backend.group is not None:
+            batch = loader.stand_in()
+            batch.epoch = self._last_epoch
+            return batch
+        self._idle.make()
+        return None
+
+    def _more(self, dealer: Dealer, *, patient: bool) -> bool:
+        """Returns whether more positions are to be had in this iteration.
+
+        A patient worker waits until all of them are in the parameters: those of a worker that is
+        lost meanwhile are dealt again.
+        """
+        worker = self._worker
+        while not worker.backend.stopping:
+            rejoined = worker.rejoined
+            told = dealer.ask(1)
+            if told.spans:
+                dealer.left += dealer.taken(told)
+                return True
+            if told.finished or not patient:
+                return False
+            self._idle.wait()
+            if rejoined != worker.rejoined:
+                return True
+        return False
+
+    # -- updates --------------------------------------------------------------------------------
 
     def spans_of(self, batch: Any) -> list[Span]:
         """Returns the positions that an update from a batch finishes.
@@ -146,15 +351,9 @@ def _size_of(dataset: Dataset[Any]) -> int:
     except TypeError:
         raise ConfigurationError(
             f"{type(dataset).__name__} has no length: a loader deals examples by number, so give "
-            "it a map-style data set, with __len__ and __getitem__; step also takes batches that "
-            "you make yourself"
+            "it a data set with __len__ and __getitem__, or one that is iterated over (an "
+            "IterableDataset); step also takes batches that you make yourself"
         ) from None
     if size < 1:
         raise ConfigurationError(f"the {type(dataset).__name__} to train on has no examples")
     return size
-
-
-def _pieces(span: tuple[int, int], longest: int) -> Iterator[tuple[int, int]]:
-    """Splits a span of positions into pieces of at most `longest` positions."""
-    start, stop = span
-    return ((low, min(low + longest, stop)) for low in range(start, stop, longest))

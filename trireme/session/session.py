@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -11,19 +11,19 @@ from typing import TYPE_CHECKING, Any, Self, Unpack
 
 import torch
 from torch import nn
-from torch.utils.data import Dataset
 
-from trireme.data.loader import Batch
+from trireme.data.batch import Batch
 from trireme.errors import ConfigurationError, UsageError
 from trireme.launch.config.task_config import TaskConfig
 from trireme.launch.environment.detect import current_task
 from trireme.monitor.tensorboard.board import TensorBoard
 from trireme.session.data_feed import DataFeed
+from trireme.session.data_methods import DataMethods
 from trireme.session.dry_run import end_if_dry_run
 from trireme.session.observers.recorder import Recorder
 from trireme.session.options import Options, OptionValues, check_whole, make_options
 from trireme.session.replica.metric_value import own_metrics
-from trireme.session.replica.replica import Loss, Transform
+from trireme.session.replica.replica import Loss
 from trireme.session.result import Metric, StepResult
 from trireme.session.settings import Settings
 from trireme.session.stepper import Stepper
@@ -42,8 +42,10 @@ from trireme.session.worker import Worker
 if TYPE_CHECKING:
     from trireme.parallel.operation_log import OperationLog
 
+_TAKES_PART = 1e-9  # no number of examples, but not 0 either, as of updates that are left out
 
-class Session(SummaryMethods):
+
+class Session(SummaryMethods, DataMethods):
     """Trains a model in one process, or as one worker of a job; the program is the same.
 
     A session is a context manager: it joins the job on entry; on exit it saves and leaves the job.
@@ -124,7 +126,9 @@ class Session(SummaryMethods):
         if (part := self._setup.part) is not None:
             part.say, part.warn = self.worker.progress.message, self.worker.progress.warn
         self._recorder = Recorder(self.worker)
-        self._feed = DataFeed(self.worker, self._recorder.phases, self._finish_training)
+        self._feed = DataFeed(
+            self.worker, self._recorder.phases, self._finish_training, self._complete
+        )
         self._stepper = Stepper(self.worker, self._replica, self._make_optimizer)
         self._handlers = Signals(self.worker.lifecycle.interrupt)
         self._finished = False
@@ -270,60 +274,6 @@ class Session(SummaryMethods):
 
     # -- training -------------------------------------------------------------------------------
 
-    def loader(
-        self,
-        dataset: Dataset[Any],
-        batch_size: int,
-        *,
-        name: str = "train",
-        shuffle: bool = True,
-        transform: Callable[[Any, torch.Generator], Any] | None = None,
-        workers: int = 0,
-        epochs: float | None = None,
-        resized: bool = False,
-    ) -> Iterator[Batch]:
-        """Iterates over this worker's batches, from epoch to epoch, until training should end.
-
-        Each example of an epoch is dealt to one worker. Examples that a worker did not finish,
-        because the worker died or its update was stale, are dealt again. A resumed job continues
-        at the exact example. A program that leaves the loop early and creates another loader over
-        the same data set continues where the first loader ended.
-
-        Args:
-            dataset: a map-style data set; tensors in memory (`TensorDataset`) are gathered without
-                per-example Python.
-            batch_size: the number of examples in each batch of this worker, or of each of its
-                replicas.
-            name: the data set's name, where a program trains on several data sets.
-            shuffle: whether each epoch has an order of its own.
-            transform: (batch, generator) -> batch, such as an augmentation of
-                `trireme.data.augment`; its randomness follows from the seed and the batch.
-            workers: the number of processes that load examples, for data sets that are not in
-                memory.
-            epochs: the job ends after this many passes over the data set, unless `max_steps` is
-                set.
-            resized: whether a resumed job accepts a data set of another size than the
-                checkpoint's, and continues with the next epoch of the present data set; a job
-                without it is refused.
-
-        Raises:
-            ConfigurationError: the data set has no length or no examples, `epochs` is not above 0,
-                or `batch_size` is below 1.
-            Rejected: the workers disagree about the data set's size, or in synchronous jobs about
-                the batch size; or the checkpoint is of a data set of another size.
-        """
-        _ = self.worker  # raises unless the session was entered
-        return self._feed.batches(
-            dataset,
-            batch_size,
-            name=name,
-            shuffle=shuffle,
-            transform=transform,
-            workers=workers,
-            epochs=epochs,
-            resized=resized,
-        )
-
     @property
     def batches_per_step(self) -> int:
         """The number of batches in one global step, such as those of a synchronous round."""
@@ -373,7 +323,8 @@ class Session(SummaryMethods):
         result = self._stepper.gradient(batch, loss, spans)
         computed = time.monotonic()
         feed.updated()
-        pushed = worker.update(float(result.examples), spans, feed.prepare)
+        weight = float(result.examples) or _weight_of(batch)
+        pushed = worker.update(weight, spans, feed.prepare)
         if pushed is not None:
             result.decide(pushed)
         result.global_step = worker.global_step
@@ -391,12 +342,16 @@ class Session(SummaryMethods):
             for hook in self.options.hooks:
                 hook.on_checkpoint(self, path)
 
+    def _complete(self) -> None:
+        """Waits for the update that is under way, and exchanges local ones."""
+        last = self.worker.complete()
+        if last is not None:
+            self._recorder.count(last.decided, last.steps)
+
     def _finish_training(self) -> None:
         if not self._finished:
             self._finished = True
-            last = self.worker.complete()
-            if last is not None:
-                self._recorder.count(last.decided, last.steps)
+            self._complete()
             self._recorder.check_progress()
             self._recorder.training_ended()
             self.worker.finish()
@@ -404,45 +359,10 @@ class Session(SummaryMethods):
             if self._setup.part is not None and not self._setup.lean:
                 self.worker.buffers.adopt_final_values()
 
-    # -- evaluating and saving ------------------------------------------------------------------
 
-    def evaluate(
-        self,
-        dataset: Dataset[Any],
-        *,
-        name: str = "validation",
-        batch_size: int = 1000,
-        transform: Transform | None = None,
-    ) -> dict[str, float]:
-        """Returns the mean loss and metrics of a data set for the values of one consistent step.
-
-        A metric with a state, such as one of TorchMetrics, is computed once, over the whole set.
-
-        Where no process holds the whole model (a graph that was placed by an example), all
-        processes must call it, with the same data.
-
-        The moving average of the parameters is evaluated where one is kept; in a worker of several
-        processes only its first process does so. The chief also records the result, in TensorBoard
-        as the run `name`.
-
-        Args:
-            dataset: a map-style data set; each example counts once.
-            name: the data set's name, such as `validation` or `test`.
-            batch_size: the number of examples that are computed at a time.
-            transform: batch -> batch, such as a centre crop.
-        """
-        worker = self.worker
-        excused = worker.lifecycle.liveness.excused("it evaluates")
-        values = worker.buffers.consistent_values()
-        if self._setup.lean:  # no process can evaluate alone
-            values = worker.backend.evaluating()
-        with excused, values:
-            results = self._evaluator.evaluate(dataset, batch_size=batch_size, transform=transform)
-        if self.is_chief:
-            self._recorder.evaluated(name, results)
-        for hook in self.options.hooks:
-            hook.on_evaluate(self, name, results)
-        return results
+def _weight_of(batch: Any) -> float:
+    """Returns the weight of an update without examples: above 0 unless it is to be left out."""
+    return _TAKES_PART if isinstance(batch, Batch) and not batch.spans else 0.0
 
 
 def _with_profile(options: Options, task: TaskConfig) -> Options:

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Generator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack
 
 import msgspec
 
@@ -37,6 +37,7 @@ from trireme.ps.messages import (
     LayoutSpec,
     Lease,
     Leased,
+    LeaseTerms,
     OptimizerSpec,
     Pull,
     PullReply,
@@ -381,16 +382,20 @@ class ClientProtocol:
     # -- requests to shard 0 --------------------------------------------------------------------
 
     def lease(
-        self, dataset: str, size: int, batch: int, count: int, *, resized: bool = False
-    ) -> Operation[tuple[Span, ...]]:
+        self,
+        dataset: str,
+        size: int,
+        batch: int,
+        count: int,
+        **terms: Unpack[LeaseTerms],
+    ) -> Operation[Leased]:
         """Asks for the next examples: `count` spans of `batch` examples of a data set of `size`.
 
-        With `resized` the data set may be of another size than the checkpoint's. A repeat of the
-        request gets the same examples.
+        See `Lease` for the terms. A repeat of the request gets the same examples.
         """
         self._leases += 1
-        request = Lease(0, dataset, size, batch, count, self._leases, resized)
-        return (yield from self._ask_first(request, Leased)).spans
+        request = Lease.of(dataset, size, batch, count, self._leases, terms)
+        return (yield from self._ask_first(request, Leased))
 
     def stop(self, reason: str) -> Operation[int]:
         """Asks to end the job; returns the global step at which it will end."""

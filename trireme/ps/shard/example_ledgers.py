@@ -5,8 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from trireme.data.ledger import MOST_DEALT, Ledger, LedgerState
-from trireme.ps.messages import Lease, Span
+from trireme.data.ledger import (
+    MOST_DEALT,
+    MOST_POSITIONS,
+    EpochEnd,
+    Ledger,
+    LedgerState,
+    parts_of,
+)
+from trireme.ps.messages import Lease, Leased, Span
 
 _MOST_DATASETS = 1024
 _MANY = 64  # finished spans that are brought into the ledgers at once, at the latest
@@ -19,13 +26,14 @@ class ExamplesState(NamedTuple):
         ledgers: by data set.
         restored: the finished ranges of a checkpoint's data sets that no worker has asked for.
         sizes: the sizes of the checkpoint's data sets.
-        answered: the last lease of each worker: its number, and the examples.
+        answered: the last lease of each worker: its number, the examples, whether all are finished,
+            and the epoch.
     """
 
     ledgers: tuple[tuple[str, LedgerState], ...] = ()
     restored: tuple[tuple[str, tuple[tuple[int, int], ...]], ...] = ()
     sizes: tuple[tuple[str, int], ...] = ()
-    answered: tuple[tuple[int, int, tuple[Span, ...]], ...] = ()
+    answered: tuple[tuple[int, int, tuple[Span, ...], bool, int], ...] = ()
 
 
 class ExampleLedgers:
@@ -41,7 +49,7 @@ class ExampleLedgers:
         self._restored: dict[str, list[tuple[int, int]]] = {}
         self._sizes: dict[str, int] = {}  # of the data sets of the checkpoint
         self._members: Sequence[int] = ()
-        self._answered: dict[int, tuple[int, tuple[Span, ...]]] = {}  # the last, and its number
+        self._answered: dict[int, tuple[int, Leased]] = {}  # the last, and its number
         # What was finished and is not in the ledgers yet. Whatever looks at them settles first.
         self._finished: list[tuple[int, str, int, int]] = []
 
@@ -52,7 +60,7 @@ class ExampleLedgers:
         for ledger in self._ledgers.values():
             ledger.members(workers)
 
-    def lease(self, worker: int, request: Lease) -> tuple[Span, ...]:
+    def lease(self, worker: int, request: Lease) -> Leased:
         """Leases examples; a repeat of a worker's last request gets the same ones.
 
         Raises:
@@ -61,7 +69,7 @@ class ExampleLedgers:
                 would compute what it got.
         """
         self._settle()
-        last, answer = self._answered.get(worker, (0, ()))
+        last, answer = self._answered.get(worker, (0, Leased(())))
         if 0 < request.number < last:
             raise ValueError(
                 f"worker:{worker} asks for its lease {request.number}, and had lease {last} "
@@ -72,7 +80,40 @@ class ExampleLedgers:
             self._answered[worker] = (request.number, answer)
         return answer
 
-    def _deal(self, worker: int, request: Lease) -> tuple[Span, ...]:
+    def _deal(self, worker: int, request: Lease) -> Leased:
+        if not request.size:
+            return Leased((), epoch=self.epoch(request.dataset))
+        ledger = self._ledger(worker, request)
+        for start, stop in request.lacks:
+            ledger.lack(worker, start, stop)
+        until, spans = request.until or None, []
+        if request.count:
+            end = EpochEnd(request.end)
+            spans = ledger.lease(worker, request.batch, request.count, end, until)
+        dealt = tuple(Span(request.dataset, start, stop) for start, stop in spans)
+        return Leased(dealt, until is not None and ledger.finished(until), ledger.epoch())
+
+    def epoch(self, dataset: str, worker: int | None = None) -> int:
+        """Returns the first epoch of a data set of which some examples are not finished.
+
+        Args:
+            dataset: the name; 0 is returned where nobody knows it.
+            worker: if given, what other workers hold counts as finished.
+        """
+        self._settle()
+        ledger = self._ledgers.get(dataset)
+        if ledger is None and dataset in self._restored and dataset in self._sizes:
+            ledger = Ledger(self._sizes[dataset], interleave=False)
+            ledger.restore(self._restored[dataset])
+        return 0 if ledger is None else ledger.epoch(worker)
+
+    def frontier(self, dataset: str) -> int:
+        """Returns the position from which on nothing was dealt; 0 for an unknown data set."""
+        ledger = self._ledgers.get(dataset)
+        return 0 if ledger is None else ledger.frontier
+
+    def _ledger(self, worker: int, request: Lease) -> Ledger:
+        """Returns the ledger of a data set, which may be new."""
         ledger = self._ledgers.get(request.dataset)
         if ledger is None and len(self._ledgers) >= _MOST_DATASETS:
             raise ValueError(f"a job deals the examples of at most {_MOST_DATASETS} data sets")
@@ -85,11 +126,10 @@ class ExampleLedgers:
             self._ledgers[request.dataset] = ledger
         if ledger.size != request.size:
             raise ValueError(
-                f"worker:{worker} has {request.size} examples of {request.dataset!r} and "
-                f"others have {ledger.size}: every worker must load the same data"
+                f"worker:{worker} has {_said(request.size)} of {request.dataset!r} and "
+                f"others have {_said(ledger.size)}: every worker must load the same data"
             )
-        spans = ledger.lease(worker, request.batch, request.count)
-        return tuple(Span(request.dataset, start, stop) for start, stop in spans)
+        return ledger
 
     def senseless(self, spans: Iterable[Span]) -> str | None:
         """Returns why examples cannot be those of an update; None where they can.
@@ -159,7 +199,10 @@ class ExampleLedgers:
             tuple((name, ledger.export()) for name, ledger in self._ledgers.items()),
             tuple((name, tuple(ranges)) for name, ranges in self._restored.items()),
             tuple(self._sizes.items()),
-            tuple((worker, *answer) for worker, answer in self._answered.items()),
+            tuple(
+                (worker, number, told.spans, told.finished, told.epoch)
+                for worker, (number, told) in self._answered.items()
+            ),
         )
 
     def resume(self, state: ExamplesState) -> None:
@@ -167,7 +210,10 @@ class ExampleLedgers:
         self._ledgers = {name: Ledger.resumed(ledger) for name, ledger in state.ledgers}
         self._restored = {name: list(ranges) for name, ranges in state.restored}
         self._sizes = dict(state.sizes)
-        self._answered = {worker: (number, spans) for worker, number, spans in state.answered}
+        self._answered = {
+            worker: (number, Leased(spans, finished, epoch))
+            for worker, number, spans, finished, epoch in state.answered
+        }
 
     def restore(self, consumed: Iterable[Span], sizes: Mapping[str, int] | None = None) -> None:
         """Goes on from a snapshot's `consumed` and `sizes`."""
@@ -198,6 +244,13 @@ def resized(
     """
     if before is None or before == request.size:
         return list(done)
+    then, now = parts_of(before), parts_of(request.size)
+    if then > 1 or now > 1 or before >= MOST_POSITIONS - 1 or request.size >= MOST_POSITIONS - 1:
+        raise ValueError(
+            f"the data set {request.dataset!r} was read in other parts when the checkpoint was "
+            f"saved: {_said(before)}, and worker:{worker} has {_said(request.size)}. Load the same "
+            "data, or begin in another run directory"
+        )
     if not request.resized:
         raise ValueError(
             f"the data set {request.dataset!r} had {before} examples in the checkpoint, and worker:"
@@ -208,3 +261,11 @@ def resized(
     if epochs * request.size > MOST_DEALT:
         raise ValueError(f"{epochs} epochs of {request.size} examples are more than can be counted")
     return [(0, epochs * request.size)] if epochs else []
+
+
+def _said(size: int) -> str:
+    """Returns the size of a data set in words."""
+    shards = MOST_POSITIONS - size
+    if shards == 1:
+        return "a stream"
+    return f"a stream of {shards} shards" if parts_of(size) > 1 else f"{size} examples"

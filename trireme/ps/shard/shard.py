@@ -49,7 +49,6 @@ from trireme.ps.messages import (
     FencedVerdict,
     FromServer,
     Lease,
-    Leased,
     Pull,
     Push,
     PushReply,
@@ -301,10 +300,10 @@ class Shard:
         if fenced := self._fence(route, who, request.view):
             return fenced
         try:
-            spans = self.state.examples.lease(who.worker, request)
+            leased = self.state.examples.lease(who.worker, request)
         except ValueError as error:
             return [self._refused(route, "rejected", str(error))]
-        return [Reply(route, Leased(spans))]
+        return [Reply(route, leased)]
 
     # -- what servers tell each other ------------------------------------------------------------
 

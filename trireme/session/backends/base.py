@@ -5,12 +5,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias, Unpack
 
 import msgspec
 
 from trireme.data.intervals import joined
-from trireme.ps.messages import GroupSpec, OptimizerSpec, Span
+from trireme.ps.messages import GroupSpec, Leased, LeaseTerms, OptimizerSpec, Span
 from trireme.ps.results import PushResult, ServerClock
 from trireme.ps.rule import Rule
 from trireme.ps.snapshot import ModelState
@@ -200,16 +200,19 @@ class Backend(ABC):
 
     @abstractmethod
     def lease(
-        self, dataset: str, size: int, batch: int, count: int, *, resized: bool = False
-    ) -> tuple[Span, ...]:
-        """Leases the next examples of a data set to this worker; returns them as spans.
+        self, dataset: str, size: int, batch: int, count: int, **terms: Unpack[LeaseTerms]
+    ) -> Leased:
+        """Leases the next examples of a data set to this worker.
+
+        An empty span says that this replica has no examples in a step that others make.
 
         Args:
             dataset: the data set's name.
-            size: the number of examples in the data set.
+            size: the number of examples in the data set; 0 to learn how far a data set is that may
+                be unknown.
             batch: the number of examples in a span.
-            count: the number of spans.
-            resized: whether the data set may have another size than the checkpoint's.
+            count: the number of spans; 0 for none.
+            terms: see `trireme.ps.messages.Lease`.
 
         Raises:
             Rejected: other workers have another size of the data set, or in synchronous jobs

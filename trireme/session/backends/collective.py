@@ -11,6 +11,7 @@ import enum
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Unpack
 
 import msgspec
 import torch
@@ -23,7 +24,7 @@ from trireme.parallel.process_group import ProcessGroup
 from trireme.parallel.sharding import full_tensor
 from trireme.parallel.straggler_watch import StragglerWatch
 from trireme.parallel.tensor_stream import TensorStream, spread
-from trireme.ps.messages import OptimizerSpec, Span
+from trireme.ps.messages import Leased, LeaseTerms, OptimizerSpec, Span
 from trireme.ps.results import PushResult, ServerClock
 from trireme.ps.rule import Rule
 from trireme.ps.snapshot import ModelState
@@ -172,11 +173,11 @@ class Collective(Local):
         return msgspec.structs.replace(result, stop=self.stopping)
 
     def lease(
-        self, dataset: str, size: int, batch: int, count: int, *, resized: bool = False
-    ) -> tuple[Span, ...]:
-        if dataset not in self._opened:
+        self, dataset: str, size: int, batch: int, count: int, **terms: Unpack[LeaseTerms]
+    ) -> Leased:
+        if size and dataset not in self._opened:
             self._open(dataset, size, batch)
-        return super().lease(dataset, size, batch, count, resized=resized)
+        return super().lease(dataset, size, batch, count, **terms)
 
     def _open(self, dataset: str, size: int, batch: int) -> None:
         """Checks that all processes have the same data set.

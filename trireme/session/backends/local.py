@@ -7,6 +7,7 @@ the examples as in a large job, so that a checkpoint continues under any number 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Unpack
 
 import torch
 from torch import nn
@@ -14,7 +15,15 @@ from torch import nn
 from trireme.errors import Rejected
 from trireme.parallel.sharding import fill_local, local_part
 from trireme.parallel.tensors import to_local
-from trireme.ps.messages import Applied, GroupSpec, Lease, OptimizerSpec, Span
+from trireme.ps.messages import (
+    Applied,
+    GroupSpec,
+    Lease,
+    Leased,
+    LeaseTerms,
+    OptimizerSpec,
+    Span,
+)
 from trireme.ps.optimizers import check_optimizer, named_state, restore_state
 from trireme.ps.results import PushResult
 from trireme.ps.rule import Rule
@@ -144,15 +153,24 @@ class Local(Backend):
         return PushResult(Applied(self.step), self.step, 0, self.stopping)
 
     def lease(
-        self, dataset: str, size: int, batch: int, count: int, *, resized: bool = False
-    ) -> tuple[Span, ...]:
-        request = Lease(0, dataset, size, batch, count, resized=resized)
+        self, dataset: str, size: int, batch: int, count: int, **terms: Unpack[LeaseTerms]
+    ) -> Leased:
+        request = Lease.of(dataset, size, batch, count, 0, terms)
         try:
             # Positions returned before a resume go to the first request: all request in one order.
-            leased = [self._ledgers.lease(replica, request) for replica in self._replicas]
+            leased = [self._ledgers.lease(replica, request).spans for replica in self._replicas]
         except ValueError as error:
             raise Rejected(str(error)) from None
-        return leased[self._replica]
+        # All replicas make as many steps: at the end some make them without examples.
+        longest, own = max(map(len, leased)), leased[self._replica]
+        empty = Span(dataset, request.until, request.until)
+        spans = own + (empty,) * (longest - len(own))
+        epoch = self._ledgers.epoch(dataset, self._replica)
+        return Leased(spans, request.until > 0 and not longest, epoch)
+
+    def frontier(self, dataset: str) -> int:
+        """Returns the position from which on nothing of a data set was dealt to any replica."""
+        return self._ledgers.frontier(dataset)
 
     def stop(self, reason: str) -> int:
         """Requests the end of the job after the next step; returns that step."""

@@ -8,13 +8,13 @@ the pushed update is of the examples of all replicas.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, Unpack
 
 import msgspec
 import torch
 
 from trireme.parallel.process_group import ProcessGroup
-from trireme.ps.messages import OptimizerSpec, Span
+from trireme.ps.messages import Leased, LeaseTerms, OptimizerSpec, Span
 from trireme.ps.results import PushResult
 from trireme.ps.rule import Rule
 from trireme.ps.snapshot import ModelState
@@ -22,6 +22,9 @@ from trireme.session.backends.base import Backend, FirstState
 from trireme.session.backends.local_sgd import LocalSgd
 from trireme.session.backends.parameter_server import ParameterServer
 from trireme.session.training_setup import TrainingSetup
+
+_WEIGHS = 1e-6
+"""Weights below this are those of replicas without examples: no number of examples is as small."""
 
 
 class _Told(msgspec.Struct, frozen=True):
@@ -88,15 +91,17 @@ class Shards:
         said = [msgspec.msgpack.decode(each, type=_Said) for each in data]
         replicas = [said[rank] for rank in self.group.reporting_ranks]
         skipped = self._skips and any(one.weight == 0 for one in replicas)
+        total = sum(one.weight for one in replicas)
         return (
-            0.0 if skipped else sum(one.weight for one in replicas),
+            0.0 if skipped or total < _WEIGHS else total,
             [span for one in replicas for span in one.examples],
             [one.stop for one in said if one.stop is not None],
         )
 
-    def own(self, spans: Sequence[Span]) -> tuple[Span, ...]:
-        """Returns the share of this process in the spans that its worker has leased."""
-        return tuple(spans[self.group.replica :: self.replicas])
+    def own(self, told: Leased) -> Leased:
+        """Returns the share of this process in what its worker has leased."""
+        spans = told.spans[self.group.replica :: self.replicas]
+        return msgspec.structs.replace(told, spans=spans)
 
     def gather(self) -> None:
         """Sums the gradients of all processes in the leader's flat vectors.
@@ -172,17 +177,29 @@ class Leader(ParameterServer):
         return result
 
     def lease(
-        self, dataset: str, size: int, batch: int, count: int, *, resized: bool = False
-    ) -> tuple[Span, ...]:
+        self, dataset: str, size: int, batch: int, count: int, **terms: Unpack[LeaseTerms]
+    ) -> Leased:
         replicas = self._shards.replicas
-        spans = [*_cut(self._undealt.pop(dataset, []), batch)]
+        spans = [*_cut(self._undealt.pop(dataset, []), batch)] if count else []
+        told = Leased(())
         while len(spans) < replicas:  # examples of lost workers may come in short spans
-            more = super().lease(dataset, size, batch * replicas, count, resized=resized)
-            spans += _cut(more, batch)
+            told = super().lease(dataset, size, batch * replicas, count, **terms)
+            terms["lacks"] = ()
+            if not told.spans:  # no more are left
+                break
+            for span in told.spans:
+                if span.start < span.stop:
+                    spans += _cut([span], batch)
+                else:  # the worker has no examples in this round
+                    spans = _filled(spans, replicas) + [span] * replicas
+        if not told.spans:
+            spans = _filled(spans, replicas)
         dealt = len(spans) // replicas * replicas
-        self._undealt[dataset] = spans[dealt:]
-        self.group.broadcast(msgspec.msgpack.encode(spans[:dealt]))
-        return self._shards.own(spans[:dealt])
+        if count:
+            self._undealt[dataset] = spans[dealt:]
+        told = Leased(tuple(spans[:dealt]), told.finished and not dealt, told.epoch)
+        self.group.broadcast(msgspec.msgpack.encode(told))
+        return self._shards.own(told)
 
     def drain(self) -> int:
         step = super().drain()
@@ -234,10 +251,10 @@ class Follower(Backend):
         return told
 
     def lease(
-        self, dataset: str, size: int, batch: int, count: int, *, resized: bool = False
-    ) -> tuple[Span, ...]:
+        self, dataset: str, size: int, batch: int, count: int, **terms: Unpack[LeaseTerms]
+    ) -> Leased:
         told = self.group.broadcast(None)
-        return self._shards.own(msgspec.msgpack.decode(told, type=tuple[Span, ...]))
+        return self._shards.own(msgspec.msgpack.decode(told, type=Leased))
 
     def stop(self, reason: str) -> int:
         """Passes the request to the leader with the next step.
@@ -257,6 +274,12 @@ class Follower(Backend):
         """Returns the present values; only the leader copies a consistent step of the servers."""
         parameters = self._shards.flat.parameters
         return ModelState(self.step, {n: p.detach().cpu().clone() for n, p in parameters.items()})
+
+
+def _filled(pieces: list[Span], replicas: int) -> list[Span]:
+    """Returns pieces of which each replica has as many; the last ones may be empty."""
+    lacks = -len(pieces) % replicas
+    return pieces + [Span(each.dataset, each.stop, each.stop) for each in pieces[-1:]] * lacks
 
 
 def _cut(spans: Iterable[Span], batch: int) -> Iterator[Span]:

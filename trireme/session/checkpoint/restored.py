@@ -6,7 +6,9 @@ of this model and this optimizer, or that a program has written it which means t
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Mapping
+from contextlib import suppress
 
 import msgspec
 import torch
@@ -27,6 +29,7 @@ class JobState(msgspec.Struct, frozen=True):
         workers: the number of workers; None where it is unknown.
         sizes: the number of examples of each data set.
         consumed: the examples that are in the parameters: ranges [start, stop) by data set.
+        streams: where reading streams may begin, in base64, by data set.
     """
 
     lacks: tuple[str, ...] = ()
@@ -34,6 +37,16 @@ class JobState(msgspec.Struct, frozen=True):
     workers: Index | None = None
     sizes: dict[Name, Number] = {}
     consumed: dict[Name, tuple[tuple[Number, Number], ...]] = {}
+    streams: dict[Name, str] = {}
+
+    @property
+    def places(self) -> dict[str, bytes]:
+        """Where reading streams may begin, by data set; what cannot be read is left out."""
+        found: dict[str, bytes] = {}
+        for name, text in self.streams.items():
+            with suppress(ValueError):
+                found[name] = base64.b64decode(text, validate=True)
+        return found
 
     @property
     def spans(self) -> tuple[Span, ...]:

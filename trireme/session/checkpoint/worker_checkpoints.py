@@ -50,12 +50,16 @@ class WorkerCheckpoints:
         restored_from: the step of the checkpoint that this worker, as chief, restored; None for
             none.
         last_step: the global step of this worker's values while training ends; None before.
+        places: returns where streams are read, by data set, to be saved.
+        known_places: the same of the checkpoint that was restored, decoded.
     """
 
     def __init__(self, lifecycle: Lifecycle, storage: Storage) -> None:
         self.buffers = Buffers(lifecycle.setup, lifecycle.backend)
         self.restored_from: int | None = None
         self.last_step: int | None = None
+        self.places: Callable[[], dict[str, str]] = dict
+        self.known_places: dict[str, bytes] = {}
         self._lifecycle = lifecycle
         self._setup = lifecycle.setup
         self._backend = lifecycle.backend
@@ -177,6 +181,9 @@ class WorkerCheckpoints:
                 "these begin anew"
             )
         self.buffers.set_constants(data.model)
+        self.known_places = then.places
+        for name, place in self.known_places.items():
+            self._backend.share(f"stream/{name}", place)
         if self._backend.local_optimizers is not None:
             self._hand_out_local_state(data, then, self._backend.local_optimizers)
         return ModelState(
@@ -341,7 +348,7 @@ class WorkerCheckpoints:
             """Returns a checkpoint of this worker's values, given the newest one's `state`."""
             parameters = self._setup.flat.parameters
             state = ModelState(step, {n: p.detach().cpu().clone() for n, p in parameters.items()})
-            kept = {name: before.get(name, {}) for name in ("consumed", "sizes")}
+            kept = {name: before.get(name, {}) for name in ("consumed", "sizes", "streams")}
             return self._checkpoint_of(state, {LACKS: lacks, "rescued_from": lost, **kept})
 
         view, chief = lifecycle.view_number, lifecycle.is_chief
@@ -374,6 +381,8 @@ class WorkerCheckpoints:
             consumed.setdefault(span.dataset, []).append([span.start, span.stop])
         described |= {"epoch": self._lifecycle.epoch, "consumed": consumed}
         described |= {"sizes": dict(state.sizes), **(more or {})}
+        if not more and (places := parts.get("where streams are read", self.places)):
+            described["streams"] = places
         constants = parts.get("buffers and frozen parameters", self.buffers.constants)
         # Only what `state_dict` has: not the model's non-persistent buffers.
         means = {} if more else parts.get("the mean of the buffers", self.buffers.average)

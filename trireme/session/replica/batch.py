@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from trireme.data.loader import Batch
+from trireme.data.batch import Batch
 from trireme.errors import ConfigurationError
 from trireme.parallel.tensors import map_tensors, tensors_in
 

@@ -286,7 +286,7 @@ class PipelineReplica(ProcessGroupReplica):
                 "a pipeline takes batches of one tensor of inputs and one of targets"
             )
         examples = examples_in(inputs)
-        share = self._reducer.scale_factor(examples)()
+        share = self._reducer.scale_factor(self._counted(examples))()
         with torch.autocast(self.flat.device.type, torch.bfloat16, enabled=self._autocast):
             loss, outputs = self.pipeline.step(inputs, targets, examples, share)
         return StepResult(loss, list(outputs), self._metrics, examples)
@@ -349,7 +349,7 @@ class GraphReplica(ProcessGroupReplica):
             return not self._part.lean and divides(self.model, self._loss, batch, count)
 
         graph = self.pipeline.prepare(split, divided)
-        share = self._reducer.scale_factor(examples)()
+        share = self._reducer.scale_factor(self._counted(examples))()
         loss, outputs = self.pipeline.step(graph, split(graph.decision.pieces), share)
         return StepResult(loss, list(outputs), self._metrics, examples)
 

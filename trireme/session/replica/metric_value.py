@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -62,7 +62,7 @@ class MetricValue:
 
     def __init__(self, name: str, metric: Metric) -> None:
         self._name = name
-        self._metric: Any = metric
+        self._metric = cast(Any, metric)
         self._keeps = _has_state(self._metric)
         self._total = 0.0
         self._examples = 0

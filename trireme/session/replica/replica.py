@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, Dataset
 
-from trireme.data.loader import Batch, tensors_of
+from trireme.data.batch import Batch
 from trireme.errors import ConfigurationError, NonFiniteError
 from trireme.parallel.reducer import Reducer
 from trireme.parallel.tensors import map_tensors, to_local
@@ -169,6 +168,7 @@ class Replica:
         )
         # A forward pass that is left out must leave no trace in running statistics either.
         self._kept = list(model.buffers()) if options.nan == "skip" else []
+        self._stands_in = False  # whether the batch only takes part in a step of others
 
     def backward(self, batch: Any, begin: Callable[[float], None] | None = None) -> StepResult:
         """Computes the gradient of a batch's mean loss into the flat buffers.
@@ -189,7 +189,9 @@ class Replica:
         """
         self.flat.zero_gradients()
         before = [buffer.clone() for buffer in self._kept] if self._kept else []
-        data = batch.data if type(batch) is Batch else batch
+        data, self._stands_in = batch, False
+        if type(batch) is Batch:
+            data, self._stands_in = batch.data, not batch.spans
         # Nearly all batches are pairs: the fast path.
         if type(data) is tuple and len(data) == 2 and self._loss is not model_loss:
             pair = data
@@ -217,7 +219,13 @@ class Replica:
             with torch.no_grad():
                 for buffer, value in zip(self._kept, before, strict=True):
                     buffer.copy_(value)
+        if self._stands_in:
+            result.examples = 0
         return result
+
+    def _counted(self, examples: int) -> int:
+        """Returns how many of the batch's examples count."""
+        return 0 if self._stands_in else examples
 
     def _compute(self, batch: tuple[Any, Any], begin: Callable[[float], None] | None) -> StepResult:
         """Computes the gradients of a batch's mean loss."""
@@ -228,7 +236,7 @@ class Replica:
             loss, outputs = self.forward(inputs, targets)
             scaled = loss
         else:
-            factor = self._reducer.scale_factor(examples)
+            factor = self._reducer.scale_factor(self._counted(examples))
             loss, outputs = self.forward(inputs, targets)
             share = factor()
             scaled = loss if share == 1.0 else loss * share
@@ -252,15 +260,14 @@ class Replica:
         return loss, outputs.detach() if plain else map_tensors(outputs, torch.Tensor.detach)
 
     def evaluate(
-        self, dataset: Dataset[Any], *, batch_size: int, transform: Transform | None = None
+        self, batches: Iterable[Any], *, transform: Transform | None = None
     ) -> dict[str, float]:
-        """Returns the mean of the loss and the value of each metric over a data set.
+        """Returns the mean of the loss and the value of each metric over the examples of batches.
 
         The model is in evaluation mode meanwhile; its mode is restored afterwards.
 
         Args:
-            dataset: map-style.
-            batch_size: the number of examples that are computed at a time.
+            batches: the batches.
             transform: applied to each batch before it is computed.
         """
         totals: dict[str, float] = {"examples": 0.0, "loss": 0.0}
@@ -269,7 +276,7 @@ class Replica:
         self.model.eval()
         try:
             with torch.inference_mode():
-                for batch in _batches(dataset, batch_size):
+                for batch in batches:
                     inputs, targets = inputs_and_targets(
                         transform(batch) if transform else batch,
                         keep_targets=self._loss is model_loss,
@@ -312,7 +319,7 @@ class Replica:
         total = examples_in(batch)
         outputs: list[tuple[object, object]] = []
         mean = torch.zeros((), device=self.flat.device)
-        share = 1.0 if self._reducer is None else self._reducer.scale_factor(total)()
+        share = 1.0 if self._reducer is None else self._reducer.scale_factor(self._counted(total))()
         left = total
         for (inputs, targets), size in pieces(batch, self._options.accumulate):
             loss, out = self.forward(inputs, targets)
@@ -370,10 +377,3 @@ def _backward(loss: torch.Tensor) -> None:
 def _call(model: nn.Module, inputs: Any) -> Any:
     args, kwargs = arguments(inputs)
     return model(*args, **kwargs)
-
-
-def _batches(dataset: Dataset[Any], batch_size: int) -> Iterator[Any]:
-    if (tensors := tensors_of(dataset)) is not None:
-        yield from zip(*(torch.split(tensor, batch_size) for tensor in tensors), strict=True)
-    else:
-        yield from DataLoader(dataset, batch_size=batch_size)

@@ -1,0 +1,85 @@
+"""The batches of a data set for evaluation: each example once, in its own order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    default_collate,
+)
+
+from trireme.data.loader import tensors_of
+from trireme.data.loading import Loading
+from trireme.data.stream import is_stream
+from trireme.errors import ConfigurationError
+
+
+def evaluation_batches(dataset: Any, batch_size: int | None, loading: Loading) -> Iterator[Any]:
+    """Iterates over the batches of a data set, each example once.
+
+    Args:
+        dataset: a data set, or a `DataLoader`, whose data set, batch size, sampler and loading are
+            taken. Its order does not matter, and the last batch is never left out; a
+            `DistributedSampler`, which would leave out or repeat examples, is not used.
+        batch_size: the number of examples in a batch; None for 1000, or the `DataLoader`'s.
+        loading: how examples are loaded.
+
+    Raises:
+        ConfigurationError: an argument is given that the `DataLoader` has already.
+    """
+    if isinstance(dataset, DataLoader):
+        if batch_size is not None or loading != Loading():
+            raise ConfigurationError(
+                "evaluate(DataLoader, ...): the DataLoader has its batch size and how examples are "
+                "loaded: set them there, or give its data set"
+            )
+        return iter(_again(dataset))
+    size = 1000 if batch_size is None else batch_size
+    if is_stream(dataset):
+        return _of_stream(dataset, size, loading)
+    tensors = tensors_of(dataset) if loading.collate_fn is None else None
+    if tensors is not None:
+        return zip(*(torch.split(tensor, size) for tensor in tensors), strict=True)
+    return iter(DataLoader(dataset, batch_size=size, generator=_apart(), **loading.arguments))
+
+
+def _again(loader: DataLoader[Any]) -> DataLoader[Any]:
+    """Returns a loader like another that leaves nothing out and draws no order."""
+    named = Loading.of(loader).arguments
+    named |= {"collate_fn": loader.collate_fn, "generator": _apart()}
+    if isinstance(loader.dataset, IterableDataset) or loader.batch_sampler is None:
+        return DataLoader(loader.dataset, batch_size=loader.batch_size, **named)
+    batches = loader.batch_sampler
+    if type(batches) is not BatchSampler:
+        return DataLoader(loader.dataset, batch_sampler=batches, **named)
+    sampler = batches.sampler
+    if isinstance(sampler, RandomSampler | DistributedSampler | SequentialSampler):
+        sampler = SequentialSampler(loader.dataset)  # type: ignore[arg-type]
+    return DataLoader(loader.dataset, batch_size=batches.batch_size, sampler=sampler, **named)
+
+
+def _of_stream(dataset: Any, size: int, loading: Loading) -> Iterator[Any]:
+    if isinstance(dataset, IterableDataset):
+        yield from DataLoader(dataset, batch_size=size, generator=_apart(), **loading.arguments)
+        return
+    collate, examples = loading.collate_fn or default_collate, []
+    for example in dataset:
+        examples.append(example)
+        if len(examples) == size:
+            yield collate(examples)
+            examples = []
+    if examples:
+        yield collate(examples)
+
+
+def _apart() -> torch.Generator:
+    """Returns a generator, so that torch's global one is not drawn from."""
+    return torch.Generator().manual_seed(0)

@@ -1,0 +1,199 @@
+"""What a program asks of a loader, from arguments or from a ready `DataLoader`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
+
+from trireme.data.loading import Collate, Loading
+from trireme.data.order import Order
+from trireme.data.sampled_order import (
+    BatchSamplerOrder,
+    SamplerOrder,
+    SubsetOrder,
+    WeightedOrder,
+)
+from trireme.errors import ConfigurationError
+
+By = Literal["auto", "position", "shard"]
+"""What is dealt of a stream: batches of examples, or whole shards; `auto` where it has some."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What a loader is to do.
+
+    Attributes:
+        dataset: the data set.
+        batch_size: the number of examples in a batch.
+        shuffle: whether each epoch has an order of its own; None for what suits the data set.
+        sampler: chooses the order; a batch sampler where `batched`.
+        weights: the weights by which examples are drawn.
+        batched: whether the sampler yields batches, which are dealt whole.
+        drop_last: whether the rest of an epoch that makes no full batches is left out.
+        loading: how examples are loaded.
+        seed: the seed of the order; None for the session's.
+        by: what is dealt of a stream.
+        notes: what the user should know.
+    """
+
+    dataset: Any
+    batch_size: int
+    shuffle: bool | None = None
+    sampler: Iterable[Any] | None = None
+    weights: Sequence[float] | torch.Tensor | None = None
+    batched: bool = False
+    drop_last: bool = False
+    loading: Loading = Loading()  # noqa: RUF009  # frozen
+    seed: int | None = None
+    by: By = "auto"
+    notes: tuple[str, ...] = ()
+
+    def order(self, size: int, seed: int) -> Order:
+        """Returns the order in which examples are dealt.
+
+        Args:
+            size: the number of examples in the data set.
+            seed: the session's seed.
+
+        Raises:
+            ConfigurationError: arguments contradict each other, or every worker could not compute
+                the order for itself.
+        """
+        seed = seed if self.seed is None else self.seed
+        chosen = [
+            name
+            for name, given in (
+                ("shuffle", self.shuffle is not None),
+                ("sampler", self.sampler is not None),
+                ("weights", self.weights is not None),
+            )
+            if given
+        ]
+        if len(chosen) > 1:
+            raise ConfigurationError(
+                f"{' and '.join(chosen)}: each of them chooses the order of the examples; give one"
+            )
+        if self.weights is not None:
+            if len(self.weights) != size:
+                raise ConfigurationError(
+                    f"there are {len(self.weights)} weights and {size} examples: give one for each"
+                )
+            return WeightedOrder(self.weights, None, seed)
+        if self.sampler is not None:
+            return _order_of(self.sampler, size, seed, batched=self.batched)
+        return Order(size, seed, shuffle=self.shuffle is not False)
+
+
+def _order_of(sampler: Iterable[Any], size: int, seed: int, *, batched: bool) -> Order:
+    """Returns the order of a sampler; those of torch are computed from the seed alone."""
+    if batched:
+        return BatchSamplerOrder(sampler, seed)
+    own = getattr(sampler, "generator", None)
+    if isinstance(own, torch.Generator):
+        seed = own.initial_seed()
+    kind = type(sampler)
+    if kind is SequentialSampler:
+        return Order(size, seed, shuffle=False)
+    if isinstance(sampler, RandomSampler) and kind is RandomSampler:
+        if sampler.replacement:
+            return WeightedOrder(torch.ones(size), sampler.num_samples, seed)
+        if sampler.num_samples == size:
+            return Order(size, seed)
+    if isinstance(sampler, WeightedRandomSampler) and kind is WeightedRandomSampler:
+        return WeightedOrder(
+            sampler.weights, sampler.num_samples, seed, replacement=sampler.replacement
+        )
+    if isinstance(sampler, SubsetRandomSampler) and kind is SubsetRandomSampler:
+        return SubsetOrder(list(sampler.indices), seed)
+    if isinstance(sampler, DistributedSampler):
+        raise ConfigurationError(
+            "a DistributedSampler deals fixed parts of an epoch to fixed ranks, and repeats some "
+            "examples; here each example is dealt once to whichever worker is there. Leave it "
+            f"out, and give shuffle={sampler.shuffle}"
+        )
+    return SamplerOrder(sampler, seed)
+
+
+def of_dataloader(loader: DataLoader[Any], by: By = "auto") -> Request:
+    """Returns what a ready `DataLoader` asks for: its data set, batches, order and loading.
+
+    Raises:
+        ConfigurationError: what it does cannot be dealt.
+    """
+    loading = Loading.of(loader)
+    seed = loader.generator.initial_seed() if loader.generator is not None else None
+    if loader.batch_size is None and loader.batch_sampler is None:
+        single = Loading(
+            **{**_fields(loading), "collate_fn": _Single(loader.collate_fn)}  # its own, or none
+        )
+        request = Request(loader.dataset, 1, loading=single, seed=seed, by=by)
+        if isinstance(loader.dataset, IterableDataset):
+            return request
+        return _with_sampler(request, loader.sampler)
+    batches = loader.batch_sampler
+    if isinstance(loader.dataset, IterableDataset):
+        size = 1 if loader.batch_size is None else loader.batch_size
+        return Request(
+            loader.dataset, size, drop_last=loader.drop_last, loading=loading, seed=seed, by=by
+        )
+    if isinstance(batches, BatchSampler) and type(batches) is BatchSampler:
+        request = Request(
+            loader.dataset,
+            batches.batch_size,
+            drop_last=batches.drop_last,
+            loading=loading,
+            seed=seed,
+        )
+        return _with_sampler(request, batches.sampler)
+    if not isinstance(batches, Iterable):
+        raise ConfigurationError(f"the DataLoader's batch_sampler is {batches!r}")
+    return Request(
+        loader.dataset, 1, sampler=batches, batched=True, loading=loading, seed=seed, by=by
+    )
+
+
+def _with_sampler(request: Request, sampler: Any) -> Request:
+    """Returns a request that takes the order of a `DataLoader`'s sampler."""
+    from dataclasses import replace
+
+    if isinstance(sampler, DistributedSampler):
+        note = (
+            "the DataLoader's DistributedSampler is not used: it deals fixed parts of an epoch to "
+            "fixed ranks, and repeats some examples. Trireme deals each example of the data set "
+            f"once to whichever worker is there, with shuffle={sampler.shuffle}"
+        )
+        return replace(request, shuffle=bool(sampler.shuffle), notes=(note,), seed=sampler.seed)
+    return replace(request, sampler=sampler)
+
+
+def _fields(loading: Loading) -> dict[str, Any]:
+    return {name: getattr(loading, name) for name in Loading.__slots__}
+
+
+class _Single:
+    """Makes a batch of a list of one item: the item itself, as a `DataLoader` without batches does.
+
+    Args:
+        convert: applied to the item.
+    """
+
+    def __init__(self, convert: Collate | Callable[[Any], Any]) -> None:
+        self._convert = convert
+
+    def __call__(self, items: list[Any]) -> Any:
+        """Returns the item, converted."""
+        return self._convert(items[0])

@@ -1,0 +1,313 @@
+"""Data sets that are read from the beginning: iterable and streaming ones.
+
+A stream has parts, which are read one after the other: the shards of a data set that has some, or
+the whole of it. Each part of each epoch has a fixed range of positions, of which only the first
+ones have examples: how many is found where the part ends. So a position means the same example for
+every worker, under any number of workers, and in a job that is resumed.
+
+A data set has shards if it has a number `num_shards` above 1 and a method
+`shard(num_shards=n, index=i)`, as the streaming ones of Hugging Face's `datasets`. It can say where
+it is if it, or its iterator, has `state_dict()` and `load_state_dict()`, as those have and as
+torchdata's StatefulDataLoader asks for. `set_epoch(epoch)` is called before an epoch is read.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+from typing import Any
+
+from torch.utils.data import DataLoader, IterableDataset
+
+from trireme.data.bookmarks import Bookmark, Bookmarks, digest, packed
+from trireme.data.ledger import size_of_parts
+from trireme.data.loading import Loading
+from trireme.data.seeds import derive, permutation
+from trireme.errors import ConfigurationError, DataError
+
+_BETWEEN_BOOKMARKS = 1024
+_MOST_CURSORS = 3
+
+
+def is_stream(dataset: object) -> bool:
+    """Returns whether a data set can only be read from the beginning.
+
+    Raises:
+        ConfigurationError: it can be read only once.
+    """
+    if isinstance(dataset, Iterator) and not hasattr(dataset, "load_state_dict"):
+        raise ConfigurationError(
+            f"a {type(dataset).__name__} can be read only once: give an object that begins anew "
+            "each time it is iterated over, such as a torch.utils.data.IterableDataset"
+        )
+    if isinstance(dataset, IterableDataset):
+        return True
+    return isinstance(dataset, Iterable) and not hasattr(dataset, "__getitem__")
+
+
+def shards_of(dataset: object) -> int:
+    """Returns the number of shards of a data set; 1 where it has none."""
+    count = getattr(dataset, "num_shards", 1)
+    sharded = isinstance(count, int) and callable(getattr(dataset, "shard", None))
+    return count if sharded and not isinstance(count, bool) and count > 1 else 1
+
+
+class Stream:
+    """Reads the examples of a stream by position.
+
+    Args:
+        dataset: the data set.
+        shards: the number of its shards, each of which is a part; 1 for the whole as one part.
+        loading: how examples are loaded.
+        seed: the seed of the shuffles.
+        shuffle: whether the shards of each epoch are read in an order of its own.
+        warn: told what the user should know.
+
+    Attributes:
+        size: the number of positions of a part.
+        shards: the argument.
+        bookmarks: where reading may begin.
+
+    Raises:
+        ConfigurationError: the data set cannot be read as it is asked to be.
+    """
+
+    def __init__(
+        self,
+        dataset: Iterable[Any],
+        shards: int,
+        *,
+        loading: Loading,
+        seed: int = 0,
+        shuffle: bool = False,
+        warn: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        if loading.num_workers > 1:
+            raise ConfigurationError(
+                f"num_workers={loading.num_workers} with a {type(dataset).__name__}: several "
+                "processes would read a stream in an order of their own, or each example several "
+                "times. Use num_workers=1, which reads ahead in one process"
+            )
+        if shuffle and shards == 1:
+            raise ConfigurationError(
+                f"shuffle=True with a {type(dataset).__name__} without shards: a stream has the "
+                "order in which it is read. Shuffle in the data set itself, with a seed and a "
+                "buffer"
+            )
+        self.size = size_of_parts(shards)
+        self.shards = shards
+        self.bookmarks = Bookmarks()
+        self._dataset = dataset
+        self._loading = loading
+        self._seed, self._shuffle = seed, shuffle
+        self._warn = warn
+        self._cursors: list[_Cursor] = []  # the one used last comes last
+        self._window: tuple[int, list[Any]] = (0, [])
+        self._ends: dict[int, int] = {}
+        self._trusts = True  # in states
+        both = ("state_dict", "load_state_dict")
+        self._says = all(callable(getattr(dataset, each, None)) for each in both)
+
+    def epoch(self, position: int) -> int:
+        """Returns the epoch of a position."""
+        return position // self.size // self.shards
+
+    def take(self, start: int, stop: int) -> tuple[list[Any], int | None]:
+        """Returns the examples of some positions of a part, and where the part ends.
+
+        Returns:
+            The examples, and the position after the last one of the part; None where that is not
+            reached.
+
+        Raises:
+            DataError: the data set has no examples.
+        """
+        first, kept = self._window
+        if kept and first <= start < first + len(kept):
+            found = kept[start - first : stop - first]
+        else:
+            found = []
+        part, reached = start // self.size, start + len(found)
+        limit = min(stop, self._ends.get(part, stop))
+        if reached < limit:
+            cursor = self._cursor_at(part, reached - part * self.size)
+            more = cursor.read(limit - reached)
+            found, reached = found + more, reached + len(more)
+            if reached < limit:  # the part may even end before `start`
+                self._end(part, part * self.size + cursor.index)
+        return found, None if reached >= stop else self._ends[part]
+
+    def look_ahead(self, start: int, count: int) -> int | None:
+        """Reads positions ahead; returns where the part ends, if that is before all are read."""
+        first, kept = self._window
+        start = max(start, 0)
+        if not first <= start <= first + len(kept):
+            first, kept = start, []
+        stop = min(start + count, (start // self.size + 1) * self.size)
+        examples, end = self.take(start, stop)
+        self._window = start, examples
+        return end
+
+    def close(self) -> None:
+        """Ends reading."""
+        for cursor in self._cursors:
+            cursor.close()
+        self._cursors.clear()
+
+    def _end(self, part: int, reached: int) -> None:
+        """Notes where a part ends."""
+        self._ends[part] = reached
+        begins = part // self.shards * self.shards
+        if all(self._ends.get(each) == each * self.size for each in range(begins, part + 1)) and (
+            part == begins + self.shards - 1
+        ):
+            raise DataError(
+                f"the {type(self._dataset).__name__} has no examples: nothing can be trained on"
+            )
+
+    # -- cursors --------------------------------------------------------------------------------
+
+    def _cursor_at(self, part: int, index: int) -> _Cursor:
+        """Returns a cursor that reads the given example of a part next."""
+        bookmark = self.bookmarks.before(part, index) if self._trusts else None
+        near = [c for c in self._cursors if c.part == part and c.index <= index]
+        best = max(near, key=lambda cursor: cursor.index, default=None)
+        if best is not None and (bookmark is None or bookmark.index <= best.index):
+            self._cursors.remove(best)
+        else:
+            while len(self._cursors) >= (1 if self._says else _MOST_CURSORS):
+                self._cursors.pop(0).close()
+            best = self._open(part, bookmark)
+        self._cursors.append(best)
+        if best.index < index:
+            best.skip(index - best.index)
+        return best
+
+    def _open(self, part: int, bookmark: Bookmark | None) -> _Cursor:
+        cursor = _Cursor(self, part, self._part(part), self._loading)
+        if bookmark is None:
+            return cursor
+        if cursor.go_to(bookmark):
+            return cursor
+        cursor.close()
+        self._trusts = False
+        self.bookmarks.clear()
+        self._warn(
+            f"the state of the {type(self._dataset).__name__} does not lead back to the same "
+            "example (a shuffle buffer is not part of it): it is read from the beginning of the "
+            "epoch to the example that comes next"
+        )
+        return _Cursor(self, part, self._part(part), self._loading)
+
+    def _part(self, part: int) -> Any:
+        """Returns the data set of a part."""
+        epoch, number = divmod(part, self.shards)
+        dataset: Any = self._dataset
+        set_epoch = getattr(dataset, "set_epoch", None)
+        if callable(set_epoch):
+            set_epoch(epoch)
+        if self.shards == 1:
+            # A state that is loaded into a data set must not stay in it.
+            return copy.copy(dataset) if self._says else dataset
+        if self._shuffle:
+            number = int(permutation(self.shards, derive(self._seed, epoch))[number])
+        return dataset.shard(num_shards=self.shards, index=number)
+
+
+class _Cursor:
+    """Reads a part of a stream, example by example.
+
+    Args:
+        stream: whose part it is.
+        part: its number.
+        dataset: the data set of the part.
+        loading: how examples are loaded.
+
+    Attributes:
+        part: the argument.
+        index: the number of the example that is read next.
+    """
+
+    def __init__(self, stream: Stream, part: int, dataset: Any, loading: Loading) -> None:
+        self.part = part
+        self.index = 0
+        self._stream = stream
+        self._dataset = dataset
+        self._loading = loading
+        self._iterator: Iterator[Any] | None = None
+        self._first: list[Any] = []  # read to compare it
+        self._pending: tuple[int, bytes] | None = None  # a state whose next example is not read
+        self._marked = 0
+
+    def go_to(self, bookmark: Bookmark) -> bool:
+        """Goes on at a bookmark; returns False where that leads to another example."""
+        if self._loading.num_workers:
+            return True  # reads from the beginning
+        try:
+            state = bookmark.load()
+            if callable(getattr(self._dataset, "load_state_dict", None)):
+                self._dataset.load_state_dict(state)
+            else:
+                self._opened().load_state_dict(state)  # type: ignore[attr-defined]
+            self._first = list(islice(self._opened(), 1))
+        except Exception:  # of the data set: a state that another version has written, say
+            return False
+        if self._first and digest(self._first[0]) != bookmark.follows:
+            return False
+        self.index = self._marked = bookmark.index
+        return bool(self._first) or not bookmark.follows
+
+    def read(self, count: int) -> list[Any]:
+        """Returns the next examples; fewer where the part ends."""
+        found, self._first = self._first[:count], self._first[count:]
+        if self._pending is not None and (found or count):
+            found += islice(self._opened(), 1 if not found else 0)
+            index, state = self._pending
+            self._pending = None
+            if found:
+                self._stream.bookmarks.add(self.part, Bookmark(index, state, digest(found[0])))
+        found += islice(self._opened(), count - len(found))
+        self.index += len(found)
+        if self.index - self._marked >= _BETWEEN_BOOKMARKS and not self._first:
+            self._marked = self.index
+            self._mark()
+        return found
+
+    def skip(self, count: int) -> None:
+        """Reads examples and drops them."""
+        while count > 0:
+            read = len(self.read(min(count, _BETWEEN_BOOKMARKS)))
+            if not read:
+                return
+            count -= read
+
+    def close(self) -> None:
+        """Ends reading."""
+        if self._iterator is not None and hasattr(self._iterator, "close"):
+            self._iterator.close()
+        self._iterator = None
+
+    def _mark(self) -> None:
+        """Keeps the present state, until the next example is known."""
+        for holder in (self._dataset, self._iterator):
+            if self._loading.num_workers or not callable(getattr(holder, "state_dict", None)):
+                continue
+            state = packed(holder.state_dict())  # type: ignore[union-attr]
+            if state is not None:
+                self._pending = self.index, state
+                return
+
+    def _opened(self) -> Iterator[Any]:
+        if self._iterator is None:
+            source = self._dataset
+            if self._loading.num_workers:
+                named = {**self._loading.arguments, "collate_fn": _same, "pin_memory": False}
+                source = DataLoader(source, batch_size=None, **named)
+            self._iterator = iter(source)
+        return self._iterator
+
+
+def _same(example: Any) -> Any:
+    """Returns the example as it is."""
+    return example

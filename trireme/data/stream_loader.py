@@ -1,0 +1,183 @@
+"""Makes batches of a stream, for spans of positions that a source provides."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Generator, Iterator
+from typing import Any
+
+import torch
+from torch.utils.data import default_collate
+
+from trireme.data.batch import Batch, Span
+from trireme.data.loader import BatchTransform, Source
+from trireme.data.loading import Loading
+from trireme.data.seeds import derive
+from trireme.data.stream import Stream
+
+_TRANSFORMS = 0x7472616E  # as a loader's
+
+Lack = Callable[[int, int], None]
+"""Told of positions that have no example."""
+
+
+class StreamLoader:
+    """Iterates over the batches of a stream, as long as its source provides spans.
+
+    A batch is made of the examples of one span, or, where the source deals whole parts, of as many
+    parts of one epoch as it takes. It is shorter where a part or an epoch ends before.
+
+    An iteration ends before an empty span, which `pause` takes away. Another iteration continues
+    with the positions that were not handed out. Exceptions of the source, the data set or the
+    transform propagate from the iteration.
+
+    Args:
+        stream: the stream.
+        source: provides the next spans, none of which reaches into another part.
+        lack: told where a part ends.
+        batch_size: the largest number of examples in a batch.
+        loading: how batches are made.
+        seed: the seed of transforms.
+        transform: applied to each collated batch, with a generator seeded from the seed and the
+            first position.
+        drop_last: whether to leave out batches that are shorter, at the end of a part or an epoch.
+        ahead: the number of spans in a request.
+    """
+
+    def __init__(
+        self,
+        stream: Stream,
+        source: Source,
+        lack: Lack,
+        *,
+        batch_size: int,
+        loading: Loading,
+        seed: int = 0,
+        transform: BatchTransform | None = None,
+        drop_last: bool = False,
+        ahead: int = 16,
+    ) -> None:
+        self.stream = stream
+        self.batch_size = batch_size
+        self._source, self._lack = source, lack
+        self._collate = loading.collate_fn or default_collate
+        self._loading = loading
+        self._seed = seed
+        self._transform = transform
+        self._drop_last = drop_last
+        self._ahead = ahead
+        self._waiting: deque[Span] = deque()
+        self._last: Any = None  # the examples of the last batch, for a step without any
+        self._before: tuple[Batch, list[Any]] | None = None  # the last batch, before its transform
+        self._iteration: Generator[Batch] | None = None
+
+    @property
+    def unused(self) -> tuple[Span, ...]:
+        """The positions whose batches were not returned yet, in the order of the source."""
+        return tuple(self._waiting)
+
+    def prepare(self) -> None:
+        """Does nothing: a stream is read when its examples are needed, or by a process."""
+
+    def pause(self) -> bool:
+        """Returns whether the iteration has ended before an empty span, and takes that away."""
+        if self._waiting and self._waiting[0][0] == self._waiting[0][1]:
+            self._waiting.popleft()
+            return True
+        return False
+
+    def stand_in(self) -> Batch:
+        """Returns a batch without positions, for a step that others make."""
+        examples = self._last
+        if examples is None:
+            examples, _ = self.stream.take(0, self.batch_size)
+        return Batch(self._made(examples, 0), (), examples=0)
+
+    def originals(self, batch: Batch, count: int) -> Any:
+        """Returns the first examples of the last batch as they were before the transform."""
+        if self._transform is None or self._before is None or self._before[0] is not batch:
+            return None
+        return self._collate(self._before[1][:count])
+
+    def discard(self) -> tuple[Span, ...]:
+        """Ends the iteration; drops and returns the unused spans."""
+        self._end_iteration()
+        unused = self.unused
+        self._waiting.clear()
+        return unused
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Begins an iteration, and ends an earlier one: there is one sequence of spans."""
+        self._end_iteration()
+        self._iteration = self._batches()
+        return self._iteration
+
+    def _end_iteration(self) -> None:
+        if self._iteration is not None:
+            self._iteration.close()
+            self._iteration = None
+
+    def _batches(self) -> Generator[Batch]:
+        while self._next() is not None:
+            spans: list[Span] = []
+            examples: list[Any] = []
+            whole = ended = False
+            while len(examples) < self.batch_size:
+                start, stop = self._waiting[0]
+                if start == stop or (spans and not self._continues(spans[-1], start)):
+                    break
+                whole = whole or stop - start > self.batch_size
+                stop = min(stop, start + self.batch_size - len(examples))
+                found, end = self.stream.take(start, stop)
+                self._use(start + len(found))
+                if found:
+                    spans.append((start, start + len(found)))
+                    examples += found
+                if end is not None:
+                    ended = True
+                    self._ended(end)
+                if not whole or (len(examples) < self.batch_size and self._next() is None):
+                    break
+            if self._drop_last and ended and 0 < len(examples) < self.batch_size:
+                for span in spans:
+                    self._lack(*span)
+            elif examples:
+                self._last = examples
+                epoch = self.stream.epoch(spans[0][0])
+                batch = Batch(self._made(examples, spans[0][0]), tuple(spans), epoch=epoch)
+                self._before = batch, examples
+                yield batch
+
+    def _made(self, examples: list[Any], start: int) -> Any:
+        data = self._collate(examples)
+        if self._transform is not None:
+            seed = derive(self._seed, _TRANSFORMS, start)
+            data = self._transform(data, torch.Generator().manual_seed(seed))
+        return self._loading.pinned(data)
+
+    def _continues(self, before: Span, start: int) -> bool:
+        """Returns whether a position may be in the same batch as those of a span."""
+        return self.stream.epoch(before[0]) == self.stream.epoch(start)
+
+    def _use(self, until: int) -> None:
+        """Takes positions away from the first span."""
+        _, stop = self._waiting.popleft()
+        if until < stop:
+            self._waiting.appendleft((until, stop))
+
+    def _ended(self, end: int) -> None:
+        """Notes that a part has ended: positions after that have no examples."""
+        part = end // self.stream.size
+        stop = (part + 1) * self.stream.size
+        if end == stop:
+            return
+        kept = [span for span in self._waiting if span[0] == span[1] or not (end <= span[0] < stop)]
+        self._waiting = deque(kept)
+        self._lack(end, stop)
+
+    def _next(self) -> Span | None:
+        if not self._waiting:
+            self._waiting.extend(self._source(self._ahead))
+        if not self._waiting or self._waiting[0][0] == self._waiting[0][1]:
+            return None
+        return self._waiting[0]

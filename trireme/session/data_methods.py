@@ -1,0 +1,233 @@
+"""The methods of a session that train and evaluate on data sets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Unpack
+
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from trireme.data.evaluation_batches import evaluation_batches
+from trireme.data.loading import Loading, LoadingValues
+from trireme.data.request import By, Request, of_dataloader
+from trireme.errors import ConfigurationError
+from trireme.session.batches import Batches
+from trireme.session.data_feed import DataFeed
+from trireme.session.observers.recorder import Recorder
+from trireme.session.options import Options, check_whole
+from trireme.session.replica.replica import Replica, Transform
+from trireme.session.training_setup import TrainingSetup
+from trireme.session.worker import JobView
+
+
+class DataMethods(JobView):
+    """Deals the examples of data sets to workers, and evaluates on data sets.
+
+    Attributes:
+        options: the session's options.
+    """
+
+    options: Options
+    _feed: DataFeed
+    _setup: TrainingSetup
+    _evaluator: Replica
+    _recorder: Recorder
+
+    def loader(
+        self,
+        dataset: Dataset[Any] | Iterable[Any] | DataLoader[Any],
+        batch_size: int | None = None,
+        *,
+        name: str = "train",
+        shuffle: bool | None = None,
+        sampler: Iterable[Any] | None = None,
+        weights: Sequence[float] | torch.Tensor | None = None,
+        drop_last: bool = False,
+        transform: Callable[[Any, torch.Generator], Any] | None = None,
+        epochs: float | None = None,
+        resized: bool = False,
+        generator: torch.Generator | None = None,
+        by: By = "auto",
+        **loading: Unpack[LoadingValues],
+    ) -> Batches:
+        """Iterates over this worker's batches, from epoch to epoch, until training should end.
+
+        Each example of an epoch is dealt to one worker. Examples that a worker did not finish,
+        because the worker died or its update was stale, are dealt again. A resumed job continues
+        at the exact example. A program that leaves the loop early and creates another loader over
+        the same data set continues where the first loader ended. Inside `epochs`, an iteration
+        ends with the epoch; otherwise a batch that crosses an epoch's end takes the rest from the
+        next epoch, so that all are full.
+
+        Args:
+            dataset: a data set with `__len__` and `__getitem__`, of which tensors in memory
+                (`TensorDataset`) are gathered without per-example Python; one that is iterated
+                over, such as an `IterableDataset` or a streaming data set of Hugging Face; or a
+                `torch.utils.data.DataLoader`, whose data set, batch size, sampler, collate
+                function and other arguments are taken, and whose order is dealt.
+            batch_size: the number of examples in each batch of this worker, or of each of its
+                replicas. A `DataLoader` has its own.
+            name: the data set's name, where a program trains on several data sets.
+            shuffle: whether each epoch has an order of its own; by default it has. Of data sets
+                that are iterated over, the order of the shards; by default they keep theirs.
+            sampler: chooses the examples of an epoch, instead of `shuffle`. It has a length, and
+                its random numbers are seeded by epoch, so that all workers compute the same order.
+            weights: one number for each example: an epoch is as many draws with replacement, with
+                probabilities in proportion, as `WeightedRandomSampler`'s.
+            drop_last: whether the rest of each epoch that does not make a full batch, in
+                synchronous jobs a full batch for every worker, is left out.
+            transform: (batch, generator) -> batch, such as an augmentation of
+                `trireme.data.augment`; its randomness follows from the seed and the batch.
+            epochs: the job ends after this many passes over the data set, unless `max_steps` is
+                set.
+            resized: whether a resumed job accepts a data set of another size than the
+                checkpoint's, and continues with the next epoch of the present data set; a job
+                without it is refused.
+            generator: its seed, as set by `manual_seed`, replaces the session's for the order.
+            by: of data sets that are iterated over, what is dealt: `position` has every worker
+                read all examples and keep its own; `shard` has each read whole shards. `auto`
+                takes shards where there are several.
+            loading: `collate_fn`, `num_workers`, `pin_memory`, `timeout`, `worker_init_fn`,
+                `prefetch_factor`, `persistent_workers` and `multiprocessing_context`, as
+                `DataLoader`'s. A data set that is iterated over is read by at most one process.
+
+        Raises:
+            ConfigurationError: the data set has no examples, or cannot be dealt as it is asked
+                for; `epochs` is not above 0; or `batch_size` is below 1.
+            Rejected: the workers disagree about the data set's size, or in synchronous jobs about
+                the batch size; or the checkpoint is of a data set of another size.
+        """
+        _ = self.worker  # raises unless the session was entered
+        if isinstance(dataset, DataLoader):
+            given = [
+                word
+                for word, value, default in (
+                    ("batch_size", batch_size, None),
+                    ("shuffle", shuffle, None),
+                    ("sampler", sampler, None),
+                    ("weights", weights, None),
+                    ("drop_last", drop_last, False),
+                    ("generator", generator, None),
+                )
+                if value is not default
+            ]
+            _refuse_twice("loader", [*given, *loading])
+            request = of_dataloader(dataset, by)
+        else:
+            if batch_size is None:
+                raise ConfigurationError(
+                    "loader(dataset, batch_size): give the number of examples in a batch"
+                )
+            request = Request(
+                dataset,
+                batch_size,
+                shuffle=shuffle,
+                sampler=sampler,
+                weights=weights,
+                drop_last=drop_last,
+                loading=_loading("loader", loading),
+                seed=None if generator is None else generator.initial_seed(),
+                by=by,
+            )
+        return self._feed.batches(
+            request, name=name, transform=transform, epochs=epochs, resized=resized
+        )
+
+    def epochs(self, count: int, *, name: str = "train") -> Iterator[int]:
+        """Iterates over the epochs of a data set: 0 to `count - 1`, or what a resumed job lacks.
+
+        Inside the loop, each iteration over a `loader` ends with the epoch: it has no example of
+        the next one. Batches are cut at the end of the epoch. The examples of a worker that is
+        lost may come to another worker in a later epoch; `batch.epoch` tells. In the last epoch
+        the workers wait for each other, until each example is in the parameters.
+
+            for epoch in session.epochs(3):
+                for batch in session.loader(train, batch_size=100):
+                    session.step(batch)
+
+        Args:
+            count: the number of epochs in all.
+            name: the data set's name; see `loader`.
+
+        Raises:
+            ConfigurationError: `count` is no whole number of 0 or more.
+        """
+        _ = self.worker
+        return self._feed.epochs(count, name)
+
+    def evaluate(
+        self,
+        dataset: Dataset[Any] | Iterable[Any] | DataLoader[Any],
+        batch_size: int | None = None,
+        *,
+        name: str = "validation",
+        transform: Transform | None = None,
+        **loading: Unpack[LoadingValues],
+    ) -> dict[str, float]:
+        """Returns the mean loss and metrics of a data set for the values of one consistent step.
+
+        A metric with a state, such as one of TorchMetrics, is computed once, over the whole set.
+
+        Where no process holds the whole model (a graph that was placed by an example), all
+        processes must call it, with the same data.
+
+        The moving average of the parameters is evaluated where one is kept; in a worker of several
+        processes only its first process does so. The chief also records the result, in TensorBoard
+        as the run `name`.
+
+        Args:
+            dataset: a data set, of which each example counts once; one that is iterated over must
+                end. Or a `DataLoader`, as in `loader`.
+            batch_size: the number of examples that are computed at a time; 1000 by default.
+            name: the data set's name, such as `validation` or `test`.
+            transform: batch -> batch, such as a centre crop.
+            loading: `collate_fn`, `num_workers` and so on; see `loader`.
+
+        Raises:
+            ConfigurationError: an argument is out of range.
+        """
+        worker = self.worker
+        if batch_size is not None:
+            check_whole("batch_size", batch_size)
+        batches = evaluation_batches(dataset, batch_size, _loading("evaluate", loading))
+        excused = worker.lifecycle.liveness.excused("it evaluates")
+        values = worker.buffers.consistent_values()
+        if self._setup.lean:  # no process can evaluate alone
+            values = worker.backend.evaluating()
+        with excused, values:
+            results = self._evaluator.evaluate(batches, transform=transform)
+        if self.is_chief:
+            self._recorder.evaluated(name, results)
+        for hook in self.options.hooks:
+            hook.on_evaluate(self, name, results)  # type: ignore[arg-type]  # a session
+        return results
+
+
+def _loading(method: str, values: LoadingValues) -> Loading:
+    """Returns the loading that keywords describe.
+
+    Raises:
+        ConfigurationError: a keyword is unknown.
+    """
+    unknown = [name for name in values if name not in Loading.__slots__]
+    if unknown:
+        hint = " (its name is num_workers now)" if "workers" in unknown else ""
+        raise ConfigurationError(
+            f"{method}() has no argument {', '.join(map(repr, unknown))}{hint}: it takes "
+            f"{', '.join(Loading.__slots__)}, and what its documentation lists"
+        )
+    return Loading(**values)
+
+
+def _refuse_twice(method: str, given: Sequence[str]) -> None:
+    """Checks that nothing is given that a `DataLoader` has already.
+
+    Raises:
+        ConfigurationError: something is.
+    """
+    if given:
+        raise ConfigurationError(
+            f"{method}(DataLoader, {'=..., '.join(given)}=...): the DataLoader has that itself: "
+            "set it there, or give its data set"
+        )

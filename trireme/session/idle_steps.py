@@ -1,0 +1,61 @@
+"""What a worker does that has no examples while others still have some."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from trireme.session.worker import Worker
+
+_FIRST_SECONDS = 0.02
+_MOST_SECONDS = 0.5
+
+
+class IdleSteps:
+    """Takes part in synchronous rounds without examples; otherwise waits.
+
+    A round waits for the updates of its workers. One without examples sends an update of weight 0,
+    which changes no values. Where a round needs fewer updates than there are workers, it lets
+    those with examples go first. In process groups all replicas have as many steps, so that there
+    is nothing to wait for.
+
+    Args:
+        worker: the worker.
+        flush: waits for the update that is under way, and exchanges local ones.
+    """
+
+    def __init__(self, worker: Worker, flush: Callable[[], None]) -> None:
+        self._worker = worker
+        self._flush = flush
+        self._times = 0  # in a row
+
+    def over(self) -> None:
+        """Notes that the worker has examples again."""
+        self._times = 0
+
+    def wait(self) -> None:
+        """Waits a little for what others do; the first time only for the worker's own update."""
+        self._times += 1
+        if self._times == 1:
+            self._flush()
+        elif self._worker.setup.settings.rule.synchronous:
+            self.make()
+        else:
+            self._pause()
+
+    def make(self) -> None:
+        """Makes a step without examples, where steps are made in rounds."""
+        worker, setup = self._worker, self._worker.setup
+        rule = setup.settings.rule
+        if not rule.synchronous:
+            return
+        if rule.aggregate < setup.settings.task.workers:
+            self._pause()
+        worker.begin_step()
+        setup.flat.zero_gradients()
+        worker.update(0.0, ())
+        self._flush()
+
+    def _pause(self) -> None:
+        with self._worker.lifecycle.liveness.excused("it waits for the examples of others"):
+            time.sleep(min(_FIRST_SECONDS * 2 ** min(self._times, 10), _MOST_SECONDS))
