@@ -14,14 +14,19 @@ import pytest
 
 from tests.integration.shell import PYTHON, ROOT, TRIREME, Ended, Shell
 
+SECONDS = 500.0
 RECIPES = ROOT / "recipes"
 WAYS = {
+    "plain": (PYTHON, ()),
     "python": (PYTHON, ()),
     "sync": (TRIREME, ("run", "--ps", 1, "--workers", 2, "--strategy", "sync")),
     "async": (TRIREME, ("run", "--ps", 1, "--workers", 2)),
     "allreduce": (TRIREME, ("run", "--workers", 2)),
     "one worker": (TRIREME, ("run", "--ps", 1, "--workers", 1, "--strategy", "sync")),
 }
+
+OWN = ("plain", "sync", "allreduce")
+"""The ways with the loss of one process where the program deals its data itself, in order."""
 
 
 @dataclass(frozen=True)
@@ -42,10 +47,10 @@ class Recipe:
 
 
 ALL = {
-    "transformers_trainer": Recipe("transformers", 48, loops=True),
+    "transformers_trainer": Recipe("transformers", 48, loops=True, parity=OWN),
     "transformers_loop": Recipe("transformers", 48),
-    "lightning_trainer": Recipe("lightning", 180, loops=True),
-    "fabric_loop": Recipe("lightning", 180, loops=True),
+    "lightning_trainer": Recipe("lightning", 180, loops=True, parity=OWN),
+    "fabric_loop": Recipe("lightning", 180, loops=True, parity=OWN),
     # Batch normalisation and mixup are of the batch that a worker has.
     "resnet": Recipe("", 89, parity=("one worker",)),
     "torch_compile": Recipe("", 178),
@@ -68,12 +73,16 @@ def run(shell: Shell, name: str, way: str) -> Ended:
     """Runs a recipe to its end; two workers have half of the batch each."""
     command, words = WAYS[way]
 
-    size = 16 if way in ("python", "one worker") else 8
+    size = 16 if way in ("plain", "python", "one worker") else 8
     # The hook of the tests that delays the import of torch's compiler is not for foreign packages.
     environ = {"PYTHONPATH": str(ROOT), "WANDB_SILENT": "true"}
     return shell.start(
-        *words, RECIPES / f"{name}.py", size, command=command, environ=environ
-    ).ended()
+        *words,
+        RECIPES / f"{name}{'_plain' * (way == 'plain')}.py",
+        size,
+        command=command,
+        environ=environ,
+    ).ended(SECONDS)
 
 
 def losses(ended: Ended) -> list[float]:

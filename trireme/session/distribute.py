@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, Unpack, overload
 
@@ -191,6 +191,9 @@ class DistributedOptimizer(JobView, torch.optim.Optimizer):
             name: value for name, value in vars(optimizer).items() if not hasattr(type(self), name)
         }
         self.__dict__.update(own)
+        # Called here, for the given optimizer makes steps in some strategies only.
+        for hooks in ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"):
+            setattr(optimizer, hooks, type(own[hooks])())
         self._given = optimizer
         self._job = job
         self._index = index
@@ -211,7 +214,6 @@ class DistributedOptimizer(JobView, torch.optim.Optimizer):
         """The number of batches that the job computes at a time."""
         return self.worker.setup.replicas
 
-    @torch.optim.Optimizer.profile_hook_step  # calls the hooks of `register_step_pre_hook`
     def step(self, closure: Callable[[], Any] | None = None, *, examples: float = 1.0) -> Any:
         """Pushes the gradients and brings the new values into the model.
 
@@ -232,6 +234,7 @@ class DistributedOptimizer(JobView, torch.optim.Optimizer):
             JobFailed: the job has ended elsewhere; the message says where and why.
         """
         goes_on = self._job.goes_on()
+        self._call(self._optimizer_step_pre_hooks.values(), closure)
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -240,7 +243,17 @@ class DistributedOptimizer(JobView, torch.optim.Optimizer):
             return loss
         self._job.update(self._index, examples)
         self._given._opt_called = True  # type: ignore[attr-defined]  # schedulers check it
+        self._call(self._optimizer_step_post_hooks.values(), closure)
         return loss
+
+    def _call(self, hooks: Iterable[Callable[..., Any]], closure: Callable[[], Any] | None) -> None:
+        """Calls the hooks of `register_step_pre_hook` or `register_step_post_hook`."""
+        for hook in hooks:
+            if hook(self, (closure,), {}) is not None:
+                raise ConfigurationError(
+                    f"{hook!r}, a hook of the optimizer's step, has returned other arguments for "
+                    "step: a distributed optimizer takes none from hooks"
+                )
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drops the gradients of this optimizer's parameters, or sets them to zero.
@@ -296,10 +309,6 @@ class DistributedOptimizer(JobView, torch.optim.Optimizer):
     def close(self) -> None:
         """Saves, and leaves the job, with all its optimizers. May be called again."""
         self._job.close()
-
-
-# Otherwise torch wraps `step` again where an optimizer is copied or unpickled.
-DistributedOptimizer.step.hooked = True  # type: ignore[attr-defined]
 
 
 def _share_random_state(process_group: ProcessGroup) -> None:
