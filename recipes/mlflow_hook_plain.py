@@ -15,7 +15,6 @@ torch.manual_seed(0)
 model = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
 optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
 loader = DataLoader(train, batch_size, shuffle=True, drop_last=True)
-images, labels = test.tensors
 mlflow.set_tracking_uri("sqlite:///mlflow.db")
 
 mlflow.log_params({"lr": 3e-3, "batch_size": batch_size})
@@ -25,4 +24,4 @@ for batch, targets in loader:
     loss.backward()
     optimizer.step()
     mlflow.log_metric("loss", loss.item())
-print("loss", nn.functional.cross_entropy(model(images), labels).item())
+print("loss", nn.functional.cross_entropy(model(test.tensors[0]), test.tensors[1]).item())

@@ -40,7 +40,6 @@ blocks = Block(1, 8, 1), Block(8, 16, 2), Block(16, 32, 2)
 model = nn.Sequential(*blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 10))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=5e-4)
 schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 89)
-images, labels = test.tensors
 
 how = {"ema": 0.95, "scheduler": schedule, "max_steps": 89}
 session = trireme.Session(model, nn.CrossEntropyLoss(), optimizer, **how)

@@ -40,7 +40,6 @@ blocks = Block(1, 8, 1), Block(8, 16, 2), Block(16, 32, 2)
 model = nn.Sequential(*blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 10))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=5e-4)
 schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 89)
-images, labels = test.tensors
 
 average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.95), use_buffers=True)
 for batch, targets in loader:
@@ -49,4 +48,4 @@ for batch, targets in loader:
     optimizer.step()
     average.update_parameters(model)
     schedule.step()
-print("loss", nn.functional.cross_entropy(average.eval()(images), labels).item())
+print("loss", nn.functional.cross_entropy(average.eval()(test.tensors[0]), test.tensors[1]).item())

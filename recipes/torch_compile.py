@@ -16,7 +16,6 @@ model = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
 model = torch.compile(model, dynamic=True)
 optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
 loader = DataLoader(train, batch_size, shuffle=True, drop_last=True)
-images, labels = test.tensors
 
 session = trireme.Session(model, nn.CrossEntropyLoss(), optimizer, max_steps=178)
 with session:

@@ -16,7 +16,6 @@ torch.manual_seed(0)
 model = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
 optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
 loader = DataLoader(train, batch_size, shuffle=True, drop_last=True)
-images, labels = test.tensors
 metrics = {"f1": MulticlassF1Score(10), "auroc": MulticlassAUROC(10)}
 
 session = trireme.Session(model, nn.CrossEntropyLoss(), optimizer, metrics=metrics, max_steps=178)

@@ -15,7 +15,6 @@ torch.manual_seed(0)
 model = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
 optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
 loader = DataLoader(train, batch_size, shuffle=True, drop_last=True)
-images, labels = test.tensors
 metrics = {"f1": MulticlassF1Score(10), "auroc": MulticlassAUROC(10)}
 
 for _ in range(2):
@@ -24,4 +23,4 @@ for _ in range(2):
         nn.functional.cross_entropy(model(batch), targets).backward()
         optimizer.step()
 for name, metric in metrics.items():
-    print(name, metric(model(images), labels).item())
+    print(name, metric(model(test.tensors[0]), test.tensors[1]).item())
