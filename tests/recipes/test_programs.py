@@ -72,8 +72,7 @@ def test_it_runs(name: str, way: str, ran: Run) -> None:
         for place, value in enumerate(sorted(values)):
             assert abs(value - sorted(alone * workers)[place]) <= 1e-4
     if way not in ("plain", "python"):
-        (run_dir,) = Path(directory, "runs").iterdir()
-        newest = list_checkpoints(run_dir)[-1].name
+        newest = list_checkpoints(directory / "run")[-1].name
         times = 2 if recipe.loops and way == "async" else 1
         assert newest == f"step-{recipe.steps * times:09d}"
     if name == "mlflow_hook" and way != "plain":

@@ -72,7 +72,8 @@ def skip_without(name: str) -> None:
 def run(shell: Shell, name: str, way: str) -> Ended:
     """Runs a recipe to its end; two workers have half of the batch each."""
     command, words = WAYS[way]
-
+    if command is TRIREME:
+        words = (*words, "--run-dir", "run")
     size = 16 if way in ("plain", "python", "one worker") else 8
     # The hook of the tests that delays the import of torch's compiler is not for foreign packages.
     environ = {"PYTHONPATH": str(ROOT), "WANDB_SILENT": "true"}
