@@ -1,7 +1,7 @@
 """Two processes with one thread each that compute placed graphs, one placement in turn.
 
-As a job of strategy `graph` does it: each process captures the model for itself, rank 0 measures
-the operators, the links are measured by both. A placement comes from whoever measures.
+As a job of strategy `graph` does it: each process captures the model for itself, both measure the
+operators at the same time, of which rank 0 knows the result, and both measure the link.
 """
 
 from __future__ import annotations
@@ -189,7 +189,11 @@ class _Task:
         self._module = captured.module
         ranks = list(range(TASKS))
         links = measure_links(ranks)
-        if self._rank:
+        measured = {}
+        for count in pieces:
+            args, targets = self._pieces(count)[0]
+            measured[count] = measure(captured, args, loss=partial(self._mean, targets))
+        if self._rank:  # it has measured, as ranks compute at the same time in a step, too
             return None
         names = [f"worker:{rank}/cpu" for rank in ranks]
         hardware = Hardware(
@@ -197,15 +201,15 @@ class _Task:
             links={(names[one], names[other]): link for (one, other), link in links.items()},
         )
         optimizer = _optimizer(list(model.parameters()))
-        costs = {}
-        for count in pieces:
-            args, targets = self._pieces(count)[0]
-            costs[count] = cost_graph(
+        costs = {
+            count: cost_graph(
                 captured,
-                measure(captured, args, loss=partial(self._mean, targets)),
+                each,
                 state_factor=state_factor(optimizer),
                 update=update_cost(optimizer),
             )
+            for count, each in measured.items()
+        }
         constraints = grouping(captured)
         wanted = resolve(
             matched(self._module.graph, self._branched.expert),

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from torch.utils.data import Dataset, TensorDataset, default_collate
 
 from tests.parity.plain import Values, values_of
-from trireme.models import MLP, LeNet5, LSTMLanguageModel, Transformer
+from trireme.models import MLP, CifarNetwork, LeNet5, LSTMLanguageModel, Transformer
 from trireme.session.replica.replica import model_loss
 from trireme.session.session import Session
 
@@ -185,7 +185,9 @@ ABSENT = {
 GATED = {"gated": Case(Gated, (20,), optimizer="decay")}
 """What has a gradient in one process may have none in another."""
 
-ALL = CASES | TIED | TRANSFORMERS | STATEFUL | ABSENT | GATED
+CIFAR = {"CIFAR network": Case(lambda: CifarNetwork(8), (3, 8, 8))}
+
+ALL = CASES | TIED | TRANSFORMERS | STATEFUL | ABSENT | GATED | CIFAR
 
 
 class ByName(Dataset[dict[str, torch.Tensor]]):

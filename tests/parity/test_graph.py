@@ -8,7 +8,15 @@ import pytest
 import torch
 
 from tests.parity.plain import Values, difference
-from tests.parity.spread import ABSENT, CASES, HAS_TRANSFORMERS, TIED, train_plain, train_spread
+from tests.parity.spread import (
+    ABSENT,
+    CASES,
+    CIFAR,
+    HAS_TRANSFORMERS,
+    TIED,
+    train_plain,
+    train_spread,
+)
 from tests.process_groups import ProcessGroup, run_process_group
 from trireme.parallel.config import GraphConfig
 
@@ -26,12 +34,18 @@ def trained(process_group: ProcessGroup, case: str, replicas: int, **options: An
     return [{n: torch.from_numpy(v) for n, v in values.items()} for values in ran.values]
 
 
-@pytest.mark.parametrize("case", [*CASES, *TIED, *ABSENT, "batch normalization"])
+@pytest.mark.parametrize("case", [*CASES, *CIFAR, *TIED, *ABSENT, "batch normalization"])
 def test_a_scattered_graph_equals_one_process(case: str) -> None:
     wanted = train_plain(case)
     pieces = 1 if case == "batch normalization" else 3
     spread = ProcessGroup(3, strategy="graph", microbatches=pieces)
     for values in trained(spread, case, 1, graph=SCATTERED):
+        assert difference(values, wanted) <= CLOSE
+
+
+def test_the_cifar_network_placed_automatically_equals_one_process() -> None:
+    wanted = train_plain("CIFAR network")
+    for values in trained(ProcessGroup(2, strategy="graph"), "CIFAR network", 1):
         assert difference(values, wanted) <= CLOSE
 
 

@@ -167,8 +167,9 @@ class Trials:
         return max(one - (many - one) / (long - short) * short, 0.0)
 
 
-_OTHER_BYTES = 1 << 22
-"""How much other memory is read: more than a core's own caches hold."""
+_OTHER_BYTES = 3 << 22
+"""How much other memory is read: more than a core's own caches hold, and part of its share of those
+that cores have together."""
 
 _OVERHEADS = 20
 """How often overheads are measured; the medians count."""

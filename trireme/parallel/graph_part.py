@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import combinations
 from operator import attrgetter
@@ -278,6 +279,9 @@ class GraphPart(ModelPart):
             except ConfigurationError as error:
                 decision = Decision(error=str(error))
             data = msgspec.msgpack.encode(decision)
+        else:
+            with suppress(ConfigurationError):  # rank 0 says it
+                self._decider.measure(optimised.capture, example, len(hardware.devices), divides)
         decision = msgspec.msgpack.decode(group.broadcast(data), type=Decision)
         if decision.error:
             raise ConfigurationError(decision.error)

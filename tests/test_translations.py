@@ -1,0 +1,56 @@
+"""A translated page that is older than its original is found."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+BUILD = Path(__file__).parent.parent / "docs" / "translations.py"
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The module, for a project with one page and its translation."""
+    spec = importlib.util.spec_from_file_location("docs_translations", BUILD)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    monkeypatch.setattr(module, "ROOT", tmp_path)
+    (tmp_path / "docs" / "zh").mkdir(parents=True)
+    (tmp_path / "page.md").write_text(
+        "# A page\n<!-- generated: x -->\nold\n<!-- end: x -->\n", encoding="utf-8"
+    )
+    (tmp_path / "docs" / "zh" / "page.md").write_text(
+        "<!-- translation of page.md at 000000000000 -->\n\n# 页面\n", encoding="utf-8"
+    )
+    return module
+
+
+def test_a_translation_is_older_until_it_is_accepted(
+    module: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = tmp_path / "docs" / "zh" / "page.md"
+    assert module.main([]) == 1
+    assert "docs/zh/page.md is older than page.md" in capsys.readouterr().out
+    assert module.main(["--accept", str(page)]) == 0
+    assert page.read_text(encoding="utf-8").endswith("\n\n# 页面\n")
+    original = tmp_path / "page.md"
+    text = original.read_text(encoding="utf-8")
+    original.write_text(text.replace("old", "new"), encoding="utf-8")
+    assert module.main([]) == 0  # what is generated does not count
+    original.write_text(text.replace("A page", "Another page"), encoding="utf-8")
+    assert module.main([]) == 1
+
+
+def test_a_page_without_an_original_is_named(module: ModuleType, tmp_path: Path) -> None:
+    page = tmp_path / "docs" / "zh" / "page.md"
+    (tmp_path / "page.md").unlink()
+    (line,) = module.older()
+    assert "page.md, which is not there any more" in line
+    page.write_text("# 页面\n", encoding="utf-8")
+    (line,) = module.older()
+    assert "does not name its original" in line
+    assert module.main(["--accept", str(page)]) == 2
