@@ -113,7 +113,9 @@ BATCH = 4
 def kinds() -> dict[str, tuple[Any, dict[str, Any]]]:
     """Each kind of source by name, with the arguments of `session.loader`."""
     size = {"batch_size": BATCH}
-    tensors = TensorDataset(*(torch.stack(each) for each in zip(*map(example, range(SIZE)))))
+    tensors = TensorDataset(
+        *(torch.stack(each) for each in zip(*map(example, range(SIZE)), strict=True))
+    )
     return {
         "tensors": (tensors, size),
         "rows": (Rows(SIZE), size),

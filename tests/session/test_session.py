@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +13,10 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 from torch.optim.lr_scheduler import ChainedScheduler, ExponentialLR, LinearLR
-from torch.utils.data import IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
 import trireme
+from tests.data.sources import Flow
 from trireme.errors import ConfigurationError, Rejected, UnsupportedOptimizerError
 from trireme.session.checkpoint import latest
 from trireme.session.hooks import Hook
@@ -180,21 +181,28 @@ def test_l2_leaves_alone_what_is_frozen_in_the_middle() -> None:
     assert torch.equal(parameter, before)
 
 
-class _Endless(IterableDataset[Any]):
-    def __iter__(self) -> Iterator[Any]:
-        return iter(DATA)
-
-
 @pytest.mark.parametrize(
     ("dataset", "batch_size", "options", "says"),
     [
-        (_Endless(), 10, {}, "map-style"),
+        (iter(DATA), 10, {}, "can be read only once"),
+        (object(), 10, {}, "object has no length"),
         (TensorDataset(torch.zeros(0, 8)), 10, {}, "no examples"),
         (DATA, 10, {"epochs": -1}, "above 0"),
         (DATA, 10, {"epochs": 0}, "above 0"),
         (DATA, 0, {}, "batch_size=0: it must be a whole number from 1"),
         (DATA, "4", {}, "batch_size='4': it must be a whole number from 1"),
-        (DATA, 10, {"workers": -1}, "workers=-1: it must be a whole number from 0"),
+        (DATA, None, {}, "give the number of examples in a batch"),
+        (DATA, 10, {"num_workers": -1}, "num_workers=-1: it must be a whole number, 0 or more"),
+        (DATA, 10, {"workers": 2}, "its name is num_workers now"),
+        (DATA, 10, {"prefetch_factor": 2}, "num_workers is 0"),
+        (DATA, 10, {"shuffle": True, "weights": [1.0] * len(DATA)}, "shuffle and weights: each"),
+        (DATA, 10, {"weights": [1.0]}, "there are 1 weights and"),
+        (DATA, 10, {"sampler": iter([1, 2])}, "has no length, or can be iterated over only once"),
+        (DataLoader(DATA, 10), 10, {}, "the DataLoader has that itself"),
+        (Flow(5), 2, {"num_workers": 2}, "Use num_workers=1"),
+        (Flow(5), 2, {"shuffle": True}, "Shuffle in the data set itself"),
+        (Flow(5), 2, {"sampler": [0]}, "can only be read in its own order"),
+        (Flow(5), 2, {"by": "shard"}, "has no num_shards above 1"),
     ],
 )
 def test_a_loader_refuses_what_it_cannot_deal(

@@ -191,8 +191,8 @@ class Ledger:
         while len(spans) < count:
             span = self._reopened(batch, end, until)
             if span is None:
-                start, stop = self._upcoming(worker, batch, end, rounds=rounds)
-                if until is not None and start >= until:
+                begins, start, stop = self._upcoming(worker, batch, end, rounds=rounds)
+                if until is not None and begins >= until:
                     break
                 if rounds:
                     self._next[worker] += len(self._next)
@@ -390,21 +390,26 @@ class Ledger:
     def _end_of_epoch(self, position: int) -> int:
         return (position // self.size + 1) * self.size
 
-    def _upcoming(self, worker: int, batch: int, end: EpochEnd, *, rounds: bool) -> tuple[int, int]:
-        """Returns the fresh span of a worker that comes next, without dealing it."""
+    def _upcoming(
+        self, worker: int, batch: int, end: EpochEnd, *, rounds: bool
+    ) -> tuple[int, int, int]:
+        """Returns where the next round of a worker begins, and its fresh span of it.
+
+        Nothing is dealt by this. Without rounds the span is the round.
+        """
         if end == EpochEnd.CROSS:
             start = self._ahead(worker, 1)[0] if rounds else self.frontier
-            return start, start + batch
+            return start, start, start + batch
         if not rounds:
             stop = self._end_of_epoch(self.frontier)
             if end == EpochEnd.DROP and stop - self.frontier < batch:
                 self._leave_out(self.frontier, stop)
                 stop += self.size
-            return self.frontier, min(self.frontier + batch, stop)
+            return self.frontier, self.frontier, min(self.frontier + batch, stop)
         number, place = divmod(self._next[worker], len(self._next))
         start, stop = self._round(number, batch * len(self._next), end)
         low = min(start + place * batch, stop)
-        return low, min(low + batch, stop)
+        return start, low, min(low + batch, stop)
 
     def _round(self, number: int, together: int, end: EpochEnd) -> tuple[int, int]:
         """Returns the positions of a round of `together` positions; none crosses an epoch's end.
