@@ -79,6 +79,7 @@ def test_it_runs(name: str, way: str, ran: Run) -> None:
         with sqlite3.connect(directory / "mlflow.db") as database:
             assert database.execute("select status from runs").fetchall() == [("FINISHED",)]
             logged = database.execute("select step from metrics where key = 'loss'").fetchall()
-            assert len(logged) >= 8
+            # Asynchronously the other worker may have made nearly all steps.
+            assert len(logged) >= (1 if way == "async" else 8)
     if name == "wandb_hook":
         assert len(list(Path(directory, "wandb").glob("offline-run-*"))) == 1
