@@ -10,15 +10,23 @@ from types import ModuleType
 
 __all__ = [
     "augment",
+    "batch",
+    "bookmarks",
     "cifar",
     "digits",
     "download",
+    "evaluation_batches",
     "intervals",
     "ledger",
     "loader",
+    "loading",
     "mnist",
     "order",
+    "request",
+    "sampled_order",
     "seeds",
+    "stream",
+    "stream_loader",
     "text",
 ]
 

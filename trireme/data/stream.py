@@ -209,7 +209,7 @@ class Stream:
             set_epoch(epoch)
         if self.shards == 1:
             # A state that is loaded into a data set must not stay in it.
-            return copy.copy(dataset) if self._says else dataset
+            return _apart(dataset) if self._says else dataset
         if self._shuffle:
             number = int(permutation(self.shards, derive(self._seed, epoch))[number])
         return dataset.shard(num_shards=self.shards, index=number)
@@ -253,10 +253,8 @@ class _Cursor:
             self._first = list(islice(self._opened(), 1))
         except Exception:  # of the data set: a state that another version has written, say
             return False
-        if self._first and digest(self._first[0]) != bookmark.follows:
-            return False
         self.index = self._marked = bookmark.index
-        return bool(self._first) or not bookmark.follows
+        return bool(self._first) and digest(self._first[0]) == bookmark.follows
 
     def read(self, count: int) -> list[Any]:
         """Returns the next examples; fewer where the part ends."""
@@ -265,8 +263,8 @@ class _Cursor:
             found += islice(self._opened(), 1 if not found else 0)
             index, state = self._pending
             self._pending = None
-            if found:
-                self._stream.bookmarks.add(self.part, Bookmark(index, state, digest(found[0])))
+            if found and (follows := digest(found[0])):
+                self._stream.bookmarks.add(self.part, Bookmark(index, state, follows))
         found += islice(self._opened(), count - len(found))
         self.index += len(found)
         if self.index - self._marked >= _BETWEEN_BOOKMARKS and not self._first:
@@ -306,6 +304,18 @@ class _Cursor:
                 source = DataLoader(source, batch_size=None, **named)
             self._iterator = iter(source)
         return self._iterator
+
+
+def _apart(dataset: Any) -> Any:
+    """Returns a shallow copy of a data set.
+
+    Those of Hugging Face would share all attributes with a copy by `copy.copy`.
+    """
+    if not hasattr(dataset, "__dict__"):
+        return copy.copy(dataset)
+    clone = object.__new__(type(dataset))
+    clone.__dict__.update(vars(dataset))
+    return clone
 
 
 def _same(example: Any) -> Any:

@@ -1,0 +1,177 @@
+"""Loaders as people have them: resumed, restarted, padded, with processes of their own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import trireme
+from tests.data.sources import BATCH, SIZE, Flow, Resumable, Rows, Unequal, example, kinds, padded
+from tests.harness import Cluster, run_job
+from trireme.errors import ConfigurationError
+from trireme.session.session import Session
+
+
+def make(run_dir: Path | None = None, **options: Any) -> Session:
+    torch.manual_seed(0)
+    model = nn.Linear(2, 1)
+    sgd = torch.optim.SGD(model.parameters(), 0.0)
+    return trireme.Session(model, nn.functional.mse_loss, sgd, run_dir=run_dir, **options)
+
+
+def order(session: Session, dataset: Any, arguments: dict[str, Any], epochs: int = 3) -> list[Any]:
+    """The examples of each batch, with the epochs of the loop and of the batch."""
+    found = []
+    for epoch in session.epochs(epochs):
+        for batch in session.loader(dataset, **arguments):
+            session.step(batch)
+            found.append((epoch, batch.epoch, batch[0][:, 0].tolist()))
+    return found
+
+
+@pytest.mark.parametrize("kind", kinds())
+def test_a_resumed_job_goes_on_at_the_exact_example(kind: str, tmp_path: Path) -> None:
+    dataset, arguments = kinds()[kind]
+    with make() as session:
+        whole = order(session, dataset, arguments)
+    parts = []
+    for steps in (5, 17, 20, None):
+        with make(tmp_path, max_steps=steps) as session:
+            parts += order(session, dataset, arguments)
+    assert [example for *_, batch in parts for example in batch] == [
+        example for *_, batch in whole for example in batch
+    ]
+    assert parts == whole
+    assert [epoch for epoch, *_ in whole] == sorted(epoch for epoch, *_ in whole)
+    with make(tmp_path) as session:
+        assert order(session, dataset, arguments) == [], "all epochs are done"
+
+
+def test_a_stream_that_says_where_it_is_is_not_read_again(tmp_path: Path) -> None:
+    flow = {"batch_size": 100}
+    with make(tmp_path, max_steps=35) as session:
+        order(session, Resumable(5000), flow)
+    dataset = Resumable(5000)
+    with make(tmp_path, max_steps=36) as session:
+        ((epoch, _, numbers),) = order(session, dataset, flow)
+    assert (epoch, numbers[0]) == (0, 3500.0)
+    assert min(dataset.reads) == 3300, "the last state before; the first one is at 1,100"
+
+
+def test_a_stream_that_cannot_say_is_read_from_its_beginning(tmp_path: Path) -> None:
+    with make(tmp_path, max_steps=5) as session:
+        order(session, Flow(200), {"batch_size": 10})
+    with make(tmp_path, max_steps=6) as session:
+        ((_, _, numbers),) = order(session, Flow(200), {"batch_size": 10})
+    assert numbers == list(range(50, 60))
+
+
+def test_another_number_of_shards_is_refused(tmp_path: Path) -> None:
+    with make(tmp_path, max_steps=3) as session:
+        order(session, Flow(50), {"batch_size": 4})
+    sharded, arguments = kinds()["shards"]
+    with make(tmp_path) as session, pytest.raises(trireme.Rejected, match="a stream of 4 shards"):
+        order(session, sharded, arguments)
+
+
+def test_an_iteration_that_is_left_early_goes_on_in_the_next() -> None:
+    with make() as session:
+        loader = session.loader(Rows(20), 3, shuffle=False)
+        found: list[float] = []
+        for epoch in session.epochs(2):
+            for number, batch in enumerate(loader):
+                session.step(batch)
+                found += batch[0][:, 0].tolist()
+                if epoch == 0 and number == 2:
+                    break
+        assert found == [*map(float, range(20)), *map(float, range(20))]
+
+
+def test_epochs_end_the_job_without_session_epochs() -> None:
+    with make() as session:
+        batches = list(map(session.step, session.loader(Flow(10), 4, epochs=2)))
+        assert len(batches) == 6
+    with make() as session:
+        sizes = [len(batch) for batch in session.loader(Rows(10), 4, epochs=2, drop_last=True)]
+        assert sizes == [4] * 4
+
+
+def test_epochs_in_epochs_are_refused() -> None:
+    with make() as session, pytest.raises(ConfigurationError, match="no epochs of its own"):
+        for _ in session.epochs(2):
+            for _ in session.epochs(2):
+                pass
+
+
+def test_processes_stay_between_epochs() -> None:
+    with make() as session:
+        loader = session.loader(
+            Rows(9), 2, shuffle=False, num_workers=1, persistent_workers=True, prefetch_factor=3
+        )
+        for _ in session.epochs(2):
+            found = []
+            for batch in loader:
+                session.step(batch)
+                found += batch[0][:, 0].tolist()
+            assert found == list(range(9))
+
+
+# -- examples of different lengths --------------------------------------------------------------
+
+
+class Sums(nn.Module):
+    """A number from a padded row: what follows a -1 does not count."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(1, 1)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        mask = (inputs >= 0).float().unsqueeze(-1)
+        return (self.linear(inputs.unsqueeze(-1) / SIZE) * mask).sum(1) / mask.sum(1)
+
+
+def make_padded(index: int = 0) -> Session:
+    torch.manual_seed(0)
+    model = Sums()
+    sgd = torch.optim.SGD(model.parameters(), 0.1)
+    return trireme.Session(model, nn.functional.mse_loss, sgd)
+
+
+def trained(batch_size: int) -> Any:
+    def program(session: Session) -> list[torch.Tensor]:
+        for _ in session.epochs(3):
+            loader = DataLoader(Unequal(SIZE), batch_size, collate_fn=padded, shuffle=True)
+            for batch in session.loader(loader):
+                session.step(batch)
+        found = session.evaluate(Unequal(SIZE), 7, collate_fn=padded)
+        again = session.evaluate(DataLoader(Unequal(SIZE), 7, collate_fn=padded, shuffle=True))
+        assert found == pytest.approx(again)
+        return [torch.tensor(found["loss"])]
+
+    return program
+
+
+def test_rounds_of_padded_batches_are_the_same_as_one_batch() -> None:
+    """Batches of different shapes, the last of an epoch of different sizes too."""
+    (alone,) = run_job(Cluster(servers=0), make_padded, trained(3 * BATCH)).values
+    together = run_job(Cluster(workers=3, strategy="sync"), make_padded, trained(BATCH)).values
+    torch.testing.assert_close(together[0], alone, rtol=1e-5, atol=1e-7)
+
+
+def test_evaluation_counts_each_example_of_every_kind_once() -> None:
+    with make() as session:
+        tensors = TensorDataset(
+            *(torch.stack(each) for each in zip(*map(example, range(30)), strict=True))
+        )
+        expected = session.evaluate(tensors)
+        for dataset in (Rows(30), Flow(30), DataLoader(Rows(30), 7, drop_last=True)):
+            batch_size = None if isinstance(dataset, DataLoader) else 8
+            assert session.evaluate(dataset, batch_size) == pytest.approx(expected)
+        with pytest.raises(ConfigurationError, match="the DataLoader has its batch size"):
+            session.evaluate(DataLoader(Rows(30), 7), 8)
