@@ -14,6 +14,7 @@
 #   make chaos SEED=1      servers, workers, hosts and the coordinator killed, stopped, cut off, added
 #   make recovery          how long training pauses when a task dies, is stopped, or joins
 #   make test-ray the tests that need a Ray cluster, which they start on this host
+#   make test-recipes  the programs in recipes/ with Transformers, Lightning, TorchMetrics, trackers
 #   make browser-test   TensorBoard's dashboards in Chromium; screenshots in build/browser/
 #   make wheel    a wheel and an sdist of the distribution trireme-train, in dist/
 #   make wheel-test    installs it into an empty environment and trains there; with 3.12 and 3.13 too,
@@ -42,6 +43,7 @@ FUZZ_ARGS ?=
 SOAK_ARGS ?=
 MUTANTS_STAMP := .venv/.mutants-installed
 RAY_STAMP := .venv/.ray-installed
+RECIPES_STAMP := .venv/.recipes-installed
 SECONDS ?= 1200
 SEED ?= 1
 CHAOS_ARGS ?=
@@ -62,7 +64,7 @@ NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
 PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3; do \
     if "$$p" -c '$(NEW_ENOUGH)' >/dev/null 2>&1; then echo "$$p"; exit; fi; done)
 
-.PHONY: venv demo test test-all fuzz soak random-faults chaos recovery test-ray browser-test parity mutants wheel wheel-test lint bench \
+.PHONY: venv demo test test-all fuzz soak random-faults chaos recovery test-ray test-recipes browser-test parity mutants wheel wheel-test lint bench \
 	bench-peers docs pages clean
 
 venv: $(STAMP)
@@ -120,6 +122,15 @@ $(RAY_STAMP): $(STAMP)
 
 test-ray: $(RAY_STAMP)
 	$(BIN)/pytest tests/integration/test_ray.py $(PYTEST_ARGS)
+
+$(RECIPES_STAMP): $(STAMP)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[recipes]'
+	@touch $@
+
+test-recipes: $(RECIPES_STAMP)
+	@command -v c++ >/dev/null || \
+	  echo "make: torch.compile IS NOT TESTED: no C++ compiler here: apt-get install g++" >&2
+	$(BIN)/pytest -m 'not slow' tests/recipes $(PYTEST_ARGS)
 
 $(BROWSER_STAMP): $(STAMP)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[browser]'

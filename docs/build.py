@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import difflib
 import inspect
 import re
 import sys
@@ -89,6 +90,19 @@ def generated() -> Iterator[tuple[Path, str]]:
         text = pages.get(page) or page.read_text(encoding="utf-8")
         pages[page] = with_region(text, region, write())
     yield from pages.items()
+    yield from recipe_pages()
+
+
+def recipe_pages() -> Iterator[tuple[Path, str]]:
+    """Yields the pages of recipes, with their programs and how these differ from plain ones."""
+    for page in sorted((ROOT / "docs" / "recipes").glob("[a-z]*.md")):
+        program = (ROOT / "recipes" / f"{page.stem}.py").read_text(encoding="utf-8")
+        plain = (ROOT / "recipes" / f"{page.stem}_plain.py").read_text(encoding="utf-8")
+        changed = difflib.unified_diff(plain.splitlines(), program.splitlines(), n=0, lineterm="")
+        lines = [line for line in changed if not line.startswith(("---", "+++", "@@"))]
+        text = page.read_text(encoding="utf-8")
+        text = with_region(text, "program", f"```python\n{program.strip()}\n```")
+        yield page, with_region(text, "difference", "\n".join(["```diff", *lines, "```"]))
 
 
 def with_region(text: str, region: str, content: str) -> str:
@@ -183,6 +197,7 @@ def where_values_come_from() -> Iterator[str]:
 
 FOLDERS = {
     "examples": "programs to read and to start from",
+    "recipes": "programs with other libraries, each beside the plain one",
     "benchmarks": "what is measured, beside what it is measured against",
     "docs": "design, protocol, operations, decisions",
     "tests": "one folder for each of the package's; integration/ starts real processes",

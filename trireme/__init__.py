@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from trireme.session.observers.pipeline_trace import PipelineTrace as PipelineTrace
     from trireme.session.observers.profile import Profile as Profile
     from trireme.session.observers.summaries import Summaries as Summaries
+    from trireme.session.observers.trackers import MLflow as MLflow
+    from trireme.session.observers.trackers import WandB as WandB
     from trireme.session.options import Checkpoint as Checkpoint
     from trireme.session.replica.replica import model_loss as model_loss
     from trireme.session.result import StepResult as StepResult
@@ -55,6 +57,7 @@ _HOME = {
     "trireme.session.observers.pipeline_trace": ("PipelineTrace",),
     "trireme.session.observers.profile": ("Profile",),
     "trireme.session.observers.summaries": ("Summaries",),
+    "trireme.session.observers.trackers": ("MLflow", "WandB"),
     "trireme.session.options": ("Checkpoint",),
     "trireme.session.replica.replica": ("model_loss",),
     "trireme.session.result": ("StepResult", "accuracy"),

@@ -5,8 +5,10 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 from torch import nn
@@ -96,6 +98,69 @@ def test_a_scheduler_acts_whenever_it_was_made_and_leaves_step_alone(
         assert optimizer.param_groups[0]["lr"] == 0.1 * 0.5**done
     optimizer.close()
     assert not [str(w.message) for w in recwarn if "lr_scheduler" in str(w.message)]
+
+
+def test_loading_a_state_keeps_the_groups_that_the_job_and_schedulers_have() -> None:
+    """Wrappers such as Accelerate's load what `state_dict` returned before the first step."""
+    model, optimizer = make()
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+    groups = optimizer.param_groups
+    changed = optimizer.state_dict()
+    changed["param_groups"][0]["lr"] = 0.25
+    optimizer.load_state_dict(changed)
+    assert optimizer.param_groups is groups and groups[0]["lr"] == 0.25
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    step(model, optimizer)
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None
+        assert torch.equal(parameter.detach(), before[name] - 0.25 * parameter.grad)
+    scheduler.step()
+    assert groups[0]["lr"] == 0.125 == optimizer.worker.setup.optimizer.param_groups[0]["lr"]
+    optimizer.close()
+
+
+def test_a_state_is_loaded_where_this_process_holds_it() -> None:
+    model = nn.Linear(3, 2)
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    optimizer = trireme.distribute(model, sgd)
+    step(model, optimizer)
+    saved_state = optimizer.state_dict()
+    kept = saved_state["state"][0]["momentum_buffer"].clone()
+    step(model, optimizer)
+    optimizer.load_state_dict({**saved_state, "state": {0: {"momentum_buffer": kept}}})
+    (weight, _) = model.parameters()
+    assert torch.equal(optimizer.state[weight]["momentum_buffer"], kept)
+    assert optimizer.state is sgd.state
+    optimizer.close()
+
+
+def test_a_state_is_refused_where_servers_hold_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, optimizer = make()
+    settings = optimizer.worker.setup.settings
+    task = msgspec.structs.replace(settings.task, servers=1)
+    served = replace(optimizer.worker.setup, settings=replace(settings, task=task))
+    monkeypatch.setattr(optimizer.worker, "setup", served)
+    with pytest.raises(ConfigurationError, match="parameter servers run this optimizer"):
+        optimizer.load_state_dict({**optimizer.state_dict(), "state": {0: {}}})
+    monkeypatch.undo()
+    optimizer.close()
+
+
+def test_groups_cannot_be_added() -> None:
+    _, optimizer = make()
+    with pytest.raises(ConfigurationError, match="add_param_group: the job trains"):
+        optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(2))]})
+    optimizer.close()
+
+
+def test_hooks_of_an_optimizers_step_are_called() -> None:
+    model, optimizer = make()
+    called: list[str] = []
+    optimizer.register_step_pre_hook(lambda *_: called.append("before"))
+    optimizer.register_step_post_hook(lambda *_: called.append("after"))
+    step(model, optimizer)
+    assert called == ["before", "after"]
+    optimizer.close()
 
 
 PROGRAM = """

@@ -167,6 +167,8 @@ class DataMethods(JobView):
     ) -> dict[str, float]:
         """Returns the mean loss and metrics of a data set for the values of one consistent step.
 
+        A metric with a state, such as one of TorchMetrics, is computed once, over the whole set.
+
         Where no process holds the whole model (a graph that was placed by an example), all
         processes must call it, with the same data.
 

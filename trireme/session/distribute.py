@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, Unpack, overload
 
@@ -192,6 +192,9 @@ class DistributedOptimizer(JobView, torch.optim.Optimizer):
             name: value for name, value in vars(optimizer).items() if not hasattr(type(self), name)
         }
         self.__dict__.update(own)
+        # Called here, for the given optimizer makes steps in some strategies only.
+        for hooks in ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"):
+            setattr(optimizer, hooks, type(own[hooks])())
         self._given = optimizer
         self._job = job
         self._index = index
@@ -232,6 +235,7 @@ class DistributedOptimizer(JobView, torch.optim.Optimizer):
             JobFailed: the job has ended elsewhere; the message says where and why.
         """
         goes_on = self._job.goes_on()
+        self._call(self._optimizer_step_pre_hooks.values(), closure)
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -240,7 +244,17 @@ class DistributedOptimizer(JobView, torch.optim.Optimizer):
             return loss
         self._job.update(self._index, examples)
         self._given._opt_called = True  # type: ignore[attr-defined]  # schedulers check it
+        self._call(self._optimizer_step_post_hooks.values(), closure)
         return loss
+
+    def _call(self, hooks: Iterable[Callable[..., Any]], closure: Callable[[], Any] | None) -> None:
+        """Calls the hooks of `register_step_pre_hook` or `register_step_post_hook`."""
+        for hook in hooks:
+            if hook(self, (closure,), {}) is not None:
+                raise ConfigurationError(
+                    f"{hook!r}, a hook of the optimizer's step, has returned other arguments for "
+                    "step: a distributed optimizer takes none from hooks"
+                )
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drops the gradients of this optimizer's parameters, or sets them to zero.
@@ -254,6 +268,44 @@ class DistributedOptimizer(JobView, torch.optim.Optimizer):
                 parameter.grad = None
             elif parameter.grad is not None:
                 parameter.grad.detach_().zero_()
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Loads hyper-parameters, and the optimizer's state where this process holds it.
+
+        The parameter groups stay the same objects. Where parameter servers run the optimizer, they
+        hold its state: `state_dict()` has the hyper-parameters only, and the job's checkpoints have
+        the state.
+
+        Args:
+            state_dict: what `state_dict` returned, here or of another optimizer of this class.
+
+        Raises:
+            ConfigurationError: it has a state, and parameter servers run the optimizer.
+        """
+        setup = self.worker.setup
+        if state_dict["state"] and setup.settings.task.servers and setup.outer is None:
+            raise ConfigurationError(
+                "load_state_dict: parameter servers run this optimizer and hold its state, which a "
+                "worker cannot replace: the job restores it from the checkpoints of its run "
+                'directory. To load only the hyper-parameters, give {**saved, "state": {}}'
+            )
+        given, groups = self._given, self.param_groups
+        given.load_state_dict(dict(state_dict))
+        for group, loaded in zip(groups, given.param_groups, strict=True):
+            group.update(loaded)  # the job and schedulers have these very objects
+        given.param_groups, self.state = groups, given.state
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Refuses another group: the job trains the parameters that it began with.
+
+        Raises:
+            ConfigurationError: always.
+        """
+        raise ConfigurationError(
+            "add_param_group: the job trains the parameters of the optimizer that distribute was "
+            "given. To unfreeze parameters later, put them into that optimizer, and call "
+            "requires_grad_(False) on them after distribute: without a gradient they are left alone"
+        )
 
     def close(self) -> None:
         """Saves, and leaves the job, with all its optimizers. May be called again."""

@@ -57,6 +57,16 @@ class Hook:
             reason: `finished`, or what interrupted the job.
         """
 
+    def on_fail(self, session: Session, error: BaseException) -> None:
+        """Called when an exception in this process ends training; `on_stop` may not have been.
+
+        An exception that it raises is added to the error as a note.
+
+        Args:
+            session: the session.
+            error: the exception; `KeyboardInterrupt` or `SystemExit` where the script was ended.
+        """
+
 
 class EarlyStopping(Hook):
     """Ends the job when evaluations stop improving. The evaluations of the chief decide.

@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from trireme.ps.results import PushResult
 
 Metric = Callable[..., "torch.Tensor | float"]
-"""(outputs, targets) -> a number, the mean over the batch."""
+"""(outputs, targets) -> a number, the mean over the batch; or an object with `update(outputs,
+targets)`, `compute()` and `reset()`, as the metrics of TorchMetrics."""
 
 
 def accuracy(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -77,8 +78,10 @@ class StepResult:
         if not self._outputs and self._values is None:
             return {}
         if self._values is None:
+            from trireme.session.replica.metric_value import value_of  # imports torch
+
             self._values = {
-                name: _mean_over_pieces(metric, self._outputs)
+                name: value_of(name, metric, self._outputs)
                 for name, metric in self._metrics.items()
             }
             self._outputs = []
@@ -93,15 +96,3 @@ class StepResult:
             f"StepResult(global_step={self.global_step}, loss={self.loss:.6g}, "
             f"verdict={self.verdict}, staleness={self.staleness})"
         )
-
-
-def _mean_over_pieces(metric: Metric, pieces: list[tuple[object, object]]) -> float:
-    """Returns the mean over the pieces of an accumulated batch, weighted by their examples."""
-    import torch
-
-    total = weight = 0.0
-    for outputs, targets in pieces:
-        size = targets.shape[0] if isinstance(targets, torch.Tensor) and targets.dim() else 1
-        total += float(metric(outputs, targets)) * size
-        weight += size
-    return total / max(weight, 1.0)

@@ -22,6 +22,7 @@ from trireme.session.data_methods import DataMethods
 from trireme.session.dry_run import end_if_dry_run
 from trireme.session.observers.recorder import Recorder
 from trireme.session.options import Options, OptionValues, check_whole, make_options
+from trireme.session.replica.metric_value import own_metrics
 from trireme.session.replica.replica import Loss
 from trireme.session.result import Metric, StepResult
 from trireme.session.settings import Settings
@@ -60,7 +61,8 @@ class Session(SummaryMethods, DataMethods):
             dict by name, or as a list; `step` then names the optimizer that makes the step. A
             function in a dict builds the optimizer from the parameters of the model's child of
             the same name.
-        metrics: by name, (outputs, targets) -> the mean over the batch.
+        metrics: by name, (outputs, targets) -> the mean over the batch; or metrics of TorchMetrics,
+            which an evaluation updates with each batch and computes once.
         run_dir: the directory of checkpoints and records, or a URL such as `s3://bucket/run`
             (docs/file_systems.md); the launcher's `--run-dir` goes first.
         max_steps: the global step at which training ends; None for no end.
@@ -118,12 +120,12 @@ class Session(SummaryMethods, DataMethods):
         max_steps: int | None = None,
         **options: Unpack[OptionValues],
     ) -> None:
-        _check_arguments(model, loss, optimizer, metrics)
+        _check_arguments(model, loss, optimizer)
         if max_steps is not None:
             max_steps = check_whole("max_steps", max_steps, least=0)
         self.task: TaskConfig = current_task()
         self.options: Options = _with_profile(make_options(options), self.task)
-        self.metrics = dict(metrics or {})
+        self.metrics = own_metrics(metrics)
         self._settings = Settings.of(self.task, self.options, run_dir, max_steps)
         self.run_dir = self._settings.run_dir
         self.max_steps = max_steps
@@ -205,6 +207,7 @@ class Session(SummaryMethods, DataMethods):
                 worker.lifecycle.leave("interrupted", f"{type(error).__name__} in the script")
             else:
                 worker.fail(error)
+            self._tell_hooks(error)
             return
         reason = worker.lifecycle.interrupted
         try:
@@ -214,10 +217,19 @@ class Session(SummaryMethods, DataMethods):
             self._recorder.finish()
         except BaseException as failure:
             worker.fail(failure)
+            self._tell_hooks(failure)
             raise
         finally:
             self._recorder.close()
         worker.lifecycle.leave("interrupted" if reason else "finished", reason or "")
+
+    def _tell_hooks(self, error: BaseException) -> None:
+        """Calls `on_fail` of all hooks; what they raise does not hide the error."""
+        for hook in self.options.hooks:
+            try:
+                hook.on_fail(self, error)
+            except Exception as another:
+                error.add_note(f"{type(hook).__name__}.on_fail raised {another!r}")
 
     def _build(self) -> None:
         """Builds the model, the optimizer, the flat buffers and the computation of gradients."""
@@ -401,7 +413,7 @@ def _with_profile(options: Options, task: TaskConfig) -> Options:
     return replace(options, hooks=(*options.hooks, Profile(task.config.profile)))
 
 
-def _check_arguments(model: object, loss: object, optimizer: object, metrics: object) -> None:
+def _check_arguments(model: object, loss: object, optimizer: object) -> None:
     """Checks that what a session trains is of the right kinds, and in the right order."""
     if isinstance(loss, torch.optim.Optimizer) or isinstance(optimizer, nn.Module):
         raise ConfigurationError(
@@ -415,9 +427,4 @@ def _check_arguments(model: object, loss: object, optimizer: object, metrics: ob
         raise ConfigurationError(
             f"the loss is {loss!r}: give a function of outputs and targets, such as "
             "torch.nn.CrossEntropyLoss(), or trireme.model_loss for a model that computes its own"
-        )
-    if not isinstance(metrics, Mapping | None):
-        raise ConfigurationError(
-            f"metrics={metrics!r}: give a mapping from names to functions, such as "
-            '{"accuracy": trireme.accuracy}'
         )

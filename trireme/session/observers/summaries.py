@@ -23,8 +23,8 @@ from trireme.monitor.tensorboard.capture import Capture
 from trireme.monitor.tensorboard.forward_tracer import ForwardTracer
 from trireme.parallel.graph_execution import GraphExecution
 from trireme.parallel.graph_part import PlacedGraph
-from trireme.ps.joint_optimizer import members
 from trireme.session.hooks import Hook
+from trireme.session.observers.run_settings import run_settings
 from trireme.session.replica.batch import inputs_and_targets
 
 if TYPE_CHECKING:
@@ -181,7 +181,7 @@ class Summaries(Hook):
         if not self._kinds.isdisjoint({"distributions", "images"}):
             capture.parameters(session.parameters)
         self._newest = capture
-        settings = _settings(session, result.examples) | self._hparams if first else {}
+        settings = run_settings(session, result.examples) | self._hparams if first else {}
         if first and "hparams" in self._kinds:
             self._write_hparams(session, settings)
         model = str(session.model) if first else ""
@@ -302,37 +302,3 @@ class Summaries(Hook):
 def _write_embedding(writer: SummaryWriter, name: str, rows: torch.Tensor, step: int) -> None:
     numbers = [str(row) for row in range(len(rows))]
     writer.add_embedding(rows.float().cpu(), numbers, tag=name.replace(".", "/"), global_step=step)
-
-
-def _settings(session: Session, examples: int) -> dict[str, Any]:
-    """Returns the settings of a run by name: numbers, strings and booleans."""
-    options, task = session.options, session.task
-    group = session.optimizer.param_groups[0]
-    settings: dict[str, Any] = {
-        "model": type(session.model).__name__,
-        "parameters": sum(p.numel() for p in session.model.parameters()),
-        "optimizer": ", ".join(type(each).__name__ for each in members(session.optimizer)),
-        **{name: value for name, value in group.items() if name != "params"},
-        "strategy": task.config.strategy or str(options.strategy),
-        "workers": task.workers,
-        "servers": task.servers,
-        "batch_size": examples,
-        "max_steps": session.max_steps,
-        "precision": options.precision,
-        "accumulate": options.accumulate if options.accumulate > 1 else None,
-        "clip_norm": options.clip_norm,
-        "l2": options.l2 or None,
-        "seed": options.seed,
-    }
-    flat: dict[str, Any] = {}
-    for name, value in settings.items():
-        if isinstance(value, (tuple, list)):
-            flat |= {f"{name}_{place}": item for place, item in enumerate(value)}
-        else:
-            flat[name] = value
-    # Settings that are off would crowd out the chosen ones.
-    return {
-        name: value
-        for name, value in flat.items()
-        if isinstance(value, (bool, str, int, float)) and value is not False
-    }

@@ -23,6 +23,7 @@ from trireme.session.replica.batch import (
     move,
     pieces,
 )
+from trireme.session.replica.metric_value import MetricValue
 from trireme.session.result import Metric, StepResult
 
 if TYPE_CHECKING:
@@ -261,7 +262,7 @@ class Replica:
     def evaluate(
         self, batches: Iterable[Any], *, transform: Transform | None = None
     ) -> dict[str, float]:
-        """Returns the means of the loss and of each metric over the examples of batches.
+        """Returns the mean of the loss and the value of each metric over the examples of batches.
 
         The model is in evaluation mode meanwhile; its mode is restored afterwards.
 
@@ -269,7 +270,8 @@ class Replica:
             batches: the batches.
             transform: applied to each batch before it is computed.
         """
-        totals: dict[str, float] = dict.fromkeys(["examples", "loss", *self._metrics], 0.0)
+        totals: dict[str, float] = {"examples": 0.0, "loss": 0.0}
+        values = {name: MetricValue(name, metric) for name, metric in self._metrics.items()}
         training = self.model.training
         self.model.eval()
         try:
@@ -286,8 +288,10 @@ class Replica:
                     (loss, outputs), size = found, examples_in(inputs)
                     totals["examples"] += size
                     totals["loss"] += float(loss) * size
-                    for name, metric in self._metrics.items():
-                        totals[name] += float(metric(outputs, targets)) * size
+                    for value in values.values():
+                        value.add(outputs, targets, size)
+                for name, value in values.items():
+                    totals[name] = value.value() * totals["examples"]
         finally:
             self.model.train(training)
         totals = self._united(totals)

@@ -1,0 +1,24 @@
+"""A small network for digits, compiled by `torch.compile`."""
+
+import sys
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+import trireme
+from trireme.data import digits
+
+batch_size = int(sys.argv[1]) if len(sys.argv) > 1 else 16
+train, test = digits.load()
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
+model = torch.compile(model, dynamic=True)
+optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+loader = DataLoader(train, batch_size, shuffle=True, drop_last=True)
+
+session = trireme.Session(model, nn.CrossEntropyLoss(), optimizer, max_steps=178)
+with session:
+    for batch in session.loader(loader):
+        session.step(batch)
+    print("loss", session.evaluate(test)["loss"])

@@ -1,0 +1,136 @@
+"""The value of a metric over several batches, each example counted once.
+
+A metric is a function, whose values are averaged by the number of examples, or an object with the
+methods `update`, `compute` and `reset`, as those of TorchMetrics: it is updated with each batch and
+computed once, so that metrics that are no mean over batches, such as F1 or AUROC, are exact.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Mapping
+from typing import Any, cast
+
+import torch
+from torch import nn
+
+from trireme.errors import ConfigurationError
+from trireme.parallel.tensors import tensors_in
+from trireme.session.result import Metric
+
+
+def own_metrics(metrics: Any) -> dict[str, Metric]:
+    """Returns the metrics by name, with copies of those that have a state.
+
+    The copies compute the values of this process alone: TorchMetrics would otherwise wait in
+    `compute` for all processes of the default process group, of which only some may evaluate.
+
+    Args:
+        metrics: a mapping from names to metrics, such as a dict or a `MetricCollection`.
+
+    Raises:
+        ConfigurationError: it is no such mapping.
+    """
+    if not isinstance(metrics, Mapping | None) and not hasattr(metrics, "keys"):
+        raise ConfigurationError(
+            f"metrics={metrics!r}: give a mapping from names to functions of (outputs, targets) or "
+            'to metrics of TorchMetrics, such as {"accuracy": trireme.accuracy}'
+        )
+    return {name: _own(metric) for name, metric in dict(metrics or {}).items()}
+
+
+def _own(metric: Metric) -> Metric:
+    if not _has_state(metric):
+        return metric
+    own = copy.deepcopy(metric)
+    if hasattr(own, "sync_on_compute"):
+        own.sync_on_compute = False
+    return own
+
+
+def _has_state(metric: object) -> bool:
+    return all(callable(getattr(metric, name, None)) for name in ("update", "compute", "reset"))
+
+
+class MetricValue:
+    """Collects a metric's value over batches.
+
+    Args:
+        name: the metric's name, for messages.
+        metric: the metric; no other `MetricValue` of it is used meanwhile if it has a state.
+    """
+
+    def __init__(self, name: str, metric: Metric) -> None:
+        self._name = name
+        self._metric = cast(Any, metric)
+        self._keeps = _has_state(self._metric)
+        self._total = 0.0
+        self._examples = 0
+        if self._keeps:
+            self._metric.reset()
+
+    def add(self, outputs: Any, targets: Any, examples: int) -> None:
+        """Adds a batch.
+
+        Args:
+            outputs: the model's outputs.
+            targets: the targets.
+            examples: the number of examples in the batch.
+        """
+        self._examples += examples
+        if self._keeps:
+            self._follow_device((outputs, targets))
+            self._metric.update(outputs, targets)
+        else:
+            value = self._metric(outputs, targets)
+            self._total += _number(self._name, value) * examples
+
+    def value(self) -> float:
+        """Returns the value over all batches; 0 where there were none.
+
+        Raises:
+            ConfigurationError: the metric is not one number.
+        """
+        if not self._examples:
+            return 0.0
+        if not self._keeps:
+            return self._total / self._examples
+        value = _number(self._name, self._metric.compute())
+        self._metric.reset()  # some keep all outputs
+        return value
+
+    def _follow_device(self, batch: tuple[Any, Any]) -> None:
+        """Moves a metric that is a module to the device of the outputs."""
+        if isinstance(self._metric, nn.Module):
+            device = next((tensor.device for tensor in tensors_in(batch)), None)
+            if device is not None and device != getattr(self._metric, "device", device):
+                self._metric.to(device)
+
+
+def value_of(name: str, metric: Metric, pieces: Iterable[tuple[object, object]]) -> float:
+    """Returns a metric's value over the pieces of one batch.
+
+    Args:
+        name: the metric's name, for messages.
+        metric: the metric.
+        pieces: outputs and targets of each piece.
+    """
+    value = MetricValue(name, metric)
+    for outputs, targets in pieces:
+        size = targets.shape[0] if isinstance(targets, torch.Tensor) and targets.dim() else 1
+        value.add(outputs, targets, size)
+    return value.value()
+
+
+def _number(name: str, value: Any) -> float:
+    if isinstance(value, Mapping) or (isinstance(value, torch.Tensor) and value.numel() != 1):
+        found = (
+            f"the keys {', '.join(map(str, value))}"
+            if isinstance(value, Mapping)
+            else f"a tensor of shape {tuple(value.shape)}"
+        )
+        raise ConfigurationError(
+            f"metric {name!r} returned {found}: it must be one number. Give one metric for each "
+            "number, such as with average='macro'; metrics=collection takes a MetricCollection"
+        )
+    return float(value)
