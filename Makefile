@@ -20,7 +20,9 @@
 #   make lint     style, types, direction of imports
 #   make bench    the benchmarks               make bench BENCH_ARGS='--only a,b --quick'
 #   make bench-peers   the environments of those that the benchmarks compare with
-#   make docs     write what is generated in docs/ and check every link
+#   make docs     the site, in build/docs/html; runs the commands of its pages
+#                                                make docs DOCS_ARGS='-D nb_execution_mode=off'
+#   make pages    only what is generated in docs/, and a check of every link
 #   make venv     only the environment           make venv PYTHON=/path/to/python3.12
 #   make clean    remove the environment and what tools left behind
 #
@@ -47,6 +49,8 @@ BENCH_STAMP := .venv/.bench-installed
 BENCH_ARGS ?=
 TRANSFORMERS_STAMP := .venv/.transformers-installed
 BROWSER_STAMP := .venv/.browser-installed
+DOCS_STAMP := .venv/.docs-installed
+DOCS_ARGS ?=
 PEERS ?= .peers
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # One BLAS thread a process, or processes that share the cores fight over them.
@@ -58,7 +62,7 @@ PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3; do \
     if "$$p" -c '$(NEW_ENOUGH)' >/dev/null 2>&1; then echo "$$p"; exit; fi; done)
 
 .PHONY: venv demo test test-all fuzz soak random-faults chaos recovery test-ray browser-test parity mutants wheel wheel-test lint bench \
-	bench-peers docs clean
+	bench-peers docs pages clean
 
 venv: $(STAMP)
 
@@ -153,7 +157,19 @@ bench: $(BENCH_STAMP)
 bench-peers: $(BENCH_STAMP)
 	$(BIN)/python -m benchmarks.peers --directory $(PEERS)
 
-docs: $(STAMP)
+$(DOCS_STAMP): $(STAMP)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[docs]'
+	$(BIN)/python -m bash_kernel.install --sys-prefix
+	@touch $@
+
+docs: $(DOCS_STAMP)
+	$(BIN)/python docs/guide_figures.py
+	$(BIN)/python docs/build.py
+	$(BIN)/sphinx-build -W --keep-going -q -j 2 -c docs $(DOCS_ARGS) . build/docs/html
+	$(BIN)/python docs/site_checks.py build/docs/html
+	@echo "open build/docs/html/index.html"
+
+pages: $(STAMP)
 	$(BIN)/python docs/build.py
 
 clean:

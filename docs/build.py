@@ -19,9 +19,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import get_args
 
+import guide_figures
+import guide_tables
 import msgspec
 import push_drawing
 import push_path
+import site_pages
 import translations
 
 from trireme.cli.command_parser import Parser
@@ -50,10 +53,14 @@ def main() -> int:
         if page.exists() and page.read_text(encoding="utf-8") == text:
             continue
         if "--check" in sys.argv[1:]:
-            problems.append(f"{page.relative_to(ROOT)} is out of date: run `make docs`")
+            problems.append(f"{page.relative_to(ROOT)} is out of date: run `make pages`")
         else:
             page.write_text(text, encoding="utf-8")
-    problems += broken_links()
+    problems += [
+        f"docs/images/guides/{name}.svg is out of date: run `make docs`"
+        for name in guide_figures.stale()
+    ]
+    problems += [*site_pages.unlisted(pages()), *broken_links()]
     for problem in problems:
         print(problem, file=sys.stderr)
     for line in translations.older():
@@ -71,7 +78,11 @@ def generated() -> Iterator[tuple[Path, str]]:
     yield COMMAND_LINE, command_line_page()
     path = push_path.follow()
     yield ROOT / "docs" / "images" / "push.svg", push_drawing.drawing(path)
-    regions = (*REGIONS, ("docs/architecture.md", "push", lambda: push_path.listing(path)))
+    regions = (
+        *REGIONS,
+        *guide_tables.REGIONS,
+        ("docs/architecture.md", "push", lambda: push_path.listing(path)),
+    )
     pages: dict[Path, str] = {}
     for name, region, write in regions:
         page = ROOT / name
@@ -102,7 +113,7 @@ def command_line_page() -> str:
     parts = [
         "# The command line",
         "",
-        "<!-- Written by docs/build.py from the parser itself: change that, then `make docs`. -->",
+        "<!-- Written by docs/build.py from the parser itself: change that, then `make pages`. -->",
         "",
         "Exit status: 0 the run finished; 1 a task failed; 2 bad usage; 130 interrupted after a "
         "clean save.",
@@ -189,6 +200,14 @@ def files() -> str:
     """Returns the tree of the package and of the examples, with each file's own first sentence."""
     rows = [("trireme/", ""), *tree(ROOT / "trireme", 1)]
     return drawn([*rows, ("examples/", FOLDERS["examples"]), *tree(ROOT / "examples", 1)])
+
+
+def examples() -> str:
+    """Returns the examples, with the first sentence of each."""
+    lines = ["| program | what it is |", "| --- | --- |"]
+    for path in sorted((ROOT / "examples").glob("*.py")):
+        lines.append(f"| [{path.name}]({path.name}) | {first_sentence(path)} |")
+    return "\n".join(lines)
 
 
 def drawn(rows: list[tuple[str, str]]) -> str:
@@ -312,6 +331,7 @@ def parse_docstring(text: str) -> tuple[str, dict[str, str]]:
 
 REGIONS: tuple[tuple[str, str, Callable[[], str]], ...] = (
     ("README.md", "layout", layout),
+    ("examples/README.md", "examples", examples),
     ("docs/architecture.md", "files", files),
     ("docs/protocol.md", "messages", messages),
 )
@@ -323,7 +343,7 @@ REGIONS: tuple[tuple[str, str, Callable[[], str]], ...] = (
 
 def pages() -> list[Path]:
     """Returns every page of the project."""
-    return sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+    return sorted([*ROOT.glob("*.md"), *ROOT.glob("examples/*.md"), *(ROOT / "docs").rglob("*.md")])
 
 
 def broken_links() -> list[str]:

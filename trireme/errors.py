@@ -1,5 +1,7 @@
 """Every error that Trireme raises deliberately, and suggestions for misspelt words in them.
 
+The classes are::
+
     TriremeError
       UsageError                 the request is impossible (exit status 2)
         ConfigurationError         options that contradict each other, or an unknown name

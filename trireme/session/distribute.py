@@ -96,8 +96,8 @@ def distribute(
     - Every process must make the same number of steps. A process whose program ends earlier ends
       the training of all under `allreduce`; among several replicas in a worker of parameter
       servers, the others go on without it; elsewhere the others wait for it, and say so.
-    - Under `fsdp` and `tensor` the module itself is split: its parameters are `DTensor`s, and the
-      optimizer's groups hold them. Code that computes with the module, such as an evaluation, or
+    - Under `fsdp` and `tensor` the module itself is split: its parameters are of class `DTensor`,
+      and the optimizer's groups hold them. Code that computes with the module, such as an evaluation, or
       saves it must run in every process. Checkpoints have whole tensors.
 
     Args:
