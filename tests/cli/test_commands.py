@@ -407,7 +407,8 @@ def test_a_worker_by_hand_understands_the_classic_spellings(
 ) -> None:
     write("train.py", SHOW)
     hosts = ["--ps_hosts=localhost:2222", "--worker_hosts=localhost:2223,localhost:2224"]
-    task = ["task", "--job_name=worker", "--task_index=1", *hosts, *words]
+    index = "--task_id=1" if words[0] == "--sync_replicas=true" else "--task_index=1"
+    task = ["task", "--job_name=worker", index, *hosts, *words]
     assert main([*task, "train.py", "--job_name", "mine"]) == 0
     first, second = capsys.readouterr().out.splitlines()
     assert first == "worker:1 2 1 sync 2 False tcp://localhost:2222"

@@ -86,7 +86,10 @@ def _task() -> Parser:
     )
     parser.add_argument("--job-name", metavar="ROLE", help="ps, worker or coordinator")
     parser.add_argument(
-        "--task-index", metavar="I", help="the task's index in its role, from 0 (default 0)"
+        "--task-index",
+        "--task-id",
+        metavar="I",
+        help="the task's index in its role, from 0 (default 0)",
     )
     parser.add_argument("--ps-hosts", metavar="HOSTS", help="the servers: host:port,host:port,...")
     parser.add_argument("--worker-hosts", metavar="HOSTS", help="the workers, likewise")
