@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+import re
 from pathlib import Path
 from typing import Any
 
+import translations
 from site_pages import CHILDREN
 from sphinx.application import Sphinx
 
@@ -17,11 +19,38 @@ START = """<!doctype html>
 """
 """The page at the top of the site: its sources begin at the root of the project."""
 
+OLDER = """:::{admonition} 本页译文较旧
+:class: warning
+
+英文原文已有更新，本页尚未跟上。两者不一致时，以英文原文为准。
+:::
+"""
+"""The note of a translated page that is older than its original."""
+
 
 def add_children(app: Sphinx, docname: str, source: list[str]) -> None:
     """Adds the toctree of a page that lists other pages."""
     if pattern := CHILDREN.get(docname):
         source[0] += f"\n```{{toctree}}\n:hidden:\n:glob:\n\n{pattern}\n```\n"
+
+
+def warn_of_age(app: Sphinx, docname: str, source: list[str]) -> None:
+    """Adds a note below the title of a translated page that is older than its original."""
+    page = translations.ROOT / f"{docname}.md"
+    stamp = translations.STAMP.match(source[0])
+    if stamp is None:
+        return
+    app.env.note_dependency(str(translations.ROOT / stamp[1]))  # read again if that changes
+    if any(translations.older([page])):
+        source[0] = re.sub(r"^# .*\n", rf"\g<0>\n{OLDER}", source[0], count=1, flags=re.MULTILINE)
+
+
+def tell_language(
+    app: Sphinx, docname: str, template: str, context: dict[str, Any], doctree: object
+) -> None:
+    """Says that a translated page is Chinese, so that browsers choose its fonts and read it so."""
+    if docname.startswith("docs/zh/"):
+        context["language"] = "zh-CN"
 
 
 def write_start(app: Sphinx, error: Exception | None) -> None:
@@ -38,6 +67,8 @@ def is_not_an_empty_glob(record: logging.LogRecord) -> bool:
 def setup(app: Sphinx) -> dict[str, Any]:
     """Connects to Sphinx's events."""
     app.connect("source-read", add_children)
+    app.connect("source-read", warn_of_age)
+    app.connect("html-page-context", tell_language)
     app.connect("build-finished", write_start)
     logging.getLogger("sphinx.sphinx.directives.other").addFilter(is_not_an_empty_glob)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

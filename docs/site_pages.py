@@ -30,11 +30,17 @@ def unlisted(pages: Iterable[Path]) -> list[str]:
 
 
 def reachable() -> Iterator[Path]:
-    """Yields the pages that the toctrees name."""
-    for entry in entries(INDEX.read_text(encoding="utf-8")):
-        yield from matching(INDEX.parent, entry)
-    for parent, pattern in CHILDREN.items():
-        yield from matching((ROOT / parent).parent, pattern)
+    """Yields the pages that the toctrees name, from the index on."""
+    found: set[Path] = set()
+    waiting = [INDEX]
+    while waiting:
+        page = waiting.pop()
+        pattern = CHILDREN.get(str(page.relative_to(ROOT).with_suffix("")))
+        named = [*entries(page.read_text(encoding="utf-8")), *([pattern] if pattern else [])]
+        new = {child for entry in named for child in matching(page.parent, entry)} - found
+        found |= new
+        waiting += new
+        yield from new
 
 
 def entries(page: str) -> Iterator[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 from pathlib import Path
 from types import ModuleType
 
@@ -54,3 +55,14 @@ def test_a_page_without_an_original_is_named(module: ModuleType, tmp_path: Path)
     (line,) = module.older()
     assert "does not name its original" in line
     assert module.main(["--accept", str(page)]) == 2
+
+
+def test_tables_are_in_chinese(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(BUILD.parent))
+    tables = importlib.import_module("chinese_tables")
+    english = "\n".join(write() for _, _, write in tables.guide_tables.REGIONS)
+    chinese = "\n".join(write() for _, _, write in tables.REGIONS)
+    number = r"[\d,.]+ \|"
+    assert re.findall(number, chinese) == re.findall(number, english)
+    assert set(tables.WORD.findall(english)) == set(tables.WORDS)  # none is there in vain
+    assert tables.WORD.findall(chinese) == []
