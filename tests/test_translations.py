@@ -66,3 +66,22 @@ def test_tables_are_in_chinese(monkeypatch: pytest.MonkeyPatch) -> None:
     assert re.findall(number, chinese) == re.findall(number, english)
     assert set(tables.WORD.findall(english)) == set(tables.WORDS)  # none is there in vain
     assert tables.WORD.findall(chinese) == []
+
+
+def test_what_a_reader_types_is_the_same_in_both_languages() -> None:
+    spec = importlib.util.spec_from_file_location("docs_translations", BUILD)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    for page in module.translations():
+        stamp = module.STAMP.match(page.read_text(encoding="utf-8"))
+        if not any(module.older([page])) and page.name != "index.md":
+            assert typed(page) == typed(module.ROOT / stamp[1]), page
+
+
+def typed(page: Path) -> list[str]:
+    """Programs and commands of a page, without comments and docstrings."""
+    text = page.read_text(encoding="utf-8")
+    blocks = re.findall(r"^```(?:python|sh|\{code-cell\} bash)\n(.*?)^```$", text, re.M | re.S)
+    shown = [block for block in blocks if "remove-cell" not in block]
+    return [re.sub(r' *(#|""")[^\n]*', "", block) for block in shown]
