@@ -28,10 +28,18 @@ OLDER = """:::{admonition} 本页译文较旧
 """The note of a translated page that is older than its original."""
 
 
-def add_children(app: Sphinx, docname: str, source: list[str]) -> None:
-    """Adds the toctree of a page that lists other pages."""
-    if pattern := CHILDREN.get(docname):
-        source[0] += f"\n```{{toctree}}\n:hidden:\n:glob:\n\n{pattern}\n```\n"
+CELL = re.compile(
+    r"^```\{code-cell\} bash\n(:tags: \[remove-cell\]\n)?(.*?)^```\n", re.DOTALL | re.MULTILINE
+)
+
+
+def change_source(app: Sphinx, docname: str, source: list[str]) -> None:
+    """Adds the toctree of a page that lists others; runs no cell of a translation again."""
+    if docname.startswith("docs/zh/"):
+        source[0] = CELL.sub(lambda cell: "" if cell[1] else f"```sh\n{cell[2]}```\n", source[0])
+    if patterns := CHILDREN.get(docname):
+        listed = "\n".join(patterns)
+        source[0] += f"\n```{{toctree}}\n:hidden:\n:glob:\n\n{listed}\n```\n"
 
 
 def warn_of_age(app: Sphinx, docname: str, source: list[str]) -> None:
@@ -66,7 +74,7 @@ def is_not_an_empty_glob(record: logging.LogRecord) -> bool:
 
 def setup(app: Sphinx) -> dict[str, Any]:
     """Connects to Sphinx's events."""
-    app.connect("source-read", add_children)
+    app.connect("source-read", change_source)
     app.connect("source-read", warn_of_age)
     app.connect("html-page-context", tell_language)
     app.connect("build-finished", write_start)

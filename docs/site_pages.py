@@ -8,12 +8,22 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 INDEX = ROOT / "docs" / "index.md"
-CHILDREN = {
-    "docs/decisions/README": "0*",
-    "benchmarks/README": "results/*",
-    "docs/from_tensorflow/index": "*",
-    "docs/from_pytorch/index": "*",
-    "docs/questions/index": "*",
+CHILDREN: dict[str, tuple[str, ...]] = {
+    "docs/decisions/README": ("0*",),
+    "benchmarks/README": ("results/*",),
+    "docs/from_tensorflow/index": ("*",),
+    "docs/from_pytorch/index": ("*",),
+    "docs/questions/index": ("*",),
+    "docs/zh/index": ("README", "start", "guides/index", "from_tensorflow/index", "*"),
+    "docs/zh/guides/index": (
+        "parameter_servers",
+        "collectives",
+        "averaging",
+        "pipelines_and_graphs",
+        "checkpoints",
+        "*",
+    ),
+    "docs/zh/from_tensorflow/index": ("*",),
 }
 """Pages that list other pages, and which: GitHub would show a toctree as code."""
 TOCTREE = re.compile(r"^```\{toctree\}\n(.*?)^```", re.DOTALL | re.MULTILINE)
@@ -30,17 +40,12 @@ def unlisted(pages: Iterable[Path]) -> list[str]:
 
 
 def reachable() -> Iterator[Path]:
-    """Yields the pages that the toctrees name, from the index on."""
-    found: set[Path] = set()
-    waiting = [INDEX]
-    while waiting:
-        page = waiting.pop()
-        pattern = CHILDREN.get(str(page.relative_to(ROOT).with_suffix("")))
-        named = [*entries(page.read_text(encoding="utf-8")), *([pattern] if pattern else [])]
-        new = {child for entry in named for child in matching(page.parent, entry)} - found
-        found |= new
-        waiting += new
-        yield from new
+    """Yields the pages that the toctrees name."""
+    for entry in entries(INDEX.read_text(encoding="utf-8")):
+        yield from matching(INDEX.parent, entry)
+    for parent, patterns in CHILDREN.items():
+        for pattern in patterns:
+            yield from matching((ROOT / parent).parent, pattern)
 
 
 def entries(page: str) -> Iterator[str]:
