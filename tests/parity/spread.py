@@ -32,6 +32,7 @@ class Case:
         classes: how many targets there are.
         own_loss: whether the model computes its loss, from a batch by name.
         optimizer: by which it is trained, where nothing else is said.
+        ignored: whether half of the targets are ignored, from the fourth batch on.
         before: called with the trained parameters by name and the step before each step.
     """
 
@@ -41,6 +42,7 @@ class Case:
     classes: int = 10
     own_loss: bool = False
     optimizer: str = "sgd"
+    ignored: bool = False
     before: Callable[[Mapping[str, nn.Parameter], int], None] = lambda parameters, step: None
 
 
@@ -187,7 +189,10 @@ GATED = {"gated": Case(Gated, (20,), optimizer="decay")}
 
 CIFAR = {"CIFAR network": Case(lambda: CifarNetwork(8), (3, 8, 8))}
 
-ALL = CASES | TIED | TRANSFORMERS | STATEFUL | ABSENT | GATED | CIFAR
+IGNORED = {"ignored targets": Case(lambda: MLP(20, 32, 24, 10), (20,), ignored=True)}
+"""The loss is the mean over the examples for the first batches only."""
+
+ALL = CASES | IGNORED | TIED | TRANSFORMERS | STATEFUL | ABSENT | GATED | CIFAR
 
 
 class ByName(Dataset[dict[str, torch.Tensor]]):
@@ -227,7 +232,10 @@ def data_of(case: str) -> Dataset[Any]:
             return ByName(tokens, tokens.sum(1) % 10 if of_sequence else tokens)
         return TensorDataset(tokens, (tokens + 1) % WORDS)
     inputs = torch.randn(shape, generator=generator)
-    return TensorDataset(inputs, inputs.flatten(1)[:, :10].argmax(1))
+    targets = inputs.flatten(1)[:, :10].argmax(1)
+    if ALL[case].ignored:
+        targets.view(STEPS, BATCH)[3:, : BATCH // 2] = -100
+    return TensorDataset(inputs, targets)
 
 
 def batches_of(case: str, steps: int = STEPS) -> Iterator[Any]:

@@ -8,10 +8,11 @@ that `forward` assigns, and Python's random numbers. A rehearsal finds them.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any
+from types import ModuleType
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -60,7 +61,7 @@ def rehearse(
     args, kwargs = tree_map_only(torch.Tensor, _copied, given)
     leaves = [each for each in tree_flatten((args, kwargs))[0] if isinstance(each, torch.Tensor)]
     with restored(model), torch.enable_grad():
-        before = _Attributes(model), random.getstate(), str(np.random.get_state())
+        before = _Attributes.of(model), random.getstate(), str(np.random.get_state())
         torch.manual_seed(0)
         output = call(*args, **kwargs)
         _refuse_side_effects(model, versions, *before)
@@ -109,7 +110,7 @@ def difference(expected: Rehearsal, actual: Rehearsal) -> str:
 @contextmanager
 def restored(model: nn.Module) -> Iterator[None]:
     """Restores buffers, attributes of modules, and random states when the context ends."""
-    attributes = _Attributes(model)
+    attributes = _Attributes.of(model)
     state, generator = random.getstate(), np.random.get_state()
     with torch.random.fork_rng():
         try:
@@ -120,14 +121,68 @@ def restored(model: nn.Module) -> Iterator[None]:
             np.random.set_state(generator)
 
 
+@contextmanager
+def restored_state(function: Callable[..., Any]) -> Iterator[Callable[[], bool]]:
+    """Restores what a function keeps between calls, such as a counter, when the context ends.
+
+    That is state of a module, the attributes of another object or of a method's object, and
+    variables of the function around it. What is further away, such as global variables, stays.
+
+    Args:
+        function: a function, a method, a module, or another object that can be called.
+
+    Yields:
+        A function that returns whether any of it has changed.
+    """
+    owner = getattr(function, "__self__", function)
+    if isinstance(owner, nn.Module):
+        attributes = _Attributes.of(owner)
+    else:
+        shared = isinstance(owner, type | ModuleType) or not hasattr(owner, "__dict__")
+        attributes = _Attributes({} if shared else {"": owner}, ())
+    cells = [(cell, cell.cell_contents) for cell in _cells(function)]
+
+    def changed() -> bool:
+        return bool(
+            attributes.changed()
+            or attributes.changed_tensors()
+            or any(not _is_same(before, cell.cell_contents) for cell, before in cells)
+        )
+
+    try:
+        yield changed
+    finally:
+        attributes.restore()
+        for cell, before in cells:
+            cell.cell_contents = before
+
+
+def _cells(function: Any) -> list[Any]:
+    """Returns the variables of the function around a function, those that have a value."""
+    found = []
+    for cell in getattr(getattr(function, "__func__", function), "__closure__", None) or ():
+        with suppress(ValueError):  # it has none yet
+            cell.cell_contents  # noqa: B018
+            found.append(cell)
+    return found
+
+
 class _Attributes:
-    """The attributes of a model's modules, one level deep, with the contents of their tensors.
+    """The attributes of objects, one level deep, with the contents of their tensors.
 
     Parameters are not copied: of a large model the copy might not fit.
+
+    Args:
+        objects: the objects by name; those of a model are its modules.
+        buffers: further tensors to keep.
     """
 
-    def __init__(self, model: nn.Module) -> None:
-        self._modules = dict(model.named_modules())
+    @classmethod
+    def of(cls, model: nn.Module) -> Self:
+        return cls(dict(model.named_modules()), model.buffers())
+
+    def __init__(self, objects: Mapping[str, Any], buffers: Iterable[torch.Tensor]) -> None:
+        self._modules = dict(objects)
         self._attributes = {name: dict(vars(each)) for name, each in self._modules.items()}
         self._contents = [
             (container, container.copy())
@@ -139,9 +194,15 @@ class _Attributes:
         tensors = [each for each in tensors if isinstance(each, torch.Tensor)]
         self._tensors = [
             (each, each.detach().clone())
-            for each in [*model.buffers(), *tensors]
+            for each in [*buffers, *tensors]
             if not isinstance(each, nn.Parameter)
         ]
+        self._versions = [each._version for each, _ in self._tensors]
+
+    def changed_tensors(self) -> bool:
+        """Returns whether the contents of a tensor were changed."""
+        pairs = zip(self._tensors, self._versions, strict=True)
+        return any(each._version != version for (each, _), version in pairs)
 
     def changed(self) -> list[str]:
         """Returns the names of attributes that were assigned, or whose elements were."""

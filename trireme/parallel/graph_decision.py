@@ -150,12 +150,14 @@ class Decider:
         state_factor: the bytes of optimizer state for each byte of parameters.
         update: how long the optimizer takes for a parameter.
         servers: the number of parameter servers.
+        warning: what a user should know of the optimizer; "" if nothing.
     """
 
     config: GraphConfig
     state_factor: float = 0.0
     update: UpdateCost = NO_UPDATE
     servers: int = 0
+    warning: str = ""
 
     @classmethod
     def of(cls, config: GraphConfig, optimizer: torch.optim.Optimizer, servers: int) -> Self:
@@ -174,7 +176,16 @@ class Decider:
                 max(cost.tensor_seconds for cost in costs),
                 max(cost.byte_seconds for cost in costs),
             )
-        return cls(config, max(map(state_factor, each)), update, servers)
+        others = [type(one).__name__ for one in each if not _is_of_torch(one)]
+        warning = ""
+        if others and not servers:
+            warning = (
+                f"each task updates its own parameters with {', '.join(others)}: where that is no "
+                "optimizer that updates each parameter by itself (LAMB's trust ratio is of one "
+                "parameter, a norm of all gradients is not), the numbers are not those of one "
+                "process"
+            )
+        return cls(config, max(map(state_factor, each)), update, servers, warning)
 
     def decide(
         self,
@@ -336,6 +347,10 @@ def parameters_of(module: fx.GraphModule) -> frozenset[str]:
         for node in module.graph.find_nodes(op="get_attr")
         if isinstance(attrgetter(str(node.target))(module), nn.Parameter)
     )
+
+
+def _is_of_torch(optimizer: torch.optim.Optimizer) -> bool:
+    return type(optimizer).__module__.startswith("torch.optim.")
 
 
 def _attributes_of(module: fx.GraphModule) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -16,7 +17,7 @@ from trireme.parallel.graph_part import GraphPart, PlacedGraph
 from trireme.parallel.operation_log import OperationLog
 from trireme.parallel.process_group import ProcessGroup, lost_peer
 from trireme.parallel.stage_operation import StageOperation
-from trireme.parallel.tensors import tensors_in
+from trireme.parallel.tensors import joined, tensors_in
 
 Piece = tuple[tuple[tuple[Any, ...], dict[str, Any]], Any, int]
 """A micro-batch: the arguments of the model's call, positional and by name, then the targets, and
@@ -77,18 +78,23 @@ class GraphExecution(OperationLog):
         return self._part.graph(example, divides=divides)
 
     def step(
-        self, graph: PlacedGraph, pieces: Sequence[Piece], factor: float
-    ) -> tuple[torch.Tensor, list[tuple[Any, Any]]]:
+        self, graph: PlacedGraph, pieces: Sequence[Piece], targets: Any, factor: float
+    ) -> tuple[torch.Tensor, list[tuple[Any, Any]], bool]:
         """Computes the gradients of a batch's mean loss into the parameters of this process.
+
+        Where nobody has chosen the number of micro-batches, the process that receives the outputs
+        computes the loss of the whole batch besides, and compares.
 
         Args:
             graph: the graph, of `prepare`.
             pieces: the micro-batches.
+            targets: the targets of the whole batch.
             factor: the loss is multiplied by this number.
 
         Returns:
-            The mean loss; and, in the process that receives the outputs, the outputs of the
-            micro-batches with their targets, in other processes an empty list.
+            The mean loss; in the process that receives the outputs, the outputs of the
+            micro-batches with their targets, in other processes an empty list; and whether the
+            loss of the whole batch is that of its micro-batches.
 
         Raises:
             JobFailed: another process has ended.
@@ -100,25 +106,28 @@ class GraphExecution(OperationLog):
         losses: list[torch.Tensor] = []
         microbatches = [
             Microbatch(
-                graph.inputs(*call), partial(self._weighted, losses, targets, size / total, factor)
+                graph.inputs(*call), partial(self._weighted, losses, own, size / total, factor)
             )
-            for call, targets, size in pieces
+            for call, own, size in pieces
         ]
         self._about = f"{group.mesh.graph} tasks, {len(pieces)} micro-batches"
         executor = graph.executor
         executor.record = None if self.operations is None else self._record
         with lost_peer():
             executor.run(microbatches)
-            loss = torch.zeros((), device=group.device)
+            has_outputs = group.part == group.output_part
+            outputs = [
+                (each.outputs, own) for each, (_, own, _) in zip(microbatches, pieces, strict=True)
+            ]
+            found = torch.zeros(2, device=group.device)
             for each in losses:
-                loss += each.to(loss.device)
-            dist.all_reduce(loss, group=group.group("graph"))  # zero in the other processes
-        has_outputs = group.part == group.output_part
-        outputs = [
-            (each.outputs, targets)
-            for each, (_, targets, _) in zip(microbatches, pieces, strict=True)
-        ]
-        return loss, outputs if has_outputs else []
+                found[0] += each.to(found.device)
+            if has_outputs and len(pieces) > 1 and not self._part.microbatches_are_chosen:
+                whole = joined([each for each, _ in outputs])
+                with torch.no_grad():
+                    found[1] = not same_loss(self._loss(whole, targets).detach(), found[0])
+            dist.all_reduce(found, group=group.group("graph"))  # zeros in the other processes
+        return found[0], outputs if has_outputs else [], not found[1]
 
     def _check_same(self, pieces: Sequence[Piece]) -> None:
         """Checks that the tasks have batches of one size, and a few equal numbers in them.
@@ -165,7 +174,7 @@ class GraphExecution(OperationLog):
         self, losses: list[torch.Tensor], targets: Any, share: float, factor: float, outputs: Any
     ) -> torch.Tensor:
         """Returns the loss of a micro-batch, weighted by its share of the batch's examples."""
-        loss = self._loss(outputs, targets)
+        loss = self._loss(outputs, targets).reshape(())
         losses.append(loss.detach() * share)
         return loss * (share * factor)
 
@@ -175,6 +184,21 @@ class GraphExecution(OperationLog):
         assert self.operations is not None
         operation = StageOperation(self._process_group.part, depth, kind, microbatch, start, stop)
         self.operations.append(operation)
+
+
+_CLOSE = 1e-5
+"""By how much losses may differ, relative to the batch's: as rounding in float32 does."""
+
+
+def same_loss(whole: torch.Tensor, parts: torch.Tensor) -> bool:
+    """Returns whether a batch's loss is the one that its micro-batches have together.
+
+    Losses that are not finite are the same if both are.
+    """
+    one, other = float(whole), float(parts)
+    if not (math.isfinite(one) and math.isfinite(other)):
+        return not (math.isfinite(one) or math.isfinite(other))
+    return math.isclose(one, other, rel_tol=_CLOSE, abs_tol=1e-7)
 
 
 _SAMPLES = 8

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from itertools import combinations
 from operator import attrgetter
@@ -98,6 +98,7 @@ class GraphPart(ModelPart):
 
     Attributes:
         on_placed: called when the parameters of other processes have left `parameters`.
+        rehearsing: a context in which the model and the loss are computed to measure them.
     """
 
     def __init__(
@@ -127,11 +128,17 @@ class GraphPart(ModelPart):
         self._every = dict(self.parameters)
         self._buffers: frozenset[str] | None = None
         self.on_placed: Callable[[], None] = lambda: None
+        self.rehearsing: Callable[[], AbstractContextManager[Any]] = nullcontext
 
     @property
     def buffer_names(self) -> frozenset[str]:
         """The names of the buffers that this process keeps up to date."""
         return super().buffer_names if self._buffers is None else self._buffers
+
+    @property
+    def microbatches_are_chosen(self) -> bool:
+        """Whether program or launch say how many micro-batches there are."""
+        return self._config.microbatches is not None
 
     def graph(
         self,
@@ -155,7 +162,8 @@ class GraphPart(ModelPart):
         trained = (known.requires_grad for known in self._known.values())
         mode = (*(module.training for module in self.modules[0].modules()), *trained)
         if mode not in self._graphs:
-            self._graphs[mode] = self._placed(example, divides)
+            with self.rehearsing():
+                self._graphs[mode] = self._placed(example, divides)
         if not early:
             self._announce()
         return self._graphs[mode]
@@ -285,6 +293,9 @@ class GraphPart(ModelPart):
         decision = msgspec.msgpack.decode(group.broadcast(data), type=Decision)
         if decision.error:
             raise ConfigurationError(decision.error)
+        warnings = (*decision.warnings, self._decider.warning) if self._decider.warning else ()
+        if warnings and not self._homes:
+            decision = msgspec.structs.replace(decision, warnings=warnings)
         self._unsaid.append(decision)
         return decision
 

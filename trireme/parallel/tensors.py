@@ -60,6 +60,24 @@ def map_tensors(value: Any, function: Callable[[torch.Tensor], Any]) -> Any:
         ) from error
 
 
+def joined(parts: Sequence[Any]) -> Any:
+    """Returns a structure like the first, with the tensors of all joined by the first dimension.
+
+    Tensors without dimensions are those of the first.
+
+    Raises:
+        ConfigurationError: objects of a class cannot be made anew; names it.
+        RuntimeError: tensors differ in the other dimensions.
+    """
+    columns = zip(*(list(tensors_in(part)) for part in parts), strict=True)
+
+    def join(tensor: torch.Tensor) -> torch.Tensor:
+        column = next(columns)
+        return torch.cat(column) if tensor.dim() else tensor
+
+    return map_tensors(parts[0], join)
+
+
 def _items(value: Any) -> dict[Any, Any] | None:
     """Returns what a structure holds, by key, index or field; None of what is no structure."""
     if isinstance(value, Mapping):

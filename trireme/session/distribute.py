@@ -97,8 +97,8 @@ def distribute(
       the training of all under `allreduce`; among several replicas in a worker of parameter
       servers, the others go on without it; elsewhere the others wait for it, and say so.
     - Under `fsdp` and `tensor` the module itself is split: its parameters are of class `DTensor`,
-      and the optimizer's groups hold them. Code that computes with the module, such as an evaluation, or
-      saves it must run in every process. Checkpoints have whole tensors.
+      and the optimizer's groups hold them. Code that computes with the module, such as an
+      evaluation, or saves it must run in every process. Checkpoints have whole tensors.
 
     Args:
         model: the module, on its device, with the parameters that the optimizer was built from; or

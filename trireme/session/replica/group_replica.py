@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from trireme.errors import ConfigurationError
+from trireme.graph.rehearsal import restored_state
 from trireme.launch.config.task_config import TaskConfig
 from trireme.mesh import Mesh
 from trireme.parallel.config import GraphConfig
@@ -329,6 +330,8 @@ class GraphReplica(ProcessGroupReplica):
         super().__init__(part.modules[0], loss, part, options, metrics, reducer)
         self._reducer: Reducer = reducer
         self._part = part
+        part.rehearsing = lambda: restored_state(self._loss)
+        self._whole = False
         self.pipeline: GraphExecution = GraphExecution(
             part.process_group,
             part,
@@ -343,6 +346,11 @@ class GraphReplica(ProcessGroupReplica):
             ]
 
         examples = examples_in(batch)
+        if not examples:
+            raise ConfigurationError(
+                f"rank {self._part.process_group.rank} was given a batch without examples: leave "
+                "such batches out, or make batches large enough for all replicas"
+            )
 
         def divided(count: int) -> bool:
             # Without the whole model nothing can be compared.
@@ -350,7 +358,20 @@ class GraphReplica(ProcessGroupReplica):
 
         graph = self.pipeline.prepare(split, divided)
         share = self._reducer.scale_factor(examples)()
-        loss, outputs = self.pipeline.step(graph, split(graph.decision.pieces), share)
+        count = 1 if self._whole else graph.decision.pieces
+        (whole,) = split(1)
+        loss, outputs, same = self.pipeline.step(graph, split(count), whole[1], share)
+        if not same:
+            if self._part.process_group.is_chief:
+                self._part.warn(
+                    f"the loss of this batch is not the mean of its {count} micro-batches' losses, "
+                    "as it was for the first batch (are there targets that it ignores?): this step "
+                    "and all others are computed in one micro-batch; say --microbatches 1 from the "
+                    "start"
+                )
+            self._whole = True
+            self.flat.zero_gradients()
+            loss, outputs, _ = self.pipeline.step(graph, [whole], whole[1], share)
         return StepResult(loss, list(outputs), self._metrics, examples)
 
     def _evaluated(self, inputs: Any, targets: Any) -> tuple[torch.Tensor, Any] | None:
