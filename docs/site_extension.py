@@ -26,7 +26,9 @@ OLDER = """:::{admonition} 本页译文较旧
 :::
 """
 """The note of a translated page that is older than its original."""
-
+CAPTION = re.compile(r'(?=<p class="caption")')
+CHINESE = ">中文<"
+"""What begins a section at the side of a page, and how the Chinese section is called."""
 
 CELL = re.compile(
     r"^```\{code-cell\} bash\n(:tags: \[remove-cell\]\n)?(.*?)^```\n", re.DOTALL | re.MULTILINE
@@ -56,9 +58,12 @@ def warn_of_age(app: Sphinx, docname: str, source: list[str]) -> None:
 def tell_language(
     app: Sphinx, docname: str, template: str, context: dict[str, Any], doctree: object
 ) -> None:
-    """Says that a translated page is Chinese, so that browsers choose its fonts and read it so."""
+    """Says that a translated page is Chinese, and has the Chinese pages first at its side."""
     if docname.startswith("docs/zh/"):
-        context["language"] = "zh-CN"
+        context["language"] = "zh-CN"  # browsers choose the fonts by it
+        begin, *sections = CAPTION.split(context["furo_navigation_tree"])
+        sections.sort(key=lambda section: CHINESE not in section)
+        context["furo_navigation_tree"] = "".join([begin, *sections])
 
 
 def write_start(app: Sphinx, error: Exception | None) -> None:
@@ -76,7 +81,7 @@ def setup(app: Sphinx) -> dict[str, Any]:
     """Connects to Sphinx's events."""
     app.connect("source-read", change_source)
     app.connect("source-read", warn_of_age)
-    app.connect("html-page-context", tell_language)
+    app.connect("html-page-context", tell_language, priority=900)  # after the theme
     app.connect("build-finished", write_start)
     logging.getLogger("sphinx.sphinx.directives.other").addFilter(is_not_an_empty_glob)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

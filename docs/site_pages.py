@@ -14,7 +14,12 @@ CHILDREN: dict[str, tuple[str, ...]] = {
     "docs/from_tensorflow/index": ("*",),
     "docs/from_pytorch/index": ("*",),
     "docs/questions/index": ("*",),
-    "docs/zh/index": ("README", "start", "guides/index", "from_tensorflow/index", "*"),
+    "docs/zh/index": (
+        "start",
+        "概览 <README>",
+        "指南 <guides/index>",
+        "from_tensorflow/index",
+    ),
     "docs/zh/guides/index": (
         "parameter_servers",
         "collectives",
@@ -45,7 +50,7 @@ def reachable() -> Iterator[Path]:
         yield from matching(INDEX.parent, entry)
     for parent, patterns in CHILDREN.items():
         for pattern in patterns:
-            yield from matching((ROOT / parent).parent, pattern)
+            yield from matching((ROOT / parent).parent, target(pattern))
 
 
 def entries(page: str) -> Iterator[str]:
@@ -53,8 +58,13 @@ def entries(page: str) -> Iterator[str]:
     for block in TOCTREE.findall(page):
         for line in block.splitlines():
             if line.strip() and not line.startswith(":"):
-                named = re.search(r"<(.*)>$", line.strip())
-                yield named[1] if named else line.strip()
+                yield target(line.strip())
+
+
+def target(entry: str) -> str:
+    """Returns what an entry of a toctree names, without its title."""
+    named = re.search(r"<(.*)>$", entry)
+    return named[1] if named else entry
 
 
 def matching(folder: Path, entry: str) -> Iterator[Path]:
