@@ -9,6 +9,7 @@ from typing import Any
 
 import translations
 from site_pages import CHILDREN
+from site_search import SearchEnglishAndChinese
 from sphinx.application import Sphinx
 
 START = """<!doctype html>
@@ -79,6 +80,7 @@ def is_not_an_empty_glob(record: logging.LogRecord) -> bool:
 
 def setup(app: Sphinx) -> dict[str, Any]:
     """Connects to Sphinx's events."""
+    app.add_search_language(SearchEnglishAndChinese)
     app.connect("source-read", change_source)
     app.connect("source-read", warn_of_age)
     app.connect("html-page-context", tell_language, priority=900)  # after the theme
