@@ -1,4 +1,4 @@
-"""Runs programs one after the other, each in a process that is forked once torch is imported."""
+"""Runs programs one after the other, each in a process forked from one that has imported much."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import os
 import runpy
 import sys
 
-import torch  # noqa: F401
+import sklearn.datasets  # type: ignore[import-untyped]  # noqa: F401
+import torch._dynamo  # noqa: F401
 
 import trireme.session.session  # noqa: F401
 
