@@ -18,7 +18,7 @@ class SearchEnglishAndChinese(SearchEnglish):
     """Splits pages and queries in the same way."""
 
     lang = "en-zh"
-    language_name = "English and Chinese"
+    language_name = "English"  # the stemmer's, in the script
     js_splitter_code = r"""
 var splitQuery = (query) =>
   (query.match(/[\u4e00-\u9fff]+|(?:(?![\u4e00-\u9fff])[\p{Letter}\p{Number}_])+/gu) || []).flatMap(
