@@ -345,7 +345,14 @@ REGIONS: tuple[tuple[str, str, Callable[[], str]], ...] = (
 
 def pages() -> list[Path]:
     """Returns every page of the project."""
-    return sorted([*ROOT.glob("*.md"), *ROOT.glob("examples/*.md"), *(ROOT / "docs").rglob("*.md")])
+    return sorted(
+        [
+            *ROOT.glob("*.md"),
+            *ROOT.glob("examples/*.md"),
+            *(ROOT / "benchmarks").rglob("*.md"),
+            *(ROOT / "docs").rglob("*.md"),
+        ]
+    )
 
 
 def broken_links() -> list[str]:

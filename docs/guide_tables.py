@@ -102,6 +102,18 @@ def scaling() -> str:
     return table(["workers", "async", "sync", "no communication"], rows, "scaling")
 
 
+def placements() -> str:
+    """Returns the measured step of each model with branches, by who has placed it."""
+    found: dict[str, dict[str, float]] = {}
+    for entry in result("graph_placement")["entries"]:
+        model, _, what = entry["condition"].partition(", ")
+        if what == "measured":
+            found.setdefault(model, {})[entry["contender"]] = entry["median"]
+    ways = ("all on one", "expert's", "automatic")
+    rows = [[model, *(number(of[way]) for way in ways)] for model, of in found.items()]
+    return table(["model, ms a step", *ways], rows, "graph_placement")
+
+
 GUIDES: tuple[tuple[str, str, Callable[[], str]], ...] = (
     ("parameter_servers", "stragglers", lambda: medians("stragglers", to="sync, four equal")),
     (
@@ -127,6 +139,8 @@ GUIDES: tuple[tuple[str, str, Callable[[], str]], ...] = (
         ),
     ),
     ("averaging", "averaging", averaging),
+    ("pipelines_and_graphs", "graph_placement", placements),
+    ("pipelines_and_graphs", "graph_pipeline", lambda: medians("graph_pipeline")),
     ("failures", "replication", lambda: medians("replication")),
     (
         "monitoring",
