@@ -82,7 +82,7 @@ def generated() -> Iterator[tuple[Path, str]]:
     regions = (
         *REGIONS,
         *guide_tables.REGIONS,
-        *chinese_tables.REGIONS,
+        *chinese_tables.regions(),
         ("docs/architecture.md", "push", lambda: push_path.listing(path)),
     )
     pages: dict[Path, str] = {}

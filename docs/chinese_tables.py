@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import guide_tables
+import translations
 
 WORDS = {
     "Measured on": "测量环境",
@@ -14,12 +16,12 @@ WORDS = {
     "median, examples/s": "中位数，样本数/秒",
     "median, ms": "中位数，毫秒",
     "median, s": "中位数，秒",
-    "of two loops": "与两个循环之比",
-    "of sync, four equal": "与 sync、四个相同之比",
-    "of Trireme tcp": "与 Trireme tcp 之比",
-    "of after backward": "与反向之后推送之比",
+    "of two loops": "相对于两个循环",
+    "of sync, four equal": "相对于 sync（四个同速）",
+    "of Trireme tcp": "相对于 Trireme tcp",
+    "of after backward": "相对于反向之后推送",
     "two loops": "两个循环",
-    "four equal": "四个相同",
+    "four equal": "四个同速",
     "one of four 5x slower": "其中一个慢 5 倍",
     "backup": "备份工作节点",
     "way": "方式",
@@ -40,6 +42,18 @@ WORDS = {
     "while backward runs (auto)": "反向过程中推送（auto）",
     "after backward": "反向之后推送",
     "forward and backward alone": "只有前向和反向",
+    "model, ms a step": "模型，每步毫秒数",
+    "all on one": "全在一个任务上",
+    "expert's": "手工放置",
+    "automatic": "自动放置",
+    "two-tower": "双塔",
+    "translator": "翻译模型",
+    "mixture": "混合专家",
+    "transformer of 6 blocks": "6 层 transformer",
+    "width 128": "宽度 128",
+    "64 tokens": "64 个 token",
+    "the pipeline's split": "按流水线的切法",
+    "torch's pipelining": "torch 的 pipelining",
 }
 """English words of the tables, and what they are in Chinese; the longest that fits is replaced."""
 PUNCTUATION = ((", ", "，"), (": [", "：["), (".md).", ".md)。"), ("测量环境 ", "测量环境："))
@@ -59,8 +73,9 @@ def chinese(write: Callable[[], str]) -> Callable[[], str]:
     return written
 
 
-REGIONS = tuple(
-    (page.replace("docs/", "docs/zh/", 1), region, chinese(write))
-    for page, region, write in guide_tables.REGIONS
-)
-"""Page, region, and what writes it, as in build.py."""
+def regions() -> Iterator[tuple[str, str, Callable[[], str]]]:
+    """Yields page, region, and what writes it, as in build.py; a page may be older and lack some."""
+    for name, region, write in guide_tables.REGIONS:
+        page = translations.ROOT / "docs" / "zh" / Path(name).relative_to("docs")
+        if page.is_file() and f"<!-- generated: {region} -->" in page.read_text(encoding="utf-8"):
+            yield page.relative_to(translations.ROOT).as_posix(), region, chinese(write)
