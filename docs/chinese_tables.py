@@ -74,7 +74,7 @@ def chinese(write: Callable[[], str]) -> Callable[[], str]:
 
 
 def regions() -> Iterator[tuple[str, str, Callable[[], str]]]:
-    """Yields page, region, and what writes it, as in build.py; a page may be older and lack some."""
+    """Yields page, region, and what writes it, as in build.py; an older page may lack some."""
     for name, region, write in guide_tables.REGIONS:
         page = translations.ROOT / "docs" / "zh" / Path(name).relative_to("docs")
         if page.is_file() and f"<!-- generated: {region} -->" in page.read_text(encoding="utf-8"):
