@@ -22,7 +22,7 @@ WORDS = {
     "of after backward": "相对于反向之后推送",
     "two loops": "两个循环",
     "four equal": "四个同速",
-    "one of four 5x slower": "其中一个慢 5 倍",
+    "one of four 5x slower": "其中一个速度为 1/5",
     "backup": "备份工作节点",
     "way": "方式",
     "bytes pushed a step": "每步推送的字节数",
