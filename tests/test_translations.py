@@ -63,7 +63,7 @@ def test_tables_are_in_chinese(monkeypatch: pytest.MonkeyPatch) -> None:
     assert list(tables.regions())
     for _, region, write in tables.guide_tables.REGIONS:
         english, chinese = write(), tables.chinese(write)()
-        number = r"[\d,.]+ \|"
+        number = r"\| ([\d,.]+) (?=\|)"
         assert re.findall(number, chinese) == re.findall(number, english), region
         assert tables.WORD.findall(english), region
         assert not tables.WORD.findall(chinese), region
