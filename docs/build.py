@@ -20,6 +20,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import get_args
 
+import chinese_tables
 import guide_figures
 import guide_tables
 import msgspec
@@ -82,6 +83,7 @@ def generated() -> Iterator[tuple[Path, str]]:
     regions = (
         *REGIONS,
         *guide_tables.REGIONS,
+        *chinese_tables.regions(),
         ("docs/architecture.md", "push", lambda: push_path.listing(path)),
     )
     pages: dict[Path, str] = {}

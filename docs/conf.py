@@ -75,6 +75,7 @@ html_title = f"Trireme {release}"
 html_static_path = ["static"]
 html_css_files = ["site.css"]
 html_copy_source = False
+html_search_language = "en-zh"  # docs/site_search.py
 html_show_sphinx = False
 html_theme_options = {"top_of_page_buttons": []}
 copybutton_exclude = ".linenos, .gp, .go"

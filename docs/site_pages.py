@@ -14,7 +14,21 @@ CHILDREN: dict[str, tuple[str, ...]] = {
     "docs/from_tensorflow/index": ("*",),
     "docs/from_pytorch/index": ("*",),
     "docs/questions/index": ("*",),
-    "docs/zh/README": ("*", "guides/*", "from_tensorflow/*"),
+    "docs/zh/index": (
+        "start",
+        "概览 <README>",
+        "指南 <guides/index>",
+        "from_tensorflow/index",
+    ),
+    "docs/zh/guides/index": (
+        "parameter_servers",
+        "collectives",
+        "averaging",
+        "pipelines_and_graphs",
+        "checkpoints",
+        "*",
+    ),
+    "docs/zh/from_tensorflow/index": ("*",),
 }
 """Pages that list other pages, and which: GitHub would show a toctree as code."""
 TOCTREE = re.compile(r"^```\{toctree\}\n(.*?)^```", re.DOTALL | re.MULTILINE)
@@ -36,7 +50,7 @@ def reachable() -> Iterator[Path]:
         yield from matching(INDEX.parent, entry)
     for parent, patterns in CHILDREN.items():
         for pattern in patterns:
-            yield from matching((ROOT / parent).parent, pattern)
+            yield from matching((ROOT / parent).parent, target(pattern))
 
 
 def entries(page: str) -> Iterator[str]:
@@ -44,8 +58,13 @@ def entries(page: str) -> Iterator[str]:
     for block in TOCTREE.findall(page):
         for line in block.splitlines():
             if line.strip() and not line.startswith(":"):
-                named = re.search(r"<(.*)>$", line.strip())
-                yield named[1] if named else line.strip()
+                yield target(line.strip())
+
+
+def target(entry: str) -> str:
+    """Returns what an entry of a toctree names, without its title."""
+    named = re.search(r"<(.*)>$", entry)
+    return named[1] if named else entry
 
 
 def matching(folder: Path, entry: str) -> Iterator[Path]:

@@ -5,7 +5,7 @@ python docs/translations.py --accept PAGE...  notes that pages say what their or
 
 A translation names its original, and the digest of the text that it translates, in its first line:
 `<!-- translation of README.md at 0123456789ab -->`. What is generated in the original does not
-count: the translation leaves it out.
+count, nor its toctree.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ ROOT = Path(__file__).resolve().parent.parent
 LANGUAGES = ("zh",)
 STAMP = re.compile(r"\A<!-- translation of (\S+) at ([0-9a-f]+) -->\n")
 GENERATED = re.compile(r"<!-- generated: (.+?) -->.*?<!-- end: \1 -->", re.DOTALL)
+TOCTREE = re.compile(r"^```\{toctree\}\n.*?^```\n", re.DOTALL | re.MULTILINE)
 
 
 def translations() -> list[Path]:
@@ -69,7 +70,7 @@ def accept(page: Path) -> None:
 
 def digest(original: Path) -> str:
     """Returns twelve hexadecimal digits that change when the original's text does."""
-    text = GENERATED.sub("", original.read_text(encoding="utf-8"))
+    text = TOCTREE.sub("", GENERATED.sub("", original.read_text(encoding="utf-8")))
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 

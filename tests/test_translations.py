@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 from pathlib import Path
 from types import ModuleType
 
@@ -54,3 +55,32 @@ def test_a_page_without_an_original_is_named(module: ModuleType, tmp_path: Path)
     (line,) = module.older()
     assert "does not name its original" in line
     assert module.main(["--accept", str(page)]) == 2
+
+
+def test_tables_are_in_chinese(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(BUILD.parent))
+    tables = importlib.import_module("chinese_tables")
+    assert list(tables.regions())
+    for _, region, write in tables.guide_tables.REGIONS:
+        english, chinese = write(), tables.chinese(write)()
+        number = r"\| ([\d,.]+) (?=\|)"
+        assert re.findall(number, chinese) == re.findall(number, english), region
+        assert tables.WORD.findall(english), region
+        assert not tables.WORD.findall(chinese), region
+
+
+def test_what_a_reader_types_is_the_same_in_both_languages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(BUILD.parent))
+    module = importlib.import_module("translations")
+    for page in module.translations():
+        stamp = module.STAMP.match(page.read_text(encoding="utf-8"))
+        if not any(module.older([page])) and page.name != "index.md":
+            assert typed(page) == typed(module.ROOT / stamp[1]), page
+
+
+def typed(page: Path) -> list[str]:
+    """Programs and commands of a page, without comments and docstrings."""
+    text = page.read_text(encoding="utf-8")
+    blocks = re.findall(r"^```(?:python|sh|\{code-cell\} bash)\n(.*?)^```$", text, re.M | re.S)
+    shown = [block for block in blocks if "remove-cell" not in block]
+    return [re.sub(r' *(#|""")[^\n]*', "", block) for block in shown]
