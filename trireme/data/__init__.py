@@ -22,6 +22,7 @@ __all__ = [
     "loading",
     "mnist",
     "order",
+    "positions",
     "request",
     "sampled_order",
     "seeds",

@@ -12,8 +12,8 @@ import torch
 from torch.utils.data import Dataset
 
 from trireme.data.batch import Batch
-from trireme.data.ledger import EpochEnd, parts_of
 from trireme.data.loader import Loader
+from trireme.data.positions import EpochEnd, parts_of
 from trireme.data.request import Request
 from trireme.data.stream import Stream, is_stream, shards_of
 from trireme.data.stream_loader import StreamLoader

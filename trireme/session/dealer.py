@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trireme.data.ledger import MOST_POSITIONS, EpochEnd
+from trireme.data.positions import MOST_POSITIONS, EpochEnd
 from trireme.data.stream import Stream
 from trireme.ps.messages import Leased
 from trireme.session.backends.base import Backend
