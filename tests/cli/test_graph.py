@@ -85,6 +85,14 @@ def test_the_session_is_asked_for_pictures_and_does_not_train(capsys) -> None:
     assert not Path("runs").exists()
 
 
+def test_a_file_that_cannot_be_written_is_refused_before_the_program_runs(capsys) -> None:
+    Path("pages").mkdir()
+    for name, why in (("pages", "is a directory"), ("train.py/a.html", "nothing can be written")):
+        assert main(["graph", "--html", name, "train.py"]) == 2
+        told = capsys.readouterr()
+        assert why in told.err and told.out == ""
+
+
 def test_one_worker_and_no_file_by_default(capsys) -> None:
     assert main(["graph", "--strategy", "graph", "train.py"]) == 0
     assert task(capsys)[0]["draw"] == {"workers": 1, "svg": None, "html": None}

@@ -209,6 +209,15 @@ def test_a_condition_on_the_batch_size_is_checked() -> None:
         captured(torch.ones(2, 4))
 
 
+def test_a_number_that_changes_is_refused_with_what_to_do() -> None:
+    captured = capture(
+        Calling(lambda self, x, scale: self.linear(x) * scale), [torch.ones(4, 4), 1.0]
+    )
+    captured(torch.ones(3, 4), 1.0)
+    with pytest.raises(ConfigurationError, match="make those that change tensors"):
+        captured(torch.ones(3, 4), 2.0)
+
+
 def test_an_example_of_one_row_makes_a_dynamic_graph() -> None:
     model = Normed().eval()
     captured = capture(model, images(1))

@@ -10,6 +10,7 @@ from pathlib import Path
 from trireme.cli.parser import COMMANDS, GRAPH_OPTIONS
 from trireme.draw_request import DRAWN, DrawRequest
 from trireme.errors import UsageError
+from trireme.graph.drawing.output import check_files
 from trireme.job_config import JobConfig
 from trireme.launch.config.sources import read_config, read_file
 from trireme.launch.config.task_config import TASK_VARIABLE, TaskConfig, encode_task, fresh_job
@@ -40,6 +41,8 @@ def main(arguments: Sequence[str]) -> int:
         raise UsageError("name the program: trireme graph [OPTIONS] SCRIPT [ARGS...]")
     check_program(program)
     task = _task(config, given.svg, given.html)
+    assert task.draw is not None
+    check_files(task.draw)
     os.environ.update(thread_variables(os.environ, task.threads or 1))
     os.environ[TASK_VARIABLE] = encode_task(task)
     status = run_program(program)

@@ -79,6 +79,8 @@ class Capture:
             self.checks(*args, **kwargs)
         except (AssertionError, RuntimeError, TypeError, ValueError) as error:
             why = f"; {self.batch.reason}" if self.batch.reason else ""
+            if any(isinstance(each, int | float) for each in tree_leaves((args, kwargs))):
+                why += "; numbers are constants of the graph: make those that change tensors"
             raise self._refusal(f"{sentence(error)}{why}") from error
 
     def _refusal(self, why: str) -> ConfigurationError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from trireme.draw_request import DrawRequest
@@ -34,6 +35,28 @@ def write(picture: Picture, request: DrawRequest) -> str:
     return "\n\n".join(parts)
 
 
+def check_files(request: DrawRequest) -> None:
+    """Checks, before anything is computed, that the files of a request can probably be written.
+
+    Raises:
+        ConfigurationError: one names a directory, or is in one that this user may not write to.
+    """
+    for name in filter(None, (request.svg, request.html)):
+        path = Path(name)
+        if path.is_dir():
+            raise _refusal(name, "it is a directory")
+        there = next(each for each in path.absolute().parents if each.exists())
+        if not there.is_dir() or not os.access(there, os.W_OK):
+            raise _refusal(name, f"nothing can be written in {there}")
+
+
+def _refusal(name: str, why: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"the picture {name} cannot be written: {why}. Name a file in a directory that you may "
+        "write to"
+    )
+
+
 def _written(name: str, content: str) -> str:
     """Writes a file and returns a line that says so."""
     path = Path(name)
@@ -41,8 +64,5 @@ def _written(name: str, content: str) -> str:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(content, encoding="utf-8")
     except OSError as error:
-        raise ConfigurationError(
-            f"the picture {name} cannot be written: {error.strerror or error}. Name a file in a "
-            "directory that you may write to"
-        ) from error
+        raise _refusal(name, error.strerror or str(error)) from error
     return f"wrote {name}"
