@@ -72,11 +72,27 @@ class Run:
         """Asks the system when the job's processes were started, to a hundredth of a second."""
         with suppress(psutil.Error):
             for child in psutil.Process(launcher).children():
-                words, begun = child.cmdline(), child.create_time() - self.begun
+                words, begun = child.cmdline(), _started(child.pid) - self.begun
                 if "--task-index" in words:
                     self.after[LAUNCHED] = min(begun, self.after.get(LAUNCHED, begun))
                     if "ps" in words:
                         self.after[IMPORTED] = begun
+
+
+def _started(pid: int) -> float:
+    """Returns when a process was started, by the clock of `time.time`.
+
+    The system's own time of its start, which psutil adds, is in whole seconds.
+
+    Raises:
+        psutil.NoSuchProcess: there is none.
+    """
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError as error:
+        raise psutil.NoSuchProcess(pid) from error
+    age = time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[19]) / os.sysconf("SC_CLK_TCK")
+    return time.time() - age
 
 
 class Program:
